@@ -1,0 +1,114 @@
+"""What is wrong with a configuration file, and how it is shown.
+
+A `Finding` says what is wrong at a place inside the data ("rules, 3, actions, 0"); a `Problem` says
+it at a line and column of a source. `ConfigProblems` is the error that carries all of them at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from tocsin.schemas.errors import ConfigurationError
+
+Loc = tuple[str | int, ...]
+"""The way from the top of the document to a value: keys and list indices."""
+
+_SHOWN: Final = 50
+_LINE_WIDTH: Final = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something wrong at a place in the document.
+
+    Attributes:
+        loc: the way to the value, from the top of the document.
+        message: what is wrong and what was expected; never a secret's value.
+        code: a stable snake_case word for programs.
+        hint: what to try, or None.
+        at: whether to point at the value or at its key.
+        hide_value: the source line is shown only up to the place, because a secret may follow.
+    """
+
+    loc: Loc
+    message: str
+    code: str = "invalid_value"
+    hint: str | None = None
+    at: Literal["key", "value"] = "value"
+    hide_value: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something wrong at a line and column (1-based, in characters) of a source."""
+
+    source: str
+    line: int
+    column: int
+    code: str
+    message: str
+    hint: str | None = None
+    hide_value: bool = False
+
+    def render(self, lines: Sequence[str] = ()) -> str:
+        """`file:line:col: message`, then the source line with a caret and the hint, if there are."""
+        out = [f"{self.source}:{self.line}:{self.column}: {_printable(self.message)}"]
+        if self.line <= len(lines):
+            excerpt, caret = _excerpt(lines[self.line - 1], self.column, hide=self.hide_value)
+            out.append(f"{self.line:>6} | {excerpt}")
+            out.append(f"       | {' ' * caret}^")
+        if self.hint:
+            out.append(f"         try: {_printable(self.hint)}")
+        return "\n".join(out)
+
+
+class ConfigProblems(ConfigurationError):
+    """The configuration has problems; each is shown with its place.
+
+    Attributes:
+        problems: all of them, in the order of their places.
+    """
+
+    def __init__(self, problems: Iterable[Problem], text: str = "") -> None:
+        self.problems = tuple(problems)
+        lines = split_lines(text)
+        shown = [problem.render(lines) for problem in self.problems[:_SHOWN]]
+        left = len(self.problems) - len(shown)
+        if left:
+            shown.append(f"and {left:,} more problem{'s' if left > 1 else ''}")
+        super().__init__("\n".join(shown))
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str | None:
+    """A hint with the name that `word` most resembles, or with all names where they are few."""
+    names = sorted(set(known))
+    near = difflib.get_close_matches(
+        word.lower(), [name.lower() for name in names], n=1, cutoff=0.6
+    )
+    if near:
+        return next(name for name in names if name.lower() == near[0])
+    return "one of " + ", ".join(names) if 0 < len(names) <= 12 else None
+
+
+def split_lines(text: str) -> list[str]:
+    """The lines of a source as YAML counts them (`str.splitlines` splits at form feeds, too)."""
+    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+
+
+def _excerpt(line: str, column: int, *, hide: bool) -> tuple[str, int]:
+    """The part of the line around the column, and where in it the caret goes."""
+    caret = min(column - 1, len(line))
+    if hide:
+        line = line[:caret] + "…"
+    start = max(0, caret - _LINE_WIDTH // 2) if len(line) > _LINE_WIDTH else 0
+    return _printable(line[start : start + _LINE_WIDTH]), caret - start
+
+
+def _printable(text: str) -> str:
+    """Without tabs and control characters: a configuration must not drive the terminal."""
+    return "".join(
+        c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in text
+    )

@@ -1,0 +1,139 @@
+"""Everything that is not numbers: CloudEvents 1.0 in JSON, our fields only inside `data`.
+
+An event type is a `Data` subclass that names its CloudEvents type; `Event[...]` is the envelope around it. `decode_event` finds the
+model by the type; a reader ignores fields that it does not know.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError
+
+from tocsin.schemas.errors import MalformedRecord, UnknownRecord
+from tocsin.schemas.frames import describe
+
+MAX_TEXT: Final = 4096
+"""Longest free text in an event: reasons, command lines, paths. Longer text is cut by the sender."""
+
+
+class Model(BaseModel):
+    """A frozen part of an event; unknown fields are ignored, so that older readers read newer records."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Data(Model):
+    """The `data` of one type of event. Subclasses name their type; `version` is its major version."""
+
+    event_type: ClassVar[str]
+    version: ClassVar[int] = 1
+
+
+D = TypeVar("D", bound=Data)
+
+
+class Event(Model, Generic[D]):
+    """A CloudEvent 1.0, structured JSON."""
+
+    specversion: Literal["1.0"] = "1.0"
+    id: str = Field(max_length=200, description="unique together with `source`")
+    source: str = Field(max_length=400, description="who says it, for example /runs/gpt-1/ranks/0")
+    type: str = Field(max_length=100)
+    time: datetime
+    subject: str | None = Field(default=None, max_length=400)
+    datacontenttype: Literal["application/json"] = "application/json"
+    data: SerializeAsAny[D]
+
+    @classmethod
+    def of(
+        cls, data: D, *, id: str, source: str, time_ms: int, subject: str | None = None
+    ) -> Event[D]:
+        """Wrap `data`; `time_ms` is Unix time in milliseconds."""
+        return Event(
+            id=id,
+            source=source,
+            type=data.event_type,
+            time=datetime.fromtimestamp(time_ms / 1000, UTC),
+            subject=subject,
+            data=data,
+        )
+
+    @property
+    def time_ms(self) -> int:
+        """Unix time in milliseconds."""
+        return round(self.time.timestamp() * 1000)
+
+    def encode(self) -> bytes:
+        """The value of the bus record, also the body of a webhook."""
+        return self.model_dump_json(exclude_none=True).encode()
+
+
+class EventTypes:
+    """Which model reads which CloudEvents type."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, type[Data]] = {}
+
+    def register(self, model: type[D]) -> type[D]:
+        """Class decorator. Raises ValueError if the type has a model already (a bug)."""
+        if model.event_type in self._models:
+            raise ValueError(f"event type {model.event_type!r} is registered twice")
+        self._models[model.event_type] = model
+        return model
+
+    def names(self) -> tuple[str, ...]:
+        """All known types, sorted."""
+        return tuple(sorted(self._models))
+
+    def model(self, event_type: str) -> type[Data]:
+        """Raises UnknownRecord."""
+        try:
+            return self._models[event_type]
+        except KeyError:
+            raise UnknownRecord(
+                f"event type {event_type!r} is not one that this release reads"
+            ) from None
+
+    def decode(self, value: bytes) -> Event[Data]:
+        """Read an event of any known type.
+
+        Raises:
+            MalformedRecord: not a CloudEvent, or its data do not fit its type.
+            UnknownRecord: a type that this release does not know.
+        """
+        try:
+            raw = _Raw.model_validate_json(value)
+        except (ValidationError, RecursionError) as error:
+            raise MalformedRecord(f"event: {_reason(error)}") from error
+        model = self.model(raw.type)
+        try:
+            data = model.model_validate(raw.data)
+            return Event[Data](**{**raw.model_dump(), "data": data})
+        except (ValidationError, RecursionError) as error:
+            raise MalformedRecord(f"event {raw.type}: {_reason(error)}") from error
+
+
+class _Raw(Model):
+    specversion: Literal["1.0"]
+    id: str = Field(max_length=200)
+    source: str = Field(max_length=400)
+    type: str = Field(max_length=100)
+    time: datetime
+    subject: str | None = Field(default=None, max_length=400)
+    datacontenttype: Literal["application/json"] = "application/json"
+    data: dict[str, Any]
+
+
+def _reason(error: ValidationError | RecursionError) -> str:
+    return describe(error) if isinstance(error, ValidationError) else "nested too deeply"
+
+
+EVENT_TYPES: Final = EventTypes()
+"""All event types of this release; the modules beside this one register theirs when they are imported."""
+
+
+def clip(text: str, limit: int = MAX_TEXT) -> str:
+    """`text`, cut to `limit` characters with a mark at the cut."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,195 @@
+"""Ed25519 signatures over commands.
+
+The signature covers the record's key and its exact value bytes, under a fixed context, so that a command cannot be moved to
+another key or read as anything else. Public keys are stored as PEM; `key_id` is the first 16 hex digits of the SHA-256 of the
+raw public key.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from tocsin.schemas.errors import ConfigurationError, SignatureError
+
+_CONTEXT: Final = b"tocsin-command-v1\0"
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What travels beside a command: in the headers `tocsin-key-id` and `tocsin-signature`."""
+
+    key_id: str
+    text: str
+
+
+class SigningKey:
+    """A private key."""
+
+    def __init__(self, private: Ed25519PrivateKey) -> None:
+        self._private = private
+        self.public: Final = VerifyKey(private.public_key())
+
+    @classmethod
+    def generate(cls) -> Self:
+        """A fresh one, from the operating system's randomness."""
+        return cls(Ed25519PrivateKey.generate())
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Raises ConfigurationError: no readable Ed25519 private key there."""
+        try:
+            key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+        except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+            raise ConfigurationError(f"{path}: not a readable private key ({error})") from error
+        if not isinstance(key, Ed25519PrivateKey):
+            raise ConfigurationError(f"{path}: expected an Ed25519 private key")
+        return cls(key)
+
+    def write(self, path: Path) -> None:
+        """Write the pair: `path` (0600) and `path` with the suffix `.pub`. An existing file is never overwritten.
+
+        Raises:
+            FileExistsError: there is one.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        pem = self._private.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        # The public half first: a private key that is seen has its public one beside it.
+        self.public.write(path.with_suffix(".pub"))
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(pem)
+
+    def sign(self, key: bytes, value: bytes) -> Signature:
+        """Sign a record's key and value."""
+        signature = self._private.sign(_message(key, value))
+        return Signature(self.public.key_id, base64.b64encode(signature).decode())
+
+
+class VerifyKey:
+    """A public key."""
+
+    def __init__(self, public: Ed25519PublicKey) -> None:
+        self._public = public
+        raw = public.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+        self.key_id: Final = hashlib.sha256(raw).hexdigest()[:16]
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Raises ConfigurationError: no readable Ed25519 public key there."""
+        try:
+            key = serialization.load_pem_public_key(path.read_bytes())
+        except (OSError, ValueError, UnsupportedAlgorithm) as error:
+            raise ConfigurationError(f"{path}: not a readable public key ({error})") from error
+        if not isinstance(key, Ed25519PublicKey):
+            raise ConfigurationError(f"{path}: expected an Ed25519 public key")
+        return cls(key)
+
+    def write(self, path: Path) -> None:
+        """Write the PEM; raises FileExistsError if there is a file."""
+        pem = self._public.public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+        with path.open("xb") as file:
+            file.write(pem)
+
+    def verify(self, key: bytes, value: bytes, signature: Signature) -> None:
+        """Raises SignatureError."""
+        try:
+            raw = base64.b64decode(signature.text, validate=True)
+            self._public.verify(raw, _message(key, value))
+        except (binascii.Error, ValueError, InvalidSignature) as error:
+            raise SignatureError(f"not signed by key {self.key_id} over these bytes") from error
+
+
+class TrustedKeys:
+    """The public keys whose commands are obeyed."""
+
+    def __init__(self, keys: Iterable[VerifyKey]) -> None:
+        self._keys = {key.key_id: key for key in keys}
+
+    @classmethod
+    def read(cls, paths: Iterable[Path]) -> Self:
+        """Read files, and all `*.pub` of folders. A path that is not there holds no key.
+
+        Raises:
+            ConfigurationError: a file there is not a public key.
+        """
+        files: list[Path] = []
+        for path in paths:
+            files += (
+                sorted(path.glob("*.pub")) if path.is_dir() else [path] if path.exists() else []
+            )
+        return cls(VerifyKey.read(file) for file in files)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def verify(self, key: bytes, value: bytes, signature: Signature | None) -> None:
+        """Raises SignatureError: unsigned, signed by a key that is not trusted, or not over these bytes."""
+        if signature is None:
+            raise SignatureError("the command is not signed")
+        trusted = self._keys.get(signature.key_id)
+        if trusted is None:
+            raise SignatureError(f"key {signature.key_id} is not trusted here")
+        trusted.verify(key, value, signature)
+
+
+def keys_folder(environ: dict[str, str] | os._Environ[str]) -> Path:
+    """`${XDG_CONFIG_HOME:-~/.config}/tocsin/keys`."""
+    base = environ.get("XDG_CONFIG_HOME") or str(
+        Path(environ.get("HOME", "~")).expanduser() / ".config"
+    )
+    return Path(base) / "tocsin" / "keys"
+
+
+def own_key(folder: Path, name: str = "actions") -> SigningKey:
+    """This machine's signing key, made if there is none. Two processes that make it at once end with the same one.
+
+    Raises:
+        ConfigurationError: the key cannot be read or written.
+    """
+    path = folder / f"{name}.key"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        made = SigningKey.generate()
+        draft = folder / f".{name}-{os.getpid()}.key"
+        try:
+            made.write(draft)
+            # link() is the atomic "create if absent"; the loser of a race reads the winner's key below.
+            os.link(draft, path)
+            os.replace(draft.with_suffix(".pub"), path.with_suffix(".pub"))
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise ConfigurationError(
+                f"{folder}: cannot make a key for signing stops ({error})"
+            ) from error
+        finally:
+            draft.unlink(missing_ok=True)
+            draft.with_suffix(".pub").unlink(missing_ok=True)
+    key = SigningKey.read(path)
+    if not path.with_suffix(".pub").exists():
+        # The maker died between the two files; the public half follows from the private one.
+        try:
+            key.public.write(path.with_suffix(".pub"))
+        except FileExistsError:
+            pass
+    return key
+
+
+def _message(key: bytes, value: bytes) -> bytes:
+    return _CONTEXT + len(key).to_bytes(4, "little") + key + value
