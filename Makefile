@@ -1,0 +1,45 @@
+# Each target sets up what it needs in .venv (tools/setup); the second time that takes no time.
+# PYTHON=…   the interpreter to use (3.11 or newer); its torch is used if it has one
+# ARGS=…     passed on: make test ARGS='-k nonfinite', make demo ARGS=diverge
+
+.PHONY: help demo test check lint type format bench torture clean setup
+.DEFAULT_GOAL := help
+
+help:
+	@echo 'make demo     watch two real trainings, one of which goes bad and is stopped (under two minutes)'
+	@echo 'make test     all tests; those on Kafka start a real broker if Java 17 and Maven are there'
+	@echo 'make check    what CI runs: lint, types, tests'
+	@echo 'make bench    the benchmarks of docs/performance.md (long)'
+	@echo 'make torture  the long forms of the tests that kill things (long)'
+	@echo 'make clean    remove .venv and all caches'
+
+setup:
+	@PYTHON='$(PYTHON)' tools/setup
+
+demo: setup
+	@.venv/bin/tocsin demo $(ARGS)
+
+test: setup
+	@.venv/bin/python -m pytest $(ARGS)
+
+lint: setup
+	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check .
+
+format: setup
+	@.venv/bin/ruff check --fix .
+	@.venv/bin/ruff format .
+
+type: setup
+	@.venv/bin/mypy
+
+check: lint type test
+
+bench: setup
+	@.venv/bin/python benchmarks/all.py $(ARGS)
+
+torture: setup
+	@TOCSIN_TORTURE=1 .venv/bin/python -m pytest -m torture $(ARGS)
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
