@@ -1,1 +1,1 @@
-"""Records, their wire form, topics, signatures and the config file: what all other parts of tocsin agree on."""
+"""What all parts of tocsin agree on: records, topics, signatures and the config file."""

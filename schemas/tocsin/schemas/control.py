@@ -12,7 +12,7 @@ from tocsin.schemas.runs import Checkpoint, RunData
 
 @EVENT_TYPES.register
 class StopRequested(Data):
-    """A signed command: leave. It names one incarnation of one run, and is worth nothing to any other."""
+    """A signed command to leave, for one incarnation of one run and worth nothing to others."""
 
     event_type: ClassVar[str] = "tocsin.stop.requested"
 
@@ -119,7 +119,10 @@ class StopRefused(StopAnswer):
 
 
 class SignedDatagram(Model):
-    """A command as the launcher hands it to the ranks of its node: the bytes as they were on the bus, and their signature."""
+    """A command as the launcher hands it to the ranks of its node.
+
+    Key and value are the bytes as they stood on the bus (UTF-8), with their signature.
+    """
 
     key: str
     value: str

@@ -12,7 +12,10 @@ _PREFIX: Final = "tocsin-dlq-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """Why a record could not be used, and where it stood. The record's own key, value and headers go along as they were."""
+    """Why a record could not be used, and where it stood.
+
+    The record's own key, value and headers go along as they were.
+    """
 
     topic: str
     partition: int

@@ -24,7 +24,7 @@ class Attempt(Model):
 
 @EVENT_TYPES.register
 class Delivery(Data):
-    """The newest state of one notice or stop. It is written before the first attempt and after each."""
+    """The newest state of one notice or stop: written before the first attempt and after each."""
 
     event_type: ClassVar[str] = "tocsin.delivery"
 
@@ -51,7 +51,8 @@ class Delivery(Data):
     give_up_ms: int = Field(ge=0, description="after this it expires")
     event: dict[str, Any] | None = Field(
         default=None,
-        description="the issue's CloudEvent, so that a retry needs no other record; left out when final",
+        description="the issue's CloudEvent, so that a retry needs no other record; "
+        "left out when final",
     )
 
     @property

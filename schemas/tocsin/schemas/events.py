@@ -1,7 +1,8 @@
 """Everything that is not numbers: CloudEvents 1.0 in JSON, our fields only inside `data`.
 
-An event type is a `Data` subclass that names its CloudEvents type; `Event[...]` is the envelope around it. `decode_event` finds the
-model by the type; a reader ignores fields that it does not know.
+An event type is a `Data` subclass that names its CloudEvents type; `Event[...]` is the envelope
+around it. `EventTypes.decode` finds the model by the type; a reader ignores fields that it does not
+know.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from tocsin.schemas.errors import MalformedRecord, UnknownRecord
 from tocsin.schemas.frames import describe
 
 MAX_TEXT: Final = 4096
-"""Longest free text in an event: reasons, command lines, paths. Longer text is cut by the sender."""
+"""Longest free text in an event, in characters; the sender cuts longer text with `clip`."""
 
 
 class Model(BaseModel):
-    """A frozen part of an event; unknown fields are ignored, so that older readers read newer records."""
+    """A frozen part of an event. Unknown fields are ignored: older readers read newer records."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class Data(Model):
-    """The `data` of one type of event. Subclasses name their type; `version` is its major version."""
+    """The `data` of one type of event. Subclasses name type and major version."""
 
     event_type: ClassVar[str]
     version: ClassVar[int] = 1
@@ -131,7 +132,7 @@ def _reason(error: ValidationError | RecursionError) -> str:
 
 
 EVENT_TYPES: Final = EventTypes()
-"""All event types of this release; the modules beside this one register theirs when they are imported."""
+"""All event types of this release; the modules beside this one register theirs on import."""
 
 
 def clip(text: str, limit: int = MAX_TEXT) -> str:

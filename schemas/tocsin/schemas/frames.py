@@ -2,9 +2,10 @@
 
     u32le header length | JSON header | padding to 8 | block | padding to 8 | block …
 
-The header lists the blocks as `arrays: [{name, dtype, shape}]`; blocks follow in that order, each 8-byte aligned from
-the start of the value, so they are read without a copy. Values that JSON cannot carry (NaN, infinities) are just bits here.
-Lengths and shapes are checked against the bytes that are there before any memory is taken.
+The header lists the blocks as `arrays: [{name, dtype, shape}]`; blocks follow in that order, each
+8-byte aligned from the start of the value, so they are read without a copy. Values that JSON cannot
+carry (NaN, infinities) are just bits here. Lengths and shapes are checked against the bytes that
+are there before any memory is taken.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def encode_frame(header: FrameHeader, arrays: Mapping[str, Array]) -> bytes:
     The header's own `arrays` field is replaced by what is handed in.
 
     Raises:
-        ValueError: an array has a type or number of dimensions that frames do not carry (a bug of the caller).
+        ValueError: an array has a type or number of dimensions that frames do not carry (a bug of
+            the caller).
     """
     specs = []
     for name, array in arrays.items():
@@ -97,7 +99,8 @@ def decode_frame(value: bytes, model: type[H]) -> tuple[H, dict[str, Array]]:
         stop = start + count * dtype.itemsize
         if stop > len(value):
             raise MalformedRecord(
-                f"frame array {spec.name!r}: {count} x {spec.dtype} ends at byte {stop:,}, the value at {len(value):,}"
+                f"frame array {spec.name!r}: {count} x {spec.dtype} ends at byte {stop:,}, "
+                f"the value at {len(value):,}"
             )
         if spec.name in arrays:
             raise MalformedRecord(f"frame array {spec.name!r} is there twice")

@@ -1,4 +1,4 @@
-"""Ids made of data: the same input gives the same id, on each node, in each process, in each replay."""
+"""Ids made of data: equal input gives equal ids, on each node, in each process and replay."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ def check_run_id(run_id: str) -> str:
     """Return `run_id` if it can be one, since it is part of keys, file names and URLs.
 
     Raises:
-        ConfigurationError: it is empty, longer than 200 characters, or has other than `A-Z a-z 0-9 . _ : @ + = -`.
+        ConfigurationError: it is empty, longer than 200 characters, or has other than
+            `A-Z a-z 0-9 . _ : @ + = -`.
     """
     if not _RUN_ID.fullmatch(run_id):
         raise ConfigurationError(
-            f"run id {run_id[:210]!r}: expected 1 to 200 letters, digits or . _ : @ + = - that start with a letter "
-            "or digit, for example 'gpt-2026-11-21'"
+            f"run id {run_id[:210]!r}: expected 1 to 200 letters, digits or . _ : @ + = - "
+            "that start with a letter or digit, for example 'gpt-2026-11-21'"
         )
     return run_id
 
 
 def new_id() -> str:
-    """A fresh random id (uuid4): for runs, jobs, boots and nonces; never for issues or deliveries."""
+    """A fresh uuid4, for runs, jobs, boots and nonces; never for issues or deliveries."""
     return str(uuid.uuid4())
 
 
@@ -40,8 +41,11 @@ def incarnation_id(run_id: str, job_id: str, restart_count: int, training: int) 
 
 
 def issue_id(run_id: str, incarnation: str, rule: str, rule_version: int, episode: str) -> str:
-    """The id of one episode of one rule instance. `episode` comes from data: the step and tensor that began it, or, for
-    system and timer rules, the device or rank and the boot and seq of the record."""
+    """The id of one episode of one rule instance.
+
+    `episode` comes from data: the step and tensor that began it, or, for system and timer rules,
+    the device or rank and the boot and seq of the record.
+    """
     return _uuid5("issue", run_id, incarnation, rule, str(rule_version), episode)
 
 
@@ -51,5 +55,5 @@ def delivery_id(issue: str, action: str, state: str) -> str:
 
 
 def _uuid5(*parts: str) -> str:
-    # The separator cannot be part of a run id or of a name, so no two lists of parts are joined to the same text.
+    # The separator cannot be part of a run id or of a name: no two lists of parts join to one text.
     return str(uuid.uuid5(_NAMESPACE, "\x1f".join(parts)))

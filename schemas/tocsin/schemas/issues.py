@@ -26,7 +26,7 @@ class Subject(Model):
 
 
 class Fact(Model):
-    """One number or word of the evidence, for example (`nans`, 12, None) or (`ratio`, 41.2, limit 20)."""
+    """One number or word of the evidence, for example `nans` 12, or `ratio` 41.2 with limit 20."""
 
     name: str = Field(max_length=100)
     value: Real | str
@@ -35,7 +35,7 @@ class Fact(Model):
 
 
 class Series(Model):
-    """The deciding series: the last points up to the firing step, and the limit that was crossed."""
+    """The deciding series: the last points up to the firing step, and the limit crossed."""
 
     name: str = Field(max_length=200)
     unit: str | None = Field(default=None, max_length=32)

@@ -1,7 +1,7 @@
 """`Real`: a float in JSON that may be NaN or infinite.
 
-JSON has no word for them, and the usual encoders write `null`, which is wrong in a tool whose first rule is
-"NaN". Here they are the strings "NaN", "Infinity" and "-Infinity".
+JSON has no word for them, and the usual encoders write `null`, which is wrong in a tool whose first
+rule is "NaN". Here they are the strings "NaN", "Infinity" and "-Infinity".
 """
 
 from __future__ import annotations

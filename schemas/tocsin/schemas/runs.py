@@ -37,7 +37,7 @@ class Group(Model):
 
 @EVENT_TYPES.register
 class RunStarted(RunData):
-    """A launcher has started a job, or a rank has begun to train (its first optimizer step is near)."""
+    """A launcher has started a job, or a rank has begun to train."""
 
     event_type: ClassVar[str] = "tocsin.run.started"
 
@@ -69,7 +69,7 @@ class RunStarted(RunData):
 
 @EVENT_TYPES.register
 class RunEnded(RunData):
-    """A rank has finished, or a launcher's job has ended. Nothing of it follows but states of a stop."""
+    """A rank has finished, or a launcher's job has ended; only states of a stop may follow."""
 
     event_type: ClassVar[str] = "tocsin.run.ended"
 
@@ -154,7 +154,7 @@ class CheckpointWritten(RunData):
 
 @EVENT_TYPES.register
 class CaptureDegraded(RunData):
-    """A probe was switched off, because it failed or cost too much; the training goes on unharmed."""
+    """A probe was switched off: it failed or cost too much. The training goes on unharmed."""
 
     event_type: ClassVar[str] = "tocsin.run.capture_degraded"
 

@@ -1,8 +1,8 @@
 """Ed25519 signatures over commands.
 
-The signature covers the record's key and its exact value bytes, under a fixed context, so that a command cannot be moved to
-another key or read as anything else. Public keys are stored as PEM; `key_id` is the first 16 hex digits of the SHA-256 of the
-raw public key.
+The signature covers the record's key and its exact value bytes, under a fixed context, so that a
+command cannot be moved to another key or read as anything else. Public keys are stored as PEM;
+`key_id` is the first 16 hex digits of the SHA-256 of the raw public key.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import binascii
 import hashlib
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -57,7 +58,7 @@ class SigningKey:
         return cls(key)
 
     def write(self, path: Path) -> None:
-        """Write the pair: `path` (0600) and `path` with the suffix `.pub`. An existing file is never overwritten.
+        """Write `path` (0600) and its public half beside it (`.pub`); never overwrite.
 
         Raises:
             FileExistsError: there is one.
@@ -139,7 +140,7 @@ class TrustedKeys:
         return len(self._keys)
 
     def verify(self, key: bytes, value: bytes, signature: Signature | None) -> None:
-        """Raises SignatureError: unsigned, signed by a key that is not trusted, or not over these bytes."""
+        """Raises SignatureError: unsigned, by an untrusted key, or not over these bytes."""
         if signature is None:
             raise SignatureError("the command is not signed")
         trusted = self._keys.get(signature.key_id)
@@ -157,7 +158,9 @@ def keys_folder(environ: dict[str, str] | os._Environ[str]) -> Path:
 
 
 def own_key(folder: Path, name: str = "actions") -> SigningKey:
-    """This machine's signing key, made if there is none. Two processes that make it at once end with the same one.
+    """This machine's signing key, made if there is none.
+
+    Processes that make it at the same time end with the same one.
 
     Raises:
         ConfigurationError: the key cannot be read or written.
@@ -184,10 +187,8 @@ def own_key(folder: Path, name: str = "actions") -> SigningKey:
     key = SigningKey.read(path)
     if not path.with_suffix(".pub").exists():
         # The maker died between the two files; the public half follows from the private one.
-        try:
+        with suppress(FileExistsError):
             key.public.write(path.with_suffix(".pub"))
-        except FileExistsError:
-            pass
     return key
 
 

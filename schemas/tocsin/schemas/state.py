@@ -25,7 +25,10 @@ class _Header(FrameHeader):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """State of one rule instance for one run: all telemetry below `next_offset` of the run's partition is in it."""
+    """State of one rule instance for one run.
+
+    All telemetry of the run's partition below `next_offset` is in it, and nothing from there on.
+    """
 
     type: ClassVar[str] = "snapshot"
     version: ClassVar[int] = 1

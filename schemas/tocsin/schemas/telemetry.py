@@ -1,12 +1,14 @@
 """Numbers that a run sends: tensor summaries, step scalars, system samples.
 
-Each is a frozen value with `encode()` and `decode()`; the frame layout is in `tocsin.schemas.frames`. Columns are found by name,
-never by position; one frame has one set of columns and no missing cells.
+Each is a frozen value with `encode()` and `decode()`; the frame layout is in
+`tocsin.schemas.frames`. Columns are found by name, never by position; one frame has one set of
+columns and no missing cells.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, ClassVar, Final, Literal, Self
 
 import numpy as np
@@ -75,11 +77,12 @@ class Speaker:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TensorFrame:
-    """Summaries of the tensors of one collection (`gradients`, `weights`, …) at one step of one rank.
+    """Summaries of the tensors of one collection at one step of one rank.
 
-    `values[i, j]` is `columns[j]` of tensor `rows[i]`, over its finite values; `counts[i, j]` likewise for `count_columns`.
-    Rows stand in backward order for gradients (the first to be computed first) and in forward order elsewhere.
-    `every` is the interval in steps that was in force; `at_us` the sender's clock (Unix, microseconds).
+    `values[i, j]` is `columns[j]` of tensor `rows[i]`, over its finite values; `counts[i, j]`
+    likewise for `count_columns`. Rows stand in backward order for gradients (the first to be
+    computed first) and in forward order elsewhere. `every` is the interval in steps that was in
+    force; `at_us` the sender's clock (Unix, microseconds).
     """
 
     type: ClassVar[str] = "tensors"
@@ -148,7 +151,7 @@ class TensorFrame:
         )
 
     def split(self, max_bytes: int = MAX_FRAME_BYTES) -> tuple[Self, ...]:
-        """This frame, or parts of it that each encode to at most `max_bytes` (at least one row each)."""
+        """This frame, or parts of it of at most `max_bytes` each (but at least one row)."""
         row_bytes = 4 * len(self.columns) + 8 * len(self.count_columns) + 4
         sizes = [row_bytes + len(name.encode()) for name in self.rows]
         cuts, size = [0], 2048
@@ -176,7 +179,7 @@ class TensorFrame:
                 count_columns=self.count_columns,
                 counts=self.counts[a:b],
             )
-            for part, (a, b) in enumerate(zip(cuts, cuts[1:], strict=False))
+            for part, (a, b) in enumerate(pairwise(cuts))
         )
 
 
@@ -184,9 +187,10 @@ class TensorFrame:
 class StepFrame:
     """Scalars of one or many steps of one rank: losses, learning rates, gradient norm, step time.
 
-    `values[i, j]` is `columns[j]` at step `steps[i]`; `at_us[i]` the sender's clock at the end of that step (Unix, microseconds).
-    Columns of the emitter: `loss`, `gradient_norm` (L2 over all parameters as the optimizer saw them), `gradient_nonfinite` (tensors with
-    NaN or Inf), `lr.0` … (per parameter group), `step_time_s`. A user's own scalars are `log.NAME`.
+    `values[i, j]` is `columns[j]` at step `steps[i]`; `at_us[i]` the sender's clock at the end of
+    that step (Unix, microseconds). Columns of the emitter: `loss`, `gradient_norm` (L2 over all
+    parameters as the optimizer saw them), `gradient_nonfinite` (tensors with NaN or Inf), `lr.0` …
+    (per parameter group), `step_time_s`. A user's own scalars are `log.NAME`.
     """
 
     type: ClassVar[str] = "steps"
@@ -227,9 +231,12 @@ class StepFrame:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SystemFrame:
-    """System samples of one node: `values[i, j]` is `columns[j]` at `at_us[i]` (Unix, microseconds); float64.
+    """System samples of one node.
 
-    Columns carry their unit: `cpu.percent`, `memory.used_bytes`, `gpu.0.utilization_percent`, `disk.free_bytes`, …
+    `values[i, j]` is `columns[j]` at `at_us[i]` (Unix, microseconds); float64.
+
+    Columns carry their unit: `cpu.percent`, `memory.used_bytes`, `gpu.0.utilization_percent`,
+    `disk.free_bytes`, …
     """
 
     type: ClassVar[str] = "system"
@@ -294,7 +301,8 @@ def _block(arrays: dict[str, Array], name: str, shape: tuple[int, ...], dtype: t
         raise MalformedRecord(f"frame has no array {name!r}")
     if array.shape != shape or array.dtype != np.dtype(dtype):
         raise MalformedRecord(
-            f"frame array {name!r}: {array.dtype}{list(array.shape)}, expected {np.dtype(dtype)}{list(shape)}"
+            f"frame array {name!r}: {array.dtype}{list(array.shape)}, "
+            f"expected {np.dtype(dtype)}{list(shape)}"
         )
     return array
 

@@ -28,7 +28,7 @@ Cleanup = Literal["delete", "compact"]
 
 @dataclass(frozen=True, slots=True)
 class TopicSpec:
-    """What a topic must look like. `retention_ms` counts for `delete`, `tombstone_ms` for `compact`."""
+    """What a topic must look like: `retention_ms` is for `delete`, `tombstone_ms` for `compact`."""
 
     name: str
     partitions: int
@@ -51,8 +51,8 @@ class Topics:
     def __post_init__(self) -> None:
         if not _PREFIX.fullmatch(self.prefix):
             raise ConfigurationError(
-                f"bus prefix {self.prefix!r}: expected lower-case letters, digits, '.', '_' or '-', "
-                "at most 100 of them, for example 'vision'"
+                f"bus prefix {self.prefix!r}: expected at most 100 lower-case letters, digits, "
+                "'.', '_' or '-' that start with a letter or digit, for example 'vision'"
             )
 
     @property
@@ -109,7 +109,7 @@ def telemetry_partition(run_id: str) -> int:
 
 
 def issue_partition(run_id: str) -> int:
-    """The partition of a run in issues, actions and control (0 … 11): the telemetry one modulo 12."""
+    """The partition of a run in issues, actions and control: the telemetry one modulo 12."""
     return telemetry_partition(run_id) % ISSUE_PARTITIONS
 
 
@@ -119,7 +119,7 @@ def partition_for(key: bytes, partitions: int) -> int:
 
 
 def murmur2(data: bytes) -> int:
-    """32-bit MurmurHash2 with Kafka's seed (org.apache.kafka.common.utils.Utils.murmur2), unsigned."""
+    """32-bit MurmurHash2 with Kafka's seed, as an unsigned number (`Utils.murmur2` of Kafka)."""
     mask, m, length = 0xFFFFFFFF, 0x5BD1E995, len(data)
     h = 0x9747B28C ^ length
     for i in range(0, length - length % 4, 4):

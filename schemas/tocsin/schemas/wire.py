@@ -1,7 +1,8 @@
 """From values to bus records and back: headers, and which reader reads what.
 
-Headers (UTF-8): `tocsin-type`, `tocsin-version`, `tocsin-rank`, `tocsin-boot`, `tocsin-seq`; commands add `tocsin-key-id` and
-`tocsin-signature`; dead letters have their own. Filtering and de-duplication need no decoding of the value.
+Headers (UTF-8): `tocsin-type`, `tocsin-version`, `tocsin-rank`, `tocsin-boot`, `tocsin-seq`;
+commands add `tocsin-key-id` and `tocsin-signature`; dead letters have their own. Filtering and
+de-duplication need no decoding of the value.
 """
 
 from __future__ import annotations
