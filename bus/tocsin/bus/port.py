@@ -1,8 +1,8 @@
 """The bus port: what the rest of tocsin knows of a bus.
 
 Two implementations stand behind it, `tocsin.bus.embedded` (one SQLite file) and `tocsin.bus.kafka`
-(aiokafka); one contract suite in `tests/contract` runs over both. The bus moves bytes: what a record
-means is none of its business.
+(aiokafka); one contract suite in `tests/contract` runs over both. The bus moves bytes: what a
+record means is none of its business.
 
 All methods are coroutines of one event loop. None of them blocks the loop for longer than a few
 milliseconds; each network wait has a bound.
@@ -56,7 +56,9 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class From:
-    """Where a reader begins: at an offset, at the first record appended at or after a time, or at an end."""
+    """Where a reader begins: at an offset, at the first record appended at or after a time, or at
+    an end.
+    """
 
     kind: Literal["earliest", "latest", "offset", "time"]
     value: int = 0
@@ -68,7 +70,9 @@ class From:
 
     @classmethod
     def time(cls, append_ms: int) -> From:
-        """At the first record whose append time is `append_ms` or later; at the end if there is none."""
+        """At the first record whose append time is `append_ms` or later; at the end if there is
+        none.
+        """
         return cls("time", append_ms)
 
 
@@ -104,14 +108,14 @@ class Producer(Protocol):
     """Writes records. Safe to be used by several tasks of one loop."""
 
     async def publish(self, records: Sequence[Outgoing], /) -> Sequence[int]:
-        """Append the records, in order per partition, and wait until all are acknowledged (durable).
+        """Append the records, in order per partition, and wait until all are acknowledged
+        (durable).
 
-        Returns the offsets, in the order of `records`. A record may be there more than once after an error
-        that was followed by a retry; readers drop repeats by id.
+        Returns the offsets, in the order of `records`. A record may be there more than once after
+        an error that was followed by a retry; readers drop repeats by id.
 
         Raises:
-            RecordTooLarge: before anything is written.
-            UnknownTopic, BusUnavailable, BusClosed.
+            RecordTooLarge: before anything is written. UnknownTopic, BusUnavailable, BusClosed.
         """
         ...
 
@@ -126,8 +130,8 @@ class Reader(Protocol):
     async def poll(self, *, timeout_s: float, max_records: int = 500) -> Sequence[Record]:
         """The next records, in order per partition; empty when none came within `timeout_s`.
 
-        Returns as soon as there is one. Raises BusUnavailable, UnknownTopic, BusClosed; it may be called again
-        after BusUnavailable and goes on where it was.
+        Returns as soon as there is one. Raises BusUnavailable, UnknownTopic, BusClosed; it may be
+        called again after BusUnavailable and goes on where it was.
         """
         ...
 
@@ -140,7 +144,9 @@ class Reader(Protocol):
         ...
 
     async def ends(self, partitions: Sequence[Partition]) -> Mapping[Partition, int]:
-        """The offset that the next appended record will get, per partition: lag = end - position."""
+        """The offset that the next appended record will get, per partition: lag = end -
+        position.
+        """
         ...
 
     async def close(self) -> None:
@@ -181,7 +187,9 @@ class AssignmentListener(Protocol):
 
 
 class Lease(Protocol):
-    """A claim that lives as long as its holder; it ends by `release`, or some seconds after the holder died."""
+    """A claim that lives as long as its holder; it ends by `release`, or some seconds after the
+    holder died.
+    """
 
     async def release(self) -> None:
         """Give it back now."""
@@ -210,6 +218,11 @@ class Bus(Protocol):
         """How to reach it, without secrets: `embedded:PATH` or `kafka://HOST:PORT`."""
         ...
 
+    @property
+    def notice(self) -> str | None:
+        """One line for a person, when the bus is not where one would look; None otherwise."""
+        ...
+
     async def __aenter__(self) -> Self:
         """Open it. Raises UnusableBus or BusUnavailable."""
         ...
@@ -222,7 +235,9 @@ class Bus(Protocol):
     ) -> None: ...
 
     async def init(self, specs: Sequence[TopicSpec]) -> Sequence[TopicState]:
-        """Create the topics that are missing; never change one that exists. Returns their state afterwards."""
+        """Create the topics that are missing; never change one that exists. Returns their state
+        afterwards.
+        """
         ...
 
     async def show(self, specs: Sequence[TopicSpec]) -> Sequence[TopicState]:
@@ -247,12 +262,15 @@ class Bus(Protocol):
     ) -> Consumer:
         """A member of `group`, which begins at the committed offset, else at the earliest record.
 
-        With `only` it takes exactly these partitions, without membership; the offsets are the group's all the same.
+        With `only` it takes exactly these partitions, without membership; the offsets are the
+        group's all the same.
         """
         ...
 
     async def lease(self, name: str) -> Lease | None:
-        """Claim `name`, or None while somebody else holds it. Always granted on Kafka, where nobody asks."""
+        """Claim `name`, or None while somebody else holds it. Always granted on Kafka, where nobody
+        asks.
+        """
         ...
 
     async def leased(self, name: str) -> bool:

@@ -1,0 +1,323 @@
+"""One SQLite connection in a thread of its own, so that no file access runs on the event loop.
+
+What is promised: a transaction that was acknowledged survives SIGKILL of its process. That is WAL
+mode with `synchronous=NORMAL`: the commit is in the page cache of the kernel before `COMMIT`
+returns. After a power loss or a kernel crash the last commits may be gone; the file is whole even
+then.
+
+The file may be deleted while we hold it open (`rm -rf .tocsin`): before each job the path is
+compared with what was opened, and if it is another file or none, a new bus is made there with the
+same topics, so that later records are kept. What was in the deleted file is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, NoReturn, TypeVar
+
+from tocsin.bus import store
+from tocsin.bus.place import make_folder
+from tocsin.bus.port import BusClosed, BusUnavailable, UnusableBus
+from tocsin.schemas.topics import TopicSpec
+
+T = TypeVar("T")
+
+BUSY_S: Final = 5.0
+"""How long a writer waits for another's transaction."""
+
+CLOSE_S: Final = 2.0
+"""How long `close` waits for the job under way."""
+
+WAL_PAGES: Final = 1_000
+"""Pages of the write-ahead log after which a writer checkpoints: 16 MB."""
+
+
+class BusFile:
+    """How to open the file of a bus, or make it."""
+
+    def __init__(self, path: Path, *, create: bool = True, busy_s: float = BUSY_S) -> None:
+        self.path = path
+        self.create = create
+        self.busy_s = busy_s
+
+    def open(self, specs: Sequence[TopicSpec] = ()) -> sqlite3.Connection:
+        """Open it; a file that is missing or empty is made first, with these topics. May block for
+        `busy_s`.
+
+        Raises:
+            UnusableBus, BusUnavailable.
+        """
+        with translated(self.path):
+            if self.path.exists():
+                db = self._connect()
+                try:
+                    ready = self._is_ready(db)
+                except BaseException:
+                    db.close()
+                    raise
+                if not ready:
+                    db.close()
+                    db = self._make(specs)
+            else:
+                db = self._make(specs)
+            try:
+                db.execute("PRAGMA synchronous = NORMAL")
+                db.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
+                db.execute(f"PRAGMA journal_size_limit = {4 * WAL_PAGES * store.PAGE_SIZE}")
+                db.execute("PRAGMA temp_store = MEMORY")
+            except BaseException:
+                db.close()
+                raise
+            return db
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(
+            self.path, timeout=self.busy_s, isolation_level=None, check_same_thread=False
+        )
+
+    def _is_ready(self, db: sqlite3.Connection) -> bool:
+        (application,) = db.execute("PRAGMA application_id").fetchone()
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        if application == store.APPLICATION_ID and version == store.FORMAT:
+            return True
+        if application == store.APPLICATION_ID:
+            raise UnusableBus(
+                f"{self.path} has bus format {version}, this release reads {store.FORMAT}: "
+                "use the release that wrote it, or move the file away"
+            )
+        (objects,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if application or version or objects:
+            raise UnusableBus(
+                f"{self.path} is an SQLite file of something else: choose another path"
+            )
+        return False
+
+    def _make(self, specs: Sequence[TopicSpec]) -> sqlite3.Connection:
+        if not self.create:
+            raise UnusableBus(
+                f"there is no bus at {self.path}: 'tocsin run' makes one, or check the path"
+            )
+        try:
+            make_folder(self.path)
+        except OSError as error:
+            raise UnusableBus(
+                f"cannot make the folder {self.path.parent}: {error.strerror}"
+            ) from error
+        with self._exclusive():
+            if not self.path.exists():
+                # The log of a deleted file must never be taken for the log of the new one.
+                for suffix in ("-wal", "-shm"):
+                    self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+            db = self._connect()
+            try:
+                if not self._is_ready(db):
+                    db.execute(f"PRAGMA page_size = {store.PAGE_SIZE}")
+                    db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+                    db.execute("PRAGMA journal_mode = WAL")
+                    db.executescript(f"BEGIN IMMEDIATE; {store.SCHEMA} COMMIT;")
+                    store.create_topics(db, specs)
+            except BaseException:
+                db.close()
+                raise
+            return db
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """One maker at a time; the lock goes with its process."""
+        lock = os.open(
+            self.path.with_name(self.path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        )
+        try:
+            deadline = time.monotonic() + self.busy_s
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise BusUnavailable(
+                            f"{self.path} is being made by another process"
+                        ) from None
+                    time.sleep(0.01)
+            yield
+        finally:
+            os.close(lock)
+
+
+class Connection:
+    """A thread with an open bus file. `run` hands it one job at a time, in order.
+
+    It belongs to the process and the event loop that opened it: after a fork it refuses.
+    """
+
+    def __init__(self, file: BusFile, name: str) -> None:
+        self.file = file
+        self.catalogue = store.Catalogue()
+        self.epoch = 0
+        """Grows by one each time that the file was found replaced; positions in the old one mean
+        nothing.
+        """
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._waiting: set[asyncio.Future[Any]] = set()
+        self._pid = os.getpid()
+        self._closed = False
+        self._db: sqlite3.Connection | None = None
+        self._identity: tuple[int, int] | None = None
+        self._thread = threading.Thread(target=self._work, name=f"tocsin-{name}", daemon=True)
+
+    async def open(self) -> None:
+        """Start the thread and open the file. Raises UnusableBus or BusUnavailable."""
+        self._thread.start()
+        try:
+            await self.run(lambda db: None)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def run(self, job: Callable[[sqlite3.Connection], T]) -> T:
+        """Run the job in the thread and wait for it.
+
+        Raises:
+            BusClosed, BusUnavailable, UnusableBus; and what the job raises.
+        """
+        if os.getpid() != self._pid:
+            raise BusClosed("this bus was opened before a fork: open it again in the child")
+        if self._closed:
+            raise BusClosed("this part of the bus is closed")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def settle(result: T | None, error: BaseException | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(result)  # type: ignore[arg-type]  # None only beside an error
+            else:
+                future.set_exception(error)
+
+        def work() -> None:
+            result, failure = None, None
+            try:
+                result = self._do(job)
+            except BaseException as error:
+                failure = error
+            # The loop may be gone by now; then nobody waits either.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(settle, result, failure)
+
+        self._waiting.add(future)
+        future.add_done_callback(self._waiting.discard)
+        self._jobs.put(work)
+        return await future
+
+    async def close(self) -> None:
+        """End the thread; jobs that wait fail with BusClosed. Bounded by 2 s."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        for future in list(self._waiting):
+            if not future.done():
+                future.set_exception(BusClosed("the bus was closed meanwhile"))
+        ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        self._jobs.put(lambda: self._finish(loop, ended))
+        self._jobs.put(None)
+        # Closing takes a millisecond or two; a longer wait is another process holding the lock.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await ended.wait()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def _finish(self, loop: asyncio.AbstractEventLoop, ended: asyncio.Event) -> None:
+        if self._db is not None:
+            with suppress(sqlite3.Error):
+                self._db.close()
+            self._db = None
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(ended.set)
+
+    def _do(self, job: Callable[[sqlite3.Connection], T]) -> T:
+        if self._closed:
+            raise BusClosed("the bus was closed meanwhile")
+        with translated(self.file.path):
+            return job(self._current())
+
+    def _current(self) -> sqlite3.Connection:
+        """The open file, opened again if it is not the one at the path any more."""
+        db = self._db
+        if db is not None and self._identity == _identity(self.file.path):
+            return db
+        specs: Sequence[TopicSpec] = ()
+        if db is not None:
+            # The deleted file is still readable through its open descriptor.
+            with suppress(sqlite3.Error):
+                specs = store.topic_specs(db)
+            with suppress(sqlite3.Error):
+                db.close()
+            self._db = None
+            self.catalogue = store.Catalogue()
+            self.epoch += 1
+        try:
+            self._db = self.file.open(specs)
+        except UnusableBus as error:
+            if self.epoch and not self.file.path.exists():
+                raise BusUnavailable(f"{self.file.path} was deleted") from error
+            raise
+        self._identity = _identity(self.file.path)
+        return self._db
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        info = os.stat(path)
+    except OSError:
+        return None
+    return info.st_dev, info.st_ino
+
+
+@contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """SQLite's errors as the port's, grouped by what the caller does about them."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        _raise_translated(path, error)
+    except OSError as error:
+        raise BusUnavailable(f"{path}: {error.strerror or error}") from error
+
+
+_CORRUPT: Final = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
+_BUSY: Final = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL")
+_DENIED: Final = ("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH")
+
+
+def _raise_translated(path: Path, error: sqlite3.Error) -> NoReturn:
+    name: str = getattr(error, "sqlite_errorname", None) or ""
+    if name.startswith(_CORRUPT):
+        raise UnusableBus(
+            f"{path} is damaged or is not an SQLite file ({error}); it is left as it is: "
+            "move it away to start a new bus, or try 'sqlite3 FILE .recover' on a copy"
+        ) from error
+    if name.startswith(_BUSY):
+        raise BusUnavailable(f"{path} is locked by another process") from error
+    if name == "SQLITE_FULL" or name.startswith("SQLITE_IOERR"):
+        raise BusUnavailable(
+            f"cannot write {path} ({error}): the disk is full or failing; free some space"
+        ) from error
+    if name.startswith(_DENIED) and name != "SQLITE_READONLY_DBMOVED":
+        raise UnusableBus(
+            f"cannot open {path} for writing ({error}): check the permissions"
+        ) from error
+    raise BusUnavailable(f"{path}: {error}") from error

@@ -1,0 +1,334 @@
+"""The embedded bus: one SQLite file, several processes of one machine, no server.
+
+Beside the port it has `maintain`. A bus on which consumers are open does its housekeeping by
+itself; one that only writes or reads without a group (a training process) never does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sqlite3
+import time
+import uuid
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from tocsin.bus import groups, leases, maintenance, store
+from tocsin.bus.connection import BUSY_S, BusFile, Connection
+from tocsin.bus.doorbell import ALL_TOPICS, Bell, Doorbell, topic_mask
+from tocsin.bus.embedded_reader import EmbeddedConsumer, EmbeddedReader
+from tocsin.bus.maintenance import Maintenance
+from tocsin.bus.port import (
+    AssignmentListener,
+    BusClosed,
+    BusUnavailable,
+    From,
+    Outgoing,
+    Partition,
+    TopicState,
+    UnusableBus,
+)
+from tocsin.schemas.topics import TopicSpec
+
+logger = logging.getLogger(__name__)
+
+MAINTENANCE_S: Final = 5.0
+"""Pause between rounds of housekeeping when there is nothing more to do."""
+
+SLICE_MS: Final = 15.0
+"""Milliseconds of one round; between rounds that leave work the writers have the file for
+themselves.
+"""
+
+MAINTENANCE_TTL_MS: Final = int(3_000 * MAINTENANCE_S)
+
+_BUSY_PAUSE_S: Final = 0.1
+_MAINTENANCE_LEASE: Final = "_maintenance"
+
+
+def wall_ms() -> int:
+    """The machine's clock, Unix milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+class EmbeddedProducer:
+    """Writes records, one transaction per `publish`."""
+
+    def __init__(
+        self, connection: Connection, doorbell: Doorbell, clock: Callable[[], int]
+    ) -> None:
+        self._connection = connection
+        self._doorbell = doorbell
+        self._clock = clock
+
+    async def publish(self, records: Sequence[Outgoing], /) -> Sequence[int]:
+        """See the port. On this bus all records are written, or none."""
+        if not records:
+            return ()
+        connection, doorbell, clock = self._connection, self._doorbell, self._clock
+        mask = topic_mask({record.partition.topic for record in records})
+
+        def job(db: sqlite3.Connection) -> Sequence[int]:
+            offsets = store.append(db, connection.catalogue, records, clock())
+            doorbell.ring(mask)
+            return offsets
+
+        return await connection.run(job)
+
+    async def close(self) -> None:
+        """See the port."""
+        await self._connection.close()
+
+
+class _Lease:
+    """A lease of this bus; renewed by its beat."""
+
+    def __init__(self, bus: EmbeddedBus, name: str, holder: str) -> None:
+        self.name = name
+        self.holder = holder
+        self._bus = bus
+
+    async def release(self) -> None:
+        """See the port."""
+        await self._bus.release(self)
+
+
+class EmbeddedBus:
+    """One bus file. `create` False refuses a file that is missing; `clock` gives append times."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        create: bool = True,
+        notice: str | None = None,
+        clock: Callable[[], int] = wall_ms,
+        busy_s: float = BUSY_S,
+    ) -> None:
+        self.path = Path(os.path.abspath(path))
+        self._notice = notice
+        self._file = BusFile(self.path, create=create, busy_s=busy_s)
+        self._clock = clock
+        self._control: Connection | None = None
+        self._doorbell: Doorbell | None = None
+        self._parts: list[EmbeddedProducer | EmbeddedReader] = []
+        self._leases: dict[str, _Lease] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def url(self) -> str:
+        """See the port."""
+        return f"embedded:{self.path}"
+
+    @property
+    def notice(self) -> str | None:
+        """See the port."""
+        return self._notice
+
+    async def __aenter__(self) -> Self:
+        """See the port."""
+        control = Connection(self._file, "bus")
+        await control.open()
+        self._control, self._doorbell = control, Doorbell(self.path)
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close all that was made of this bus; leases end."""
+        control, doorbell = self._control, self._doorbell
+        if control is None or doorbell is None:
+            return
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        self._tasks.clear()
+        await asyncio.gather(*(part.close() for part in self._parts))
+        self._parts.clear()
+        try:
+            async with asyncio.timeout(1.0):
+                for lease in list(self._leases.values()):
+                    await self.release(lease)
+        except (TimeoutError, BusUnavailable, BusClosed, UnusableBus):
+            # They end by themselves, some seconds later.
+            self._leases.clear()
+        self._control = self._doorbell = None
+        doorbell.close()
+        await control.close()
+
+    async def init(self, specs: Sequence[TopicSpec]) -> Sequence[TopicState]:
+        """See the port."""
+        control, doorbell = self._open()
+        await control.run(lambda db: store.create_topics(db, specs))
+        doorbell.ring(ALL_TOPICS)
+        return await self.show(specs)
+
+    async def show(self, specs: Sequence[TopicSpec]) -> Sequence[TopicState]:
+        """See the port."""
+        control, _ = self._open()
+        return await control.run(lambda db: store.topic_states(db, specs))
+
+    async def producer(self) -> EmbeddedProducer:
+        """See the port."""
+        _, doorbell = self._open()
+        producer = EmbeddedProducer(await self._connect("producer"), doorbell, self._clock)
+        self._parts.append(producer)
+        return producer
+
+    async def reader(self, start: Mapping[Partition, From]) -> EmbeddedReader:
+        """See the port."""
+        self._open()
+        topics = {partition.topic for partition in start}
+        connection = await self._connect("reader")
+        reader = EmbeddedReader(connection, lambda: Bell.hang(self.path, topics))
+        self._parts.append(reader)
+        try:
+            await reader.begin(start)
+        except BaseException:
+            await reader.close()
+            raise
+        return reader
+
+    async def consumer(
+        self,
+        group: str,
+        topics: Sequence[str],
+        *,
+        listener: AssignmentListener | None = None,
+        only: Sequence[Partition] | None = None,
+    ) -> EmbeddedConsumer:
+        """See the port."""
+        _, doorbell = self._open()
+        connection = await self._connect("consumer")
+        consumer = EmbeddedConsumer(
+            connection,
+            lambda: Bell.hang(self.path, topics),
+            doorbell,
+            group=group,
+            topics=topics,
+            listener=listener,
+        )
+        self._parts.append(consumer)
+        try:
+            if only is None:
+                await consumer.join()
+            else:
+                await consumer.begin_only(only)
+        except BaseException:
+            await consumer.close()
+            raise
+        self._start("beat", self._beat)
+        self._start("maintenance", self._keep_house)
+        return consumer
+
+    async def lease(self, name: str) -> _Lease | None:
+        """See the port."""
+        control, _ = self._open()
+        lease = _Lease(self, name, uuid.uuid4().hex)
+        now_ms = leases.monotonic_ms()
+        if not await control.run(lambda db: leases.claim(db, name, lease.holder, now_ms)):
+            return None
+        self._leases[lease.holder] = lease
+        self._start("beat", self._beat)
+        return lease
+
+    async def release(self, lease: _Lease) -> None:
+        """End a lease of this bus; a second time does nothing."""
+        if self._leases.pop(lease.holder, None) is None:
+            return
+        control, _ = self._open()
+        await control.run(lambda db: leases.release(db, lease.name, lease.holder))
+
+    async def leased(self, name: str) -> bool:
+        """See the port."""
+        control, _ = self._open()
+        now_ms = leases.monotonic_ms()
+        return await control.run(lambda db: leases.held(db, name, now_ms))
+
+    async def maintain(self, budget_ms: float = SLICE_MS, now_ms: int | None = None) -> Maintenance:
+        """Housekeeping for about `budget_ms`; `now_ms` is what ages are counted from, else the
+        bus's clock.
+
+        Raises BusUnavailable.
+        """
+        control, _ = self._open()
+        now = self._clock() if now_ms is None else now_ms
+        return await control.run(lambda db: maintenance.maintain(db, budget_ms, now))
+
+    def _open(self) -> tuple[Connection, Doorbell]:
+        if self._control is None or self._doorbell is None:
+            raise BusClosed(f"the bus {self.url} is not open")
+        return self._control, self._doorbell
+
+    async def _connect(self, name: str) -> Connection:
+        connection = Connection(self._file, name)
+        await connection.open()
+        return connection
+
+    def _start(self, name: str, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        if name not in self._tasks:
+            self._tasks[name] = asyncio.create_task(work(), name=f"tocsin-bus-{name}")
+
+    async def _beat(self) -> None:
+        """Renew leases and memberships, and end those of the dead."""
+        control, doorbell = self._open()
+        while True:
+            await asyncio.sleep(leases.BEAT_S)
+            consumers = [
+                part
+                for part in self._parts
+                if isinstance(part, EmbeddedConsumer) and part.member is not None and not part.hung
+            ]
+            held = list(self._leases.values())
+            if not consumers and not held:
+                continue
+
+            def job(
+                db: sqlite3.Connection,
+                consumers: Sequence[EmbeddedConsumer] = consumers,
+                held: Sequence[_Lease] = held,
+            ) -> int:
+                mask, now_ms = 0, leases.monotonic_ms()
+                with store.transaction(db, write=True):
+                    for lease in held:
+                        leases.renew(db, lease.name, lease.holder, now_ms)
+                    for consumer in consumers:
+                        member = consumer.member
+                        if member is not None and groups.renew(db, consumer.group, member, now_ms):
+                            mask |= topic_mask(consumer.topics)
+                return mask
+
+            try:
+                doorbell.ring(await control.run(job))
+            except (BusUnavailable, UnusableBus) as error:
+                logger.warning(
+                    "bus lease not renewed", extra={"action": "beat", "reason": str(error)}
+                )
+
+    async def _keep_house(self) -> None:
+        """Housekeeping, in one process at a time."""
+        control, _ = self._open()
+        holder = uuid.uuid4().hex
+        pause_s = MAINTENANCE_S
+        while True:
+            await asyncio.sleep(pause_s)
+            try:
+                mine = await control.run(
+                    lambda db: leases.claim(
+                        db, _MAINTENANCE_LEASE, holder, leases.monotonic_ms(), MAINTENANCE_TTL_MS
+                    )
+                )
+                done = await self.maintain() if mine else None
+            except (BusUnavailable, UnusableBus) as error:
+                logger.warning(
+                    "bus not maintained", extra={"action": "maintain", "reason": str(error)}
+                )
+                done = None
+            pause_s = _BUSY_PAUSE_S if done is not None and done.more else MAINTENANCE_S

@@ -1,0 +1,151 @@
+"""Housekeeping of an embedded bus: retention, compaction, tombstones, and giving space back.
+
+Done in slices: each transaction holds the write lock for some milliseconds only, and a call ends
+when its budget is spent and says whether more is to be done.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from tocsin.bus.store import record_range, split_id, transaction
+
+_ROWS: Final = 16
+"""Records per transaction: 16 of 80 kB are deleted in about 1 ms."""
+
+_VACUUM_PAGES: Final = 32
+_FREE_PAGES_KEPT: Final = 256
+"""Free pages are used again by the next records; only beyond a tenth of the file, and 4 MB, are
+they given back.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Maintenance:
+    """What one call did. `more`: the budget was spent before all was done."""
+
+    expired: int = 0
+    compacted: int = 0
+    pages_freed: int = 0
+    longest_slice_ms: float = 0.0
+    more: bool = False
+
+
+class _Budget:
+    """The milliseconds of one call, and the longest transaction within it."""
+
+    def __init__(self, budget_ms: float) -> None:
+        self._ends = time.perf_counter() + budget_ms / 1_000
+        self._mark = time.perf_counter()
+        self.longest_ms = 0.0
+
+    def spent(self) -> bool:
+        """Called after each transaction."""
+        now = time.perf_counter()
+        self.longest_ms = max(self.longest_ms, (now - self._mark) * 1_000)
+        self._mark = now
+        return now >= self._ends
+
+
+def maintain(db: sqlite3.Connection, budget_ms: float, now_ms: int) -> Maintenance:
+    """One round within the budget; `now_ms` is the time that retention is counted from. Blocks for
+    the budget.
+    """
+    budget = _Budget(budget_ms)
+    expired, done = _expire(db, budget, now_ms)
+    compacted = 0
+    if done:
+        compacted, done = _compact(db, budget, now_ms)
+    pages = 0
+    if done:
+        pages, done = _vacuum(db, budget)
+    return Maintenance(expired, compacted, pages, budget.longest_ms, not done)
+
+
+def _expire(db: sqlite3.Connection, budget: _Budget, now_ms: int) -> tuple[int, bool]:
+    """Drop what is older than its topic's retention: from the front of each partition."""
+    count = 0
+    aging = db.execute(
+        "SELECT partitions.id, topics.retention_ms FROM partitions"
+        " JOIN topics ON topics.name = partitions.topic"
+        " WHERE topics.cleanup = 'delete' AND topics.retention_ms IS NOT NULL"
+        " AND partitions.records > 0"
+    ).fetchall()
+    for number, retention_ms in aging:
+        low, high = record_range(number)
+        while True:
+            with transaction(db, write=False):
+                rows = db.execute(
+                    "SELECT id, append_ms FROM records WHERE id >= ? AND id < ?"
+                    " ORDER BY id LIMIT ?",
+                    (low, high, _ROWS),
+                ).fetchall()
+            old = [row_id for row_id, append_ms in rows if append_ms < now_ms - retention_ms]
+            if not old:
+                break
+            with transaction(db, write=True):
+                _delete(db, old)
+            count += len(old)
+            if budget.spent():
+                return count, False
+    return count, True
+
+
+def _compact(db: sqlite3.Connection, budget: _Budget, now_ms: int) -> tuple[int, bool]:
+    """Drop what has been replaced, and tombstones whose time is over."""
+    count = 0
+    while True:
+        due = db.execute(
+            "SELECT due_ms, id FROM doomed WHERE due_ms <= ? ORDER BY due_ms LIMIT ?",
+            (now_ms, _ROWS),
+        ).fetchall()
+        if not due:
+            return count, True
+        with transaction(db, write=True):
+            _delete(db, [row_id for _, row_id in due])
+            db.executemany("DELETE FROM doomed WHERE due_ms = ? AND id = ?", due)
+        count += len(due)
+        if budget.spent():
+            return count, False
+
+
+def _delete(db: sqlite3.Connection, ids: list[int]) -> None:
+    for row_id in ids:
+        number, _ = split_id(row_id)
+        row = db.execute(
+            "SELECT key, length(key) + coalesce(length(value), 0), value IS NULL"
+            " FROM records WHERE id = ?",
+            (row_id,),
+        ).fetchone()
+        if row is None:
+            continue
+        key, size, tombstone = row
+        db.execute("DELETE FROM records WHERE id = ?", (row_id,))
+        if tombstone:
+            # It stood for its key until now.
+            db.execute(
+                "DELETE FROM newest WHERE partition = ? AND key = ? AND id = ?",
+                (number, key, row_id),
+            )
+        db.execute(
+            "UPDATE partitions SET records = records - 1, size_bytes = size_bytes - ? WHERE id = ?",
+            (size, number),
+        )
+
+
+def _vacuum(db: sqlite3.Connection, budget: _Budget) -> tuple[int, bool]:
+    """Give free pages back to the file system, some at a time."""
+    count = 0
+    while True:
+        (free,) = db.execute("PRAGMA freelist_count").fetchone()
+        (total,) = db.execute("PRAGMA page_count").fetchone()
+        if free <= max(_FREE_PAGES_KEPT, total // 10):
+            return count, True
+        # Each step of this statement frees one page, so it has to be run to its end.
+        db.execute(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()
+        count += _VACUUM_PAGES
+        if budget.spent():
+            return count, False
