@@ -1,0 +1,3 @@
+"""The user's own `schemas`: the shape of a sample."""
+
+FEATURES = 4

@@ -1,0 +1,31 @@
+"""A training whose own modules are called as ours: schemas, actions, bus, and a sitecustomize.
+
+Run it from its own folder or with the folder on PYTHONPATH (for the sitecustomize). It asserts
+that it got its own modules, trains, and prints what it imported.
+"""
+
+import sys
+from pathlib import Path
+
+import actions
+import bus
+import schemas
+import torch
+
+torch.set_num_threads(1)
+here = Path(__file__).resolve().parent
+for module in (actions, bus, schemas):
+    assert module.__file__ is not None
+    assert here in Path(module.__file__).resolve().parents, module.__file__
+
+model = torch.nn.Linear(schemas.FEATURES, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(20):
+    loss = model(bus.next_batch()).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    actions.report(step, loss.item())
+own = sys.modules.get("sitecustomize")
+print("user sitecustomize ran:", "user_sitecustomize_marker" in sys.__dict__)
+print("sitecustomize module:", getattr(own, "__file__", None), file=sys.stderr)
