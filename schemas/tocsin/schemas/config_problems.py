@@ -7,6 +7,7 @@ it at a line and column of a source. `ConfigProblems` is the error that carries 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -18,6 +19,8 @@ Loc = tuple[str | int, ...]
 
 _SHOWN: Final = 50
 _LINE_WIDTH: Final = 120
+_KEY: Final = re.compile(r"[\w.-]+:(?= |$)")
+_KEY_BEFORE: Final = re.compile(r"[\s-]*(?:[\w.-]+:\s+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,7 @@ class Finding:
         code: a stable snake_case word for programs.
         hint: what to try, or None.
         at: whether to point at the value or at its key.
-        hide_value: the source line is shown only up to the place, because a secret may follow.
+        hide_value: of the source line only keys are shown, because a secret may stand there.
     """
 
     loc: Loc
@@ -54,10 +57,13 @@ class Problem:
     hide_value: bool = False
 
     def render(self, lines: Sequence[str] = ()) -> str:
-        """`file:line:col: message`, then the source line with a caret and the hint, if there are."""
+        """`file:line:col: message`, then the source line with a caret and the hint, if known."""
         out = [f"{self.source}:{self.line}:{self.column}: {_printable(self.message)}"]
-        if self.line <= len(lines):
-            excerpt, caret = _excerpt(lines[self.line - 1], self.column, hide=self.hide_value)
+        line = lines[self.line - 1] if self.line <= len(lines) else None
+        if line is not None and self.hide_value:
+            line = _without_value(line, self.column)
+        if line is not None:
+            excerpt, caret = _excerpt(line, self.column)
             out.append(f"{self.line:>6} | {excerpt}")
             out.append(f"       | {' ' * caret}^")
         if self.hint:
@@ -82,15 +88,15 @@ class ConfigProblems(ConfigurationError):
         super().__init__("\n".join(shown))
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """A hint with the name that `word` most resembles, or with all names where they are few."""
+def did_you_mean(word: str, known: Iterable[str], *, list_up_to: int = 12) -> str | None:
+    """A hint: the name that `word` most resembles, else all names if they are so few, else None."""
     names = sorted(set(known))
     near = difflib.get_close_matches(
         word.lower(), [name.lower() for name in names], n=1, cutoff=0.6
     )
     if near:
         return next(name for name in names if name.lower() == near[0])
-    return "one of " + ", ".join(names) if 0 < len(names) <= 12 else None
+    return "one of " + ", ".join(names) if 0 < len(names) <= list_up_to else None
 
 
 def split_lines(text: str) -> list[str]:
@@ -98,11 +104,18 @@ def split_lines(text: str) -> list[str]:
     return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
-def _excerpt(line: str, column: int, *, hide: bool) -> tuple[str, int]:
+def _without_value(line: str, column: int) -> str | None:
+    """The line as far as it surely holds no secret: keys only. None: not even that is sure."""
+    before, after = line[: column - 1], line[column - 1 :]
+    if not _KEY_BEFORE.fullmatch(before):
+        return None
+    key = _KEY.match(after)
+    return before + (f"{key[0]} …" if key else "…")
+
+
+def _excerpt(line: str, column: int) -> tuple[str, int]:
     """The part of the line around the column, and where in it the caret goes."""
     caret = min(column - 1, len(line))
-    if hide:
-        line = line[:caret] + "…"
     start = max(0, caret - _LINE_WIDTH // 2) if len(line) > _LINE_WIDTH else 0
     return _printable(line[start : start + _LINE_WIDTH]), caret - start
 

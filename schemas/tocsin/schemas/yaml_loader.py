@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
 import yaml
+from pydantic import JsonValue
 
 from tocsin.schemas.config_problems import Problem
 
@@ -25,8 +26,8 @@ MAX_NODES: Final = 100_000
 MAX_PROBLEMS: Final = 100
 """Reading ends after so many problems."""
 
-Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
-"""What a document is made of."""
+Plain = JsonValue
+"""What a document is made of: None, bool, int, float, str, lists and mappings with text keys."""
 
 # libyaml's parser is about seven times as fast as the Python one; both give the same events.
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -84,7 +85,7 @@ class Document:
     def position(
         self, loc: Sequence[str | int], *, at: Literal["key", "value"] = "value"
     ) -> Position:
-        """Where the value (or its key) stands; if there is none, the nearest one that encloses it."""
+        """Where the value (or its key) stands; if there is none, the nearest that encloses it."""
         node, here = self._root, Position(1, 1)
         for part in (None, *loc):
             if part is not None:
@@ -217,20 +218,12 @@ class _Reader:
         self._nodes += 1
         if self._nodes > MAX_NODES:
             self._fatal(place, "too_many_nodes", f"more than {MAX_NODES:,} values")
-        if event.anchor is not None:
-            if isinstance(event, yaml.AliasEvent):
-                message, hint = (
-                    f"aliases (*{_short(event.anchor)}) are not allowed here",
-                    "write the value out",
-                )
-            else:
-                message, hint = (
-                    f"anchors (&{_short(event.anchor)}) are not allowed here",
-                    "remove it",
-                )
-            self._note(
-                place, "alias" if isinstance(event, yaml.AliasEvent) else "anchor", message, hint
-            )
+        if isinstance(event, yaml.AliasEvent):
+            message = f"aliases (*{_short(event.anchor)}) are not allowed here"
+            self._note(place, "alias", message, "write the value out")
+        elif event.anchor is not None:
+            message = f"anchors (&{_short(event.anchor)}) are not allowed here"
+            self._note(place, "anchor", message, "remove it")
         tag = getattr(event, "tag", None)
         if tag is not None and tag != "":
             shown = _short(tag.replace("tag:yaml.org,2002:", "!!"))
@@ -368,7 +361,8 @@ def _allowed(char: str) -> bool:
     )
 
 
-def _short(text: str) -> str:
+def _short(text: str | None) -> str:
+    text = text or ""
     return text if len(text) <= 60 else text[:60] + "…"
 
 

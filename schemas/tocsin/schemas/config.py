@@ -1,0 +1,369 @@
+"""The configuration file: read, checked as a whole, and put beside flags and environment.
+
+`schemas` knows the outer shape. Each service registers a validator for its own section, so that
+one pass over a file finds everything: YAML, shape, rule parameters, references.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Literal, TypeVar
+
+from pydantic import Field
+
+from tocsin.schemas.config_parse import (
+    ACTION_WORDS,
+    not_supported_yet,
+    parse_labels,
+    parse_model,
+    parse_receivers,
+    parse_rules,
+    parse_secrets,
+)
+from tocsin.schemas.config_problems import ConfigProblems, Finding, Loc, Problem, did_you_mean
+from tocsin.schemas.config_sections import (
+    LATER_SECTIONS,
+    ActionEntry,
+    BusConfig,
+    CaptureConfig,
+    DefaultsConfig,
+    RuleEntry,
+    SecretSource,
+    Section,
+    StopOptions,
+    StopTrust,
+    WebhookReceiver,
+)
+from tocsin.schemas.config_values import NAME_PATTERN
+from tocsin.schemas.errors import ConfigurationError, TocsinError
+from tocsin.schemas.yaml_loader import MAX_BYTES, Document, Plain, kind_of, load
+
+DEFAULT_FILE: Final = "tocsin.yaml"
+CONFIG_VARIABLE: Final = "TOCSIN_CONFIG"
+
+SectionName = Literal[
+    "bus", "labels", "secrets", "capture", "defaults", "receivers", "rules", "stop"
+]
+SectionT = TypeVar("SectionT", bound=Section)
+
+
+class Config(Section):
+    """A whole configuration. `Config()` is what holds without a file."""
+
+    version: Literal[1] = Field(default=1, examples=[1])
+    """Version of the file's format."""
+    bus: BusConfig = Field(default_factory=BusConfig, examples=["embedded:.tocsin/bus.db"])
+    """The bus: its URL, or a mapping."""
+    labels: Mapping[str, str] = Field(default_factory=dict, examples=[{"env": "prod"}])
+    """Labels of each run; `TOCSIN_LABELS` and `--label` add to them."""
+    secrets: Mapping[str, SecretSource] = Field(
+        default_factory=dict, examples=[{"hook": {"env": "HOOK_KEY"}}]
+    )
+    """Secrets by name; elsewhere `{secret: NAME}` refers to them."""
+    capture: CaptureConfig = Field(default_factory=CaptureConfig)
+    """What the training process records."""
+    defaults: DefaultsConfig = Field(default_factory=DefaultsConfig)
+    """What holds where a rule says nothing else."""
+    receivers: Mapping[str, WebhookReceiver] = Field(default_factory=dict)
+    """Whom issues are sent to, by name."""
+    rules: tuple[RuleEntry, ...] = ()
+    """Rules with their actions; those not listed follow `defaults.rules`."""
+    stop: StopTrust = Field(default_factory=StopTrust)
+    """Whose stop commands a training process obeys."""
+
+
+SectionValidator = Callable[[Config], Iterable[Finding]]
+"""Checks one section of a configuration. Called once per check, with all that could be read (broken
+entries are left out and noted already); gives findings, raises nothing, does no I/O."""
+
+
+class DuplicateSection(TocsinError):
+    """Two validators were registered for one section of the configuration."""
+
+
+class SectionRegistry:
+    """Who checks which section. Built by whoever puts the services together."""
+
+    def __init__(self) -> None:
+        self._validators: dict[SectionName, SectionValidator] = {}
+
+    def register(self, name: SectionName, validator: SectionValidator) -> None:
+        """Let `validator` check the section `name`.
+
+        Raises:
+            DuplicateSection: somebody does already.
+        """
+        if name in self._validators:
+            raise DuplicateSection(f"the section {name!r} has a validator already")
+        self._validators[name] = validator
+
+    def findings(self, config: Config) -> Iterator[Finding]:
+        """What all validators find."""
+        for validator in self._validators.values():
+            yield from validator(config)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedConfig:
+    """A configuration and where it came from.
+
+    Attributes:
+        path: the file, or None for the defaults.
+        folder: where its relative paths start.
+    """
+
+    config: Config
+    path: Path | None
+    folder: Path
+
+    def locate(self, path: Path) -> Path:
+        """A path of the file as it is meant."""
+        return self.folder / path
+
+
+def load_config(
+    path: Path | None,
+    env: Mapping[str, str],
+    *,
+    registry: SectionRegistry | None = None,
+    folder: Path | None = None,
+) -> LoadedConfig:
+    """The configuration: `path`, else `TOCSIN_CONFIG`, else `./tocsin.yaml`, else defaults.
+
+    Args:
+        path: what `--config` said.
+        env: the environment.
+        registry: who checks which section; without it only the outer shape is checked.
+        folder: the working folder.
+
+    Raises:
+        ConfigProblems: the file has problems; all of them are in the error.
+        ConfigurationError: the file is not there or cannot be read.
+    """
+    folder = folder or Path.cwd()
+    if path is None and env.get(CONFIG_VARIABLE):
+        path = Path(env[CONFIG_VARIABLE])
+    if path is None:
+        path = Path(DEFAULT_FILE)
+        if not os.path.lexists(folder / path):
+            return LoadedConfig(Config(), None, folder)
+    text = _read(folder / path)
+    config, problems = check_config(text, str(path), registry)
+    if config is None:
+        raise ConfigProblems(problems, text)
+    return LoadedConfig(config, folder / path, (folder / path).parent)
+
+
+def check_config(
+    text: str, source: str, registry: SectionRegistry | None = None
+) -> tuple[Config | None, list[Problem]]:
+    """Check a configuration as a whole, in one pass.
+
+    Returns:
+        The configuration, or None when there are problems; and all problems, sorted by place.
+    """
+    document = load(text, source=source)
+    if not document.complete:
+        return None, _sorted(document, document.problems)
+    findings: list[Finding] = []
+    config = _parse(document.data, findings)
+    findings.extend(_unknown_references(document.data, config))
+    if registry is not None:
+        findings.extend(registry.findings(config))
+    problems = _placed(document, findings)
+    return (None if problems else config), problems
+
+
+def config_json_schema() -> dict[str, object]:
+    """The JSON Schema of the file, for editors (draft 2020-12)."""
+    schema = Config.model_json_schema()
+    defs = schema["$defs"]
+    defs["StopOptions"] = StopOptions.model_json_schema()
+    del defs["ActionEntry"]
+    rule = defs["RuleEntry"]
+    shown = rule["properties"]
+    long_form = {
+        "type": "object",
+        "properties": {
+            "name": shown["name"] | {"pattern": NAME_PATTERN},
+            "use": shown["use"] | {"pattern": NAME_PATTERN},
+            "match": {
+                "description": shown["match"]["description"],
+                "type": "object",
+                "additionalProperties": {
+                    "anyOf": [
+                        {"type": "string"},
+                        {"type": "array", "items": {"type": "string"}, "minItems": 1},
+                    ]
+                },
+            },
+            "params": {"description": shown["params"]["description"], "type": "object"},
+            "severity": {
+                "description": shown["severity"]["description"],
+                "enum": ["info", "warning", "critical"],
+            },
+            "actions": {"$ref": "#/$defs/Actions"},
+        },
+        "anyOf": [{"required": ["name"]}, {"required": ["use"]}],
+        "additionalProperties": False,
+    }
+    short_form = {
+        "type": "object",
+        "minProperties": 1,
+        "maxProperties": 1,
+        "propertyNames": {
+            "pattern": NAME_PATTERN,
+            "not": {"enum": list(long_form["properties"])},  # type: ignore[call-overload]
+        },
+        "additionalProperties": {"anyOf": [{"const": "off"}, {"$ref": "#/$defs/Actions"}]},
+    }
+    defs["RuleEntry"] = {"description": rule["description"], "anyOf": [short_form, long_form]}
+    defs["Actions"] = {
+        "type": "array",
+        "items": {
+            "anyOf": [
+                {"type": "string", "not": {"const": "by_route"}},
+                {
+                    "type": "object",
+                    "properties": {"stop": {"$ref": "#/$defs/StopOptions"}},
+                    "required": ["stop"],
+                    "additionalProperties": False,
+                },
+            ]
+        },
+    }
+    bus = schema["properties"]["bus"]
+    reference = bus.pop("$ref")
+    schema["properties"]["bus"] = {**bus, "anyOf": [{"type": "string"}, {"$ref": reference}]}
+    schema["required"] = ["version"]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+# -- the parts of a check
+
+
+def _parse(raw: Plain, findings: list[Finding]) -> Config:
+    """What of the file can be read; what is wrong in it goes into `findings`."""
+    if raw is None:
+        return Config()
+    if not isinstance(raw, dict):
+        findings.append(Finding((), f"expected a mapping, got {kind_of(raw)}", hint="version: 1"))
+        return Config()
+    for key in raw:
+        if key in LATER_SECTIONS:
+            findings.append(not_supported_yet((key,), f"the section {key!r}"))
+        elif key not in Config.model_fields:
+            hint = did_you_mean(key, {*Config.model_fields, *LATER_SECTIONS})
+            message = f"unknown section {key[:60]!r}"
+            findings.append(Finding((key,), message, "unknown_key", hint, at="key"))
+    version = raw.get("version")
+    if "version" not in raw:
+        findings.append(Finding((), "the key 'version' is missing", "missing_key", "version: 1"))
+    elif version != 1 or version is True:
+        message = "expected version 1, the only one that this release reads"
+        findings.append(Finding(("version",), message, "version", "version: 1"))
+    bus = raw.get("bus")
+    if isinstance(bus, str):
+        bus = {"url": bus}
+    given: dict[str, object] = {
+        "bus": _section(BusConfig, bus, "bus", findings),
+        "labels": parse_labels(raw.get("labels"), findings),
+        "secrets": parse_secrets(raw.get("secrets"), findings),
+        "capture": _section(CaptureConfig, raw.get("capture"), "capture", findings),
+        "defaults": _section(DefaultsConfig, raw.get("defaults"), "defaults", findings),
+        "receivers": parse_receivers(raw.get("receivers"), findings),
+        "rules": parse_rules(raw.get("rules"), findings),
+        "stop": _section(StopTrust, raw.get("stop"), "stop", findings),
+    }
+    return Config.model_validate({key: value for key, value in given.items() if key in raw})
+
+
+def _section(model: type[SectionT], raw: Plain, name: str, findings: list[Finding]) -> SectionT:
+    """A section as its model; its defaults when it is empty or wrong."""
+    return parse_model(model, {} if raw is None else raw, (name,), findings) or model()
+
+
+def _unknown_references(raw: Plain, config: Config) -> Iterator[Finding]:
+    """Receivers and secrets that are referred to and not there, broken ones not counted."""
+    if not isinstance(raw, dict):
+        return
+    receivers = raw.get("receivers")
+    known = set(receivers) if isinstance(receivers, dict) else set()
+    for rule in config.rules:
+        for action in rule.actions or ():
+            if action.receiver is not None and action.receiver not in known:
+                yield _unknown_receiver(action, known)
+    secrets = raw.get("secrets")
+    named = set(secrets) if isinstance(secrets, dict) else set()
+    for section in ("bus", "receivers"):
+        for loc, name in _secret_references(raw.get(section), (section,)):
+            if name not in named:
+                message = f"unknown secret {name[:60]!r}"
+                hint = did_you_mean(name, named) or "name it in the section 'secrets'"
+                yield Finding(loc, message, "unknown_secret", hint)
+
+
+def _unknown_receiver(action: ActionEntry, known: set[str]) -> Finding:
+    name = action.receiver or ""
+    hint = did_you_mean(name, {*known, *ACTION_WORDS})
+    return Finding(action.loc, f"unknown receiver {name[:60]!r}", "unknown_receiver", hint)
+
+
+def _secret_references(raw: Plain, loc: Loc) -> Iterator[tuple[Loc, str]]:
+    if isinstance(raw, dict):
+        if set(raw) == {"secret"} and isinstance(name := raw["secret"], str):
+            yield (*loc, "secret"), name
+            return
+        for key, value in raw.items():
+            yield from _secret_references(value, (*loc, key))
+    elif isinstance(raw, list):
+        for index, value in enumerate(raw):
+            yield from _secret_references(value, (*loc, index))
+
+
+def _placed(document: Document, findings: Iterable[Finding]) -> list[Problem]:
+    """All problems by place. Where YAML found something, what follows from it is left out."""
+    problems = list(document.problems)
+    taken = {(problem.line, problem.column) for problem in problems}
+    for finding in dict.fromkeys(findings):
+        line, column = document.position(finding.loc, at=finding.at)
+        if (line, column) not in taken:
+            problems.append(
+                Problem(
+                    document.source,
+                    line,
+                    column,
+                    finding.code,
+                    finding.message,
+                    finding.hint,
+                    finding.hide_value,
+                )
+            )
+    return _sorted(document, problems)
+
+
+def _sorted(document: Document, problems: Iterable[Problem]) -> list[Problem]:
+    """By place; of lines that belong to receivers or secrets only keys will be shown."""
+    data = document.data if isinstance(document.data, dict) else {}
+    starts = sorted((document.position((key,), at="key").line, key) for key in data)
+    hidden = []
+    for problem in sorted(problems, key=lambda problem: (problem.line, problem.column)):
+        section = next((key for line, key in reversed(starts) if line <= problem.line), None)
+        hide = problem.hide_value or section in ("receivers", "secrets")
+        hidden.append(replace(problem, hide_value=hide))
+    return hidden
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as err:
+        raise ConfigurationError(
+            f"cannot read the configuration {str(path)!r}: {err.strerror or err}"
+        ) from err
+    # Bytes that are no UTF-8 become lone surrogates, which the loader reports with their place.
+    return data.decode("utf-8", "surrogateescape")

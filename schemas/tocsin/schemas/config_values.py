@@ -1,0 +1,215 @@
+"""Kinds of values in the configuration file: durations, percentages, sizes, references to secrets.
+
+Each is an annotated type for a pydantic field. A number without its unit is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Final
+from urllib.parse import urlsplit
+
+from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
+
+_NUMBER: Final = r"([0-9]+(?:\.[0-9]+)?)"
+_DURATION: Final = re.compile(_NUMBER + r"(ms|s|m|h|d)")
+_DURATION_UNITS: Final = {
+    "ms": timedelta(milliseconds=1),
+    "s": timedelta(seconds=1),
+    "m": timedelta(minutes=1),
+    "h": timedelta(hours=1),
+    "d": timedelta(days=1),
+}
+_MAX_DURATION: Final = timedelta(days=3650)
+_PERCENT: Final = re.compile(_NUMBER + r" ?%")
+_SIZE: Final = re.compile(_NUMBER + r" ?(B|kB|MB|GB|TB|KiB|MiB|GiB|TiB)")
+_SIZE_UNITS: Final[Mapping[str, int]] = {
+    "B": 1,
+    **{unit: 1000 ** (i + 1) for i, unit in enumerate(("kB", "MB", "GB", "TB"))},
+    **{unit: 1024 ** (i + 1) for i, unit in enumerate(("KiB", "MiB", "GiB", "TiB"))},
+}
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
+NAME_PATTERN: Final = rf"^{_NAME.pattern}$"
+
+
+@dataclass(frozen=True, slots=True)
+class SecretRef:
+    """`{secret: NAME}`: the value of a secret that the section `secrets` names."""
+
+    name: str
+
+
+def parse_duration(value: object) -> timedelta:
+    """`250ms`, `30s`, `10m`, `4h`, `2d` (at most ten years).
+
+    Raises:
+        ValueError: it is anything else; the message says what was expected.
+    """
+    if isinstance(value, timedelta):
+        return value
+    match = _DURATION.fullmatch(value) if isinstance(value, str) and len(value) <= 20 else None
+    if match is None:
+        raise ValueError("expected a duration with its unit, like 250ms, 30s, 10m, 4h or 2d")
+    days = float(match[1]) * (_DURATION_UNITS[match[2]] / timedelta(days=1))
+    if days > _MAX_DURATION / timedelta(days=1):
+        raise ValueError("expected a duration of at most 3650d")
+    return float(match[1]) * _DURATION_UNITS[match[2]]
+
+
+def parse_percent(value: object) -> float:
+    """`0.5%`, as 0.5; between 0 and 100.
+
+    Raises:
+        ValueError: it is anything else; the message says what was expected.
+    """
+    match = _PERCENT.fullmatch(value) if isinstance(value, str) and len(value) <= 20 else None
+    percent = float(match[1]) if match else -1.0
+    if not 0 <= percent <= 100:
+        raise ValueError("expected a percentage between 0% and 100%, like 0.5%")
+    return percent
+
+
+def parse_size(value: object) -> int:
+    """`512B`, `10MB` (powers of 1000), `2MiB` (powers of 1024), in bytes.
+
+    Raises:
+        ValueError: it is anything else; the message says what was expected.
+    """
+    match = _SIZE.fullmatch(value) if isinstance(value, str) and len(value) <= 20 else None
+    if match is None:
+        raise ValueError("expected a size with its unit, like 512kB, 10MB or 2GiB")
+    return round(float(match[1]) * _SIZE_UNITS[match[2]])
+
+
+def parse_name(value: object) -> str:
+    """A name that a file gives to something: a receiver, a secret, an instance of a rule.
+
+    Raises:
+        ValueError: it is anything else; the message says what was expected.
+    """
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise ValueError(
+            "expected a name of lower-case letters, digits, '-', '_' and '.' (64 at most)"
+        )
+    return value
+
+
+def parse_http_url(value: object) -> str:
+    """An `http://` or `https://` URL with a host, without user or password in it.
+
+    Raises:
+        ValueError: it is anything else. The message never repeats it: such URLs often are secret.
+    """
+    if isinstance(value, str) and value.isprintable() and " " not in value:
+        try:
+            parts = urlsplit(value)
+            usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:
+            usable = False
+        if usable and "@" in parts.netloc:
+            raise ValueError("a user or password does not belong into a URL: use headers")
+        if usable:
+            return value
+    raise ValueError("expected a URL like https://hooks.example.com/ml, or {secret: NAME}")
+
+
+def _path(value: object) -> Path:
+    if isinstance(value, Path):
+        return value
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise ValueError("expected the path of a file")
+    return Path(value)
+
+
+def _secret(value: object) -> SecretRef:
+    if isinstance(value, SecretRef):
+        return value
+    if isinstance(value, Mapping) and set(value) == {"secret"} and isinstance(value["secret"], str):
+        return SecretRef(value["secret"])
+    raise ValueError("expected {secret: NAME}, with the secret named in the section 'secrets'")
+
+
+def _text_or_secret(value: object) -> str | SecretRef:
+    if isinstance(value, str):
+        if not value.isprintable():
+            raise ValueError("expected text without line breaks or control characters")
+        return value
+    return _secret(value)
+
+
+def _url_or_secret(value: object) -> str | SecretRef:
+    return _secret(value) if isinstance(value, Mapping | SecretRef) else parse_http_url(value)
+
+
+def _dump(value: object) -> object:
+    """The form that the file has."""
+    if isinstance(value, SecretRef):
+        return {"secret": value.name}
+    if isinstance(value, timedelta):
+        return f"{value / timedelta(milliseconds=1):g}ms"
+    return value if isinstance(value, str) else str(value)
+
+
+_AS_FILE: Final = PlainSerializer(_dump, when_used="json")
+_TEXT: Final = {"type": "string"}
+_SECRET_SCHEMA: Final = {
+    "type": "object",
+    "properties": {"secret": {"type": "string", "pattern": NAME_PATTERN}},
+    "required": ["secret"],
+    "additionalProperties": False,
+}
+
+Duration = Annotated[
+    timedelta,
+    PlainValidator(parse_duration),
+    _AS_FILE,
+    WithJsonSchema(_TEXT | {"pattern": rf"^{_DURATION.pattern}$"}),
+]
+"""A duration with its unit."""
+
+Percent = Annotated[
+    float,
+    PlainValidator(parse_percent),
+    PlainSerializer(lambda percent: f"{percent:g}%", when_used="json"),
+    WithJsonSchema(_TEXT | {"pattern": rf"^{_PERCENT.pattern}$"}),
+]
+"""A percentage: 0.5 stands for 0.5 %."""
+
+SizeBytes = Annotated[
+    int,
+    PlainValidator(parse_size),
+    PlainSerializer(lambda size: f"{size}B", when_used="json"),
+    WithJsonSchema(_TEXT | {"pattern": rf"^{_SIZE.pattern}$"}),
+]
+"""A size, in bytes."""
+
+Name = Annotated[str, PlainValidator(parse_name), WithJsonSchema(_TEXT | {"pattern": NAME_PATTERN})]
+"""A name given in the file."""
+
+FilePath = Annotated[
+    Path, PlainValidator(_path), _AS_FILE, WithJsonSchema(_TEXT | {"minLength": 1})
+]
+"""A path; a relative one starts at the folder of the configuration file."""
+
+Secret = Annotated[SecretRef, PlainValidator(_secret), _AS_FILE, WithJsonSchema(_SECRET_SCHEMA)]
+"""A value that may only come from a secret."""
+
+TextOrSecret = Annotated[
+    str | SecretRef,
+    PlainValidator(_text_or_secret),
+    _AS_FILE,
+    WithJsonSchema({"anyOf": [_TEXT, _SECRET_SCHEMA]}),
+]
+"""Text, written out or from a secret."""
+
+UrlOrSecret = Annotated[
+    str | SecretRef,
+    PlainValidator(_url_or_secret),
+    _AS_FILE,
+    WithJsonSchema({"anyOf": [_TEXT | {"pattern": "^https?://"}, _SECRET_SCHEMA]}),
+]
+"""An http(s) URL, written out or from a secret."""
