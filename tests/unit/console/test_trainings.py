@@ -13,8 +13,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tocsin.console.trainings import common, gpt, resnet
 
-pytestmark = pytest.mark.torch
-
 Train = Callable[[list[str]], int]
 SMALL_GPT = ["--layers", "2", "--width", "32", "--context", "32"]
 SMALL_RESNET = ["--batch", "16"]
@@ -92,10 +90,8 @@ def test_nan_gradient_is_in_one_tensor_of_one_step(
     capsys: pytest.CaptureFixture[str], bad_gradients: list[list[str]]
 ) -> None:
     tensor = "blocks.1.attention.qkv.weight"
-    gpt.main(
-        [*SMALL_GPT, "--steps", "9", "--print-every", "1", "--fault", "nan_gradient"]
-        + ["--fault-at", "6", "--fault-tensor", tensor]
-    )
+    fault = f"--fault nan_gradient --fault-at 6 --fault-tensor {tensor}"
+    gpt.main([*SMALL_GPT, "--steps", "9", "--print-every", "1", *fault.split()])
 
     out = capsys.readouterr().out
     model = gpt.Gpt(gpt.GptSize(layers=2, width=32, heads=4, context=32, batch=8))
@@ -144,10 +140,9 @@ def test_diverge_leaves_the_loss_high_but_finite(
 def test_checkpoints_hold_the_step_and_the_weights(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    resnet.main(
-        [*SMALL_RESNET, "--steps", "4", "--save-every", "2", "--weights-hash"]
-        + ["--save-to", str(tmp_path / "saved" / "{step}.pt")]
-    )
+    target = str(tmp_path / "saved" / "{step}.pt")
+    steps = ["--steps", "4", "--weights-hash"]
+    resnet.main([*SMALL_RESNET, *steps, "--save-every", "2", "--save-to", target])
 
     assert sorted(file.name for file in (tmp_path / "saved").iterdir()) == ["1.pt", "3.pt"]
     checkpoint = torch.load(tmp_path / "saved" / "3.pt")
@@ -162,15 +157,19 @@ def test_an_unknown_tensor_is_answered_with_the_names() -> None:
         gpt.main([*SMALL_GPT, "--fault", "nan_gradient", "--fault-tensor", "nowhere"])
 
 
-def test_the_bench_sizes_have_the_stated_parameters() -> None:
-    sizes = {
-        module: (len(list(model.parameters())), sum(p.numel() for p in model.parameters()))
-        for module, model in {
-            "gpt": gpt.Gpt(gpt.SIZES["bench"]),
-            "resnet": resnet.ResNet(resnet.SIZES["bench"]),
-        }.items()
-    }
-    assert sizes == {"gpt": (101, 6_868_992), "resnet": (62, 2_797_610)}
+@pytest.mark.parametrize(
+    ("build", "tensors", "parameters"),
+    [
+        (lambda: gpt.Gpt(gpt.SIZES["bench"]), 101, 6_868_992),
+        (lambda: resnet.ResNet(resnet.SIZES["bench"]), 62, 2_797_610),
+    ],
+    ids=["gpt", "resnet"],
+)
+def test_the_bench_sizes_are_as_documented(
+    build: Callable[[], torch.nn.Module], tensors: int, parameters: int
+) -> None:
+    counts = [parameter.numel() for parameter in build().parameters()]
+    assert (len(counts), sum(counts)) == (tensors, parameters)
 
 
 def test_the_text_comes_back_from_its_tokens() -> None:
