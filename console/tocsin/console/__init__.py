@@ -1,0 +1,1 @@
+"""The `tocsin` command: the only place where all parts meet."""

@@ -1,0 +1,75 @@
+"""What a command was told, by flags, environment and file: read once, at its start."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from tocsin.bus.configured import open_configured_bus
+from tocsin.bus.port import Bus
+from tocsin.schemas.config import Config, LoadedConfig, SectionRegistry, load_config
+from tocsin.schemas.config_settings import Settings, resolve_secrets, resolve_settings
+from tocsin.schemas.topics import Topics
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A validated configuration, what was laid over it, and the secrets' values."""
+
+    loaded: LoadedConfig
+    settings: Settings
+    secrets: Mapping[str, SecretStr]
+
+    @property
+    def config(self) -> Config:
+        """What the file says, or the defaults."""
+        return self.loaded.config
+
+    @property
+    def topics(self) -> Topics:
+        """The topic names of the bus's prefix."""
+        return Topics(self.settings.bus.prefix)
+
+    @property
+    def embedded(self) -> bool:
+        """Whether the bus is a file."""
+        return self.settings.bus.url.startswith("embedded:")
+
+    def open_bus(self, *, create: bool = True) -> Bus:
+        """The bus, still to be entered. Raises UnusableBus, MissingExtra."""
+        explicit = self.settings.bus_origin != "default"
+        # A path in the file is meant from the file's folder; a flag's or variable's from here.
+        folder = self.loaded.folder if self.settings.bus_origin == "file" else Path.cwd()
+        return open_configured_bus(
+            self.settings.bus, self.secrets, folder=folder, explicit=explicit, create=create
+        )
+
+
+def read_setting(
+    config: Path | None,
+    bus: str | None,
+    *,
+    labels: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> Setting:
+    """Read and check the configuration, with all services' own checks.
+
+    Raises:
+        ConfigProblems: the file has problems; all are in the error.
+        ConfigurationError: a flag, a variable or a secret is wrong.
+    """
+    env = os.environ if environ is None else environ
+    loaded = load_config(config, env, registry=section_registry())
+    settings = resolve_settings(loaded.config, env, bus=bus, labels=labels)
+    secrets = resolve_secrets(loaded.config, env, folder=loaded.folder)
+    return Setting(loaded, settings, secrets)
+
+
+def section_registry() -> SectionRegistry:
+    """All services' checks of their own sections."""
+    registry = SectionRegistry()
+    return registry

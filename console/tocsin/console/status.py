@@ -1,0 +1,103 @@
+"""`tocsin status`: what runs, how far it is, what was found and what was done about it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+
+from rich.console import Console
+from rich.table import Table
+
+from tocsin.console.views import BusView
+from tocsin.schemas.issues import IssueFiring
+from tocsin.schemas.runs import RunView
+
+_STATE_STYLE: Mapping[str, str] = {"running": "green", "ended": "", "lost": "yellow"}
+
+
+def status_json(view: BusView) -> str:
+    """The same facts for programs: one JSON object with `version`, `runs`, `issues` and `deliveries`."""
+    return json.dumps(
+        {
+            "version": 1,
+            "runs": [run.model_dump(mode="json", exclude_none=True) for run in view.runs],
+            "issues": [
+                {"state": issue.state, **issue.model_dump(mode="json", exclude_none=True)}
+                for issue in view.issues
+            ],
+            "deliveries": [
+                delivery.model_dump(mode="json", exclude_none=True, exclude={"event"})
+                for delivery in view.deliveries
+            ],
+        },
+        indent=2,
+    )
+
+
+def print_status(view: BusView, *, bus_url: str, now_ms: int, console: Console) -> None:
+    """Tables for people; one helpful line where there is nothing to show."""
+    if not view.runs:
+        console.print(
+            f"no runs on {bus_url} yet; try: tocsin run -- python train.py", highlight=False
+        )
+        return
+    console.print(_runs_table(view.runs, now_ms))
+    if view.issues:
+        console.print(_issues_table(view))
+
+
+def _runs_table(runs: Sequence[RunView], now_ms: int) -> Table:
+    table = Table("run", "state", "step", "loss", "ranks", "issues", "stop", "started", box=None)
+    for run in runs:
+        state = run.outcome or run.state
+        table.add_row(
+            run.run_id,
+            f"[{style}]{state}[/]" if (style := _STATE_STYLE.get(run.state, "")) else state,
+            "-" if run.last_step is None else f"{run.last_step:,}",
+            "-" if run.last_loss is None else f"{run.last_loss:.4g}",
+            str(len(run.ranks)),
+            str(run.issues),
+            "-" if run.stop is None else run.stop.state,
+            ago(run.started_ms, now_ms),
+        )
+    return table
+
+
+def _issues_table(view: BusView) -> Table:
+    done: dict[str, list[str]] = {}
+    for delivery in view.deliveries:
+        done.setdefault(delivery.issue_id, []).append(f"{delivery.action}: {delivery.state}")
+    table = Table("run", "severity", "rule", "state", "first", "reason", "done", box=None)
+    for issue in view.issues:
+        table.add_row(
+            issue.run_id,
+            issue.severity,
+            issue.rule,
+            issue.state,
+            first_seen(issue),
+            issue.reason,
+            ", ".join(done.get(issue.issue_id, ["-"])),
+        )
+    return table
+
+
+def first_seen(issue: IssueFiring) -> str:
+    """Where it began, in few words: `step 12, rank 1`."""
+    parts = []
+    if issue.first_step is not None:
+        parts.append(f"step {issue.first_step:,}")
+    if issue.first_rank is not None and issue.world_size > 1:
+        parts.append(f"rank {issue.first_rank}")
+    return ", ".join(parts) or datetime.fromtimestamp(issue.onset_ms / 1000, UTC).strftime(
+        "%H:%M:%S UTC"
+    )
+
+
+def ago(then_ms: int, now_ms: int) -> str:
+    """How long ago, in one unit: `42 s ago`, `5 min ago`, `3 h ago`, `2 d ago`."""
+    seconds = max(0, now_ms - then_ms) // 1000
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds // size} {unit} ago"
+    return f"{seconds} s ago"

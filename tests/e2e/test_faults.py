@@ -1,0 +1,146 @@
+"""A real training goes bad: found where it began, told, stopped. On both buses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from cloudevents.core.formats.json import JSONFormat
+from standardwebhooks import Webhook
+from support.receiver import Receiver
+from support.site import GPT, HOOK_SECRET, RESNET, SCRIPTS, Finished, Site, until
+
+K = 25
+"""The step of each fault."""
+
+
+def _verified_hooks(receiver: Receiver, run_id: str) -> list[dict[str, object]]:
+    """The webhooks about a run; each signature is checked by the standardwebhooks library."""
+    webhook = Webhook(HOOK_SECRET)
+    bodies = []
+    for request in receiver.about(run_id):
+        webhook.verify(request.body.decode(), request.headers)
+        bodies.append(json.loads(request.body))
+    return bodies
+
+
+def _check_stopped(finished: Finished, *, rules: set[str]) -> dict[str, object]:
+    assert finished.exit_code == 79, finished
+    summary = finished.summary
+    assert summary["outcome"] == "stopped", finished
+    assert summary["exit_code"] == 79
+    critical = [issue for issue in finished.issues if issue["rule"] in rules]
+    assert critical, finished
+    assert summary["stop"]["state"] == "exited", finished
+    states = {(d["rule"], d["action"]): d["state"] for d in summary["deliveries"]}
+    assert states[(critical[0]["rule"], "stop")] == "delivered", finished
+    assert states[(critical[0]["rule"], "hook")] == "delivered", finished
+    found: dict[str, object] = critical[0]
+    return found
+
+
+def test_a_nan_in_one_gradient_of_the_gpt_is_named_and_the_job_stopped(
+    site: Site, receiver: Receiver
+) -> None:
+    run_id = f"gpt-nan-{site.kind}"
+    tensor = "blocks.1.attention.qkv.weight"
+    finished = site.train(
+        GPT, "--fault", "nan_gradient", "--fault-at", str(K), "--fault-tensor", tensor, run_id=run_id
+    )
+    issue = _check_stopped(finished, rules={"nonfinite"})
+    assert issue["first_step"] in (K, K + 1), finished
+    assert issue["first_rank"] == 0
+    assert issue["subject"]["name"] == tensor, finished  # type: ignore[index]
+    assert "done after" not in finished.stdout
+
+    until(lambda: receiver.about(run_id), what="webhook")
+    bodies = _verified_hooks(receiver, run_id)
+    assert {body["type"] for body in bodies} == {"tocsin.issue.firing"}
+    assert bodies[0]["data"]["issue_id"] == issue["id"]  # type: ignore[index]
+
+
+def test_a_webhook_is_a_cloudevent_that_the_sdk_reads(
+    embedded_site: Site, receiver: Receiver
+) -> None:
+    script = str(SCRIPTS / "plain_loop.py")
+    embedded_site.run(
+        sys.executable, script, "--steps", "400", "--nan-at", "10", run_id="cloudevent"
+    )
+    (request, *_) = receiver.about("cloudevent")
+    event = JSONFormat().read(None, request.body)
+    assert event.get_type() == "tocsin.issue.firing"
+    assert event.get_datacontenttype() == "application/json"
+    assert request.headers["content-type"].startswith("application/cloudevents+json")
+
+
+def test_a_corrupt_batch_of_the_resnet_is_seen_in_the_loss(site: Site, receiver: Receiver) -> None:
+    run_id = f"resnet-nan-{site.kind}"
+    finished = site.train(RESNET, "--fault", "nan_batch", "--fault-at", str(K), run_id=run_id)
+    issue = _check_stopped(finished, rules={"nonfinite"})
+    assert issue["first_step"] in (K, K + 1), finished
+    assert issue["subject"]["kind"] == "loss", finished  # type: ignore[index]
+    until(lambda: receiver.about(run_id), what="webhook")
+    assert _verified_hooks(receiver, run_id)
+
+
+def test_a_learning_rate_that_is_a_thousand_times_too_high_is_stopped(site: Site) -> None:
+    finished = site.train(
+        RESNET, "--fault", "diverge", "--fault-at", str(K), "--steps", "400",
+        run_id=f"resnet-diverge-{site.kind}",
+    )  # fmt: skip
+    _check_stopped(finished, rules={"nonfinite", "loss_diverged"})
+
+
+@pytest.mark.parametrize("module", [GPT, RESNET])
+def test_a_healthy_training_is_left_alone_bit_for_bit(site: Site, module: str) -> None:
+    arguments = ["--steps", "120", "--weights-hash"]
+    plain = subprocess.run(
+        [sys.executable, "-m", module, "--threads", "1", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        env={**os.environ, **site.environ},
+    )
+    assert plain.returncode == 0, plain.stderr
+    watched = site.train(module, *arguments, run_id=f"healthy-{module.split('.')[-1]}-{site.kind}")
+    assert watched.exit_code == 0, watched
+    assert watched.stdout == plain.stdout  # the last line is the SHA-256 of the weights
+    assert "weights sha256" in watched.stdout
+    assert watched.issues == [], watched
+    assert watched.summary["outcome"] == "completed"
+    assert watched.summary["steps"] == 120
+    assert watched.summary["stop"] is None
+    assert watched.summary["capture"]["dropped"] == 0, watched
+    assert "120 steps watched, 0 issues" in watched.stderr
+
+
+@pytest.mark.parametrize("fault", ["nan_batch_on_rank", "nan_gradient"])
+def test_under_torchrun_the_rank_is_named_and_no_rank_is_restarted(site: Site, fault: str) -> None:
+    finished = site.run(
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
+        "--max-restarts", "2", "-m", "tocsin.console.trainings.ddp",
+        "--steps", "2000", "--fault", fault, "--fault-rank", "1", "--fault-at", str(K),
+        run_id=f"ddp-{fault}-{site.kind}",
+        timeout_s=120,
+    )  # fmt: skip
+    issue = _check_stopped(finished, rules={"nonfinite"})
+    assert issue["first_rank"] == 1, finished
+    assert issue["first_step"] in (K, K + 1), finished
+    assert finished.stdout.count("fault nan") == 1, finished  # no second start
+    assert "done after" not in finished.stdout
+
+
+def test_a_restarted_job_that_hits_the_same_nan_is_a_new_issue_and_is_stopped_again(
+    site: Site,
+) -> None:
+    script = str(SCRIPTS / "same_nan.py")
+    run_id = f"same-nan-{site.kind}"
+    first = site.run(sys.executable, script, run_id=run_id)
+    second = site.run(sys.executable, script, run_id=run_id)
+    before, after = (_check_stopped(run, rules={"nonfinite"}) for run in (first, second))
+    assert before["id"] != after["id"]
+    assert before["first_step"] == after["first_step"] == 20
+    assert "nobody stopped it" not in first.stdout + second.stdout

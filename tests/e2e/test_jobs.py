@@ -1,0 +1,161 @@
+"""Jobs of all kinds under `tocsin run`: each ends as its user expects."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from support.site import SCRIPTS, Site, until
+
+PYTHON = sys.executable
+
+
+def script(name: str) -> str:
+    """The path of one of the scripts."""
+    return str(SCRIPTS / name)
+
+
+def test_a_script_with_modules_and_a_sitecustomize_of_its_own_works(embedded_site: Site) -> None:
+    folder = SCRIPTS / "collide"
+    plain = subprocess.run(
+        [PYTHON, "train.py"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+    )
+    assert plain.returncode == 0, plain.stderr
+    watched = embedded_site.run(
+        PYTHON, "train.py", cwd=folder, environ={"PYTHONPATH": str(folder)}, run_id="collide"
+    )
+    assert watched.exit_code == 0, watched
+    assert watched.stdout == plain.stdout
+    assert watched.summary["steps"] > 0, watched
+
+
+def test_python_dash_m(embedded_site: Site) -> None:
+    finished = embedded_site.run(PYTHON, "-m", "pkgtrain", cwd=SCRIPTS)
+    assert finished.exit_code == 0, finished
+    assert finished.summary["steps"] > 0
+
+
+def test_a_shell_script_that_trains_twice_is_two_incarnations(embedded_site: Site) -> None:
+    finished = embedded_site.run(
+        "sh", script("twice.sh"), environ={"PYTHON": PYTHON}, run_id="twice"
+    )
+    assert finished.exit_code == 0, finished
+    assert finished.stdout.count("weights sha256") == 2
+    assert finished.summary["steps"] == 50, finished
+
+
+def test_a_program_that_is_not_python(embedded_site: Site) -> None:
+    finished = embedded_site.run("sh", script("not_python.sh"), "a", "b")
+    assert finished.exit_code == 4
+    assert finished.stdout == "not python: a b\n"
+    assert finished.summary["outcome"] == "failed"
+    assert finished.summary["steps"] == 0
+
+
+def test_a_job_without_torch(embedded_site: Site) -> None:
+    finished = embedded_site.run(PYTHON, script("no_torch.py"))
+    assert finished.exit_code == 0, finished
+    assert finished.summary["outcome"] == "completed"
+    assert finished.issues == []
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "outcome"), [("exit_three.py", 3, "failed"), ("raises.py", 1, "failed")]
+)
+def test_its_own_exit_code_is_kept(
+    embedded_site: Site, name: str, code: int, outcome: str
+) -> None:
+    finished = embedded_site.run(PYTHON, script(name))
+    assert finished.exit_code == code, finished
+    assert finished.summary["outcome"] == outcome
+    assert finished.summary["exit_code"] == code
+    assert finished.summary["steps"] > 0, "the last records were lost"
+
+
+def test_a_command_that_does_not_exist_and_one_that_may_not_run(
+    embedded_site: Site, tmp_path: Path
+) -> None:
+    missing = embedded_site.run("no-such-command-anywhere")
+    assert missing.exit_code == 127, missing
+    assert "no-such-command-anywhere" in missing.stderr
+    plain_file = tmp_path / "not-executable"
+    plain_file.write_text("#!/bin/sh\n")
+    assert embedded_site.run(str(plain_file)).exit_code == 126
+
+
+def test_sigterm_is_passed_on_and_nothing_is_left_behind(embedded_site: Site) -> None:
+    running = embedded_site.start(PYTHON, "-u", script("long_loop.py"), run_id="sigterm")
+    until(lambda: _job_steps(running.process), what="the job trains")
+    family = psutil.Process(running.process.pid).children(recursive=True)
+    running.process.send_signal(signal.SIGTERM)
+    finished = running.finish(30)
+    assert finished.exit_code == 128 + signal.SIGTERM, finished
+    assert finished.summary["outcome"] == "interrupted", finished
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert alive == []
+
+
+def test_a_job_that_handles_sigterm_leaves_in_its_own_way(embedded_site: Site) -> None:
+    running = embedded_site.start(
+        PYTHON, "-u", script("long_loop.py"), "--on-term", "7", run_id="on-term"
+    )
+    until(lambda: _job_steps(running.process), what="the job trains")
+    running.process.send_signal(signal.SIGTERM)
+    finished = running.finish(30)
+    assert finished.exit_code == 7, finished
+    assert "SIGTERM seen" in finished.stdout
+
+
+def test_forked_data_loader_workers_send_nothing_and_leave(embedded_site: Site) -> None:
+    finished = embedded_site.run(PYTHON, script("workers.py"))
+    assert finished.exit_code == 0, finished
+    assert finished.summary["steps"] == 20, finished
+    for pid in re.findall(r"\d+", finished.stdout.split("worker pids", 1)[1]):
+        assert not psutil.pid_exists(int(pid))
+
+
+def test_two_runs_at_once_in_one_folder(embedded_site: Site) -> None:
+    healthy = embedded_site.start(PYTHON, script("plain_loop.py"), "--steps", "600", run_id="one")
+    bad = embedded_site.start(PYTHON, script("same_nan.py"), run_id="two")
+    stopped, untouched = bad.finish(), healthy.finish()
+    assert stopped.exit_code == 79, stopped
+    assert untouched.exit_code == 0, untouched
+    assert untouched.summary["issues"] == [], untouched
+    assert untouched.summary["steps"] == 600
+    assert [issue["rule"] for issue in stopped.issues] == ["nonfinite"], stopped
+
+
+def test_a_read_only_folder_falls_back_to_one_of_this_machine(
+    tmp_path: Path, embedded_site: Site
+) -> None:
+    folder = tmp_path / "read-only"
+    folder.mkdir()
+    folder.chmod(0o555)
+    embedded_site.config.write_text("version: 1\n")
+    # Without this capability not even root writes where the mode says no.
+    wrap = ["setpriv", "--bounding-set", "-dac_override"] if os.getuid() == 0 else []
+    finished = embedded_site.run(
+        PYTHON, script("plain_loop.py"), "--nan-at", "10", "--steps", "400",
+        cwd=folder, environ={"XDG_RUNTIME_DIR": str(tmp_path)}, wrap=wrap,
+    )  # fmt: skip
+    assert finished.exit_code == 79, finished
+    assert "not writable" in finished.stderr, finished
+
+
+def _job_steps(process: subprocess.Popen[str]) -> bool:
+    """Whether a python child of the launcher has torch loaded and has used some CPU since."""
+    return any(
+        child.cpu_times().user > 2.0 and "long_loop.py" in " ".join(child.cmdline())
+        for child in psutil.Process(process.pid).children(recursive=True)
+        if child.is_running() and child.status() != psutil.STATUS_ZOMBIE
+    )

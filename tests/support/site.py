@@ -1,0 +1,158 @@
+"""A place where `tocsin` is run as a user runs it: a folder, a bus, a configuration."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SCRIPTS = Path(__file__).parents[1] / "e2e" / "scripts"
+"""Small training scripts of other people, as it were."""
+
+HOOK_SECRET = "whsec_dG9jc2luLXRlc3RzLXdlYmhvb2sta2V5"
+"""The signing key of the webhook that `Site.config` names."""
+
+GPT = "tocsin.console.trainings.gpt"
+RESNET = "tocsin.console.trainings.resnet"
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A `tocsin run` that has ended."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    summary: dict[str, Any]
+
+    @property
+    def issues(self) -> list[dict[str, Any]]:
+        """The summary's issues above `info`."""
+        return [issue for issue in self.summary["issues"] if issue["severity"] != "info"]
+
+    def __str__(self) -> str:
+        return (
+            f"exit code {self.exit_code}\n--- stdout\n{self.stdout[-3000:]}\n--- stderr\n"
+            f"{self.stderr[-5000:]}\n--- summary\n{json.dumps(self.summary, indent=1)[:5000]}"
+        )
+
+
+@dataclass
+class Running:
+    """A `tocsin run` under way, in a process group of its own."""
+
+    process: subprocess.Popen[str]
+    summary_path: Path
+
+    def finish(self, timeout_s: float = 90) -> Finished:
+        """Wait for its end; on a timeout everything it started is killed and the test fails with its output."""
+        try:
+            stdout, stderr = self.process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            stdout, stderr = self.process.communicate(timeout=10)
+            raise AssertionError(
+                f"tocsin run did not end within {timeout_s} s\n{stdout[-2000:]}\n{stderr[-4000:]}"
+            ) from None
+        summary = json.loads(self.summary_path.read_text()) if self.summary_path.exists() else {}
+        return Finished(self.process.returncode, stdout, stderr, summary)
+
+
+@dataclass
+class Site:
+    """Where runs happen. `kind` is `embedded` or `kafka`."""
+
+    kind: str
+    folder: Path
+    bus_url: str
+    prefix: str
+    config: Path
+    environ: dict[str, str] = field(default_factory=dict)
+    _count: int = 0
+
+    def start(
+        self,
+        *command: str,
+        run_id: str | None = None,
+        options: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        stdin: int = subprocess.DEVNULL,
+        wrap: Sequence[str] = (),
+    ) -> Running:
+        """Start `tocsin run … -- command`; `wrap` is a command that runs it."""
+        self._count += 1
+        summary = self.folder / f"summary-{os.getpid()}-{self._count}.json"
+        argv = [*wrap, sys.executable, "-m", "tocsin.console", "run", "--config", str(self.config)]
+        argv += ["--summary", str(summary), *(["--run-id", run_id] if run_id else []), *options]
+        process = subprocess.Popen(
+            [*argv, "--", *command],
+            cwd=cwd or self.folder,
+            env={**os.environ, **self.environ, **(environ or {})},
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        return Running(process, summary)
+
+    def run(self, *command: str, timeout_s: float = 90, **options: Any) -> Finished:
+        """Run `tocsin run … -- command` to its end."""
+        return self.start(*command, **options).finish(timeout_s)
+
+    def train(self, module: str, *arguments: str, **options: Any) -> Finished:
+        """Run one of the shipped trainings on one thread."""
+        return self.run(sys.executable, "-m", module, "--threads", "1", *arguments, **options)
+
+    def tocsin(self, *arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+        """Run another command of tocsin to its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "tocsin.console", *arguments],
+            cwd=self.folder,
+            env={**os.environ, **self.environ},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+
+    def service(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start a worker; its stderr goes to a file in the folder that a failing test can be debugged with."""
+        log = (self.folder / f"{arguments[0]}-{time.monotonic_ns()}.log").open("w")
+        return subprocess.Popen(
+            [sys.executable, "-m", "tocsin.console", *arguments, "--config", str(self.config)],
+            cwd=self.folder,
+            env={**os.environ, **self.environ},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            text=True,
+            start_new_session=True,
+        )
+
+
+def end(process: subprocess.Popen[str], timeout_s: float = 15) -> int:
+    """SIGTERM, then SIGKILL; its exit code."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    return process.wait(10)
+
+
+def until(condition: Callable[[], object], timeout_s: float = 20, what: str = "") -> None:
+    """Wait for a condition, looking every 20 ms; the test fails if it does not come true in time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what or condition}"
+        time.sleep(0.02)
