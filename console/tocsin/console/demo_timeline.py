@@ -36,7 +36,8 @@ def timeline(
 ) -> list[Moment]:
     """The moments of a run that went bad, in order of time.
 
-    The fault itself is placed at the end of the last step before it, the latest moment at which all was well.
+    The fault is placed at the end of the last step before it: the latest moment at which all
+    was well.
     """
     moments: list[Moment] = []
     issue_ids = set()

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from tocsin.console.views import BusView
@@ -17,7 +18,7 @@ _STATE_STYLE: Mapping[str, str] = {"running": "green", "ended": "", "lost": "yel
 
 
 def status_json(view: BusView) -> str:
-    """The same facts for programs: one JSON object with `version`, `runs`, `issues` and `deliveries`."""
+    """The same for programs: one JSON object with `version`, `runs`, `issues`, `deliveries`."""
     return json.dumps(
         {
             "version": 1,
@@ -76,7 +77,7 @@ def _issues_table(view: BusView) -> Table:
             issue.rule,
             issue.state,
             first_seen(issue),
-            issue.reason,
+            escape(issue.reason),
             ", ".join(done.get(issue.issue_id, ["-"])),
         )
     return table

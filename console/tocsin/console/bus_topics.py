@@ -1,0 +1,67 @@
+"""`tocsin bus init` and `tocsin bus show`: the topics, as they are and as they should be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tocsin.bus.port import TopicState
+
+
+def topics_json(url: str, states: Sequence[TopicState]) -> str:
+    """The same for programs: one JSON object with `version`, `bus` and `topics`."""
+    topics = [
+        {
+            **asdict(state.spec),
+            "exists": state.exists,
+            "records": state.records,
+            "size_bytes": state.size_bytes,
+            "differs": state.differs,
+        }
+        for state in states
+    ]
+    return json.dumps({"version": 1, "bus": url, "topics": topics}, indent=2)
+
+
+def print_topics(url: str, states: Sequence[TopicState], console: Console) -> None:
+    """A table, and what to do where something is missing or differs."""
+    console.print(f"bus {url}", highlight=False)
+    table = Table("topic", "partitions", "clean-up", "keeps", "records", "size", "state", box=None)
+    for state in states:
+        spec = state.spec
+        keeps = spec.retention_ms if spec.cleanup == "delete" else None
+        table.add_row(
+            spec.name,
+            str(spec.partitions),
+            spec.cleanup,
+            "newest of a key" if keeps is None else f"{keeps // 3_600_000} h",
+            f"{state.records:,}" if state.exists else "-",
+            _size(state.size_bytes),
+            _verdict(state),
+        )
+    console.print(table)
+    for state in states:
+        for difference in state.differs:
+            console.print(f"{state.spec.name}: {escape(difference)}", highlight=False)
+    if not all(state.exists for state in states):
+        console.print("create what is missing with: tocsin bus init", highlight=False)
+
+
+def _verdict(state: TopicState) -> str:
+    if not state.exists:
+        return "[red]missing[/]"
+    return "[yellow]differs[/]" if state.differs else "[green]as it should be[/]"
+
+
+def _size(size_bytes: int | None) -> str:
+    if size_bytes is None:
+        return "-"
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size_bytes >= size:
+            return f"{size_bytes / size:.1f} {unit}"
+    return f"{size_bytes} B"

@@ -1,0 +1,258 @@
+"""`tocsin demo`: real trainings, healthy and going bad, watched as a user's own would be.
+
+Nothing here knows the outcome. The trainings are started with `tocsin run`, the webhooks arrive
+at a real receiver, and the closing table is read from the records on the bus.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tocsin.bus.port import Bus, Partition
+from tocsin.console.demo_receiver import DemoReceiver
+from tocsin.console.demo_timeline import Moment, Told, timeline
+from tocsin.console.views import read_all
+from tocsin.schemas.errors import RecordError
+from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
+from tocsin.schemas.wire import decode, read_meta
+
+FAULT_STEP: Final = 40
+HOOK_VARIABLE: Final = "TOCSIN_DEMO_HOOK_KEY"
+_TRAININGS: Final = "tocsin.console.trainings"
+
+ScenarioName = Literal["healthy", "diverge", "nan"]
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One training and what should become of it."""
+
+    name: ScenarioName
+    style: str
+    says: str
+    module: str
+    arguments: tuple[str, ...]
+    fault: str | None = None
+
+    @property
+    def stops(self) -> bool:
+        """Whether it should be stopped."""
+        return self.fault is not None
+
+
+def _resnet(name: ScenarioName, style: str, fault: str, says: str) -> Scenario:
+    """A ResNet on handwritten digits, 2,000 steps if nobody stops it."""
+    arguments = ("--steps", "2000", "--print-every", "10")
+    arguments += ("--fault", fault, "--fault-at", str(FAULT_STEP))
+    text = f"a ResNet learns handwritten digits; at step {FAULT_STEP} {says}"
+    return Scenario(name, style, text, f"{_TRAININGS}.resnet", arguments, says)
+
+
+SCENARIOS: Final[Mapping[ScenarioName, Scenario]] = {
+    "healthy": Scenario(
+        "healthy",
+        "green",
+        "a small GPT learns English text; nothing is wrong with it",
+        f"{_TRAININGS}.gpt",
+        ("--steps", "300", "--print-every", "50"),
+    ),
+    "nan": _resnet("nan", "red", "nan_batch", "its batch holds a corrupt image, NaN"),
+    "diverge": _resnet("diverge", "yellow", "diverge", "the learning rate goes from 0.05 to 50"),
+}
+
+CONFIG: Final = """\
+version: 1
+bus: {{url: "{bus}", prefix: {prefix}}}
+labels: {{demo: "yes"}}
+secrets:
+  demo-key: {{env: {variable}}}
+receivers:
+  demo-hook: {{type: webhook, url: "{hook}", sign: {{key: {{secret: demo-key}}}}}}
+rules:
+  - nonfinite: [stop, demo-hook]
+  - loss_diverged: [stop, demo-hook]
+  - exploding_gradient: [demo-hook]
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """One training of the demo, over."""
+
+    scenario: Scenario
+    run_id: str
+    exit_code: int
+    summary: Mapping[str, Any]
+
+    @property
+    def as_announced(self) -> bool:
+        """Whether what should have happened did."""
+        if self.scenario.stops:
+            return self.exit_code == 79 and self.summary.get("outcome") == "stopped"
+        return self.exit_code == 0 and not any(
+            issue["severity"] != "info" for issue in self.summary.get("issues", [{"severity": "?"}])
+        )
+
+
+class Demo:
+    """Runs scenarios side by side. `bus_url` None makes an embedded bus in a fresh folder."""
+
+    def __init__(
+        self, names: Sequence[ScenarioName], bus_url: str | None, console: Console
+    ) -> None:
+        self._scenarios = [SCENARIOS[name] for name in names]
+        self._console = console
+        self._folder = Path(tempfile.mkdtemp(prefix="tocsin-demo-"))
+        self._embedded = bus_url is None or bus_url.startswith("embedded:")
+        self._url = bus_url or f"embedded:{self._folder}/bus.db"
+        # On a shared Kafka the demo keeps to topics of its own.
+        self._topics = Topics("tocsin" if self._embedded else f"tocsin-demo-{uuid.uuid4().hex[:8]}")
+
+    @property
+    def topics(self) -> Topics:
+        """The topics that the demo writes to."""
+        return self._topics
+
+    @property
+    def bus_url(self) -> str:
+        """The bus that it uses."""
+        return self._url
+
+    async def run(self, bus: Bus) -> bool:
+        """Run all scenarios to their end and show what happened. Whether all went as announced."""
+        await bus.init(self._topics.specs())
+        async with DemoReceiver() as receiver:
+            config = self._folder / "tocsin.yaml"
+            config.write_text(
+                CONFIG.format(
+                    bus=self._url,
+                    prefix=self._topics.prefix,
+                    hook=receiver.url,
+                    variable=HOOK_VARIABLE,
+                )
+            )
+            environ = {
+                **os.environ,
+                HOOK_VARIABLE: receiver.secret,
+                "TOCSIN_CONFIG": str(config),
+                # Two trainings share the machine: one thread each.
+                "OMP_NUM_THREADS": "1",
+            }
+            self._announce(receiver.url)
+            workers = [] if self._embedded else await self._start_workers(environ)
+            try:
+                ended = await asyncio.gather(
+                    *(self._train(scenario, environ) for scenario in self._scenarios)
+                )
+            finally:
+                await _end(workers)
+            for one in ended:
+                self._show(one, await self._moments(bus, one, receiver))
+        self._say(f"records: {self._url}; configuration, summaries and logs: {self._folder}")
+        return all(one.as_announced for one in ended)
+
+    def _announce(self, hook: str) -> None:
+        for scenario in self._scenarios:
+            self._console.print(
+                f"[{scenario.style}]{scenario.name:>8}[/] {scenario.says}", highlight=False
+            )
+        self._say(f"webhooks go to a receiver on {hook}, which verifies their signatures")
+
+    async def _start_workers(self, environ: Mapping[str, str]) -> list[asyncio.subprocess.Process]:
+        self._say("starting a rules worker and an action worker on Kafka")
+        log = (self._folder / "workers.log").open("wb")
+        return [
+            await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "tocsin.console", *command,
+                env=environ, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
+            )
+            for command in (["rules"], ["actions", "--allow-cidr", "127.0.0.0/8"])
+        ]  # fmt: skip
+
+    async def _train(self, scenario: Scenario, environ: Mapping[str, str]) -> Ended:
+        run_id = f"demo-{scenario.name}-{uuid.uuid4().hex[:6]}"
+        summary = self._folder / f"{run_id}.json"
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "tocsin.console", "run",
+            "--run-id", run_id, "--summary", str(summary),
+            "--", sys.executable, "-m", scenario.module, "--threads", "1", *scenario.arguments,
+            env=environ, stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        )  # fmt: skip
+        assert process.stdout is not None
+        async for line in process.stdout:
+            text = escape(line.decode(errors="replace").rstrip())
+            self._console.print(
+                f"[{scenario.style}]{scenario.name:>8}[/] {text}", highlight=False, soft_wrap=True
+            )
+        exit_code = await process.wait()
+        facts = json.loads(summary.read_text()) if summary.exists() else {}
+        return Ended(scenario, run_id, exit_code, facts)
+
+    async def _moments(self, bus: Bus, ended: Ended, receiver: DemoReceiver) -> list[Moment]:
+        if ended.scenario.fault is None:
+            return []
+        told: list[Told] = []
+        run_id = ended.run_id
+        partitions = [
+            Partition(self._topics.telemetry, telemetry_partition(run_id)),
+            Partition(self._topics.issues, issue_partition(run_id)),
+            Partition(self._topics.actions, issue_partition(run_id)),
+        ]
+        async for record in read_all(bus, partitions):
+            if record.value is None or f'"{run_id}"'.encode() not in record.value:
+                continue
+            try:
+                value = decode(read_meta(record.headers), record.value)
+            except RecordError:
+                continue
+            told.append(Told(record.append_ms, value))
+        return timeline(told, receiver.received, fault_step=FAULT_STEP, fault=ended.scenario.fault)
+
+    def _show(self, ended: Ended, moments: Sequence[Moment]) -> None:
+        scenario, summary = ended.scenario, ended.summary
+        mark = "[green]as announced[/]" if ended.as_announced else "[red]NOT as announced[/]"
+        outcome, steps = summary.get("outcome", "no summary"), summary.get("steps", 0)
+        overhead = (summary.get("capture") or {}).get("overhead_percent", 0.0)
+        self._console.print(
+            f"\n[{scenario.style} bold]{scenario.name}[/] {outcome} after {steps:,} steps, "
+            f"{len(summary.get('issues', []))} issues, exit code {ended.exit_code}, "
+            f"overhead {overhead:.1f} %: {mark}",
+            highlight=False,
+        )
+        if not moments:
+            return
+        table = Table("ms", "what", "", box=None, pad_edge=False)
+        table.columns[0].justify = "right"
+        start = moments[0].at_ms
+        for moment in moments:
+            table.add_row(f"{moment.at_ms - start:,.0f}", moment.what, escape(moment.detail))
+        self._console.print(table)
+
+    def _say(self, text: str) -> None:
+        self._console.print(f"[bold]  tocsin[/] {escape(text)}", highlight=False, soft_wrap=True)
+
+
+async def _end(workers: Sequence[asyncio.subprocess.Process]) -> None:
+    for worker in workers:
+        if worker.returncode is None:
+            worker.terminate()
+    for worker in workers:
+        try:
+            await asyncio.wait_for(worker.wait(), 10)
+        except TimeoutError:
+            worker.kill()
+            await worker.wait()
