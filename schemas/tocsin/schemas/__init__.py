@@ -1,1 +1,133 @@
-"""What all parts of tocsin agree on: records, topics, signatures and the config file."""
+"""What all parts of tocsin agree on: records, topics, signatures and the config file.
+
+The configuration has its own module, `tocsin.schemas.config`.
+"""
+
+from tocsin.schemas.control import (
+    SignedDatagram,
+    StopAcknowledged,
+    StopEscalated,
+    StopExited,
+    StopExpired,
+    StopLeft,
+    StopRefused,
+    StopRequested,
+)
+from tocsin.schemas.dead_letters import DeadLetter
+from tocsin.schemas.deliveries import Attempt, Delivery
+from tocsin.schemas.errors import (
+    ConfigurationError,
+    MalformedRecord,
+    MissingExtra,
+    RecordError,
+    RecordTooLarge,
+    SignatureError,
+    TocsinError,
+    UnavailableError,
+    UnknownRecord,
+)
+from tocsin.schemas.events import EVENT_TYPES, Data, Event, EventTypes
+from tocsin.schemas.identity import check_run_id, delivery_id, incarnation_id, issue_id, new_id
+from tocsin.schemas.issues import (
+    Evidence,
+    Fact,
+    Issue,
+    IssueFiring,
+    IssueOngoing,
+    IssueResolved,
+    Series,
+    Subject,
+)
+from tocsin.schemas.real import Real
+from tocsin.schemas.runs import (
+    CaptureDegraded,
+    CaptureFigures,
+    Checkpoint,
+    CheckpointWritten,
+    Group,
+    Heartbeat,
+    PhaseMark,
+    RankView,
+    RunEnded,
+    RunStarted,
+    RunView,
+    StopView,
+)
+from tocsin.schemas.signing import Signature, SigningKey, TrustedKeys, VerifyKey, own_key
+from tocsin.schemas.state import Snapshot
+from tocsin.schemas.telemetry import Speaker, StepFrame, SystemFrame, TensorFrame
+from tocsin.schemas.topics import Topics, TopicSpec, issue_partition, telemetry_partition
+from tocsin.schemas.wire import Meta, decode, meta_of, read_meta, read_signature, signature_headers
+
+__all__ = [
+    "EVENT_TYPES",
+    "Attempt",
+    "CaptureDegraded",
+    "CaptureFigures",
+    "Checkpoint",
+    "CheckpointWritten",
+    "ConfigurationError",
+    "Data",
+    "DeadLetter",
+    "Delivery",
+    "Event",
+    "EventTypes",
+    "Evidence",
+    "Fact",
+    "Group",
+    "Heartbeat",
+    "Issue",
+    "IssueFiring",
+    "IssueOngoing",
+    "IssueResolved",
+    "MalformedRecord",
+    "Meta",
+    "MissingExtra",
+    "PhaseMark",
+    "RankView",
+    "Real",
+    "RecordError",
+    "RecordTooLarge",
+    "RunEnded",
+    "RunStarted",
+    "RunView",
+    "Series",
+    "Signature",
+    "SignatureError",
+    "SignedDatagram",
+    "SigningKey",
+    "Snapshot",
+    "Speaker",
+    "StepFrame",
+    "StopAcknowledged",
+    "StopEscalated",
+    "StopExited",
+    "StopExpired",
+    "StopLeft",
+    "StopRefused",
+    "StopRequested",
+    "StopView",
+    "Subject",
+    "SystemFrame",
+    "TensorFrame",
+    "TocsinError",
+    "TopicSpec",
+    "Topics",
+    "TrustedKeys",
+    "UnavailableError",
+    "UnknownRecord",
+    "VerifyKey",
+    "check_run_id",
+    "decode",
+    "delivery_id",
+    "incarnation_id",
+    "issue_id",
+    "issue_partition",
+    "meta_of",
+    "new_id",
+    "own_key",
+    "read_meta",
+    "read_signature",
+    "signature_headers",
+    "telemetry_partition",
+]

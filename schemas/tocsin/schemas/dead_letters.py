@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from tocsin.schemas.errors import MalformedRecord
+from tocsin.schemas.events import clip
+from tocsin.schemas.wire import read_number
 
 _PREFIX: Final = "tocsin-dlq-"
 
@@ -21,10 +23,14 @@ class DeadLetter:
     partition: int
     offset: int
     error: str
+    """The class of the error, for example `MalformedRecord`."""
     message: str
     service: str
+    """Which service could not use it: `rules`, `actions`, …"""
     software: str = ""
+    """Name and version of the writer, for example `tocsin 0.1.0`."""
     at_ms: int = 0
+    """When it was put aside, Unix milliseconds."""
 
     def headers(self) -> tuple[tuple[str, bytes], ...]:
         """As bus headers, to be put before the original's."""
@@ -32,10 +38,10 @@ class DeadLetter:
             (_PREFIX + "topic", self.topic.encode()),
             (_PREFIX + "partition", b"%d" % self.partition),
             (_PREFIX + "offset", b"%d" % self.offset),
-            (_PREFIX + "error", self.error.encode()),
-            (_PREFIX + "message", self.message.encode()),
-            (_PREFIX + "service", self.service.encode()),
-            (_PREFIX + "software", self.software.encode()),
+            (_PREFIX + "error", clip(self.error).encode()),
+            (_PREFIX + "message", clip(self.message).encode()),
+            (_PREFIX + "service", clip(self.service).encode()),
+            (_PREFIX + "software", clip(self.software).encode()),
             (_PREFIX + "at-ms", b"%d" % self.at_ms),
         )
 
@@ -46,13 +52,15 @@ class DeadLetter:
         try:
             return cls(
                 topic=found["topic"].decode(),
-                partition=int(found["partition"]),
-                offset=int(found["offset"]),
+                partition=read_number(found["partition"]),
+                offset=read_number(found["offset"]),
                 error=found["error"].decode(),
                 message=found["message"].decode(),
                 service=found["service"].decode(),
                 software=found.get("software", b"").decode(),
-                at_ms=int(found.get("at-ms", b"0")),
+                at_ms=read_number(found.get("at-ms", b"0")),
             )
-        except (KeyError, ValueError) as error:
-            raise MalformedRecord(f"dead letter headers: {error}") from error
+        except KeyError as error:
+            raise MalformedRecord(f"dead letter has no header {_PREFIX}{error.args[0]}") from error
+        except UnicodeDecodeError as error:
+            raise MalformedRecord("dead letter headers: expected UTF-8") from error

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final, Literal
+from typing import ClassVar, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
-from tocsin.schemas.events import EVENT_TYPES, MAX_TEXT, Data, Model
+from tocsin.schemas.events import EVENT_TYPES, Data, Model, example
+from tocsin.schemas.fields import Incarnation, Millis, RunId, Text, Whole, Word
 from tocsin.schemas.issues import IssueState
 
 DeliveryState = Literal["pending", "delivered", "rejected", "suppressed", "expired"]
@@ -16,40 +17,63 @@ FINAL_STATES: Final = frozenset({"delivered", "rejected", "suppressed", "expired
 class Attempt(Model):
     """One attempt that was made. `result` never holds the peer's body."""
 
-    at_ms: int = Field(ge=0)
-    result: str = Field(max_length=300)
+    at_ms: Millis
+    result: Word = Field(max_length=300, examples=["503 Service Unavailable"])
     retry: bool = Field(description="whether it is worth another attempt")
-    duration_ms: int = Field(default=0, ge=0)
+    duration_ms: Whole = 0
 
 
 @EVENT_TYPES.register
 class Delivery(Data):
     """The newest state of one notice or stop: written before the first attempt and after each."""
 
+    model_config = example(
+        delivery_id="7f8a4a1c-9f3b-5a2b-8a55-5b0c0c2b7d11",
+        issue_id="b1c5a1de-3b0f-5d0e-8a35-6a4c1c1f9d27",
+        run_id="gpt-2026-11-21",
+        incarnation="0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11",
+        rule="nonfinite",
+        issue_state="firing",
+        action="ml-lambda",
+        kind="webhook",
+        state="delivered",
+        reason="200 OK",
+        decided_by="tocsin.yaml:14:3",
+        created_ms=1795258012300,
+        updated_ms=1795258012420,
+        attempts=1,
+        last_attempts=[
+            {"at_ms": 1795258012310, "result": "200 OK", "retry": False, "duration_ms": 104}
+        ],
+        give_up_ms=1795344412300,
+    )
+
     event_type: ClassVar[str] = "tocsin.delivery"
 
     delivery_id: str = Field(max_length=64)
     issue_id: str = Field(max_length=64)
-    run_id: str = Field(max_length=200)
-    incarnation: str = Field(max_length=64)
+    run_id: RunId
+    incarnation: Incarnation
     rule: str = Field(max_length=100)
     issue_state: IssueState
     action: str = Field(max_length=100, description="the receiver's name, or `stop`")
     kind: str = Field(max_length=32, description="webhook, stop, …")
     state: DeliveryState
-    reason: str = Field(max_length=MAX_TEXT, description="why it is in this state")
-    decided_by: str = Field(
+    reason: Text = Field(description="why it is in this state")
+    decided_by: Word = Field(
         default="", max_length=300, description="the config line, or the default, that asked for it"
     )
-    created_ms: int = Field(ge=0)
-    updated_ms: int = Field(ge=0)
-    attempts: int = Field(default=0, ge=0)
-    last_attempts: tuple[Attempt, ...] = Field(default=(), max_length=8)
-    next_attempt_ms: int | None = Field(
-        default=None, ge=0, description="the retry schedule; None when final"
+    created_ms: Millis
+    updated_ms: Millis
+    attempts: Whole = Field(default=0, description="made so far")
+    last_attempts: tuple[Attempt, ...] = Field(
+        default=(), max_length=8, description="the newest, oldest first"
     )
-    give_up_ms: int = Field(ge=0, description="after this it expires")
-    event: dict[str, Any] | None = Field(
+    next_attempt_ms: Millis | None = Field(
+        default=None, description="the retry schedule; None when final"
+    )
+    give_up_ms: Millis = Field(description="after this it expires")
+    event: dict[str, JsonValue] | None = Field(
         default=None,
         description="the issue's CloudEvent, so that a retry needs no other record; "
         "left out when final",

@@ -8,21 +8,32 @@ know.
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
+from typing import ClassVar, Final, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    SerializeAsAny,
+    ValidationError,
+)
 
 from tocsin.schemas.errors import MalformedRecord, UnknownRecord
+from tocsin.schemas.fields import MAX_TEXT as MAX_TEXT
+from tocsin.schemas.fields import Word, readable
 from tocsin.schemas.frames import describe
-
-MAX_TEXT: Final = 4096
-"""Longest free text in an event, in characters; the sender cuts longer text with `clip`."""
 
 
 class Model(BaseModel):
     """A frozen part of an event. Unknown fields are ignored: older readers read newer records."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    # A plain float is finite; one that may be NaN is a `Real`. Without the second setting a NaN
+    # inside free JSON would silently become null.
+    model_config = ConfigDict(
+        frozen=True, extra="ignore", allow_inf_nan=False, ser_json_inf_nan="strings"
+    )
 
 
 class Data(Model):
@@ -35,15 +46,32 @@ class Data(Model):
 D = TypeVar("D", bound=Data)
 
 
+def example(**fields: JsonValue) -> ConfigDict:
+    """Settings of a model that carry one whole example of it into its JSON Schema."""
+    return ConfigDict(json_schema_extra={"examples": [fields]})
+
+
 class Event(Model, Generic[D]):
     """A CloudEvent 1.0, structured JSON."""
 
     specversion: Literal["1.0"] = "1.0"
-    id: str = Field(max_length=200, description="unique together with `source`")
-    source: str = Field(max_length=400, description="who says it, for example /runs/gpt-1/ranks/0")
-    type: str = Field(max_length=100)
-    time: datetime
-    subject: str | None = Field(default=None, max_length=400)
+    id: str = Field(
+        min_length=1,
+        max_length=200,
+        description="unique together with `source`",
+        examples=["3f0e6a2c-2d5e-4c0e-9a57-1f6f0a4b7c11/42"],
+    )
+    source: str = Field(
+        min_length=1,
+        max_length=400,
+        description="who says it",
+        examples=["/runs/gpt-2026-11-21/ranks/0"],
+    )
+    type: str = Field(min_length=1, max_length=100)
+    time: AwareDatetime = Field(
+        description="the sender's clock, RFC 3339", examples=["2026-11-21T14:00:00.250Z"]
+    )
+    subject: Word | None = Field(default=None, max_length=400)
     datacontenttype: Literal["application/json"] = "application/json"
     data: SerializeAsAny[D]
 
@@ -106,29 +134,32 @@ class EventTypes:
         """
         try:
             raw = _Raw.model_validate_json(value)
-        except (ValidationError, RecursionError) as error:
-            raise MalformedRecord(f"event: {_reason(error)}") from error
+        except ValidationError as error:
+            raise MalformedRecord(f"event: {describe(error)}") from error
         model = self.model(raw.type)
         try:
             data = model.model_validate(raw.data)
-            return Event[Data](**{**raw.model_dump(), "data": data})
-        except (ValidationError, RecursionError) as error:
-            raise MalformedRecord(f"event {raw.type}: {_reason(error)}") from error
+        except ValidationError as error:
+            raise MalformedRecord(f"event {raw.type}: {describe(error)}") from error
+        return Event(
+            id=raw.id,
+            source=raw.source,
+            type=raw.type,
+            time=raw.time,
+            subject=raw.subject,
+            data=data,
+        )
 
 
 class _Raw(Model):
     specversion: Literal["1.0"]
-    id: str = Field(max_length=200)
-    source: str = Field(max_length=400)
-    type: str = Field(max_length=100)
-    time: datetime
+    id: str = Field(min_length=1, max_length=200)
+    source: str = Field(min_length=1, max_length=400)
+    type: str = Field(min_length=1, max_length=100)
+    time: AwareDatetime
     subject: str | None = Field(default=None, max_length=400)
     datacontenttype: Literal["application/json"] = "application/json"
-    data: dict[str, Any]
-
-
-def _reason(error: ValidationError | RecursionError) -> str:
-    return describe(error) if isinstance(error, ValidationError) else "nested too deeply"
+    data: dict[str, object]
 
 
 EVENT_TYPES: Final = EventTypes()
@@ -136,5 +167,6 @@ EVENT_TYPES: Final = EventTypes()
 
 
 def clip(text: str, limit: int = MAX_TEXT) -> str:
-    """`text`, cut to `limit` characters with a mark at the cut."""
+    """`text`, cut to `limit` characters with a mark at the cut, and fit for JSON."""
+    text = readable(text)
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from tocsin.schemas.events import EVENT_TYPES, MAX_TEXT, Model
+from tocsin.schemas.events import EVENT_TYPES, Model, example
+from tocsin.schemas.fields import Labels, Millis, Step, Text, Whole, Word
 from tocsin.schemas.real import Real
 from tocsin.schemas.runs import Checkpoint, RunData
 
@@ -21,7 +22,7 @@ class Subject(Model):
     """What the issue is about: `gradients/blocks.3.attention.qkv.weight`, `loss`, `rank 1`, …"""
 
     kind: SubjectKind
-    name: str = Field(max_length=512)
+    name: Word = Field(max_length=512, examples=["blocks.3.attention.qkv.weight"])
     collection: str | None = Field(default=None, max_length=64)
 
 
@@ -29,19 +30,25 @@ class Fact(Model):
     """One number or word of the evidence, for example `nans` 12, or `ratio` 41.2 with limit 20."""
 
     name: str = Field(max_length=100)
-    value: Real | str
+    value: Real | Text
     limit: Real | None = None
-    unit: str | None = Field(default=None, max_length=32)
+    unit: str | None = Field(default=None, max_length=32, examples=["percent"])
 
 
 class Series(Model):
     """The deciding series: the last points up to the firing step, and the limit crossed."""
 
-    name: str = Field(max_length=200)
-    unit: str | None = Field(default=None, max_length=32)
-    steps: tuple[int, ...] = Field(max_length=512)
+    name: Word = Field(max_length=200, examples=["loss"])
+    unit: str | None = Field(default=None, max_length=32, examples=["percent"])
+    steps: tuple[Step, ...] = Field(max_length=512)
     values: tuple[Real, ...] = Field(max_length=512)
     limit: Real | None = None
+
+    @model_validator(mode="after")
+    def _aligned(self) -> Self:
+        if len(self.steps) != len(self.values):
+            raise ValueError(f"{len(self.steps)} steps, but {len(self.values)} values")
+        return self
 
 
 class Evidence(Model):
@@ -49,18 +56,43 @@ class Evidence(Model):
 
     facts: tuple[Fact, ...] = Field(default=(), max_length=64)
     series: Series | None = None
-    followed: int = Field(
-        default=0, ge=0, description="how many further tensors or ranks went the same way"
+    followed: Whole = Field(
+        default=0, description="how many further tensors or ranks went the same way"
     )
-    also: tuple[str, ...] = Field(default=(), max_length=32, description="the next ones, by name")
-    explanation: str = Field(
-        default="", max_length=MAX_TEXT, description="how the origin was decided"
-    )
+    also: tuple[Word, ...] = Field(default=(), max_length=32, description="the next ones, by name")
+    explanation: Text = Field(default="", description="how the origin was decided")
 
 
 @EVENT_TYPES.register
 class IssueFiring(RunData):
     """An issue, in one of its states. The id is the same in all states of one episode."""
+
+    model_config = example(
+        run_id="gpt-2026-11-21",
+        incarnation="0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11",
+        rank=1,
+        issue_id="b1c5a1de-3b0f-5d0e-8a35-6a4c1c1f9d27",
+        rule="nonfinite",
+        use="nonfinite",
+        rule_version=1,
+        severity="critical",
+        stop_worthy=True,
+        subject={
+            "kind": "tensor",
+            "name": "blocks.3.attention.qkv.weight",
+            "collection": "gradients",
+        },
+        reason="NaN in 12 of 1,769,472 gradients of blocks.3.attention.qkv.weight on rank 1",
+        first_step=1200,
+        first_rank=1,
+        step=1200,
+        onset_ms=1795258012250,
+        at_ms=1795258012250,
+        evidence={
+            "facts": [{"name": "nans", "value": 12.0}],
+            "series": {"name": "loss", "steps": [1199, 1200], "values": [2.75, "NaN"]},
+        },
+    )
 
     event_type: ClassVar[str] = "tocsin.issue.firing"
     state: ClassVar[IssueState] = "firing"
@@ -68,24 +100,25 @@ class IssueFiring(RunData):
     issue_id: str = Field(max_length=64)
     rule: str = Field(max_length=100, description="the rule instance's name")
     use: str = Field(max_length=100, description="the rule in the catalogue")
-    rule_version: int = Field(ge=1)
+    rule_version: Whole = Field(ge=1)
     severity: Severity
     stop_worthy: bool = Field(default=False, description="whether it may stop the run by default")
     subject: Subject
-    reason: str = Field(max_length=MAX_TEXT, description="one sentence: what, where first, how bad")
-    remedy: str = Field(default="", max_length=MAX_TEXT)
-    first_step: int | None = Field(default=None, ge=0)
-    first_rank: int | None = Field(default=None, ge=0)
-    step: int | None = Field(
-        default=None, ge=0, description="the run's step when this state was decided"
+    reason: Text = Field(description="one sentence: what, where first, how bad")
+    remedy: Text = ""
+    first_step: Step | None = None
+    first_rank: Whole | None = None
+    step: Step | None = Field(
+        default=None, description="the run's step when this state was decided"
     )
-    onset_ms: int = Field(
-        default=0, ge=0, description="append time of the record that began it, Unix milliseconds"
+    onset_ms: Millis = Field(
+        default=0, description="append time of the record that began it, Unix milliseconds"
     )
-    at_ms: int = Field(
-        default=0, ge=0, description="append time of the record that decided this state"
+    at_ms: Millis = Field(
+        default=0,
+        description="append time of the record that decided this state, Unix milliseconds",
     )
-    labels: dict[str, str] = Field(default_factory=dict)
+    labels: Labels = Field(default_factory=dict)
     evidence: Evidence = Evidence()
     last_good_checkpoint: Checkpoint | None = Field(
         default=None, description="the newest checkpoint that was written before the onset"

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from tocsin.schemas.events import EVENT_TYPES, MAX_TEXT, Data, Model
+from tocsin.schemas.events import EVENT_TYPES, Data, Model, example
+from tocsin.schemas.fields import (
+    MAX_INT,
+    ExitCode,
+    Incarnation,
+    Labels,
+    Many,
+    Mapped,
+    Millis,
+    RunId,
+    Step,
+    Text,
+    Whole,
+    Word,
+)
 from tocsin.schemas.real import Real
 
 Role = Literal["launcher", "trainer"]
@@ -20,18 +34,18 @@ RuleStatus = Literal[
 class RunData(Data):
     """What each event of a run says: of which run, of which incarnation, from which rank."""
 
-    run_id: str = Field(max_length=200)
-    incarnation: str = Field(max_length=64)
-    rank: int = Field(default=0, ge=0, description="0 for a launcher too")
-    world_size: int = Field(default=1, ge=1)
+    run_id: RunId
+    incarnation: Incarnation
+    rank: Whole = Field(default=0, description="0 for a launcher too")
+    world_size: Whole = Field(default=1, ge=1)
     role: Role = "trainer"
 
 
 class Group(Model):
     """One parameter group of the primary optimizer."""
 
-    index: int = Field(ge=0)
-    parameters: int = Field(ge=0)
+    index: Whole
+    parameters: Whole
     lr: Real
 
 
@@ -39,26 +53,47 @@ class Group(Model):
 class RunStarted(RunData):
     """A launcher has started a job, or a rank has begun to train."""
 
+    model_config = example(
+        run_id="gpt-2026-11-21",
+        incarnation="0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11",
+        rank=1,
+        world_size=2,
+        job_id="slurm-4711",
+        labels={"team": "vision"},
+        node="node-17",
+        pid=31337,
+        command="python train.py --lr 3e-4",
+        folder="/home/ana/gpt",
+        git_commit="9df90d1",
+        versions={"python": "3.11.9", "torch": "2.15.0"},
+        optimizer="AdamW",
+        optimizers=1,
+        groups=[{"index": 0, "parameters": 148, "lr": 0.0003}],
+        tensors=148,
+        parameters=124439808,
+        collections=["gradients", "weights"],
+        heartbeat_s=10.0,
+        stop="trusted_key",
+    )
+
     event_type: ClassVar[str] = "tocsin.run.started"
 
     job_id: str = Field(max_length=200)
-    restart_count: int = Field(default=0, ge=0)
-    training: int = Field(default=0, ge=0, description="which training of this job it is, from 0")
-    labels: dict[str, str] = Field(default_factory=dict)
-    node: str = Field(default="", max_length=255)
-    pid: int = Field(default=0, ge=0)
-    command: str = Field(default="", max_length=MAX_TEXT, description="secrets masked")
-    folder: str = Field(default="", max_length=MAX_TEXT)
+    restart_count: Whole = 0
+    training: Whole = Field(default=0, description="which training of this job it is, from 0")
+    labels: Labels = Field(default_factory=dict)
+    node: Word = Field(default="", max_length=255, description="host name")
+    pid: Whole = 0
+    command: Text = Field(default="", description="secrets masked")
+    folder: Text = ""
     git_commit: str | None = Field(default=None, max_length=64)
-    versions: dict[str, str] = Field(default_factory=dict, description="python, torch, tocsin, …")
+    versions: Mapped[Word] = Field(default_factory=dict, description="python, torch, tocsin, …")
     optimizer: str | None = Field(default=None, max_length=200)
-    optimizers: int = Field(
-        default=0, ge=0, description="how many optimizers step in this training"
-    )
-    groups: tuple[Group, ...] = ()
-    tensors: int = Field(default=0, ge=0, description="trainable parameter tensors")
-    parameters: int = Field(default=0, ge=0, description="trainable numbers")
-    collections: tuple[str, ...] = Field(default=(), description="what is captured")
+    optimizers: Whole = Field(default=0, description="how many optimizers step in this training")
+    groups: Many[Group] = ()
+    tensors: Whole = Field(default=0, description="trainable parameter tensors")
+    parameters: Whole = Field(default=0, description="trainable numbers")
+    collections: Many[str] = Field(default=(), description="what is captured")
     heartbeat_s: float = Field(
         default=10.0, gt=0, description="interval of this speaker's heartbeats, seconds"
     )
@@ -71,15 +106,26 @@ class RunStarted(RunData):
 class RunEnded(RunData):
     """A rank has finished, or a launcher's job has ended; only states of a stop may follow."""
 
+    model_config = example(
+        run_id="gpt-2026-11-21",
+        incarnation="0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11",
+        role="launcher",
+        outcome="stopped",
+        exit_code=79,
+        reason="stopped for nonfinite",
+        last_step=1203,
+        duration_s=412.5,
+    )
+
     event_type: ClassVar[str] = "tocsin.run.ended"
 
     outcome: Outcome
-    exit_code: int | None = Field(
+    exit_code: ExitCode | None = Field(
         default=None, description="launcher only; 128+n after signal n, 79 after a stop"
     )
-    reason: str = Field(default="", max_length=MAX_TEXT)
-    last_step: int | None = Field(default=None, ge=0)
-    duration_s: float = Field(default=0.0, ge=0)
+    reason: Text = ""
+    last_step: Step | None = None
+    duration_s: float = Field(default=0.0, ge=0, description="seconds")
     capture: CaptureFigures | None = None
 
 
@@ -87,11 +133,9 @@ class CaptureFigures(Model):
     """What watching has cost one rank so far, and what it sent."""
 
     overhead_percent: float = Field(ge=0, description="time in hooks against time of the steps")
-    records: int = Field(ge=0, description="records acknowledged by the bus")
-    dropped: int = Field(
-        ge=0, description="records dropped because the queue was full or the bus away"
-    )
-    degraded: tuple[str, ...] = Field(
+    records: Whole = Field(description="records acknowledged by the bus")
+    dropped: Whole = Field(description="records dropped because the queue was full or the bus away")
+    degraded: Many[Word] = Field(
         default=(), description="probes that were switched off, with the reason"
     )
 
@@ -100,9 +144,18 @@ class CaptureFigures(Model):
 class Heartbeat(RunData):
     """The speaker lives. Sent by a thread of its own, so it goes on while a step does not."""
 
+    model_config = example(
+        run_id="gpt-2026-11-21",
+        incarnation="0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11",
+        last_step=1200,
+        steps_in_flight=True,
+        forward_calls=1202,
+        capture={"overhead_percent": 0.3, "records": 2411, "dropped": 0},
+    )
+
     event_type: ClassVar[str] = "tocsin.run.heartbeat"
 
-    last_step: int | None = Field(default=None, ge=0, description="None before the first step")
+    last_step: Step | None = Field(default=None, description="None before the first step")
     steps_in_flight: bool = Field(
         default=False, description="a forward call came since the last step"
     )
@@ -111,9 +164,7 @@ class Heartbeat(RunData):
         max_length=100,
         description="the phase under way, where one is: evaluation, checkpoint",
     )
-    forward_calls: int = Field(
-        default=0, ge=0, description="forward calls of the root module so far"
-    )
+    forward_calls: Whole = Field(default=0, description="forward calls of the root module so far")
     capture: CaptureFigures | None = None
 
 
@@ -121,22 +172,31 @@ class Heartbeat(RunData):
 class PhaseMark(RunData):
     """A phase began or ended: `run.phase(name)`, an evaluation, a checkpoint."""
 
+    model_config = example(
+        run_id="gpt-2026-11-21",
+        incarnation="0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11",
+        name="evaluation",
+        edge="end",
+        step=1000,
+        duration_s=12.25,
+    )
+
     event_type: ClassVar[str] = "tocsin.run.phase"
 
-    name: str = Field(max_length=100)
+    name: Word = Field(max_length=100)
     edge: Literal["begin", "end"]
-    step: int | None = Field(default=None, ge=0)
-    duration_s: float | None = Field(default=None, ge=0, description="at the end only")
+    step: Step | None = None
+    duration_s: float | None = Field(default=None, ge=0, description="seconds; at the end only")
 
 
 class Checkpoint(Model):
     """A checkpoint file that a run has written."""
 
-    path: str = Field(max_length=MAX_TEXT)
-    step: int = Field(
-        ge=0, description="steps finished when it was written began minus one: the last step in it"
+    path: Text
+    step: Annotated[int, Field(ge=-1, le=MAX_INT)] = Field(
+        description="the last step that is in it; -1 before the first step"
     )
-    size_bytes: int | None = Field(default=None, ge=0)
+    size_bytes: Whole | None = None
     finite: bool | None = Field(
         default=None, description="whether what was saved was finite, where known"
     )
@@ -146,29 +206,44 @@ class Checkpoint(Model):
 class CheckpointWritten(RunData):
     """`torch.save` has written a file."""
 
+    model_config = example(
+        run_id="gpt-2026-11-21",
+        incarnation="0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11",
+        checkpoint={"path": "/data/gpt/step-1000.pt", "step": 1000, "size_bytes": 1493172224},
+        duration_s=3.5,
+    )
+
     event_type: ClassVar[str] = "tocsin.run.checkpoint"
 
     checkpoint: Checkpoint
-    duration_s: float = Field(default=0.0, ge=0)
+    duration_s: float = Field(default=0.0, ge=0, description="seconds")
 
 
 @EVENT_TYPES.register
 class CaptureDegraded(RunData):
     """A probe was switched off: it failed or cost too much. The training goes on unharmed."""
 
+    model_config = example(
+        run_id="gpt-2026-11-21",
+        incarnation="0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11",
+        probe="weights",
+        reason="over the budget of 0.5 % for 100 steps",
+        step=400,
+    )
+
     event_type: ClassVar[str] = "tocsin.run.capture_degraded"
 
     probe: str = Field(max_length=100)
-    reason: str = Field(max_length=MAX_TEXT)
-    step: int | None = Field(default=None, ge=0)
+    reason: Text
+    step: Step | None = None
 
 
 class RankView(Model):
     """One rank, as last heard of."""
 
-    rank: int = Field(ge=0)
-    last_step: int | None = None
-    last_heard_ms: int = Field(ge=0, description="append time of its last record")
+    rank: Whole
+    last_step: Step | None = None
+    last_heard_ms: Millis = Field(description="append time of its last record")
     ended: bool = False
     capture: CaptureFigures | None = None
 
@@ -177,13 +252,13 @@ class StopView(Model):
     """How far a stop of this incarnation has come."""
 
     state: Literal["requested", "acknowledged", "left", "exited", "escalated", "refused", "expired"]
-    command_id: str
-    issue_id: str | None = None
-    reason: str = ""
-    step: int | None = Field(default=None, description="the step at which the ranks left")
+    command_id: str = Field(max_length=64)
+    issue_id: str | None = Field(default=None, max_length=64)
+    reason: Text = ""
+    step: Step | None = Field(default=None, description="the step at which the ranks left")
     how: str | None = Field(default=None, description="edge, SIGTERM or SIGKILL")
-    exit_code: int | None = None
-    states: dict[str, int] = Field(
+    exit_code: ExitCode | None = None
+    states: Mapped[Millis] = Field(
         default_factory=dict, description="state -> append time, Unix milliseconds"
     )
 
@@ -192,24 +267,38 @@ class StopView(Model):
 class RunView(RunData):
     """What a reader wants to know of a run: the newest of its key on the runs topic."""
 
+    model_config = example(
+        run_id="gpt-2026-11-21",
+        incarnation="0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11",
+        state="running",
+        node="node-17",
+        started_ms=1795257600000,
+        last_step=1200,
+        last_loss="NaN",
+        ranks=[{"rank": 0, "last_step": 1200, "last_heard_ms": 1795258012500}],
+        rules={"nonfinite": "issues_found"},
+        issues=1,
+        next_offset=48213,
+    )
+
     event_type: ClassVar[str] = "tocsin.run.view"
 
     state: RunState
-    labels: dict[str, str] = Field(default_factory=dict)
-    node: str = ""
-    command: str = ""
-    started_ms: int = Field(default=0, ge=0)
-    ended_ms: int | None = None
+    labels: Labels = Field(default_factory=dict)
+    node: Word = ""
+    command: Text = ""
+    started_ms: Millis = 0
+    ended_ms: Millis | None = Field(default=None, description="None while it runs")
     outcome: Outcome | None = None
-    exit_code: int | None = None
-    last_step: int | None = None
+    exit_code: ExitCode | None = None
+    last_step: Step | None = None
     last_loss: Real | None = None
-    ranks: tuple[RankView, ...] = ()
-    rules: dict[str, RuleStatus] = Field(default_factory=dict)
-    issues: int = Field(default=0, ge=0, description="episodes so far")
+    ranks: Many[RankView] = ()
+    rules: Mapped[RuleStatus] = Field(default_factory=dict)
+    issues: Whole = Field(default=0, description="episodes so far")
     stop: StopView | None = None
     capture: CaptureFigures | None = Field(default=None, description="over all ranks")
-    next_offset: int = Field(default=0, ge=0, description="telemetry up to here is in this view")
+    next_offset: Whole = Field(default=0, description="telemetry up to here is in this view")
 
 
 RunEnded.model_rebuild()

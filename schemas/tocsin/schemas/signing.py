@@ -11,7 +11,8 @@ import base64
 import binascii
 import hashlib
 import os
-from collections.abc import Iterable
+import secrets
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,14 +128,9 @@ class TrustedKeys:
         """Read files, and all `*.pub` of folders. A path that is not there holds no key.
 
         Raises:
-            ConfigurationError: a file there is not a public key.
+            ConfigurationError: a file there is not a public key, or cannot be read.
         """
-        files: list[Path] = []
-        for path in paths:
-            files += (
-                sorted(path.glob("*.pub")) if path.is_dir() else [path] if path.exists() else []
-            )
-        return cls(VerifyKey.read(file) for file in files)
+        return cls(VerifyKey.read(file) for path in paths for file in _key_files(path))
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -149,7 +145,18 @@ class TrustedKeys:
         trusted.verify(key, value, signature)
 
 
-def keys_folder(environ: dict[str, str] | os._Environ[str]) -> Path:
+def _key_files(path: Path) -> list[Path]:
+    try:
+        if not path.is_dir():
+            return [path] if path.exists() else []
+        # Hidden ones are drafts of `own_key` in another process.
+        names = (name for name in os.listdir(path) if not name.startswith("."))
+        return [path / name for name in sorted(names) if name.endswith(".pub")]
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be read ({error})") from error
+
+
+def keys_folder(environ: Mapping[str, str]) -> Path:
     """`${XDG_CONFIG_HOME:-~/.config}/tocsin/keys`."""
     base = environ.get("XDG_CONFIG_HOME") or str(
         Path(environ.get("HOME", "~")).expanduser() / ".config"
@@ -166,30 +173,44 @@ def own_key(folder: Path, name: str = "actions") -> SigningKey:
         ConfigurationError: the key cannot be read or written.
     """
     path = folder / f"{name}.key"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        made = SigningKey.generate()
-        draft = folder / f".{name}-{os.getpid()}.key"
-        try:
-            made.write(draft)
-            # link() is the atomic "create if absent"; the loser of a race reads the winner's key below.
-            os.link(draft, path)
-            os.replace(draft.with_suffix(".pub"), path.with_suffix(".pub"))
-        except FileExistsError:
-            pass
-        except OSError as error:
-            raise ConfigurationError(
-                f"{folder}: cannot make a key for signing stops ({error})"
-            ) from error
-        finally:
-            draft.unlink(missing_ok=True)
-            draft.with_suffix(".pub").unlink(missing_ok=True)
-    key = SigningKey.read(path)
-    if not path.with_suffix(".pub").exists():
-        # The maker died between the two files; the public half follows from the private one.
-        with suppress(FileExistsError):
-            key.public.write(path.with_suffix(".pub"))
+    try:
+        if not path.exists():
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _make(path)
+        key = SigningKey.read(path)
+        if not path.with_suffix(".pub").exists():
+            # The maker died between the two files; the public half follows from the private one.
+            _publish(key.public, path.with_suffix(".pub"))
+    except OSError as error:
+        raise ConfigurationError(
+            f"{folder}: cannot make a key for signing stops ({error})"
+        ) from error
     return key
+
+
+def _make(path: Path) -> None:
+    made = SigningKey.generate()
+    draft = _draft(path)
+    made.write(draft)
+    try:
+        # link() is the atomic "create if absent"; the loser of a race reads the winner's key.
+        with suppress(FileExistsError):
+            os.link(draft, path)
+            _publish(made.public, path.with_suffix(".pub"))
+    finally:
+        draft.unlink(missing_ok=True)
+        draft.with_suffix(".pub").unlink(missing_ok=True)
+
+
+def _publish(key: VerifyKey, path: Path) -> None:
+    # Whole or not at all, since a trainer may read the folder at any moment.
+    draft = _draft(path)
+    key.write(draft)
+    os.replace(draft, path)
+
+
+def _draft(path: Path) -> Path:
+    return path.with_name(f".{path.stem}-{secrets.token_hex(8)}{path.suffix}")
 
 
 def _message(key: bytes, value: bytes) -> bytes:

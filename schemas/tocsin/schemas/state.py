@@ -8,19 +8,24 @@ from typing import ClassVar, Final, Self
 from pydantic import Field, ValidationError
 
 from tocsin.schemas.errors import MalformedRecord
+from tocsin.schemas.fields import Incarnation, Millis, RunId, Whole
 from tocsin.schemas.frames import FrameHeader, describe, encode_frame, split_header
 
 MAX_SNAPSHOT_BYTES: Final = 1024 * 1024
 
 
-class _Header(FrameHeader):
-    run_id: str = Field(max_length=200)
-    incarnation: str = Field(max_length=64)
-    rule: str = Field(max_length=100)
-    rule_version: int = Field(ge=0)
-    next_offset: int = Field(ge=0)
-    saved_at_ms: int = Field(ge=0)
-    software: str = Field(max_length=100)
+class SnapshotHeader(FrameHeader):
+    """The header of a snapshot; the rule's own bytes follow it."""
+
+    run_id: RunId
+    incarnation: Incarnation
+    rule: str = Field(max_length=100, description="the rule instance", examples=["nonfinite"])
+    rule_version: Whole = Field(description="of the state's own form", examples=[1])
+    next_offset: Whole = Field(
+        description="telemetry below this offset is in the state", examples=[48213]
+    )
+    saved_at_ms: Millis
+    software: str = Field(max_length=100, description="who wrote it", examples=["tocsin 0.1.0"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +54,7 @@ class Snapshot:
 
     def encode(self) -> bytes:
         """The value of the bus record: header frame, then the rule's own bytes."""
-        header = _Header(
+        header = SnapshotHeader(
             run_id=self.run_id,
             incarnation=self.incarnation,
             rule=self.rule,
@@ -65,7 +70,7 @@ class Snapshot:
         """Raises MalformedRecord, and nothing else."""
         text, start = split_header(value)
         try:
-            header = _Header.model_validate_json(text)
+            header = SnapshotHeader.model_validate_json(text)
         except ValidationError as error:
             raise MalformedRecord(f"snapshot header: {describe(error)}") from error
         return cls(

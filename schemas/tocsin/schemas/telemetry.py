@@ -7,15 +7,18 @@ columns and no missing cells.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, ClassVar, Final, Literal, Self
+from json.encoder import encode_basestring
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, FailFast, Field, model_validator
 
 from tocsin.schemas.errors import MalformedRecord
+from tocsin.schemas.fields import Incarnation, Many, RunId, Step, Whole
 from tocsin.schemas.frames import Array, FrameHeader, decode_frame, encode_frame
 
 Mode = Literal["train", "eval", "predict", "global"]
@@ -33,36 +36,72 @@ MAX_FRAME_BYTES: Final = 900_000
 """A summary is split into parts of at most this many encoded bytes."""
 
 
-class _Header(FrameHeader):
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    run_id: str = Field(max_length=200)
-    incarnation: str = Field(max_length=64)
-    rank: int = Field(ge=0)
-    world_size: int = Field(ge=1)
+def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(names)) != len(names):
+        raise ValueError("a column is there twice")
+    return names
 
 
-class _TensorHeader(_Header):
-    step: int = Field(ge=0)
+Columns = Annotated[tuple[str, ...], FailFast(), AfterValidator(_distinct)]
+Micros = Annotated[
+    Whole, Field(description="the sender's clock, Unix microseconds", examples=[1795258012250000])
+]
+
+
+class TelemetryHeader(FrameHeader):
+    """What the header of each telemetry frame says: of which rank of which training it is."""
+
+    run_id: RunId
+    incarnation: Incarnation
+    rank: Whole
+    world_size: Whole = Field(ge=1)
+
+
+class TensorHeader(TelemetryHeader):
+    """The header of a `TensorFrame`; blocks `values` float32[rows, columns] and `counts`
+    uint64[rows, count_columns].
+    """
+
+    step: Step
     mode: Mode
-    collection: str = Field(max_length=64)
-    every: int = Field(ge=1)
-    part: int = Field(ge=0)
-    parts: int = Field(ge=1)
-    at_us: int = Field(ge=0)
-    rows: tuple[str, ...]
-    columns: tuple[str, ...]
-    count_columns: tuple[str, ...]
+    collection: str = Field(max_length=64, examples=["gradients", "weights"])
+    every: Whole = Field(ge=1, description="interval in steps that was in force", examples=[10])
+    part: Whole = Field(description="which part of this step, from 0")
+    parts: Whole = Field(ge=1)
+    at_us: Micros
+    rows: Many[str] = Field(
+        description="names of the tensors", examples=[["blocks.0.mlp.weight", "blocks.0.mlp.bias"]]
+    )
+    columns: Columns = Field(
+        description="statistics over the finite values", examples=[list(STATISTIC_COLUMNS)]
+    )
+    count_columns: Columns = Field(examples=[list(COUNT_COLUMNS)])
+
+    @model_validator(mode="after")
+    def _one_of_its_parts(self) -> Self:
+        if self.part >= self.parts:
+            raise ValueError(f"part {self.part} of {self.parts}, which count from 0")
+        return self
 
 
-class _StepHeader(_Header):
+class StepHeader(TelemetryHeader):
+    """The header of a `StepFrame`; blocks `steps` and `at_us` uint64[steps], `values`
+    float32[steps, columns].
+    """
+
     mode: Mode
-    columns: tuple[str, ...]
+    columns: Columns = Field(examples=[["loss", "gradient_norm", "lr.0", "step_time_s"]])
 
 
-class _SystemHeader(_Header):
-    node: str = Field(max_length=255)
-    columns: tuple[str, ...]
+class SystemHeader(TelemetryHeader):
+    """The header of a `SystemFrame`; blocks `at_us` uint64[samples], `values` float64[samples,
+    columns].
+    """
+
+    node: str = Field(max_length=255, description="host name", examples=["node-17"])
+    columns: Columns = Field(
+        description="names that carry their unit", examples=[["cpu.percent", "memory.used_bytes"]]
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +152,12 @@ class TensorFrame:
         )
 
     def encode(self) -> bytes:
-        """The value of the bus record."""
-        header = _TensorHeader(
+        """The value of the bus record. Raises ValueError: an array does not fit (a caller's bug)."""
+        rows = len(self.rows)
+        arrays: dict[str, Array] = {"values": self.values, "counts": self.counts}
+        _floats(arrays, "values", (rows, len(self.columns)), ValueError)
+        _counts(arrays, "counts", (rows, len(self.count_columns)), ValueError)
+        header = TensorHeader(
             **_speaker_fields(self.speaker),
             step=self.step,
             mode=self.mode,
@@ -127,12 +170,12 @@ class TensorFrame:
             columns=self.columns,
             count_columns=self.count_columns,
         )
-        return encode_frame(header, {"values": self.values, "counts": self.counts})
+        return encode_frame(header, arrays)
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
         """Raises MalformedRecord, and nothing else."""
-        header, arrays = decode_frame(value, _TensorHeader)
+        header, arrays = decode_frame(value, TensorHeader)
         rows = len(header.rows)
         return cls(
             speaker=_speaker(header),
@@ -152,34 +195,32 @@ class TensorFrame:
 
     def split(self, max_bytes: int = MAX_FRAME_BYTES) -> tuple[Self, ...]:
         """This frame, or parts of it of at most `max_bytes` each (but at least one row)."""
-        row_bytes = 4 * len(self.columns) + 8 * len(self.count_columns) + 4
-        sizes = [row_bytes + len(name.encode()) for name in self.rows]
-        cuts, size = [0], 2048
-        for i, more in enumerate(sizes):
+        row_bytes = 4 * len(self.columns) + 8 * len(self.count_columns)
+        fixed = len(self._rows(0, 0, 0, 1).encode()) + 64
+        # A character takes at most six bytes in JSON, and this sum is quick: most frames end here.
+        if fixed + sum(6 * len(name) + row_bytes + 3 for name in self.rows) <= max_bytes:
+            return (self,)
+        cuts, size = [0], fixed
+        for i, name in enumerate(self.rows):
+            more = len(encode_basestring(name).encode()) + 1 + row_bytes
             if size + more > max_bytes and i > cuts[-1]:
                 cuts.append(i)
-                size = 2048
+                size = fixed
             size += more
         if len(cuts) == 1:
             return (self,)
         cuts.append(len(self.rows))
-        return tuple(
-            type(self)(
-                speaker=self.speaker,
-                step=self.step,
-                mode=self.mode,
-                collection=self.collection,
-                every=self.every,
-                at_us=self.at_us,
-                part=part,
-                parts=len(cuts) - 1,
-                rows=self.rows[a:b],
-                columns=self.columns,
-                values=self.values[a:b],
-                count_columns=self.count_columns,
-                counts=self.counts[a:b],
-            )
-            for part, (a, b) in enumerate(pairwise(cuts))
+        parts = len(cuts) - 1
+        return tuple(self._rows(a, b, part, parts) for part, (a, b) in enumerate(pairwise(cuts)))
+
+    def _rows(self, start: int, stop: int, part: int, parts: int) -> Self:
+        return replace(
+            self,
+            part=part,
+            parts=parts,
+            rows=self.rows[start:stop],
+            values=self.values[start:stop],
+            counts=self.counts[start:stop],
         )
 
 
@@ -208,16 +249,23 @@ class StepFrame:
         return self.values[:, self.columns.index(name)] if name in self.columns else None
 
     def encode(self) -> bytes:
-        """The value of the bus record."""
-        header = _StepHeader(**_speaker_fields(self.speaker), mode=self.mode, columns=self.columns)
-        return encode_frame(
-            header, {"steps": self.steps, "at_us": self.at_us, "values": self.values}
-        )
+        """The value of the bus record. Raises ValueError: an array does not fit (a caller's bug)."""
+        n = self.steps.size
+        arrays: dict[str, Array] = {
+            "steps": self.steps,
+            "at_us": self.at_us,
+            "values": self.values,
+        }
+        _counts(arrays, "steps", (n,), ValueError)
+        _counts(arrays, "at_us", (n,), ValueError)
+        _floats(arrays, "values", (n, len(self.columns)), ValueError)
+        header = StepHeader(**_speaker_fields(self.speaker), mode=self.mode, columns=self.columns)
+        return encode_frame(header, arrays)
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
         """Raises MalformedRecord, and nothing else."""
-        header, arrays = decode_frame(value, _StepHeader)
+        header, arrays = decode_frame(value, StepHeader)
         n = arrays["steps"].shape[0] if "steps" in arrays and arrays["steps"].ndim == 1 else -1
         return cls(
             speaker=_speaker(header),
@@ -253,16 +301,18 @@ class SystemFrame:
         return self.values[:, self.columns.index(name)] if name in self.columns else None
 
     def encode(self) -> bytes:
-        """The value of the bus record."""
-        header = _SystemHeader(
-            **_speaker_fields(self.speaker), node=self.node, columns=self.columns
-        )
-        return encode_frame(header, {"at_us": self.at_us, "values": self.values})
+        """The value of the bus record. Raises ValueError: an array does not fit (a caller's bug)."""
+        n = self.at_us.size
+        arrays: dict[str, Array] = {"at_us": self.at_us, "values": self.values}
+        _counts(arrays, "at_us", (n,), ValueError)
+        _block(arrays, "values", (n, len(self.columns)), np.float64, ValueError)
+        header = SystemHeader(**_speaker_fields(self.speaker), node=self.node, columns=self.columns)
+        return encode_frame(header, arrays)
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
         """Raises MalformedRecord, and nothing else."""
-        header, arrays = decode_frame(value, _SystemHeader)
+        header, arrays = decode_frame(value, SystemHeader)
         n = arrays["at_us"].shape[0] if "at_us" in arrays and arrays["at_us"].ndim == 1 else -1
         values = _block(arrays, "values", (n, len(header.columns)), np.float64)
         return cls(
@@ -286,7 +336,7 @@ def _speaker_fields(speaker: Speaker) -> dict[str, Any]:
     }
 
 
-def _speaker(header: _Header) -> Speaker:
+def _speaker(header: TelemetryHeader) -> Speaker:
     return Speaker(
         run_id=header.run_id,
         incarnation=header.incarnation,
@@ -295,21 +345,37 @@ def _speaker(header: _Header) -> Speaker:
     )
 
 
-def _block(arrays: dict[str, Array], name: str, shape: tuple[int, ...], dtype: type) -> Array:
+def _block(
+    arrays: Mapping[str, Array],
+    name: str,
+    shape: tuple[int, ...],
+    dtype: type,
+    error: type[Exception] = MalformedRecord,
+) -> Array:
     array = arrays.get(name)
     if array is None:
-        raise MalformedRecord(f"frame has no array {name!r}")
+        raise error(f"frame has no array {name!r}")
     if array.shape != shape or array.dtype != np.dtype(dtype):
-        raise MalformedRecord(
+        raise error(
             f"frame array {name!r}: {array.dtype}{list(array.shape)}, "
             f"expected {np.dtype(dtype)}{list(shape)}"
         )
     return array
 
 
-def _floats(arrays: dict[str, Array], name: str, shape: tuple[int, ...]) -> Floats:
-    return _block(arrays, name, shape, np.float32).astype(np.float32, copy=False)
+def _floats(
+    arrays: Mapping[str, Array],
+    name: str,
+    shape: tuple[int, ...],
+    error: type[Exception] = MalformedRecord,
+) -> Floats:
+    return _block(arrays, name, shape, np.float32, error).astype(np.float32, copy=False)
 
 
-def _counts(arrays: dict[str, Array], name: str, shape: tuple[int, ...]) -> Counts:
-    return _block(arrays, name, shape, np.uint64).astype(np.uint64, copy=False)
+def _counts(
+    arrays: Mapping[str, Array],
+    name: str,
+    shape: tuple[int, ...],
+    error: type[Exception] = MalformedRecord,
+) -> Counts:
+    return _block(arrays, name, shape, np.uint64, error).astype(np.uint64, copy=False)

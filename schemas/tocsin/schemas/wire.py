@@ -7,6 +7,7 @@ de-duplication need no decoding of the value.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -17,6 +18,7 @@ import tocsin.schemas.issues
 import tocsin.schemas.runs  # noqa: F401  (importing these registers their event types)
 from tocsin.schemas.errors import MalformedRecord, UnknownRecord
 from tocsin.schemas.events import EVENT_TYPES, Data, Event
+from tocsin.schemas.fields import MAX_INT
 from tocsin.schemas.signing import Signature
 from tocsin.schemas.state import Snapshot
 from tocsin.schemas.telemetry import Frame, StepFrame, SystemFrame, TensorFrame
@@ -28,6 +30,9 @@ BOOT: Final = "tocsin-boot"
 SEQ: Final = "tocsin-seq"
 KEY_ID: Final = "tocsin-key-id"
 SIGNATURE: Final = "tocsin-signature"
+
+_KEY_ID: Final = re.compile(rb"[0-9a-f]{16}")
+_SIGNATURE: Final = re.compile(rb"[A-Za-z0-9+/]{86}==")
 
 Headers = tuple[tuple[str, bytes], ...]
 
@@ -78,28 +83,27 @@ def meta_of(
 
 def read_meta(headers: Sequence[tuple[str, bytes]]) -> Meta:
     """Raises MalformedRecord: a header is missing or not what it should be."""
-    found = dict(headers)
+    found = _first(headers)
     try:
         return Meta(
-            type=found[TYPE].decode(),
-            version=_number(found[VERSION]),
-            rank=_number(found.get(RANK, b"0")),
-            boot=found.get(BOOT, b"").decode(),
-            seq=_number(found.get(SEQ, b"0")),
+            type=_name(found[TYPE]),
+            version=read_number(found[VERSION]),
+            rank=read_number(found.get(RANK, b"0")),
+            boot=_name(found.get(BOOT, b"")),
+            seq=read_number(found.get(SEQ, b"0")),
         )
     except KeyError as error:
         raise MalformedRecord(f"record has no header {error.args[0]!r}") from error
-    except ValueError as error:
-        raise MalformedRecord(f"record header: {error}") from error
 
 
 def read_signature(headers: Sequence[tuple[str, bytes]]) -> Signature | None:
     """The signature of a command; None if it has none that could be one."""
-    found = dict(headers)
-    try:
-        return Signature(found[KEY_ID].decode("ascii"), found[SIGNATURE].decode("ascii"))
-    except (KeyError, UnicodeDecodeError):
+    found = _first(headers)
+    key_id, text = found.get(KEY_ID, b""), found.get(SIGNATURE, b"")
+    # Checked here, since both are shown to people when a command is refused.
+    if not _KEY_ID.fullmatch(key_id) or not _SIGNATURE.fullmatch(text):
         return None
+    return Signature(key_id.decode(), text.decode())
 
 
 def signature_headers(signature: Signature) -> Headers:
@@ -128,7 +132,26 @@ def decode(meta: Meta, value: bytes) -> Frame | Event[Data] | Snapshot:
     return event
 
 
-def _number(raw: bytes) -> int:
-    if not raw.isdigit() or len(raw) > 19:
-        raise ValueError(f"expected digits, found {raw[:32]!r}")
+def read_number(raw: bytes) -> int:
+    """A whole number of a header.
+
+    Raises:
+        MalformedRecord: it is not decimal digits, or does not fit an int64.
+    """
+    if not raw.isdigit() or len(raw) > 19 or int(raw) > MAX_INT:
+        raise MalformedRecord(f"record header: expected a whole number, found {raw[:32]!r}")
     return int(raw)
+
+
+def _name(raw: bytes) -> str:
+    if len(raw) > 100:
+        raise MalformedRecord(f"record header of {len(raw):,} bytes: expected at most 100")
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise MalformedRecord(f"record header {raw[:32]!r}: expected UTF-8") from error
+
+
+def _first(headers: Sequence[tuple[str, bytes]]) -> dict[str, bytes]:
+    # As `Record.header` of the bus port: of two with one name, the first counts.
+    return dict(reversed(headers))
