@@ -59,8 +59,13 @@ def not_supported_yet(loc: Loc, what: str, *, at: Literal["key", "value"] = "key
 
 def findings_of(err: ValidationError, model: type[BaseModel], loc: Loc) -> Iterator[Finding]:
     """What pydantic found in the data at `loc`, in the words of the file."""
-    for error in err.errors(include_url=False):
-        yield _finding(error, model, loc)
+    errors = err.errors(include_url=False)
+    findings = [_finding(error, model, loc) for error in errors]
+    # A key with a typing error is also missing under its right name: one of the two is enough.
+    meant = {(*f.loc[len(loc) : -1], f.hint) for f in findings if f.code == "unknown_key"}
+    for error, finding in zip(errors, findings, strict=True):
+        if error["type"] != "missing" or error["loc"] not in meant:
+            yield finding
 
 
 def parse_model(
@@ -76,18 +81,31 @@ def parse_model(
 
 def parse_labels(raw: Plain, findings: list[Finding]) -> dict[str, str]:
     """The section `labels`."""
-    return dict(_items(raw, ("labels",), findings, _parse_label, name=_label_key))
+    return dict(_items(raw, ("labels",), findings, _parse_label, name=parse_label_key))
 
 
-def label_problem(key: str, value: str) -> str | None:
-    """What is wrong with a label, or None."""
-    if not _LABEL_KEY.fullmatch(key):
-        return (
+def parse_label_key(key: object) -> str:
+    """The key of a label.
+
+    Raises:
+        ValueError: it is none; the message says what was expected.
+    """
+    if not isinstance(key, str) or not _LABEL_KEY.fullmatch(key):
+        raise ValueError(
             "expected a label's key: letters, digits, '_', '.', '/', '-', beginning with a letter"
         )
-    if len(value) > _MAX_LABEL_VALUE or not value.isprintable():
-        return f"expected a label's value in one line of at most {_MAX_LABEL_VALUE} characters"
-    return None
+    return key
+
+
+def parse_label_value(value: object) -> str:
+    """The value of a label.
+
+    Raises:
+        ValueError: it is none; the message says what was expected.
+    """
+    if not isinstance(value, str) or len(value) > _MAX_LABEL_VALUE or not value.isprintable():
+        raise ValueError(f"expected text in one line, at most {_MAX_LABEL_VALUE} characters")
+    return value
 
 
 def parse_secrets(raw: Plain, findings: list[Finding]) -> dict[str, SecretSource]:
@@ -200,7 +218,7 @@ def _parse_match(raw: Plain, loc: Loc, findings: list[Finding]) -> dict[str, tup
         findings.append(_expected("text, or a list of texts", item, loc, hint="quotes around it"))
         return None
 
-    return dict(_items(raw, loc, findings, one, name=_label_key))
+    return dict(_items(raw, loc, findings, one, name=parse_label_key))
 
 
 def _parse_actions(raw: list[Plain], loc: Loc, findings: list[Finding]) -> tuple[ActionEntry, ...]:
@@ -250,16 +268,11 @@ def _parse_label(raw: Plain, loc: Loc, findings: list[Finding]) -> str | None:
         hint = None if isinstance(raw, list | dict) else "quotes around it"
         findings.append(_expected("text", raw, loc, hint=hint))
         return None
-    if problem := label_problem(str(loc[-1]), raw):
-        findings.append(Finding(loc, problem))
+    try:
+        return parse_label_value(raw)
+    except ValueError as err:
+        findings.append(Finding(loc, str(err)))
         return None
-    return raw
-
-
-def _label_key(key: object) -> str:
-    if problem := label_problem(str(key), ""):
-        raise ValueError(problem)
-    return str(key)
 
 
 def _receiver_name(name: object) -> str:

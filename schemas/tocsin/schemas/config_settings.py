@@ -10,7 +10,7 @@ from typing import Final, Generic, Literal, TypeVar
 from pydantic import SecretStr
 
 from tocsin.schemas.config import Config
-from tocsin.schemas.config_parse import label_problem
+from tocsin.schemas.config_parse import parse_label_key, parse_label_value
 from tocsin.schemas.config_sections import BusConfig, SecretSource, parse_bus_url
 from tocsin.schemas.errors import ConfigurationError
 
@@ -162,7 +162,9 @@ def _bus_url(origin: str, url: str | None) -> str | None:
 
 def _label(origin: str, pair: str) -> tuple[str, str]:
     key, equals, value = pair.partition("=")
-    problem = label_problem(key, value) if equals else "expected key=value, like team=vision"
-    if problem:
-        raise ConfigurationError(f"{origin} {pair!r}: {problem}")
-    return key, value
+    try:
+        if not equals:
+            raise ValueError("expected key=value, like team=vision")
+        return parse_label_key(key), parse_label_value(value)
+    except ValueError as err:
+        raise ConfigurationError(f"{origin} {pair!r}: {err}") from err
