@@ -21,6 +21,13 @@ from tocsin.schemas.topics import TopicSpec
 Headers = tuple[tuple[str, bytes], ...]
 
 
+RECORD_OVERHEAD: Final = 512
+"""Bytes counted for a record beside its key, value and headers.
+
+A Kafka batch of one incompressible record of 2 MiB adds about 150.
+"""
+
+
 class Partition(NamedTuple):
     """One partition of one topic."""
 
@@ -36,6 +43,12 @@ class Outgoing:
     key: bytes
     value: bytes | None
     headers: Headers = ()
+
+
+def record_size(record: Outgoing) -> int:
+    """The bytes of a record as its topic's limit counts them: uncompressed, with its frame."""
+    size = RECORD_OVERHEAD + len(record.key) + len(record.value or b"")
+    return size + sum(len(name) + len(value) for name, value in record.headers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from tocsin.bus.port import From, Headers, Outgoing, Partition, Record, TopicState, UnknownTopic
+from tocsin.bus.port import (
+    From,
+    Headers,
+    Outgoing,
+    Partition,
+    Record,
+    TopicState,
+    UnknownTopic,
+    record_size,
+)
 from tocsin.schemas.errors import RecordTooLarge
 from tocsin.schemas.topics import Cleanup, TopicSpec
 
@@ -32,11 +41,6 @@ chained.
 
 COMPACTION_LAG_MS: Final = 60_000
 """A replaced record stays this long, so that a reader close to the end sees each change."""
-
-RECORD_OVERHEAD: Final = 128
-"""Bytes counted for a record beside key, value and headers: what a Kafka batch of one adds at
-most.
-"""
 
 MAX_POLL_BYTES: Final = 32 * 1024 * 1024
 
@@ -211,14 +215,6 @@ def _differences(found: TopicSpec, wanted: TopicSpec) -> tuple[str, ...]:
         for name in names
         if getattr(found, name) != getattr(wanted, name)
     )
-
-
-def record_size(record: Outgoing) -> int:
-    """The bytes of a record as the limit counts them: uncompressed, with an allowance for its
-    frame.
-    """
-    size = RECORD_OVERHEAD + len(record.key) + len(record.value or b"")
-    return size + sum(len(name) + len(value) for name, value in record.headers)
 
 
 @dataclass(slots=True)

@@ -1,0 +1,283 @@
+"""The Kafka bus, through aiokafka: for a fleet.
+
+`init` is what creates topics; nothing else here does, whatever the brokers' auto-creation says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+# First: it says which extra is missing, if one is.
+from tocsin.bus.kafka_errors import CLOSE_S, REQUEST_S, translated
+
+# isort: split
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
+
+from tocsin.bus import kafka_topics
+from tocsin.bus.kafka_clients import (
+    CONSUMER_OPTIONS,
+    PRODUCER_OPTIONS,
+    KafkaProducer,
+    KafkaReader,
+    stop,
+)
+from tocsin.bus.kafka_consumer import (
+    HEARTBEAT_S,
+    POLL_INTERVAL_S,
+    REBALANCE_S,
+    SESSION_S,
+    KafkaConsumer,
+)
+from tocsin.bus.port import (
+    AssignmentListener,
+    BusClosed,
+    From,
+    Partition,
+    TopicState,
+    UnknownTopic,
+)
+from tocsin.bus.security import KafkaSecurity
+from tocsin.schemas.topics import TopicSpec
+
+
+class _Granted:
+    """A lease on a bus where nobody asks."""
+
+    async def release(self) -> None:
+        """Nothing to give back."""
+
+
+class KafkaBus:
+    """One Kafka cluster. `session_s` is the silence after which a group member counts as dead."""
+
+    def __init__(
+        self,
+        servers: Sequence[str],
+        *,
+        security: KafkaSecurity | None = None,
+        session_s: float = SESSION_S,
+    ) -> None:
+        self._servers = tuple(servers)
+        self._security = security or KafkaSecurity()
+        self._session_s = session_s
+        self._admin: AIOKafkaAdminClient | None = None
+        self._connection: dict[str, Any] = {}
+        self._partitions: dict[str, int] = {}
+        self._parts: list[KafkaProducer | KafkaReader] = []
+
+    @property
+    def url(self) -> str:
+        """See the port."""
+        return f"kafka://{','.join(self._servers)}"
+
+    @property
+    def notice(self) -> str | None:
+        """See the port."""
+        return None
+
+    async def __aenter__(self) -> Self:
+        """See the port."""
+        security = self._security
+        self._connection = {
+            "bootstrap_servers": list(self._servers),
+            "client_id": "tocsin",
+            "security_protocol": security.protocol,
+            "ssl_context": security.ssl_context(),
+        }
+        if security.mechanism is not None:
+            self._connection |= {
+                "sasl_mechanism": security.mechanism,
+                "sasl_plain_username": security.username,
+                "sasl_plain_password": security.password,
+            }
+        admin = AIOKafkaAdminClient(request_timeout_ms=int(REQUEST_S * 1_000), **self._connection)
+        await self._start(admin)
+        self._admin = admin
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close all that was made of this bus."""
+        admin, self._admin = self._admin, None
+        if admin is None:
+            return
+        await asyncio.gather(*(part.close() for part in self._parts))
+        self._parts.clear()
+        await _close_admin(admin)
+
+    async def init(self, specs: Sequence[TopicSpec]) -> Sequence[TopicState]:
+        """See the port."""
+        await kafka_topics.create_topics(self._open(), specs)
+        return await self.show(specs)
+
+    async def show(self, specs: Sequence[TopicSpec]) -> Sequence[TopicState]:
+        """See the port. The size is not asked for: it takes a right that few have."""
+        admin = self._open()
+        found = await kafka_topics.find_topics(admin, [spec.name for spec in specs], configs=True)
+        brokers = await kafka_topics.count_brokers(admin)
+        records = await self._count(found)
+        return tuple(
+            TopicState(spec, False, 0, None)
+            if spec.name not in found
+            else TopicState(
+                spec,
+                True,
+                records[spec.name],
+                None,
+                kafka_topics.differences(spec, found[spec.name], brokers),
+            )
+            for spec in specs
+        )
+
+    async def producer(self) -> KafkaProducer:
+        """See the port."""
+        self._open()
+        client = AIOKafkaProducer(**PRODUCER_OPTIONS, **self._connection)
+        await self._start(client)
+        producer = KafkaProducer(client, self._require)
+        self._parts.append(producer)
+        return producer
+
+    async def reader(self, start: Mapping[Partition, From]) -> KafkaReader:
+        """See the port."""
+        self._open()
+        await self._require_partitions(start)
+        client = AIOKafkaConsumer(**CONSUMER_OPTIONS, **self._connection)
+        await self._start(client)
+        reader = KafkaReader(client, self._require)
+        self._parts.append(reader)
+        try:
+            await reader.begin(start)
+        except BaseException:
+            await reader.close()
+            raise
+        return reader
+
+    async def consumer(
+        self,
+        group: str,
+        topics: Sequence[str],
+        *,
+        listener: AssignmentListener | None = None,
+        only: Sequence[Partition] | None = None,
+    ) -> KafkaConsumer:
+        """See the port."""
+        self._open()
+        if only is not None:
+            await self._require_partitions(only)
+        client = AIOKafkaConsumer(
+            group_id=group,
+            session_timeout_ms=int(self._session_s * 1_000),
+            heartbeat_interval_ms=int(min(HEARTBEAT_S, self._session_s / 3) * 1_000),
+            max_poll_interval_ms=int(POLL_INTERVAL_S * 1_000),
+            rebalance_timeout_ms=int(REBALANCE_S * 1_000),
+            partition_assignment_strategy=(StickyPartitionAssignor,),
+            **CONSUMER_OPTIONS,
+            **self._connection,
+        )
+        await self._start(client)
+        consumer = KafkaConsumer(client, self._require, topics=topics, listener=listener)
+        self._parts.append(consumer)
+        try:
+            if only is None:
+                await consumer.subscribe()
+            else:
+                consumer.take(only)
+        except BaseException:
+            await consumer.close()
+            raise
+        return consumer
+
+    async def lease(self, name: str) -> _Granted:
+        """See the port."""
+        self._open()
+        return _Granted()
+
+    async def leased(self, name: str) -> bool:
+        """See the port."""
+        self._open()
+        return False
+
+    def _open(self) -> AIOKafkaAdminClient:
+        if self._admin is None:
+            raise BusClosed(f"the bus {self.url} is not open")
+        return self._admin
+
+    async def _start(
+        self, client: AIOKafkaAdminClient | AIOKafkaProducer | AIOKafkaConsumer
+    ) -> None:
+        try:
+            with translated(f"connecting to {self.url}"):
+                async with asyncio.timeout(REQUEST_S):
+                    await client.start()
+        except BaseException:
+            if isinstance(client, AIOKafkaAdminClient):
+                await _close_admin(client)
+            else:
+                await stop(client)
+            raise
+
+    async def _require(self, topics: Sequence[str]) -> None:
+        missing = [topic for topic in topics if topic not in self._partitions]
+        if not missing:
+            return
+        found = await kafka_topics.find_topics(self._open(), missing)
+        self._partitions |= {name: topic.partitions for name, topic in found.items()}
+        unknown = [topic for topic in missing if topic not in found]
+        if unknown:
+            raise UnknownTopic(
+                f"the bus has no topic {unknown[0]!r}, or this user may not see it: "
+                "'tocsin bus init' creates what is missing"
+            )
+
+    async def _require_partitions(
+        self, partitions: Mapping[Partition, From] | Sequence[Partition]
+    ) -> None:
+        await self._require(sorted({partition.topic for partition in partitions}))
+        for topic, number in partitions:
+            if not 0 <= number < self._partitions[topic]:
+                raise UnknownTopic(
+                    f"topic {topic!r} has partitions 0 to {self._partitions[topic] - 1}, "
+                    f"not {number}"
+                )
+
+    async def _count(self, topics: Mapping[str, kafka_topics.FoundTopic]) -> dict[str, int]:
+        """Records by offsets: what compaction has taken is counted too."""
+        places = [
+            TopicPartition(name, number)
+            for name, topic in topics.items()
+            for number in range(topic.partitions)
+        ]
+        counts = dict.fromkeys(topics, 0)
+        if not places:
+            return counts
+        client = AIOKafkaConsumer(**CONSUMER_OPTIONS, **self._connection)
+        await self._start(client)
+        try:
+            with translated("counting records"):
+                async with asyncio.timeout(REQUEST_S):
+                    begins = await client.beginning_offsets(places)
+                    ends = await client.end_offsets(places)
+        finally:
+            await stop(client)
+        for place in places:
+            counts[place.topic] += ends[place] - begins[place]
+        return counts
+
+
+async def _close_admin(admin: AIOKafkaAdminClient) -> None:
+    with translated("closing"):
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await admin.close()
+        except TimeoutError:
+            return

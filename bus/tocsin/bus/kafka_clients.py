@@ -1,0 +1,222 @@
+"""The producer of a Kafka bus and its reader without a group.
+
+The producer is not idempotent: with the brokers gone, an idempotent one of aiokafka 0.14 keeps its
+batches, and `stop`, waiting without end; a plain one fails within its request timeout. One request
+in flight per broker and one batch per partition keep the order all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
+from aiokafka.errors import KafkaError
+
+from tocsin.bus.kafka_errors import CLOSE_S, REQUEST_S, explained, translated
+from tocsin.bus.port import (
+    BusClosed,
+    BusUnavailable,
+    From,
+    Outgoing,
+    Partition,
+    Record,
+    record_size,
+)
+from tocsin.schemas.errors import RecordTooLarge
+from tocsin.schemas.topics import MAX_RECORD_BYTES
+
+LINGER_MS: Final = 5
+BATCH_BYTES: Final = 1024 * 1024
+MAX_PARTITION_FETCH_BYTES: Final = 4 * 1024 * 1024
+MAX_FETCH_BYTES: Final = 32 * 1024 * 1024
+
+PRODUCER_OPTIONS: Final[Mapping[str, Any]] = {
+    "acks": "all",
+    "enable_idempotence": False,
+    "compression_type": "zstd",
+    "linger_ms": LINGER_MS,
+    "max_batch_size": BATCH_BYTES,
+    "max_request_size": MAX_RECORD_BYTES,
+    "request_timeout_ms": int(REQUEST_S * 1_000),
+}
+CONSUMER_OPTIONS: Final[Mapping[str, Any]] = {
+    "enable_auto_commit": False,
+    "auto_offset_reset": "earliest",
+    "max_partition_fetch_bytes": MAX_PARTITION_FETCH_BYTES,
+    "fetch_max_bytes": MAX_FETCH_BYTES,
+}
+
+RequireTopics = Callable[[Sequence[str]], Awaitable[None]]
+"""Raises UnknownTopic, if one of them does not exist, or BusUnavailable."""
+
+
+async def stop(client: AIOKafkaProducer | AIOKafkaConsumer) -> None:
+    """Stop a client within `CLOSE_S`, whatever its state."""
+    with suppress(TimeoutError, KafkaError, OSError):
+        async with asyncio.timeout(CLOSE_S):
+            await client.stop()
+
+
+class KafkaProducer:
+    """Writes records; each `publish` waits for all its acknowledgements."""
+
+    def __init__(self, client: AIOKafkaProducer, require: RequireTopics) -> None:
+        self._client = client
+        self._require = require
+        self._known: set[str] = set()
+        self._closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def publish(self, records: Sequence[Outgoing], /) -> Sequence[int]:
+        """See the port. After BusUnavailable some of the records may be written."""
+        for record in records:
+            if (size := record_size(record)) > MAX_RECORD_BYTES:
+                raise RecordTooLarge(size, MAX_RECORD_BYTES)
+        if self._closing.done():
+            raise BusClosed("this producer is closed")
+        unknown = {record.partition.topic for record in records} - self._known
+        if unknown:
+            await self._require(sorted(unknown))
+            self._known |= unknown
+        work = asyncio.ensure_future(self._send(records))
+        # Twice: a send may wait for room in the buffer, then for its acknowledgement.
+        either: set[asyncio.Future[Any]] = {work, self._closing}
+        await asyncio.wait(either, timeout=2 * REQUEST_S, return_when="FIRST_COMPLETED")
+        if not work.done():
+            work.cancel()
+            with suppress(asyncio.CancelledError):
+                await work
+            if self._closing.done():
+                raise BusClosed("the producer was closed meanwhile")
+            raise BusUnavailable("publishing: no acknowledgement in time")
+        return await work
+
+    async def _send(self, records: Sequence[Outgoing]) -> Sequence[int]:
+        with translated("publishing"):
+            waiting: list[asyncio.Future[Any]] = []
+            try:
+                for record in records:
+                    topic, partition = record.partition
+                    waiting.append(
+                        await self._client.send(
+                            topic,
+                            record.value,
+                            record.key,
+                            partition=partition,
+                            headers=list(record.headers),
+                        )
+                    )
+            finally:
+                results = await asyncio.gather(*waiting, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise explained(result, "publishing") from result
+        return [result.offset for result in results if not isinstance(result, BaseException)]
+
+    async def close(self) -> None:
+        """See the port."""
+        if self._closing.done():
+            return
+        self._closing.set_result(None)
+        await stop(self._client)
+
+
+class KafkaReader:
+    """Reads partitions given by the caller; belongs to no group."""
+
+    def __init__(self, client: AIOKafkaConsumer, require: RequireTopics) -> None:
+        self._client = client
+        self._require = require
+        self._closed = False
+
+    async def begin(self, start: Mapping[Partition, From]) -> None:
+        """Take the partitions and find the places to start from. Raises BusUnavailable."""
+        self._client.assign([TopicPartition(*partition) for partition in start])
+        for partition, place in start.items():
+            await self.seek(partition, place)
+
+    async def poll(self, *, timeout_s: float, max_records: int = 500) -> Sequence[Record]:
+        """See the port."""
+        self._check_open()
+        with translated("reading"):
+            batches = await self._client.getmany(
+                timeout_ms=max(0, int(timeout_s * 1_000)), max_records=max_records
+            )
+        return flattened(batches)
+
+    async def seek(self, partition: Partition, start: From) -> None:
+        """See the port."""
+        self._check_open()
+        self._check_reads(partition)
+        place = TopicPartition(*partition)
+        with translated(f"finding a place in {partition.topic}-{partition.number}"):
+            async with asyncio.timeout(REQUEST_S):
+                offset = await self._offset(place, start)
+        self._client.seek(place, offset)
+
+    async def position(self, partition: Partition) -> int:
+        """See the port."""
+        self._check_open()
+        self._check_reads(partition)
+        with translated(f"position in {partition.topic}-{partition.number}"):
+            async with asyncio.timeout(REQUEST_S):
+                position: int = await self._client.position(TopicPartition(*partition))
+        return position
+
+    async def ends(self, partitions: Sequence[Partition]) -> Mapping[Partition, int]:
+        """See the port."""
+        self._check_open()
+        await self._require(sorted({partition.topic for partition in partitions}))
+        with translated("asking for the ends"):
+            async with asyncio.timeout(REQUEST_S):
+                ends = await self._client.end_offsets(
+                    [TopicPartition(*partition) for partition in partitions]
+                )
+        return {Partition(place.topic, place.partition): end for place, end in ends.items()}
+
+    async def close(self) -> None:
+        """See the port."""
+        if self._closed:
+            return
+        self._closed = True
+        await stop(self._client)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BusClosed("this reader is closed")
+
+    def _reads(self, partition: Partition) -> bool:
+        return TopicPartition(*partition) in self._client.assignment()
+
+    def _check_reads(self, partition: Partition) -> None:
+        if not self._reads(partition):
+            raise ValueError(f"this reader does not read {partition.topic}-{partition.number}")
+
+    async def _offset(self, place: TopicPartition, start: From) -> int:
+        if start.kind == "offset":
+            return start.value
+        if start.kind == "earliest":
+            return int((await self._client.beginning_offsets([place]))[place])
+        if start.kind == "time":
+            found = (await self._client.offsets_for_times({place: start.value}))[place]
+            if found is not None:
+                return int(found.offset)
+        return int((await self._client.end_offsets([place]))[place])
+
+
+def flattened(batches: Mapping[TopicPartition, Sequence[ConsumerRecord]]) -> Sequence[Record]:
+    """aiokafka's records as the port's."""
+    return tuple(
+        Record(
+            Partition(record.topic, record.partition),
+            record.offset,
+            record.timestamp,
+            record.key or b"",
+            record.value,
+            tuple((name, value or b"") for name, value in record.headers),
+        )
+        for records in batches.values()
+        for record in records
+    )

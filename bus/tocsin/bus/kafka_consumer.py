@@ -1,0 +1,226 @@
+"""The consumer of a Kafka bus: a member of a group.
+
+aiokafka tells a rebalance listener from its own coordinator task, at any time. The port promises
+that the listener is told from within `poll`. So a revocation waits, in the coordinator's task,
+until `poll` has told the listener; heartbeats go on meanwhile
+(`GroupCoordinator.ensure_active_group` stops them afterwards). An assignment does not wait, since
+no heartbeats run in that callback and a restore takes long: it is kept until `poll` has told the
+listener, and until then none of its records is taken, because `getmany` is asked for the partitions
+that were told, by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
+
+from tocsin.bus.kafka_clients import KafkaReader, RequireTopics, flattened
+from tocsin.bus.kafka_errors import REQUEST_S, translated
+from tocsin.bus.port import AssignmentListener, Partition, Record, UnknownTopic
+
+SESSION_S: Final = 10.0
+"""After so long without a heartbeat a member is dead, and its partitions go to others."""
+
+HEARTBEAT_S: Final = 1.0
+"""Also how soon the others notice that somebody joined."""
+
+REBALANCE_S: Final = 60.0
+POLL_INTERVAL_S: Final = 300.0
+
+LATE_TOPIC_S: Final = 2.0
+"""How often a consumer looks for a topic of its that does not exist yet."""
+
+_NOTHING: Final = TopicPartition("", 0)
+
+
+@dataclass(slots=True)
+class _Change:
+    """A change of the assignment that the listener has not been told of."""
+
+    revoked: bool
+    partitions: frozenset[Partition]
+    told: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class _Bridge(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
+    """Carries changes from the coordinator's task to `poll`."""
+
+    def __init__(self) -> None:
+        self.changes: list[_Change] = []
+        self.waiting = asyncio.Event()
+        self.closed = False
+
+    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
+        """Waits until the listener was told; max_poll_interval bounds that for a member that
+        hangs.
+        """
+        partitions = frozenset(Partition(*place) for place in revoked)
+        if partitions and not self.closed:
+            change = self._add(True, partitions)
+            await change.told.wait()
+
+    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+        """Does not wait."""
+        partitions = frozenset(Partition(*place) for place in assigned)
+        if partitions and not self.closed:
+            self._add(False, partitions)
+
+    def close(self) -> None:
+        """Hold nobody up any more."""
+        self.closed = True
+        for change in self.changes:
+            change.told.set()
+        self.changes.clear()
+
+    def _add(self, revoked: bool, partitions: frozenset[Partition]) -> _Change:
+        change = _Change(revoked, partitions)
+        self.changes.append(change)
+        self.waiting.set()
+        return change
+
+
+class KafkaConsumer(KafkaReader):
+    """A member of a group, or with `only` a reader with the group's offsets."""
+
+    def __init__(
+        self,
+        client: AIOKafkaConsumer,
+        require: RequireTopics,
+        *,
+        topics: Sequence[str],
+        listener: AssignmentListener | None,
+    ) -> None:
+        super().__init__(client, require)
+        self._listener = listener
+        self._bridge = _Bridge()
+        self._owned: frozenset[Partition] = frozenset()
+        self._late = list(topics)
+        self._subscribed: list[str] = []
+        self._looked_s = float("-inf")
+        self._fetching: asyncio.Task[Any] | None = None
+
+    def take(self, only: Sequence[Partition]) -> None:
+        """Take these partitions without membership."""
+        self._late = []
+        self._owned = frozenset(only)
+        self._client.assign([TopicPartition(*partition) for partition in only])
+
+    async def subscribe(self) -> None:
+        """Join with those of the topics that exist. Subscribing to one that does not could create
+        it.
+        """
+        self._looked_s = time.monotonic()
+        there = []
+        for topic in self._late:
+            try:
+                await self._require([topic])
+                there.append(topic)
+            except UnknownTopic:
+                continue
+        if there:
+            self._late = [topic for topic in self._late if topic not in there]
+            self._subscribed += there
+            with translated("subscribing"):
+                self._client.subscribe(self._subscribed, listener=self._bridge)
+
+    def assigned(self) -> frozenset[Partition]:
+        """See the port."""
+        return self._owned
+
+    async def poll(self, *, timeout_s: float, max_records: int = 500) -> Sequence[Record]:
+        """See the port."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._check_open()
+            if self._late and time.monotonic() - self._looked_s >= LATE_TOPIC_S:
+                await self.subscribe()
+            await self._tell()
+            left = max(0.0, deadline - time.monotonic())
+            if self._late:
+                left = min(left, LATE_TOPIC_S)
+            records = await self._fetch(left, max_records)
+            if records or time.monotonic() >= deadline:
+                return records
+
+    async def commit(self, offsets: Mapping[Partition, int]) -> None:
+        """See the port."""
+        self._check_open()
+        if not offsets:
+            return
+        with translated("committing"):
+            async with asyncio.timeout(REQUEST_S):
+                await self._client.commit(
+                    {TopicPartition(*partition): offset for partition, offset in offsets.items()}
+                )
+
+    async def committed(self, partition: Partition) -> int | None:
+        """See the port."""
+        self._check_open()
+        with translated("asking for the committed offset"):
+            async with asyncio.timeout(REQUEST_S):
+                offset: int | None = await self._client.committed(TopicPartition(*partition))
+        return offset
+
+    def _reads(self, partition: Partition) -> bool:
+        return partition in self._owned
+
+    async def close(self) -> None:
+        """See the port; leaves the group."""
+        self._bridge.close()
+        await super().close()
+
+    async def _tell(self) -> None:
+        """Tell the listener what has changed, in order."""
+        while self._bridge.changes:
+            change = self._bridge.changes[0]
+            try:
+                if change.revoked:
+                    if self._listener is not None:
+                        await self._listener.on_revoked(change.partitions)
+                else:
+                    self._owned |= change.partitions
+                    if self._listener is not None:
+                        await self._listener.on_assigned(change.partitions)
+            finally:
+                if change.revoked:
+                    self._owned -= change.partitions
+                change.told.set()
+                with suppress(ValueError):
+                    self._bridge.changes.remove(change)
+        self._bridge.waiting.clear()
+
+    async def _fetch(self, timeout_s: float, max_records: int) -> Sequence[Record]:
+        """Records of what is owned; nothing as soon as the assignment changes."""
+        if self._fetching is None:
+            places = [TopicPartition(*partition) for partition in self._owned] or [_NOTHING]
+            self._fetching = asyncio.ensure_future(
+                self._client.getmany(
+                    *places, timeout_ms=int(timeout_s * 1_000), max_records=max_records
+                )
+            )
+        fetching = self._fetching
+        change = asyncio.ensure_future(self._bridge.waiting.wait())
+        try:
+            # getmany ignores its own timeout while the group is being shared out anew.
+            await asyncio.wait({fetching, change}, timeout=timeout_s, return_when="FIRST_COMPLETED")
+        finally:
+            change.cancel()
+            # One that is done keeps its records for the next poll, should this one be cancelled.
+            if not fetching.done():
+                fetching.cancel()
+                self._fetching = None
+        if self._fetching is None:
+            return ()
+        self._fetching = None
+        with translated("reading"):
+            records = flattened(fetching.result())
+        if any(change.revoked for change in self._bridge.changes):
+            # What was fetched of a revoked partition is fetched again by its next owner.
+            return ()
+        return records

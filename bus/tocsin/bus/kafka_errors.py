@@ -1,0 +1,65 @@
+"""aiokafka, and its errors as the port's, grouped by what the caller does about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from tocsin.bus.port import BusClosed, BusUnavailable, FencedMember, UnknownTopic, UnusableBus
+from tocsin.schemas.errors import MissingExtra, RecordTooLarge, TocsinError
+from tocsin.schemas.topics import MAX_RECORD_BYTES
+
+try:
+    from aiokafka import errors
+except ModuleNotFoundError as error:
+    raise MissingExtra("kafka", "a kafka:// bus") from error
+
+REQUEST_S: Final = 10.0
+"""How long any one answer of the brokers is waited for."""
+
+CLOSE_S: Final = 2.0
+
+_REFUSED: Final = (
+    errors.AuthenticationFailedError,
+    errors.SaslAuthenticationFailed,
+    errors.UnsupportedSaslMechanismError,
+    errors.IllegalSaslStateError,
+    errors.TopicAuthorizationFailedError,
+    errors.GroupAuthorizationFailedError,
+    errors.ClusterAuthorizationFailedError,
+    errors.UnsupportedVersionError,
+    errors.IncompatibleBrokerVersion,
+)
+_FENCED: Final = (
+    errors.CommitFailedError,
+    errors.IllegalStateError,
+    errors.IllegalGenerationError,
+    errors.UnknownMemberIdError,
+    errors.RebalanceInProgressError,
+)
+
+
+def explained(error: BaseException, doing: str) -> TocsinError:
+    """The port's error for what aiokafka raised while `doing`."""
+    text = f"{doing}: {error or type(error).__name__}"
+    if isinstance(error, _REFUSED):
+        return UnusableBus(f"{text}: check the credentials and their permissions")
+    if isinstance(error, errors.UnknownTopicOrPartitionError):
+        return UnknownTopic(f"{text}: 'tocsin bus init' creates what is missing")
+    if isinstance(error, errors.MessageSizeTooLargeError):
+        return RecordTooLarge(MAX_RECORD_BYTES + 1, MAX_RECORD_BYTES)
+    if isinstance(error, (errors.ConsumerStoppedError, errors.ProducerClosed)):
+        return BusClosed(f"{doing}: it was closed meanwhile")
+    if isinstance(error, _FENCED):
+        return FencedMember(f"{text}: drop the state, and poll again to join")
+    return BusUnavailable(f"{text or doing}: try again later")
+
+
+@contextmanager
+def translated(doing: str) -> Iterator[None]:
+    """Turn what aiokafka raises in the body into the port's errors."""
+    try:
+        yield
+    except (errors.KafkaError, OSError, TimeoutError) as error:
+        raise explained(error, doing) from error

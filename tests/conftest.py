@@ -1,0 +1,43 @@
+"""Fixtures that several folders of tests share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.kafka_broker import Broker, skip_or_fail, unavailable
+
+
+@pytest.fixture(scope="session")
+def kafka_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a real Kafka that the whole session shares: use a topic prefix of your own."""
+    given = os.environ.get("TOCSIN_TEST_KAFKA")
+    if given:
+        yield f"kafka://{given}"
+        return
+    reason = unavailable()
+    if reason is not None:
+        skip_or_fail(reason)
+    broker = Broker(tmp_path_factory.mktemp("kafka"))
+    try:
+        broker.start()
+        yield broker.url
+    finally:
+        broker.stop()
+
+
+@pytest.fixture
+def private_broker(tmp_path: Path) -> Iterator[Broker]:
+    """A running broker that the test may freeze, stop and start again."""
+    reason = unavailable()
+    if reason is not None:
+        skip_or_fail(reason)
+    broker = Broker(tmp_path / "kafka")
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.stop()

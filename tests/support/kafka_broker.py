@@ -1,0 +1,218 @@
+"""A real Apache Kafka for the tests: one broker on loopback, run from its jars (Maven Central).
+
+`TOCSIN_TEST_KAFKA=host:port` uses a running one instead. Without Java, Maven and that, tests that
+need Kafka are skipped, unless `TOCSIN_REQUIRE_KAFKA=1`: then they fail.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import hashlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+POM = Path(__file__).with_name("kafka-pom.xml")
+START_S = 60.0
+STOP_S = 10.0
+
+
+def jars() -> Path:
+    """The folder with the broker's jars, fetched once per version of the pom."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tocsin"
+    digest = hashlib.sha256(POM.read_bytes()).hexdigest()[:16]
+    folder = cache / f"kafka-{digest}"
+    if folder.is_dir():
+        return folder
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "kafka.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.is_dir():
+            part = cache / f"kafka-{digest}.part"
+            shutil.rmtree(part, ignore_errors=True)
+            fetched = subprocess.run(
+                [
+                    *("mvn", "-B", "-q", "-f", str(POM), "dependency:copy-dependencies"),
+                    *("-DincludeScope=runtime", f"-DoutputDirectory={part}"),
+                ],
+                capture_output=True,
+                text=True,
+                timeout=300,
+                check=False,
+            )
+            if fetched.returncode != 0 or not part.is_dir():
+                raise RuntimeError(f"Maven could not fetch Kafka: {fetched.stdout[-2000:]}")
+            part.rename(folder)
+    return folder
+
+
+def unavailable() -> str | None:
+    """Why no broker can be started here, or None."""
+    for tool in ("java", "mvn"):
+        if shutil.which(tool) is None:
+            return f"Kafka needs {tool}, which is not installed; or set TOCSIN_TEST_KAFKA=host:port"
+    return None
+
+
+def skip_or_fail(reason: str) -> None:
+    """Skip this test; where Kafka is required, fail it."""
+    if os.environ.get("TOCSIN_REQUIRE_KAFKA") == "1":
+        pytest.fail(f"TOCSIN_REQUIRE_KAFKA=1: {reason}")
+    pytest.skip(reason)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of loopback that were free a moment ago."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [sock.getsockname()[1] for sock in sockets]
+    for sock in sockets:
+        sock.close()
+    return ports
+
+
+@dataclass
+class Broker:
+    """One broker and controller in one process, with its data in `folder`.
+
+    `users` (name to password) puts SCRAM-SHA-256 and PLAIN in front of it; "admin" must be one.
+    """
+
+    folder: Path
+    users: Mapping[str, str] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None
+    port: int = 0
+
+    @property
+    def server(self) -> str:
+        """HOST:PORT."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """The bus URL."""
+        return f"kafka://{self.server}"
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        assert self.process is not None
+        return self.process.pid
+
+    def start(self) -> None:
+        """Start it, the first time with an empty store, and wait until it answers."""
+        properties = self.folder / "server.properties"
+        if not properties.exists():
+            self.port, controller = free_ports(2)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            properties.write_text("\n".join(self._properties(controller)) + "\n")
+            cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+            scram: list[str] = []
+            for name, password in self.users.items():
+                scram += ["--add-scram", f"SCRAM-SHA-256=[name={name},password={password}]"]
+            format_ = ["kafka.tools.StorageTool", "format", "-t", cluster]
+            formatting = self._java([*format_, "-c", str(properties), *scram])
+            if formatting.wait(START_S) != 0:
+                properties.unlink()
+                raise RuntimeError(f"Kafka could not format its store:\n{self._log()}")
+        self.process = self._java(["kafka.Kafka", str(properties)])
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                break
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+            except OSError:
+                time.sleep(0.05)
+            else:
+                return
+        self.stop()
+        raise RuntimeError(f"Kafka did not start:\n{self._log()}")
+
+    def stop(self, *, hard: bool = False) -> None:
+        """End it, by SIGTERM, or by SIGKILL if `hard` or if it takes too long."""
+        process, self.process = self.process, None
+        if process is None:
+            return
+        process.send_signal(signal.SIGCONT)
+        process.send_signal(signal.SIGKILL if hard else signal.SIGTERM)
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(STOP_S)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Within the block it holds its connections and answers nothing."""
+        os.kill(self.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self.pid, signal.SIGCONT)
+
+    def _log(self) -> str:
+        return (self.folder / "broker.log").read_text(errors="replace")[-4000:]
+
+    def _java(self, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+        with (self.folder / "broker.log").open("ab") as log:
+            return subprocess.Popen(
+                [
+                    *("java", "-Xmx384m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"),
+                    *("-cp", f"{jars()}/*", *arguments),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _properties(self, controller: int) -> list[str]:
+        name = "SASL_PLAINTEXT" if self.users else "PLAINTEXT"
+        lines = [
+            "process.roles=broker,controller",
+            "node.id=1",
+            f"controller.quorum.voters=1@127.0.0.1:{controller}",
+            f"listeners={name}://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{controller}",
+            f"advertised.listeners={name}://127.0.0.1:{self.port}",
+            "controller.listener.names=CONTROLLER",
+            "listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,"
+            "SASL_PLAINTEXT:SASL_PLAINTEXT",
+            f"inter.broker.listener.name={name}",
+            f"log.dirs={self.folder / 'data'}",
+            "offsets.topic.replication.factor=1",
+            "offsets.topic.num.partitions=6",
+            "transaction.state.log.replication.factor=1",
+            "transaction.state.log.min.isr=1",
+            "group.initial.rebalance.delay.ms=0",
+            "group.min.session.timeout.ms=1000",
+            # As a broker is by default: nothing of ours may create a topic by asking for it.
+            "auto.create.topics.enable=true",
+            "log.cleaner.backoff.ms=200",
+            "log.cleaner.dedupe.buffer.size=16777216",
+            "log.retention.check.interval.ms=500",
+            "log.initial.task.delay.ms=500",
+        ]
+        if self.users:
+            logins = " ".join(f'user_{name}="{word}"' for name, word in self.users.items())
+            own = f'username="admin" password="{self.users["admin"]}"'
+            jaas = "listener.name.sasl_plaintext"
+            lines += [
+                "sasl.enabled.mechanisms=SCRAM-SHA-256,PLAIN",
+                "sasl.mechanism.inter.broker.protocol=SCRAM-SHA-256",
+                f"{jaas}.scram-sha-256.sasl.jaas.config="
+                f"org.apache.kafka.common.security.scram.ScramLoginModule required {own};",
+                f"{jaas}.plain.sasl.jaas.config="
+                f"org.apache.kafka.common.security.plain.PlainLoginModule required {own} {logins};",
+            ]
+        return lines
