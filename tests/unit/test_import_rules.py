@@ -1,0 +1,244 @@
+"""Which part of tocsin may import what: read from the source, so it holds for all code."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PORTIONS = ("schemas", "bus", "runtime", "emitter", "stream_rules", "actions", "console")
+
+# Each part, and the other parts it may know. Console is where all of them meet.
+ALLOWED: dict[str, set[str]] = {
+    "schemas": set(),
+    "bus": {"schemas"},
+    "runtime": {"schemas", "bus"},
+    "emitter": {"schemas", "bus"},
+    "stream_rules": {"schemas", "runtime", "bus"},
+    "actions": {"schemas", "bus", "runtime"},
+    "console": set(PORTIONS),
+}
+
+# torch is the user's own: only the emitter and the demo's trainings know it.
+TORCH_USERS = {"emitter", "console"}
+
+# What may be missing on a training node. It is imported at the top of its adapters only, and others
+# import these inside functions only: importing tocsin never needs it.
+ADAPTERS: dict[str, set[str]] = {
+    "torch": {"tocsin.emitter.summaries", "tocsin.console.trainings"},
+    "torchvision": set(),
+    "lightning": set(),
+    "aiokafka": {"tocsin.bus.kafka*"},
+    "aiohttp": {"tocsin.console.demo*"},
+    "boto3": set(),
+    "botocore": set(),
+    "apprise": set(),
+    "prometheus_client": set(),
+    "aiosmtplib": set(),
+    "aiosmtpd": set(),
+    "sklearn": {"tocsin.console.trainings"},
+    "matplotlib": set(),
+    "tenacity": set(),
+    "jinja2": set(),
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, and whether it is imported when the module around it is."""
+
+    path: str
+    line: int
+    module: str
+    eager: bool
+    typing: bool
+
+    @property
+    def top(self) -> str:
+        return self.module.split(".")[0]
+
+    @property
+    def importer(self) -> str:
+        """The dotted name of the module that imports."""
+        return ".".join(Path(self.path).with_suffix("").parts[1:]).removesuffix(".__init__")
+
+    @property
+    def portion(self) -> str | None:
+        parts = self.module.split(".")
+        return parts[1] if parts[0] == "tocsin" and len(parts) > 1 else None
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line} imports {self.module}"
+
+
+def imports_of(path: str, source: str) -> Iterator[Import]:
+    yield from _walk(ast.parse(source), path, eager=True, typing=False)
+
+
+def _walk(node: ast.AST, path: str, *, eager: bool, typing: bool) -> Iterator[Import]:
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield Import(path, node.lineno, alias.name, eager, typing)
+    elif isinstance(node, ast.ImportFrom):
+        if node.level:
+            yield Import(path, node.lineno, "." * node.level + (node.module or ""), eager, typing)
+        elif node.module and node.module.split(".")[0] == "tocsin":
+            # `from tocsin.a import b`: b may be a module or a name in one; both are covered so.
+            for alias in node.names:
+                yield Import(path, node.lineno, f"{node.module}.{alias.name}", eager, typing)
+        else:
+            yield Import(path, node.lineno, node.module or "", eager, typing)
+    elif isinstance(node, ast.Call) and (named := _imported_by_name(node)):
+        yield Import(path, node.lineno, named, eager, typing)
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        eager = False
+    if isinstance(node, ast.If) and _type_checking(node.test):
+        for statement in node.body:
+            yield from _walk(statement, path, eager=False, typing=True)
+        for statement in node.orelse:
+            yield from _walk(statement, path, eager=eager, typing=typing)
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _walk(child, path, eager=eager, typing=typing)
+
+
+def _type_checking(test: ast.expr) -> bool:
+    return ast.unparse(test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def _imported_by_name(call: ast.Call) -> str:
+    """The module in `import_module("…")`, `__import__("…")`, else ""."""
+    name = ast.unparse(call.func)
+    first = call.args[0] if call.args else None
+    if name in ("import_module", "importlib.import_module", "__import__") and isinstance(
+        first, ast.Constant
+    ):
+        return str(first.value)
+    return ""
+
+
+def inside(module: str, patterns: set[str]) -> bool:
+    """Whether a dotted name is one of these modules or lies in one."""
+    return any(fnmatchcase(module, p) or fnmatchcase(module, f"{p}.*") for p in patterns)
+
+
+def modules(portion: str) -> list[Path]:
+    found = sorted((ROOT / portion / "tocsin" / portion).rglob("*.py"))
+    return [path for path in found if "__pycache__" not in path.parts]
+
+
+@functools.cache
+def imports(portion: str) -> tuple[Import, ...]:
+    return tuple(
+        found
+        for path in modules(portion)
+        for found in imports_of(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8"))
+    )
+
+
+@pytest.mark.parametrize("portion", PORTIONS)
+def test_each_part_knows_only_the_parts_it_may(portion: str) -> None:
+    may = {portion, *ALLOWED[portion]}
+    wrong = [str(i) for i in imports(portion) if i.portion is not None and i.portion not in may]
+    assert wrong == []
+
+
+def test_rules_know_of_the_bus_only_the_port() -> None:
+    """What `tocsin.bus` itself exports is the port; any other module is an implementation."""
+    others = {f"tocsin.bus.{path.stem}" for path in modules("bus")} - {"tocsin.bus.port"}
+    wrong = [str(found) for found in imports("stream_rules") if inside(found.module, others)]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("portion", PORTIONS)
+def test_imports_are_absolute_and_inside_tocsin(portion: str) -> None:
+    wrong = [
+        str(found)
+        for found in imports(portion)
+        if found.module.startswith(".") or found.module == "tocsin" or found.top in PORTIONS
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("portion", sorted(set(PORTIONS) - TORCH_USERS))
+def test_torch_is_known_only_on_the_training_side(portion: str) -> None:
+    found = [str(i) for i in imports(portion) if i.top in ("torch", "torchvision", "lightning")]
+    assert found == []
+
+
+@pytest.mark.parametrize("library", ADAPTERS)
+def test_what_may_be_missing_is_imported_lazily_outside_its_adapters(library: str) -> None:
+    wrong = [
+        str(found)
+        for portion in PORTIONS
+        for found in imports(portion)
+        if found.eager and found.top == library and not inside(found.importer, ADAPTERS[library])
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("library", [name for name in ADAPTERS if ADAPTERS[name]])
+def test_an_adapter_is_imported_lazily_outside_itself(library: str) -> None:
+    wrong = [
+        str(found)
+        for portion in PORTIONS
+        for found in imports(portion)
+        if found.eager
+        and inside(found.module, ADAPTERS[library])
+        and not inside(found.importer, ADAPTERS[library])
+    ]
+    assert wrong == []
+
+
+def test_no_portion_hides_the_others() -> None:
+    assert [str(path) for p in PORTIONS for path in (ROOT / p).glob("tocsin/__init__.py")] == []
+
+
+@pytest.mark.parametrize("portion", PORTIONS)
+def test_nothing_but_the_package_lies_in_a_code_folder(portion: str) -> None:
+    ignored = {"__pycache__", ".DS_Store"}
+    outer = {path.name for path in (ROOT / portion).iterdir()} - ignored
+    inner = {path.name for path in (ROOT / portion / "tocsin").iterdir()} - ignored
+    assert (outer, inner) == ({"tocsin"}, {portion})
+    assert (ROOT / portion / "tocsin" / portion / "py.typed").is_file()
+
+
+def test_the_reading_of_imports_itself() -> None:
+    source = """
+import torch
+from tocsin.bus import kafka
+from tocsin import actions
+from . import x
+if TYPE_CHECKING:
+    import aiokafka
+else:
+    import boto3
+try:
+    import apprise
+except ImportError:
+    pass
+def f():
+    from torch.nn import Module
+    importlib.import_module("sklearn.datasets")
+class C:
+    import aiohttp
+"""
+    assert [(i.module, i.eager, i.typing) for i in imports_of("m.py", source)] == [
+        ("torch", True, False),
+        ("tocsin.bus.kafka", True, False),
+        ("tocsin.actions", True, False),
+        (".", True, False),
+        ("aiokafka", False, True),
+        ("boto3", True, False),
+        ("apprise", True, False),
+        ("torch.nn", False, False),
+        ("sklearn.datasets", False, False),
+        ("aiohttp", True, False),
+    ]
