@@ -23,6 +23,9 @@ MAX_INT: Final = 2**63 - 1
 Whole = Annotated[int, Field(ge=0, le=MAX_INT)]
 """A count, a step, an offset or a time: never negative, fits an int64."""
 
+Positive = Annotated[int, Field(ge=1, le=MAX_INT)]
+"""A count that begins at one, as a world size does."""
+
 Step = Annotated[Whole, Field(examples=[1200])]
 """0-based count of steps of the primary optimizer in one incarnation."""
 

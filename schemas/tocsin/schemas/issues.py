@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from tocsin.schemas.events import EVENT_TYPES, Model, example
-from tocsin.schemas.fields import Labels, Millis, Step, Text, Whole, Word
+from tocsin.schemas.fields import Labels, Millis, Positive, Step, Text, Whole, Word
 from tocsin.schemas.real import Real
 from tocsin.schemas.runs import Checkpoint, RunData
 
@@ -100,7 +100,7 @@ class IssueFiring(RunData):
     issue_id: str = Field(max_length=64)
     rule: str = Field(max_length=100, description="the rule instance's name")
     use: str = Field(max_length=100, description="the rule in the catalogue")
-    rule_version: Whole = Field(ge=1)
+    rule_version: Positive
     severity: Severity
     stop_worthy: bool = Field(default=False, description="whether it may stop the run by default")
     subject: Subject

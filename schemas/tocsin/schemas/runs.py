@@ -15,6 +15,7 @@ from tocsin.schemas.fields import (
     Many,
     Mapped,
     Millis,
+    Positive,
     RunId,
     Step,
     Text,
@@ -37,7 +38,7 @@ class RunData(Data):
     run_id: RunId
     incarnation: Incarnation
     rank: Whole = Field(default=0, description="0 for a launcher too")
-    world_size: Whole = Field(default=1, ge=1)
+    world_size: Positive = 1
     role: Role = "trainer"
 
 

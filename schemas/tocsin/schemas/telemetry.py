@@ -18,7 +18,7 @@ import numpy.typing as npt
 from pydantic import AfterValidator, FailFast, Field, model_validator
 
 from tocsin.schemas.errors import MalformedRecord
-from tocsin.schemas.fields import Incarnation, Many, RunId, Step, Whole
+from tocsin.schemas.fields import Incarnation, Many, Positive, RunId, Step, Whole
 from tocsin.schemas.frames import Array, FrameHeader, decode_frame, encode_frame
 
 Mode = Literal["train", "eval", "predict", "global"]
@@ -54,7 +54,7 @@ class TelemetryHeader(FrameHeader):
     run_id: RunId
     incarnation: Incarnation
     rank: Whole
-    world_size: Whole = Field(ge=1)
+    world_size: Positive
 
 
 class TensorHeader(TelemetryHeader):
@@ -65,9 +65,9 @@ class TensorHeader(TelemetryHeader):
     step: Step
     mode: Mode
     collection: str = Field(max_length=64, examples=["gradients", "weights"])
-    every: Whole = Field(ge=1, description="interval in steps that was in force", examples=[10])
+    every: Positive = Field(description="interval in steps that was in force", examples=[10])
     part: Whole = Field(description="which part of this step, from 0")
-    parts: Whole = Field(ge=1)
+    parts: Positive
     at_us: Micros
     rows: Many[str] = Field(
         description="names of the tensors", examples=[["blocks.0.mlp.weight", "blocks.0.mlp.bias"]]
@@ -152,7 +152,7 @@ class TensorFrame:
         )
 
     def encode(self) -> bytes:
-        """The value of the bus record. Raises ValueError: an array does not fit (a caller's bug)."""
+        """The value of the bus record; raises ValueError if an array does not fit (a bug)."""
         rows = len(self.rows)
         arrays: dict[str, Array] = {"values": self.values, "counts": self.counts}
         _floats(arrays, "values", (rows, len(self.columns)), ValueError)
@@ -249,7 +249,7 @@ class StepFrame:
         return self.values[:, self.columns.index(name)] if name in self.columns else None
 
     def encode(self) -> bytes:
-        """The value of the bus record. Raises ValueError: an array does not fit (a caller's bug)."""
+        """The value of the bus record; raises ValueError if an array does not fit (a bug)."""
         n = self.steps.size
         arrays: dict[str, Array] = {
             "steps": self.steps,
@@ -301,7 +301,7 @@ class SystemFrame:
         return self.values[:, self.columns.index(name)] if name in self.columns else None
 
     def encode(self) -> bytes:
-        """The value of the bus record. Raises ValueError: an array does not fit (a caller's bug)."""
+        """The value of the bus record; raises ValueError if an array does not fit (a bug)."""
         n = self.at_us.size
         arrays: dict[str, Array] = {"at_us": self.at_us, "values": self.values}
         _counts(arrays, "at_us", (n,), ValueError)
