@@ -1,0 +1,79 @@
+"""`/metrics`, `/healthz`, `/readyz`: off unless asked for; aiohttp is imported only then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from tocsin.runtime.metrics import Metrics
+from tocsin.schemas.errors import ConfigurationError, MissingExtra
+
+
+class HttpEndpoints:
+    """A part for `serve`. Listens where it is told and answers GET alone.
+
+    Args:
+        ready: each says whether its part of the service is ready.
+
+    Raises:
+        MissingExtra: aiohttp is not installed.
+    """
+
+    def __init__(
+        self, host: str, port: int, metrics: Metrics, ready: Sequence[Callable[[], bool]] = ()
+    ) -> None:
+        try:
+            import aiohttp.web  # noqa: F401
+        except ImportError as error:
+            raise MissingExtra("kafka", "--http") from error
+        self._host = host
+        self._port = port
+        self._metrics = metrics
+        self._ready = ready
+        self._stopping = asyncio.Event()
+        self.listening = asyncio.Event()
+        self.port = port
+
+    async def run(self) -> None:
+        """Serve until `stop`. Raises ConfigurationError: the address cannot be listened on."""
+        from aiohttp import web
+
+        async def metrics(request: web.Request) -> web.Response:
+            return web.Response(
+                text=self._metrics.text(),
+                headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
+            )
+
+        async def healthz(request: web.Request) -> web.Response:
+            return web.Response(text="ok\n")
+
+        async def readyz(request: web.Request) -> web.Response:
+            is_ready = all(check() for check in self._ready)
+            return web.Response(
+                text="ready\n" if is_ready else "starting\n", status=200 if is_ready else 503
+            )
+
+        app = web.Application()
+        app.add_routes(
+            [web.get("/metrics", metrics), web.get("/healthz", healthz), web.get("/readyz", readyz)]
+        )
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, self._host, self._port)
+            try:
+                await site.start()
+            except OSError as error:
+                raise ConfigurationError(
+                    f"--http {self._host}:{self._port}: cannot listen there ({error.strerror})"
+                ) from error
+            address = runner.addresses[0]
+            self.port = int(address[1])
+            self.listening.set()
+            await self._stopping.wait()
+        finally:
+            await runner.cleanup()
+
+    def stop(self) -> None:
+        """Ask `run` to return."""
+        self._stopping.set()

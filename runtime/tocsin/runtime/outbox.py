@@ -1,0 +1,68 @@
+"""What a service has to say, kept until the bus has acknowledged it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from tocsin.bus.port import Outgoing, Producer
+from tocsin.runtime import metrics as names
+from tocsin.runtime.metrics import Metrics
+from tocsin.schemas.topics import MAX_RECORD_BYTES
+
+logger = logging.getLogger(__name__)
+
+_MAX_RECORDS: Final = 500
+_MAX_BYTES: Final = 8 * 1024 * 1024
+_OVERHEAD_BYTES: Final = 256
+
+
+class Outbox:
+    """Records in order; a failed `flush` keeps those that are not acknowledged."""
+
+    def __init__(self, service: str, metrics: Metrics) -> None:
+        self._service = service
+        self._metrics = metrics
+        self._records: list[Outgoing] = []
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def add(self, records: Sequence[Outgoing]) -> None:
+        """Behind those that are there."""
+        self._records += records
+
+    def clear(self) -> None:
+        """Drop all: another worker will say it."""
+        self._records.clear()
+
+    async def flush(self, producer: Producer) -> None:
+        """Publish all, in slices. Raises BusUnavailable, UnknownTopic."""
+        while self._records:
+            batch = self._slice()
+            fitting = [record for record in batch if _size(record) <= MAX_RECORD_BYTES]
+            if len(fitting) < len(batch):
+                # We wrote it, so it is a bug; but one that must not stop all other runs.
+                self._metrics.add(names.OVERSIZE, len(batch) - len(fitting), service=self._service)
+                logger.error(
+                    "own record over the limit of the bus, left out",
+                    extra={"action": self._service, "records": len(batch) - len(fitting)},
+                )
+            if fitting:
+                await producer.publish(fitting)
+            del self._records[: len(batch)]
+            self._metrics.add(names.OUTPUTS, len(fitting), service=self._service)
+
+    def _slice(self) -> list[Outgoing]:
+        size = 0
+        for count, record in enumerate(self._records[:_MAX_RECORDS]):
+            size += len(record.value or b"")
+            if count and size > _MAX_BYTES:
+                return self._records[:count]
+        return self._records[:_MAX_RECORDS]
+
+
+def _size(record: Outgoing) -> int:
+    headers = sum(len(name) + len(value) for name, value in record.headers)
+    return _OVERHEAD_BYTES + len(record.key) + len(record.value or b"") + headers

@@ -1,0 +1,147 @@
+"""Which input partitions are ours, and how far each was applied and committed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tocsin.bus.port import FencedMember, Partition, Record
+from tocsin.runtime.service import CaughtUp
+
+Offsets = dict[str, int | None]
+"""Topic → offset of the next record; None where nothing is known yet."""
+
+
+@dataclass(slots=True)
+class Owned:
+    """One partition number of the input topics. `since_ms`: first seen without lag."""
+
+    next: Offsets
+    committed: Offsets
+    since_ms: int | None = None
+
+
+class Positions:
+    """The input partitions of one worker, by number.
+
+    A partition that was given up after a checkpoint is parked: most often it comes back at the
+    end of the rebalance, and its state need not be read again.
+    """
+
+    def __init__(self, topics: Sequence[str]) -> None:
+        self._topics = tuple(topics)
+        self._owned: dict[int, Owned] = {}
+        self._parked: dict[int, Owned] = {}
+        self._gaps: set[tuple[Partition, int]] = set()
+
+    def numbers(self) -> frozenset[int]:
+        """The partition numbers that are ours."""
+        return frozenset(self._owned)
+
+    def partitions(self) -> list[Partition]:
+        """All input partitions that are ours."""
+        return [Partition(topic, number) for number in self._owned for topic in self._topics]
+
+    def next(self, partition: Partition) -> int:
+        """The offset of the next record to be applied; 0 where nothing is known yet."""
+        owned = self._owned.get(partition.number)
+        return 0 if owned is None else owned.next.get(partition.topic) or 0
+
+    def take(self, number: int, committed: Offsets) -> None:
+        """This partition is ours and restored."""
+        self._owned[number] = Owned(dict(committed), dict(committed))
+
+    def take_back(self, number: int, committed: Offsets) -> bool:
+        """Take a parked partition back, if nobody went on with it meanwhile."""
+        parked = self._parked.pop(number, None)
+        if parked is None or not parked.committed == committed == parked.next:
+            return False
+        parked.since_ms = None
+        self._owned[number] = parked
+        return True
+
+    def park(self, numbers: Iterable[int]) -> None:
+        """These were given up, checkpointed."""
+        for number in numbers:
+            if number in self._owned:
+                self._parked[number] = self._owned.pop(number)
+
+    def unpark(self, keep: Collection[int]) -> frozenset[int]:
+        """Forget the parked ones but `keep`; returns the numbers forgotten."""
+        gone = frozenset(self._parked) - frozenset(keep)
+        for number in gone:
+            del self._parked[number]
+        return gone
+
+    def clear(self) -> frozenset[int]:
+        """Nothing is ours any more; returns the numbers of which there may be state."""
+        numbers = frozenset(self._owned) | frozenset(self._parked)
+        self._owned.clear()
+        self._parked.clear()
+        self._gaps.clear()
+        return numbers
+
+    def admit(
+        self, records: Iterable[Record], wanted: Callable[[Record], bool]
+    ) -> tuple[list[Record], dict[Partition, int]]:
+        """The records to be applied now, and from which offsets to fetch again.
+
+        Drops those of partitions that are not ours, and those that `wanted` does not want; the
+        positions move past these all the same.
+
+        Raises:
+            FencedMember: offsets went back, so this is not the log that was read before.
+        """
+        fresh: list[Record] = []
+        refetch: dict[Partition, int] = {}
+        for record in records:
+            partition, offset = record.partition, record.offset
+            owned = self._owned.get(partition.number)
+            if owned is None or partition in refetch:
+                continue
+            expected = owned.next.get(partition.topic)
+            if expected is not None and offset != expected:
+                if offset < expected:
+                    raise FencedMember(
+                        f"offsets of {partition.topic} partition {partition.number} went back "
+                        f"from {expected} to {offset}: another log is there now"
+                    )
+                # Either the log has a hole, or records were fetched and then lost in a rebalance.
+                # Fetched once more, a hole shows itself by being there again.
+                gap = (partition, expected)
+                if gap not in self._gaps:
+                    self._gaps.add(gap)
+                    refetch[partition] = expected
+                    continue
+                self._gaps.discard(gap)
+            owned.next[partition.topic] = offset + 1
+            if wanted(record):
+                fresh.append(record)
+        return fresh, refetch
+
+    def caught_up(self, ends: Mapping[Partition, int], as_of_ms: int) -> dict[int, CaughtUp]:
+        """Which partitions had no lag at `as_of_ms`, before which `ends` was not asked for."""
+        result: dict[int, CaughtUp] = {}
+        for number, owned in self._owned.items():
+            mine = [Partition(topic, number) for topic in self._topics]
+            if all(p in ends and self.next(p) >= ends[p] for p in mine):
+                owned.since_ms = as_of_ms if owned.since_ms is None else owned.since_ms
+                result[number] = CaughtUp(as_of_ms=as_of_ms, since_ms=owned.since_ms)
+        return result
+
+    def to_commit(self, limit: Callable[[Partition, int], int]) -> dict[Partition, int]:
+        """What a commit should say, where that is not what the last one said."""
+        offsets: dict[Partition, int] = {}
+        for number, owned in self._owned.items():
+            for topic, offset in owned.next.items():
+                if offset is not None:
+                    partition = Partition(topic, number)
+                    offset = limit(partition, offset)
+                    if offset != owned.committed.get(topic):
+                        offsets[partition] = offset
+        return offsets
+
+    def was_committed(self, offsets: Mapping[Partition, int]) -> None:
+        """The commit was accepted."""
+        for partition, offset in offsets.items():
+            self._owned[partition.number].committed[partition.topic] = offset

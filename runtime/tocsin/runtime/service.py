@@ -1,0 +1,125 @@
+"""What a worker drives: a `Service`, a pure core that is given records and the time.
+
+Order of a round, always under the worker's lock and all in one thread of its own unless said
+otherwise: `apply`, `outputs`; at a checkpoint then `snapshots`, `committable`, and on the event
+loop `checkpointed`. A partition's life: `restore` (0 or more times), `restored`, rounds, `forget`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tocsin.bus.port import Outgoing, Partition, Record
+from tocsin.schemas.errors import RecordError
+
+
+@dataclass(frozen=True, slots=True)
+class Poison:
+    """A record that the service cannot use, and why. It goes to the dead letters."""
+
+    record: Record
+    error: RecordError
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtUp:
+    """Nothing that was appended before `as_of_ms` is still to be applied. Unix milliseconds.
+
+    `since_ms` is when that could first be said since the partition was assigned to this worker.
+    """
+
+    as_of_ms: int
+    since_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The time of a round, and what is known of the input partitions, by number.
+
+    Timers may fire for `owned` partitions only. `caught_up` is filled when a timer was due
+    (`next_due_ms`), with the partitions that have no lag.
+    """
+
+    now_ms: int
+    owned: frozenset[int] = frozenset()
+    caught_up: Mapping[int, CaughtUp] = field(default_factory=dict)
+
+
+class Service(Protocol):
+    """Inherit from it explicitly: the methods with a body here are optional.
+
+    An exception other than those named is a bug; it stops the worker.
+    """
+
+    name: str
+    """For logs, metrics, dead letters and the group's name: `rules`, `actions`."""
+
+    inputs: Sequence[str]
+    """Topics read through the group; all have the same number of partitions."""
+
+    restores: Sequence[str]
+    """Topics whose partition of the same number is read whole when an input partition comes."""
+
+    holds_skipped: bool = False
+    """Whether records of a run that is somebody else's now are kept, and given to `apply` when it
+    is so no more; otherwise they are dropped."""
+
+    def attached(self, nudge: Callable[[], None]) -> None:
+        """Called once, before anything else; `nudge` asks for a round soon, from any thread."""
+
+    def follows(self, partition: int) -> Sequence[Partition]:
+        """Partitions read from their beginning and then for ever, beside the input's, without a
+        group. What is there at the assignment comes through `restore`, the rest through `apply`."""
+        return ()
+
+    def restore(self, partition: int, records: Sequence[Record]) -> None:
+        """Records of the topics restored and followed, for input partition `partition`, in order.
+
+        Of several snapshots of one key the one with the highest `next_offset` counts, not the last.
+        A record that cannot be read is skipped, with a warning.
+        """
+
+    def restored(self, partition: int, next_offset: int | None) -> None:
+        """All was read; the group's committed offset is `next_offset` (None: nothing yet)."""
+
+    def forget(self, partitions: Collection[int]) -> None:
+        """These are another worker's: drop their state."""
+
+    def apply(self, records: Sequence[Record], tick: Tick) -> Sequence[Poison]:
+        """Take the records in, in order per partition, and fire the timers that are due.
+
+        Returns those that cannot be used; it must have gone on after them. Pure but for the
+        service's own state; a second at most.
+        """
+        ...
+
+    def outputs(self) -> Sequence[Outgoing]:
+        """What `apply` has found since the last call: acknowledged by the bus before anything
+        else is written. Any output brings a checkpoint at once."""
+        return ()
+
+    def snapshots(self, *, force: bool) -> Sequence[Outgoing]:
+        """The states that have changed since their last snapshot, each with the offset it covers.
+
+        `force`: before partitions are given up. Otherwise one may be put off, as long as
+        `committable` holds the offset back.
+        """
+        return ()
+
+    def committable(self, partition: int, next_offset: int) -> int:
+        """The offset that may be committed: `next_offset`, or less to read from there again after
+        a crash."""
+        return next_offset
+
+    def wants_checkpoint(self) -> bool:
+        """Whether a checkpoint should come now rather than at the end of its interval."""
+        return False
+
+    def next_due_ms(self) -> int | None:
+        """When `apply` must be called even if no record comes (Unix milliseconds); None: never."""
+        return None
+
+    async def checkpointed(self) -> None:
+        """On the event loop, after each checkpoint: what was handed out is on the bus. Short."""

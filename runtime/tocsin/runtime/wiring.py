@@ -1,0 +1,249 @@
+"""A worker's ends of the bus: its producer, its place in the group, its reader beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final, Protocol, TypeVar
+
+from tocsin.bus.port import (
+    AssignmentListener,
+    Bus,
+    BusUnavailable,
+    Consumer,
+    From,
+    Partition,
+    Producer,
+    Reader,
+    Record,
+)
+from tocsin.runtime import metrics as names
+from tocsin.runtime.metrics import Metrics
+from tocsin.runtime.positions import Positions
+from tocsin.runtime.restore import read_whole
+from tocsin.runtime.service import Service
+from tocsin.schemas.topics import Topics, telemetry_partition
+
+T = TypeVar("T")
+
+_POLL_S: Final = 1.0
+_CLOSE_S: Final = 2.0
+
+
+class Owner(AssignmentListener, Protocol):
+    """The worker, as seen from here."""
+
+    async def in_thread(self, work: Callable[..., T], *args: object) -> T:
+        """Run a call into the service in its thread."""
+        ...
+
+
+class Wiring:
+    """Opens and closes what a worker needs of a bus, and keeps records until they are taken."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        service: Service,
+        owner: Owner,
+        *,
+        topics: Topics,
+        group: str,
+        only_runs: Collection[str] | None,
+        start: From | None,
+        positions: Positions,
+        metrics: Metrics,
+    ) -> None:
+        self.producer: Producer | None = None
+        self.consumer: Consumer | None = None
+        self.records: list[Record] = []
+        self.polled = False
+        self._bus = bus
+        self._service = service
+        self._owner = owner
+        self._group = group
+        self._only = None if only_runs is None else _partitions(topics, service.inputs, only_runs)
+        self._start = start
+        self._positions = positions
+        self._metrics = metrics
+        self._followed: list[Record] = []
+        self._follower: Reader | None = None
+        self._following: dict[Partition, int] = {}
+        self._refetch: dict[Partition, int] = {}
+        self._polls: dict[str, asyncio.Task[Sequence[Record]]] = {}
+
+    async def join(self, max_records: int) -> None:
+        """Open what is not open, and have the polls running. Raises BusUnavailable."""
+        if self.producer is None:
+            self.producer = await self._bus.producer()
+        if self.consumer is None:
+            listener = None if self._only is not None else self._owner
+            self.consumer = await self._bus.consumer(
+                self._group, self._service.inputs, listener=listener, only=self._only
+            )
+            if self._only is not None:
+                await self._owner.on_assigned(frozenset(self._only))
+        if "input" not in self._polls:
+            while self._refetch:
+                partition, offset = next(iter(self._refetch.items()))
+                if partition in self.consumer.assigned():
+                    await self.consumer.seek(partition, From.offset(offset))
+                del self._refetch[partition]
+            self._poll("input", self.consumer, max_records)
+        if "followed" not in self._polls and self._follower is not None:
+            self._poll("followed", self._follower, max_records)
+
+    async def wait(self, nudged: asyncio.Event, *, timeout_s: float) -> None:
+        """Until there are records, a nudge, or the time is up. Raises BusUnavailable."""
+        nudge = asyncio.create_task(nudged.wait())
+        try:
+            await asyncio.wait(
+                {nudge, *self._polls.values()},
+                timeout=timeout_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            nudge.cancel()
+        done = {name: task for name, task in self._polls.items() if task.done()}
+        for name in done:
+            del self._polls[name]
+        error: BaseException | None = None
+        for name, task in done.items():
+            if task.cancelled():
+                continue
+            if (failed := task.exception()) is not None:
+                error = error or failed
+            elif name == "input":
+                self.polled = True
+                self.records += task.result()
+            else:
+                self._followed += task.result()
+        if error is not None:
+            raise error
+
+    def take(self) -> tuple[list[Record], list[Record]]:
+        """The records of the input, and those followed, that came since the last call."""
+        records, followed = self.records, self._followed
+        self.records, self._followed = [], []
+        for record in followed:
+            if record.partition in self._following:
+                self._following[record.partition] = record.offset + 1
+        return records, followed
+
+    def refetch(self, offsets: Mapping[Partition, int]) -> None:
+        """Before the next poll, go back to these offsets."""
+        self._refetch.update(offsets)
+
+    def drop(self, partitions: Collection[Partition]) -> None:
+        """These are not ours any more."""
+        self.records = [r for r in self.records if r.partition not in partitions]
+        for partition in partitions:
+            self._refetch.pop(partition, None)
+
+    async def ends(self, partitions: Sequence[Partition]) -> Mapping[Partition, int]:
+        """The ends of input partitions now. Raises BusUnavailable."""
+        if self.consumer is None or not partitions:
+            return {}
+        return await self.consumer.ends(partitions)
+
+    async def take_partition(self, number: int, partitions: Sequence[Partition]) -> None:
+        """Restore the state of an input partition, unless ours is what was committed last.
+
+        Raises:
+            BusUnavailable: the partition is not ours then.
+        """
+        consumer, service = self.consumer, self._service
+        if consumer is None:
+            # The port says that partitions are assigned within `poll`.
+            raise BusUnavailable("partitions were assigned before there was a consumer")
+        committed = {p.topic: await consumer.committed(p) for p in partitions}
+        if self._positions.take_back(number, committed):
+            return
+        started = time.perf_counter()
+        await self._owner.in_thread(service.forget, frozenset({number}))
+        followed = service.follows(number)
+        whole = [*(Partition(topic, number) for topic in service.restores), *followed]
+
+        async def sink(records: Sequence[Record]) -> None:
+            await self._owner.in_thread(service.restore, number, records)
+
+        ends = await read_whole(self._bus, list(dict.fromkeys(whole)), sink)
+        await self._owner.in_thread(service.restored, number, committed.get(service.inputs[0]))
+        if self._start is not None:
+            for partition in partitions:
+                if committed[partition.topic] is None:
+                    await consumer.seek(partition, self._start)
+        self._following.update({p: ends[p] for p in followed})
+        self._positions.take(number, committed)
+        self._metrics.add(names.RESTORES, service=service.name)
+        self._metrics.add(
+            names.RESTORE_SECONDS, time.perf_counter() - started, service=service.name
+        )
+
+    async def follow(self) -> None:
+        """Follow what the owned partitions need, each from where it was. Raises BusUnavailable."""
+        wanted = {p for number in self._positions.numbers() for p in self._service.follows(number)}
+        if self._follower is not None and wanted == set(self._following):
+            return
+        self._following = {p: self._following[p] for p in wanted}
+        # What was followed and not taken yet is read again.
+        await self._stop_poll("followed")
+        self._followed = []
+        if self._follower is not None:
+            await self._follower.close()
+            self._follower = None
+        if wanted:
+            self._follower = await self._bus.reader(
+                {p: From.offset(offset) for p, offset in self._following.items()}
+            )
+
+    async def leave(self) -> None:
+        """Give the place in the group up; the producer stays."""
+        await self._stop_poll("input")
+        await self._stop_poll("followed")
+        parts = [part for part in (self.consumer, self._follower) if part is not None]
+        self.consumer = self._follower = None
+        self.records, self._followed = [], []
+        self._following.clear()
+        self._refetch.clear()
+        self.polled = False
+        for part in parts:
+            await _close(part)
+
+    async def close(self) -> None:
+        """Close all, each within its bound."""
+        await self.leave()
+        if self.producer is not None:
+            await _close(self.producer)
+            self.producer = None
+
+    def _poll(self, name: str, reader: Reader, max_records: int) -> None:
+        self._polls[name] = asyncio.create_task(
+            reader.poll(timeout_s=_POLL_S, max_records=max_records),
+            name=f"tocsin-{self._service.name}-{name}",
+        )
+
+    async def _stop_poll(self, name: str) -> None:
+        task = self._polls.pop(name, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+
+
+async def _close(part: Producer | Reader) -> None:
+    with contextlib.suppress(TimeoutError, BusUnavailable):
+        async with asyncio.timeout(_CLOSE_S):
+            await part.close()
+
+
+def _partitions(topics: Topics, inputs: Sequence[str], runs: Collection[str]) -> list[Partition]:
+    counts = {spec.name: spec.partitions for spec in topics.specs()}
+    return sorted(
+        {
+            Partition(topic, telemetry_partition(run) % counts[topic])
+            for topic in inputs
+            for run in runs
+        }
+    )

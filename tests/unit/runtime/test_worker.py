@@ -1,0 +1,355 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from support.fold_service import FoldService, expected_outputs
+from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.port import (
+    EARLIEST,
+    Bus,
+    BusUnavailable,
+    FencedMember,
+    From,
+    Outgoing,
+    Partition,
+    Record,
+)
+from tocsin.runtime import metrics as names
+from tocsin.runtime.dead_letters import DeadLetterLimits, TooManyDeadLetters
+from tocsin.runtime.testing import FakeClock
+from tocsin.runtime.worker import Worker, WorkerSettings
+from tocsin.schemas.dead_letters import DeadLetter
+from tocsin.schemas.topics import DLQ_PARTITIONS, Topics, partition_for, telemetry_partition
+
+TOPICS = Topics()
+QUICK = WorkerSettings(checkpoint_s=0.02, poll_records=50)
+
+
+@pytest.fixture
+async def bus(tmp_path: Path) -> AsyncIterator[EmbeddedBus]:
+    async with EmbeddedBus(tmp_path / "bus.db") as bus:
+        await bus.init(TOPICS.specs())
+        yield bus
+
+
+async def send(bus: Bus, run: str, values: Sequence[bytes]) -> None:
+    producer = await bus.producer()
+    where = Partition(TOPICS.telemetry, telemetry_partition(run))
+    await producer.publish([Outgoing(where, run.encode(), value) for value in values])
+    await producer.close()
+
+
+def numbers(*values: int) -> list[bytes]:
+    return [b"%d" % value for value in values]
+
+
+async def read_all(bus: Bus, topic: str, number: int) -> list[Record]:
+    partition = Partition(topic, number)
+    reader = await bus.reader({partition: EARLIEST})
+    end = (await reader.ends([partition]))[partition]
+    records: list[Record] = []
+    while await reader.position(partition) < end:
+        records += await reader.poll(timeout_s=1.0)
+    await reader.close()
+    return records
+
+
+async def outputs_of(bus: Bus, run: str) -> list[tuple[str, int]]:
+    records = await read_all(bus, TOPICS.issues, telemetry_partition(run) % 12)
+    rows = [json.loads(record.value or b"") for record in records if record.key == run.encode()]
+    return [(row["id"], row["state"]) for row in rows]
+
+
+async def eventually(check: Callable[[], bool], within_s: float = 10.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not check():  # noqa: ASYNC110  (what is waited for has no event)
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def running(worker: Worker) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(worker.run())
+    try:
+        yield task
+    finally:
+        worker.stop()
+        await asyncio.wait({task})
+
+
+def make(bus: Bus, service: FoldService, **more: object) -> Worker:
+    arguments: dict[str, object] = {"topics": TOPICS, "group": "g", "settings": QUICK, **more}
+    return Worker(bus, service, **arguments)  # type: ignore[arg-type]
+
+
+async def test_outputs_and_state_follow_from_the_input_alone(bus: EmbeddedBus) -> None:
+    await send(bus, "run-1", numbers(*range(30)))
+    worker = make(bus, FoldService(TOPICS))
+
+    async with running(worker):
+        assert await worker.caught_up(10)
+        await send(bus, "run-1", numbers(*range(30, 60)))
+        assert await worker.caught_up(10)
+
+    assert dict(await outputs_of(bus, "run-1")) == expected_outputs("run-1", range(60))
+    assert len(await outputs_of(bus, "run-1")) == 60 // 7
+
+
+async def test_goes_on_from_the_snapshot_after_a_restart(bus: EmbeddedBus) -> None:
+    await send(bus, "run-1", numbers(*range(10)))
+    first = make(bus, FoldService(TOPICS))
+    async with running(first):
+        assert await first.caught_up(10)
+
+    await send(bus, "run-1", numbers(*range(10, 20)))
+    service = FoldService(TOPICS)
+    second = make(bus, service)
+    async with running(second):
+        assert await second.caught_up(10)
+
+    assert service.applied == 10
+    assert (telemetry_partition("run-1"), 10) in service.restored_at
+    assert await outputs_of(bus, "run-1") == list(expected_outputs("run-1", range(20)).items())
+
+
+async def test_only_runs_leaves_the_records_of_others(bus: EmbeddedBus) -> None:
+    run = "run-1"
+    other = next(
+        f"other-{i}"
+        for i in range(1000)
+        if telemetry_partition(f"other-{i}") == telemetry_partition(run)
+    )
+    await send(bus, other, numbers(*range(9)))
+    await send(bus, run, numbers(*range(9)))
+    service = FoldService(TOPICS)
+    worker = make(bus, service, only_runs=[run])
+
+    async with running(worker):
+        assert await worker.caught_up(10)
+
+    assert service.applied == 9
+    assert await outputs_of(bus, other) == []
+
+
+async def test_begins_where_it_is_told_if_nothing_was_committed(bus: EmbeddedBus) -> None:
+    await send(bus, "run-1", numbers(*range(5)))
+    where = Partition(TOPICS.telemetry, telemetry_partition("run-1"))
+    service = FoldService(TOPICS)
+    worker = make(bus, service, only_runs=["run-1"], start=From.offset(3))
+
+    async with running(worker):
+        assert await worker.caught_up(10)
+
+    assert service.applied == 2
+    assert where.number in service.partitions
+
+
+async def test_poison_goes_to_the_dead_letters_before_the_offset_moves(bus: EmbeddedBus) -> None:
+    await send(bus, "run-1", [*numbers(*range(5)), b"poison", *numbers(*range(5, 10))])
+    service = FoldService(TOPICS)
+    worker = make(bus, service)
+
+    async with running(worker):
+        assert await worker.caught_up(10)
+
+    letters = await read_all(bus, TOPICS.dlq, partition_for(b"run-1", DLQ_PARTITIONS))
+    assert [letter.value for letter in letters] == [b"poison"]
+    why = DeadLetter.read(letters[0].headers)
+    assert (why.topic, why.offset, why.error) == (TOPICS.telemetry, 5, "MalformedRecord")
+    assert service.applied == 10
+    assert worker.metrics.value(names.DEAD_LETTERS, service="fold") == 1
+
+
+async def test_a_flood_of_poison_stops_the_worker(bus: EmbeddedBus) -> None:
+    await send(bus, "run-1", [b"poison"] * 60)
+    settings = WorkerSettings(poll_records=10, dead_letters=DeadLetterLimits(consecutive=20))
+    worker = make(bus, FoldService(TOPICS), settings=settings)
+
+    with pytest.raises(TooManyDeadLetters, match="20 records in a row"):
+        await worker.run()
+
+    letters = await read_all(bus, TOPICS.dlq, partition_for(b"run-1", DLQ_PARTITIONS))
+    assert len(letters) < 20
+
+
+async def test_two_members_share_and_one_takes_over_with_the_state(bus: EmbeddedBus) -> None:
+    runs = [f"run-{i}" for i in range(12)]
+    for run in runs:
+        await send(bus, run, numbers(*range(10)))
+    services = FoldService(TOPICS), FoldService(TOPICS)
+    first, second = (make(bus, service) for service in services)
+
+    async with running(first):
+        async with running(second):
+            await eventually(lambda: len(services[0].partitions) < 48 > len(services[1].partitions))
+            await eventually(lambda: bool(services[1].partitions))
+            for run in runs:
+                await send(bus, run, numbers(*range(10, 20)))
+            await eventually(lambda: sum(s.applied for s in services) >= 20 * len(runs))
+        await eventually(lambda: len(services[0].partitions) == 48, 20)
+        for run in runs:
+            await send(bus, run, numbers(*range(20, 30)))
+        assert await first.caught_up(10)
+
+    for run in runs:
+        found = await outputs_of(bus, run)
+        assert dict(found) == expected_outputs(run, range(30))
+        assert set(found) == set(expected_outputs(run, range(30)).items())
+
+
+class FaultyProducer:
+    """A real producer that fails when it is told to."""
+
+    def __init__(self, bus: EmbeddedBus, faults: FaultyBus) -> None:
+        self._faults = faults
+        self._bus = bus
+
+    async def publish(self, records: Sequence[Outgoing], /) -> Sequence[int]:
+        producer = await self._bus.producer()
+        try:
+            if self._faults.publish_failures > 0:
+                self._faults.publish_failures -= 1
+                raise BusUnavailable("the broker is away")
+            return await producer.publish(records)
+        finally:
+            await producer.close()
+
+    async def close(self) -> None:
+        pass
+
+
+class FaultyBus:
+    """The embedded bus with faults on order."""
+
+    def __init__(self, bus: EmbeddedBus) -> None:
+        self._bus = bus
+        self.publish_failures = 0
+        self.fence = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._bus, name)
+
+    async def producer(self) -> FaultyProducer:
+        return FaultyProducer(self._bus, self)
+
+    async def consumer(self, *args: object, **more: object) -> object:
+        consumer = await self._bus.consumer(*args, **more)  # type: ignore[arg-type]
+        commit = consumer.commit
+
+        async def commit_or_fence(offsets: Mapping[Partition, int]) -> None:
+            if self.fence > 0:
+                self.fence -= 1
+                raise FencedMember("another member has it")
+            await commit(offsets)
+
+        consumer.commit = commit_or_fence  # type: ignore[method-assign]
+        return consumer
+
+
+async def test_a_bus_that_goes_away_costs_nothing_but_time(bus: EmbeddedBus) -> None:
+    faulty = FaultyBus(bus)
+    service = FoldService(TOPICS)
+    worker = make(faulty, service)  # type: ignore[arg-type]
+
+    async with running(worker):
+        await eventually(worker.ready.is_set)
+        faulty.publish_failures = 3
+        await send(bus, "run-1", numbers(*range(21)))
+        await eventually(lambda: faulty.publish_failures == 0)
+        assert await worker.caught_up(10)
+
+    assert service.applied == 21
+    assert service.forgotten == []
+    assert await outputs_of(bus, "run-1") == list(expected_outputs("run-1", range(21)).items())
+
+
+async def test_a_fenced_member_drops_its_state_and_joins_again(bus: EmbeddedBus) -> None:
+    faulty = FaultyBus(bus)
+    faulty.fence = 1
+    service = FoldService(TOPICS)
+    worker = make(faulty, service, only_runs=["run-1"])  # type: ignore[arg-type]
+    await send(bus, "run-1", numbers(*range(21)))
+
+    async with running(worker):
+        await eventually(lambda: bool(service.forgotten))
+        assert await worker.caught_up(10)
+
+    # The snapshots of the fenced checkpoint were written, so the records are not folded again.
+    assert await outputs_of(bus, "run-1") == list(expected_outputs("run-1", range(21)).items())
+    assert worker.metrics.value(names.FENCED, service="fold") == 1
+
+
+async def test_records_of_a_skipped_run_wait_and_hold_the_commit_back(bus: EmbeddedBus) -> None:
+    class Holding(FoldService):
+        holds_skipped = True
+
+    clock = FakeClock()
+    skipped = {"run-1"}
+
+    async def skip(run: str) -> bool:
+        return run in skipped
+
+    service = Holding(TOPICS)
+    worker = make(bus, service, skip=skip, clock=clock)
+    await send(bus, "run-1", numbers(*range(7)))
+    await send(bus, "run-2", numbers(*range(7)))
+
+    async with running(worker):
+        await eventually(lambda: service.applied == 7)
+        clock.advance(s=1)
+        worker.nudge()
+        where = Partition(TOPICS.telemetry, telemetry_partition("run-1"))
+        watcher = await bus.consumer("g", [TOPICS.telemetry], only=[where])
+        assert not await watcher.committed(where)
+        skipped.clear()
+        clock.advance(s=5)
+        worker.nudge()
+        await eventually(lambda: service.applied == 14)
+        assert await worker.caught_up(10)
+        assert await watcher.committed(where) == 7
+
+
+async def test_a_timer_is_told_when_the_worker_has_caught_up(bus: EmbeddedBus) -> None:
+    service = FoldService(TOPICS)
+    clock = FakeClock()
+    service.due_ms = clock.now_ms() + 1000
+    worker = make(bus, service, only_runs=["run-1"], clock=clock)
+
+    async with running(worker):
+        await eventually(worker.ready.is_set)
+        worker.nudge()
+        await eventually(lambda: bool(service.ticks))
+        assert service.due_ms is not None
+        now_ms = clock.advance(s=1)
+        worker.nudge()
+        await eventually(lambda: service.due_ms is None)
+
+    number = telemetry_partition("run-1")
+    tick = next(tick for tick in service.ticks if tick.caught_up)
+    assert tick.owned == {number}
+    assert tick.caught_up[number].as_of_ms == now_ms
+
+
+async def test_a_bus_file_that_was_replaced_begins_again(tmp_path: Path) -> None:
+    path = tmp_path / "bus.db"
+    service = FoldService(TOPICS)
+    async with EmbeddedBus(path) as bus:
+        await bus.init(TOPICS.specs())
+        worker = make(bus, service, only_runs=["run-1"])
+        producer = await bus.producer()
+        await send(bus, "run-1", numbers(*range(20)))
+        async with running(worker):
+            assert await worker.caught_up(10)
+            for file in path.parent.glob("bus.db*"):
+                if file.is_file():
+                    file.unlink()
+            where = Partition(TOPICS.telemetry, telemetry_partition("run-1"))
+            await producer.publish([Outgoing(where, b"run-1", v) for v in numbers(*range(14))])
+            await eventually(lambda: service.applied == 34)
+            assert await worker.caught_up(10)
+        assert await outputs_of(bus, "run-1") == list(expected_outputs("run-1", range(14)).items())
