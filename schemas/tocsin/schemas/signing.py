@@ -135,6 +135,10 @@ class TrustedKeys:
     def __len__(self) -> int:
         return len(self._keys)
 
+    def trusts(self, key_id: str) -> bool:
+        """Whether a key of that id is among them."""
+        return key_id in self._keys
+
     def verify(self, key: bytes, value: bytes, signature: Signature | None) -> None:
         """Raises SignatureError: unsigned, by an untrusted key, or not over these bytes."""
         if signature is None:

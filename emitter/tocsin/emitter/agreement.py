@@ -1,0 +1,254 @@
+"""All ranks of one training leave at the same step.
+
+Rounds. Now and then the ranks take the maximum, over all of them, of two numbers: "I have heard a
+stop" and "so many edges until the next round". A round is started at one edge, asynchronously, and
+its result is taken at the next edge, by all ranks at the same one, since they count edges alike.
+Ranks that step together (DDP, FSDP: each backward waits for all) have all started a round before
+any of them comes to the next edge, so its result is there and nobody waits. A round costs 60-80
+microseconds on gloo; rounds are `ROUND_S` apart, so that is about 0.1 % of the time.
+
+Ranks that do not step together would wait for one another here. They may, for a small share of the
+time; beyond it, or when a round fails, the agreement ends for good and each rank leaves at its own
+edge.
+
+The collective runs on a gloo group of its own, made inside the wrapped `init_process_group`, where
+all ranks are. A rank without tocsin would never come to `new_group`; so the ranks first look for
+each other in the store, for `HERE_S` at most.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from types import ModuleType
+from typing import TYPE_CHECKING, Final, ParamSpec, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+
+logger = logging.getLogger(__name__)
+
+ROUND_S: Final = 0.07
+"""Pause between rounds that the ranks aim at, seconds."""
+
+HERE_S: Final = 10.0
+"""How long ranks look for each other before a group is made, seconds."""
+
+GROUP_TIMEOUT_S: Final = 30.0
+"""After this long a round has failed, seconds; it bounds what a lost rank holds up at exit."""
+
+PATIENCE_S: Final = 0.5
+PATIENCE_SHARE: Final = 0.005
+"""A rank waits in rounds for at most `PATIENCE_S` plus this share of the time, before any stop."""
+
+HEARD_PATIENCE_S: Final = 5.0
+"""Once a stop was heard a rank waits this long for the others, seconds."""
+
+_MAX_INTERVAL: Final = 32
+_POLL_S: Final = 0.00005
+_SETTLE: Final = 8
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Round(Protocol):
+    """A maximum under way."""
+
+    def done(self) -> bool:
+        """Whether the result is there; never waits. Raises RuntimeError: the round has failed."""
+        ...
+
+    def result(self) -> tuple[int, int]:
+        """The maxima; only once it is done. Raises RuntimeError."""
+        ...
+
+
+class Collective(Protocol):
+    """Takes maxima over all ranks."""
+
+    def start(self, heard: int, interval: int) -> Round:
+        """Begin a round; never waits. Raises RuntimeError: the group is gone."""
+        ...
+
+
+class Agreement:
+    """One rank's side of it. Used by the training thread alone."""
+
+    def __init__(
+        self, collective: Collective, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._collective = collective
+        self._clock = clock
+        self._began = clock()
+        self._waited_s = 0.0
+        self._edges = 0
+        self._next_round = 0
+        self._round: Round | None = None
+        self._last_round_at: float | None = None
+        self._edges_since = 0
+        self._interval = 1
+        self.broken: str | None = None
+
+    def at_edge(self, heard: bool) -> bool:
+        """Count an edge; True if all ranks leave at this one. `broken` says why there is no more.
+
+        A rank that has heard may wait here for up to `HEARD_PATIENCE_S`, once.
+        """
+        edge, self._edges = self._edges, self._edges + 1
+        try:
+            if self._round is not None:
+                if not self._await(self._round, heard):
+                    self.broken = "the ranks do not step alike"
+                    return False
+                leave, interval = self._round.result()
+                self._round = None
+                if leave:
+                    return True
+                self._next_round = edge - 1 + max(1, interval)
+            if edge >= self._next_round:
+                self._measure()
+                self._round = self._collective.start(int(heard), self._interval)
+        except (RuntimeError, ValueError, TypeError) as error:
+            self.broken = f"a round failed: {error}".splitlines()[0][:200]
+        return False
+
+    def _await(self, pending: Round, heard: bool) -> bool:
+        if pending.done():
+            return True
+        began = self._clock()
+        allowed_s = HEARD_PATIENCE_S
+        if not heard:
+            allowed_s = PATIENCE_S + PATIENCE_SHARE * (began - self._began) - self._waited_s
+        while True:
+            time.sleep(_POLL_S)
+            done = pending.done()
+            waited_s = self._clock() - began
+            if done or waited_s > allowed_s:
+                if not heard:
+                    self._waited_s += waited_s
+                return done
+
+    def _measure(self) -> None:
+        now, before = self._clock(), self._last_round_at
+        edges = self._edges - self._edges_since
+        if before is not None and edges >= self._interval and self._edges > _SETTLE:
+            per_edge_s = max((now - before) / edges, 1e-6)
+            self._interval = min(max(1, math.ceil(ROUND_S / per_edge_s)), _MAX_INTERVAL)
+        self._last_round_at, self._edges_since = now, self._edges
+
+
+class _GlooRound:
+    def __init__(self, work: dist.Work, numbers: torch.Tensor) -> None:
+        self._work = work
+        self._numbers = numbers
+
+    def done(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def result(self) -> tuple[int, int]:
+        self._work.wait()
+        heard, interval = self._numbers.tolist()
+        return int(heard), int(interval)
+
+
+class GlooCollective:
+    """On a gloo group of its own; tensors on the CPU whatever the main backend is."""
+
+    def __init__(self, torch_distributed: ModuleType, group: object) -> None:
+        self._dist = torch_distributed
+        self._group = group
+
+    def start(self, heard: int, interval: int) -> Round:
+        """See Collective."""
+        import torch
+
+        numbers = torch.tensor((heard, interval), dtype=torch.int64)
+        maximum = self._dist.ReduceOp.MAX
+        work = self._dist.all_reduce(numbers, op=maximum, group=self._group, async_op=True)
+        if work is None:
+            raise RuntimeError("this rank is not in the group")
+        return _GlooRound(work, numbers)
+
+
+_collective: GlooCollective | None = None
+
+
+def current() -> Agreement | None:
+    """A fresh agreement among the ranks of the process group; None without one, or for one rank."""
+    return None if _collective is None else Agreement(_collective)
+
+
+def wrap_init_process_group(torch_distributed: ModuleType) -> None:
+    """Have each `init_process_group` make the side group. To be called once torch is imported.
+
+    The wrapped function behaves and raises as before; what fails on our side is logged, and each
+    rank then leaves at its own edge. With ranks that have no tocsin it takes up to `HERE_S` longer.
+    """
+    original = torch_distributed.init_process_group
+    if getattr(original, "_tocsin", False):
+        return
+    wrapped = _after(original, lambda: _make_group(torch_distributed, os.environ))
+    closing = _before(torch_distributed.destroy_process_group, _forget)
+    # Libraries import the function from either module.
+    for module in (torch_distributed, torch_distributed.distributed_c10d):
+        setattr(module, original.__name__, wrapped)
+        setattr(module, "destroy_process_group", closing)  # noqa: B010  (a module has no such field)
+
+
+def _after(original: Callable[P, R], then: Callable[[], None]) -> Callable[P, R]:
+    @functools.wraps(original)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        result = original(*args, **kwargs)
+        try:
+            then()
+        except Exception:
+            logger.warning("ranks will leave at their own edges", exc_info=True)
+        return result
+
+    wrapped._tocsin = True  # type: ignore[attr-defined]  # marks it as wrapped
+    return wrapped
+
+
+def _before(original: Callable[P, R], first: Callable[[], None]) -> Callable[P, R]:
+    @functools.wraps(original)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        first()
+        return original(*args, **kwargs)
+
+    return wrapped
+
+
+def _forget() -> None:
+    global _collective
+    _collective = None
+
+
+def _make_group(torch_distributed: ModuleType, environ: Mapping[str, str]) -> None:
+    global _collective
+    _forget()
+    if not environ.get("TOCSIN_RUN_ID"):
+        return
+    world_size, rank = torch_distributed.get_world_size(), torch_distributed.get_rank()
+    if world_size < 2:
+        return
+    store = torch_distributed.distributed_c10d._get_default_store()
+    # A group that is made again meets a store that remembers; each making has its own names.
+    turn = int(store.add(f"tocsin/turn/{rank}", 1))
+    store.set(f"tocsin/here/{turn}/{rank}", environ.get("TOCSIN_JOB_ID", ""))
+    names = [f"tocsin/here/{turn}/{other}" for other in range(world_size)]
+    store.wait(names, timedelta(seconds=HERE_S))
+    job_id = store.get(names[0]).decode()
+    if job_id:
+        # On other nodes another launcher made another one; an incarnation is equal on all ranks.
+        os.environ["TOCSIN_JOB_ID"] = job_id
+    if environ.get("TOCSIN_STOP") == "off":
+        return
+    group = torch_distributed.new_group(backend="gloo", timeout=timedelta(seconds=GROUP_TIMEOUT_S))
+    _collective = GlooCollective(torch_distributed, group)

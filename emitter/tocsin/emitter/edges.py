@@ -1,0 +1,350 @@
+"""Where a training process leaves its loop when it is told to stop.
+
+Capture calls `started` when a training begins, `check` at each edge (outside its exception walls)
+and `finished` at its end. In between a daemon thread sleeps on the rank's socket. A command is
+verified by each rank for itself; the launcher that hands it over is not taken at its word.
+
+While nothing was heard `check` costs an attribute or two; with several ranks there is also the
+agreement (`tocsin.emitter.agreement`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Literal, TypedDict
+
+from tocsin.emitter import agreement, link
+from tocsin.emitter.stop_command import (
+    STOP,
+    Facts,
+    Memory,
+    SignedCommand,
+    decide,
+    read_keys,
+    trusted_paths,
+)
+from tocsin.schemas.control import StopAcknowledged, StopLeft, StopRefused, StopRequested
+from tocsin.schemas.events import Data, clip
+from tocsin.schemas.runs import CaptureDegraded
+from tocsin.schemas.telemetry import Speaker
+
+logger = logging.getLogger(__name__)
+
+STOPPED: Final = 79
+"""Exit code of a training that was stopped."""
+
+FLUSH_S: Final = 2.0
+"""How long a leaving rank waits for its last records to be acknowledged, seconds."""
+
+TOLD_S: Final = 0.5
+"""How long a rank that leaves with the others waits for its own copy of the command, seconds."""
+
+EVALUATION_S: Final = 5.0
+"""Evaluation batches are not edges of all ranks: one leaves there only this long after it heard."""
+
+Edge = Literal["optimizer_step", "scaler_update", "backward", "evaluation"]
+Emit = Callable[[Data], object]
+Flush = Callable[[float], object]
+
+
+class StopTraining(SystemExit):
+    """The training was told to stop. A `SystemExit`: it ends the process with code 79."""
+
+    def __init__(
+        self, reason: str, *, step: int | None = None, issue_id: str | None = None
+    ) -> None:
+        super().__init__(STOPPED)
+        self.reason: Final = reason
+        self.step: Final = step
+        self.issue_id: Final = issue_id
+
+    def __str__(self) -> str:
+        at = "" if self.step is None else f" at step {self.step:,}"
+        return f"training stopped by tocsin{at}: {self.reason}"
+
+    def __repr__(self) -> str:
+        return f"StopTraining({str(self)!r})"
+
+    def _render_traceback_(self) -> list[str]:
+        # IPython asks for this; a stop is an answer, not a crash.
+        return [str(self)]
+
+
+class _Who(TypedDict):
+    run_id: str
+    incarnation: str
+    rank: int
+    world_size: int
+
+
+class Rank:
+    """One rank of one training, listening."""
+
+    def __init__(
+        self,
+        speaker: Speaker,
+        emit: Emit,
+        *,
+        flush: Flush | None = None,
+        local_rank: int = 0,
+        restart_count: int = 0,
+        training: int = 0,
+        agreed: agreement.Agreement | None = None,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self.speaker: Final = speaker
+        self.step = -1
+        self.refused: Final[Counter[str]] = Counter()
+        self.awake = agreed is not None
+        self._emit = emit
+        self._flush = flush
+        self._agreed = agreed
+        self._now_ms = now_ms
+        self._memory = Memory()
+        self._heard: StopRequested | None = None
+        self._heard_at = 0.0
+        self._told = threading.Event()
+        self._left = False
+        self._closed = False
+        self._launcher = os.environ.get("TOCSIN_LAUNCHER", "")
+        self._endpoint = self._open()
+        if self._endpoint is not None:
+            self._say_hello(local_rank, restart_count, training)
+            threading.Thread(target=self._listen, name="tocsin-stop", daemon=True).start()
+
+    @property
+    def socket(self) -> Path | None:
+        """Where this rank listens; None if it could not."""
+        return None if self._endpoint is None else self._endpoint.path
+
+    def at_edge(self, edge: Edge, step: int) -> None:
+        """Leave here if it is time. Raises StopTraining."""
+        command = self._heard
+        if self._agreed is not None and edge != "evaluation":
+            leave = self._agreed.at_edge(command is not None)
+            if self._agreed.broken is not None:
+                self._end_agreement(self._agreed.broken, step)
+            elif leave:
+                # Another rank heard; the datagram to this one may be on its way still, or lost.
+                self._told.wait(TOLD_S)
+                self._leave(self._heard, edge, step)
+        if command is None:
+            return
+        waiting = self._agreed is not None and (
+            edge != "evaluation" or time.monotonic() - self._heard_at < EVALUATION_S
+        )
+        if not waiting:
+            self._leave(command, edge, step)
+
+    def hear(self, signed: SignedCommand) -> None:
+        """Judge a command; from the listening thread."""
+        speaker = self.speaker
+        facts = Facts(
+            speaker.run_id,
+            speaker.incarnation,
+            read_keys(trusted_paths(os.environ)),
+            stops_off=os.environ.get(STOP) == "off",
+        )
+        verdict = decide(signed, facts, self._memory, self._now_ms())
+        if verdict.why is not None:
+            self.refused[verdict.why] += 1
+            if self.refused[verdict.why] == 1:
+                self._emit(
+                    StopRefused(
+                        **self._who(), command_id=clip(verdict.command_id, 64), why=verdict.why,
+                        reason=clip(verdict.text, 500),
+                    )
+                )  # fmt: skip
+            return
+        command = verdict.command
+        if command is None:
+            return
+        self._memory.note(signed, command)
+        if verdict.reason != "obey":
+            return
+        self._memory.obey(command)
+        self._heard_at = time.monotonic()
+        self._heard = command
+        self._told.set()
+        self.awake = True
+        self._emit(
+            StopAcknowledged(
+                **self._who(), command_id=command.command_id, issue_id=command.issue_id,
+                step=self.step if self.step >= 0 else None,
+            )
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Stop listening, and say that this training is over."""
+        if self._closed:
+            return
+        self._closed = True
+        self.awake = False
+        if self._endpoint is not None:
+            if self._launcher:
+                link.send(
+                    self._launcher,
+                    {
+                        "kind": "finished", "pid": os.getpid(), "rank": self.speaker.rank,
+                        "incarnation": self.speaker.incarnation, "step": self.step,
+                    },
+                )  # fmt: skip
+            # Wakes the thread, which closes its socket itself.
+            link.send(self._endpoint.path, {"kind": "close"})
+
+    def _who(self) -> _Who:
+        speaker = self.speaker
+        return {
+            "run_id": speaker.run_id,
+            "incarnation": speaker.incarnation,
+            "rank": speaker.rank,
+            "world_size": speaker.world_size,
+        }
+
+    def _open(self) -> link.Endpoint | None:
+        folder = os.environ.get("TOCSIN_RUNTIME_DIR")
+        try:
+            parent = Path(folder) if folder else link.job_folder(os.environ)
+            endpoint = link.Endpoint(parent / f"r{self.speaker.rank}-{os.getpid()}.sock")
+        except OSError as error:
+            logger.warning("no stop can reach this rank: %s", error)
+            return None
+        endpoint.set_blocking()
+        return endpoint
+
+    def _say_hello(self, local_rank: int, restart_count: int, training: int) -> None:
+        if self._launcher:
+            link.send(
+                self._launcher,
+                {
+                    "kind": "hello", "role": "trainer", "pid": os.getpid(),
+                    "rank": self.speaker.rank, "local_rank": local_rank,
+                    "world_size": self.speaker.world_size,
+                    "incarnation": self.speaker.incarnation,
+                    "restart_count": restart_count, "training": training,
+                    "socket": str(self.socket),
+                },
+            )  # fmt: skip
+
+    def _listen(self) -> None:
+        endpoint = self._endpoint
+        assert endpoint is not None
+        while not self._closed:
+            try:
+                message = endpoint.receive()
+                if message is not None and message["kind"] == "stop":
+                    signed = SignedCommand.of(message)
+                    if signed is not None:
+                        self.hear(signed)
+            except OSError:
+                break
+            except Exception:
+                # The wall of this thread: one bad message must not end the listening.
+                logger.warning("a message was not understood", exc_info=True)
+        endpoint.close()
+
+    def _end_agreement(self, why: str, step: int) -> None:
+        self._agreed = None
+        self.awake = self._heard is not None
+        reason = f"each rank leaves at its own edge: {why}"
+        logger.warning("stop: %s", reason)
+        self._emit(
+            CaptureDegraded(
+                **self._who(), probe="stop_agreement", reason=clip(reason, 500), step=max(step, 0)
+            )
+        )
+
+    def _leave(self, command: StopRequested | None, edge: Edge, step: int) -> None:
+        reason = "another rank was told to stop" if command is None else command.reason
+        issue_id = None if command is None else command.issue_id
+        if not self._left:
+            self._left = True
+            command_id = "" if command is None else command.command_id
+            self._report_leaving(command_id, issue_id, edge, step)
+            if not self._launcher:
+                print(f"tocsin: training stopped at step {step:,}: {reason}", file=sys.stderr)
+        raise StopTraining(reason, step=step, issue_id=issue_id)
+
+    def _report_leaving(self, command_id: str, issue_id: str | None, edge: Edge, step: int) -> None:
+        try:
+            if command_id:
+                self._emit(
+                    StopLeft(
+                        **self._who(), command_id=command_id, issue_id=issue_id,
+                        step=max(step, 0), edge=edge, left_us=time.time_ns() // 1000,
+                    )
+                )  # fmt: skip
+            if self._launcher:
+                link.send(
+                    self._launcher,
+                    {
+                        "kind": "left", "command_id": command_id, "rank": self.speaker.rank,
+                        "incarnation": self.speaker.incarnation, "pid": os.getpid(), "step": step,
+                    },
+                )  # fmt: skip
+            if self._flush is not None:
+                self._flush(FLUSH_S)
+        except Exception:
+            # An emitter hook's wall: the stop comes through even if it cannot be told.
+            logger.warning("the stop could not be reported", exc_info=True)
+
+
+_rank: Rank | None = None
+
+
+def started(
+    speaker: Speaker,
+    emit: Emit,
+    *,
+    flush: Flush | None = None,
+    local_rank: int = 0,
+    restart_count: int = 0,
+    training: int = 0,
+) -> Rank:
+    """A training begins in this process: listen, and say hello to the launcher.
+
+    `emit` must be safe to call from another thread and must not wait; `flush(timeout_s)` waits
+    until what was emitted is acknowledged.
+    """
+    global _rank
+    finished()
+    stops_off = os.environ.get(STOP) == "off"
+    agreed = None if stops_off or speaker.world_size < 2 else agreement.current()
+    _rank = Rank(
+        speaker, emit, flush=flush, local_rank=local_rank, restart_count=restart_count,
+        training=training, agreed=agreed,
+    )  # fmt: skip
+    return _rank
+
+
+def check(edge: Edge, step: int) -> None:
+    """An edge where this process can leave. Raises StopTraining if a verified stop is due here."""
+    rank = _rank
+    if rank is not None:
+        rank.step = step
+        if rank.awake:
+            rank.at_edge(edge, step)
+
+
+def finished() -> None:
+    """The training is over; nothing is heard any more. Without a training it does nothing."""
+    global _rank
+    rank, _rank = _rank, None
+    if rank is not None:
+        rank.close()
+
+
+def _in_child() -> None:
+    # A forked data-loader worker is not a rank: it must not leave, nor take the socket's file away.
+    global _rank
+    _rank = None
+
+
+os.register_at_fork(after_in_child=_in_child)

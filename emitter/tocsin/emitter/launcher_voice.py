@@ -1,0 +1,106 @@
+"""What a launcher says on the bus: numbered, in order, never in the way of the job."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from tocsin.bus.port import BusError, Outgoing, Partition, Producer
+from tocsin.schemas.errors import RecordTooLarge, UnavailableError
+from tocsin.schemas.events import Data, Event
+from tocsin.schemas.identity import new_id
+from tocsin.schemas.topics import Topics, telemetry_partition
+from tocsin.schemas.wire import meta_of
+
+logger = logging.getLogger(__name__)
+
+QUEUED: Final = 1_000
+"""Records that wait while the bus is away; beyond it the oldest is dropped, and counted."""
+
+PUBLISH_S: Final = 10.0
+_PAUSE_S: Final = 0.5
+
+
+def wall_ms() -> int:
+    """The machine's clock, Unix milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+class Voice:
+    """Puts events about one run on its telemetry partition, as one speaker."""
+
+    def __init__(
+        self,
+        producer: Producer,
+        topics: Topics,
+        run_id: str,
+        *,
+        now_ms: Callable[[], int] = wall_ms,
+        observe: Callable[[Data, int], None] | None = None,
+    ) -> None:
+        self.acknowledged = 0
+        self.dropped = 0
+        self._producer = producer
+        self._partition = Partition(topics.telemetry, telemetry_partition(run_id))
+        self._key = run_id.encode()
+        self._source = f"/runs/{run_id}/launcher"
+        self._boot = new_id()
+        self._seq = 0
+        self._now_ms = now_ms
+        self._observe = observe
+        self._queue: deque[Outgoing] = deque()
+        self._waiting = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def say(self, data: Data) -> None:
+        """Queue an event; never waits."""
+        seq, self._seq = self._seq, self._seq + 1
+        now_ms = self._now_ms()
+        event = Event.of(data, id=f"{self._boot}/{seq}", source=self._source, time_ms=now_ms)
+        headers = meta_of(event, boot=self._boot, seq=seq).headers()
+        self._queue.append(Outgoing(self._partition, self._key, event.encode(), headers))
+        if len(self._queue) > QUEUED:
+            self._queue.popleft()
+            self.dropped += 1
+        self._empty.clear()
+        self._waiting.set()
+        if self._observe is not None:
+            self._observe(data, now_ms)
+
+    async def publish(self) -> None:
+        """Publish what is queued, for ever; while the bus is away, try again."""
+        while True:
+            await self._waiting.wait()
+            self._waiting.clear()
+            while self._queue:
+                batch = list(self._queue)[:100]
+                try:
+                    async with asyncio.timeout(PUBLISH_S):
+                        await self._producer.publish(batch)
+                except (UnavailableError, TimeoutError):
+                    await asyncio.sleep(_PAUSE_S)
+                    continue
+                except (BusError, RecordTooLarge):
+                    logger.warning("records of the launcher were not accepted", exc_info=True)
+                    self.dropped += len(batch)
+                else:
+                    self.acknowledged += len(batch)
+                # The queue may have dropped some of these meanwhile, from the same end.
+                taken = set(map(id, batch))
+                while self._queue and id(self._queue[0]) in taken:
+                    self._queue.popleft()
+            self._empty.set()
+
+    async def flush(self, timeout_s: float) -> bool:
+        """Wait until all that was said is acknowledged (or given up); False after `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._empty.wait()
+        except TimeoutError:
+            return False
+        return True

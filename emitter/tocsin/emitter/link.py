@@ -1,0 +1,190 @@
+"""Datagrams between the processes of one job on one node: who is there, and "stop".
+
+Standard library only, so that it can be used before anything else of ours is imported. A message
+is one JSON object of at most `MAX_BYTES` in one Unix datagram; nothing here waits for a peer: a
+message that cannot be taken now is lost, and `send` says so.
+
+    process -> launcher   hello, left, finished, restart_blocked
+    launcher -> process   stop (signed bytes), no_restart
+
+The sockets lie in a folder of the job that only its user can enter (0700), with a short path: the
+address of a Unix socket holds 107 bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import stat
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+MAX_BYTES: Final = 60_000
+"""Longest message; a Unix datagram of this size passes with the kernel's default buffers."""
+
+LAUNCHER_SOCKET: Final = "launcher.sock"
+
+_MAX_ADDRESS: Final = 107
+_ROOM_FOR_NAME: Final = 32
+
+Field = str | int | float | bool | None
+Message = dict[str, Field]
+"""What a datagram says; the key `kind` tells how to read the rest."""
+
+
+class Endpoint:
+    """A bound datagram socket. Closed, it leaves no file; a copy in a forked child does nothing."""
+
+    def __init__(self, path: Path) -> None:
+        """Bind `path`, in place of what a dead process left there. Raises OSError."""
+        self.path: Final = path
+        self._pid = os.getpid()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        try:
+            path.unlink(missing_ok=True)
+            self._socket.bind(str(path))
+        except OSError:
+            self._socket.close()
+            raise
+        self._socket.setblocking(False)
+
+    def fileno(self) -> int:
+        """The descriptor, for an event loop; -1 once closed."""
+        return self._socket.fileno()
+
+    def set_blocking(self) -> None:
+        """From now on `receive` waits for a message; for a thread that does nothing else."""
+        self._socket.setblocking(True)
+
+    def receive(self) -> Message | None:
+        """The next message that is one; None if there is none now, or a datagram was not a message.
+
+        Raises:
+            OSError: the socket was closed.
+        """
+        try:
+            return decode(self._socket.recv(MAX_BYTES + 1))
+        except (BlockingIOError, InterruptedError):
+            return None
+
+    def drain(self) -> list[Message]:
+        """All messages that are there now; for a socket that does not block."""
+        found: list[Message] = []
+        while True:
+            try:
+                raw = self._socket.recv(MAX_BYTES + 1)
+            except (BlockingIOError, InterruptedError):
+                return found
+            message = decode(raw)
+            if message is not None:
+                found.append(message)
+
+    def close(self) -> None:
+        """Take the file away and close; a second time does nothing."""
+        if self._socket.fileno() < 0:
+            return
+        if os.getpid() == self._pid:
+            self.path.unlink(missing_ok=True)
+        self._socket.close()
+
+
+def encode(message: Mapping[str, Field]) -> bytes:
+    """The datagram. Raises ValueError if it is over `MAX_BYTES`."""
+    raw = json.dumps(message, separators=(",", ":"), allow_nan=False).encode()
+    if len(raw) > MAX_BYTES:
+        raise ValueError(f"a message of {len(raw):,} bytes is over the limit of {MAX_BYTES:,}")
+    return raw
+
+
+def decode(raw: bytes) -> Message | None:
+    """The message, or None if this is not one: too long, not a flat JSON object, without `kind`."""
+    if len(raw) > MAX_BYTES:
+        return None
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or not isinstance(found.get("kind"), str):
+        return None
+    flat = all(isinstance(value, (str, int, float, bool, type(None))) for value in found.values())
+    return found if flat else None
+
+
+def send(path: str | Path, message: Mapping[str, Field]) -> bool:
+    """Send without waiting; False if nobody listens there, its queue is full, or it is too long."""
+    try:
+        raw = encode(message)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+            sender.setblocking(False)
+            sender.sendto(raw, str(path))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def text(message: Message, name: str) -> str:
+    """That field if it is text, else ""."""
+    value = message.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def number(message: Message, name: str, default: int = 0) -> int:
+    """That field if it is a whole number, else `default`."""
+    value = message.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+
+def private_folder(environ: Mapping[str, str]) -> Path:
+    """`${XDG_RUNTIME_DIR:-/tmp}/tocsin-UID`, made if needed, usable by its user alone.
+
+    Where somebody else owns that name, or the path leaves no room for a socket's name, it is a
+    fresh temporary folder.
+
+    Raises:
+        OSError: no folder can be made.
+    """
+    name = f"tocsin-{os.getuid()}"
+    for base in (environ.get("XDG_RUNTIME_DIR"), "/tmp"):
+        if not base or len(os.fsencode(base)) + len(name) + _ROOM_FOR_NAME > _MAX_ADDRESS:
+            continue
+        folder = Path(base) / name
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            facts = folder.lstat()
+        except OSError:
+            continue
+        mine = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid()
+        if mine and not facts.st_mode & 0o077 and os.access(folder, os.W_OK):
+            return folder
+    return Path(tempfile.mkdtemp(prefix="tocsin-", dir="/tmp"))
+
+
+def job_folder(environ: Mapping[str, str]) -> Path:
+    """A fresh folder `j-XXXX` for one job, 0700. Raises OSError."""
+    parent = private_folder(environ)
+    while True:
+        folder = parent / f"j-{secrets.token_hex(4)}"
+        try:
+            folder.mkdir(mode=0o700)
+        except FileExistsError:
+            continue
+        return folder
+
+
+def shared_job_folder(environ: Mapping[str, str], job_id: str) -> Path:
+    """The folder that all processes of a job on this node find by themselves. Raises OSError."""
+    digest = hashlib.sha256(job_id.encode()).hexdigest()[:8]
+    folder = private_folder(environ) / f"s-{digest}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def remove_folder(folder: Path) -> None:
+    """Take a job's folder away with all that is in it; what cannot be removed stays."""
+    shutil.rmtree(folder, ignore_errors=True)

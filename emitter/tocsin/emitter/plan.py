@@ -1,0 +1,84 @@
+"""What `tocsin run` is asked to do, as one value, and the environment that a job gets from it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tocsin.bus.port import Bus
+from tocsin.emitter import settings
+from tocsin.emitter.stop_command import STOP, STOP_KEYS, trusted_paths
+from tocsin.schemas.events import Data
+
+DRAIN_S: Final = 15.0
+"""How long a launcher waits, after the job, for rules and deliveries to be done, seconds."""
+
+HOOK_FOLDER: Final = Path(__file__).parent / "hook"
+
+Observer = Callable[[Data, int], None]
+"""Told each record about this run that the launcher reads or makes, with its time (Unix, ms)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchPlan:
+    """One launch. `open_bus` gives the bus that `bus_url` names, not yet entered.
+
+    `helper` is the command line of the helper process, or empty on a bus that others serve; it is
+    driven through its stdin, see `tocsin.emitter.helper_process`. `capture` is the config file's
+    section as JSON. `stop` False is `--no-stop`. `say` gets each line for the terminal, without
+    the prefix; by default it goes to stderr as `tocsin: LINE`.
+    """
+
+    command: tuple[str, ...]
+    run_id: str
+    job_id: str
+    bus_url: str
+    open_bus: Callable[[], Bus]
+    bus_prefix: str = "tocsin"
+    labels: Mapping[str, str] = field(default_factory=dict)
+    capture: str = ""
+    stop: bool = True
+    trusted_keys: tuple[Path, ...] = ()
+    drain_s: float = DRAIN_S
+    quiet: bool = False
+    summary: Path | None = None
+    require_bus: bool = False
+    helper: tuple[str, ...] = ()
+    helper_log: Path | None = None
+    say: Callable[[str], None] | None = None
+    observe: Observer | None = None
+
+
+def job_environment(
+    plan: LaunchPlan, base: Mapping[str, str], runtime: Path, launcher_socket: Path
+) -> dict[str, str]:
+    """`base` with what the hook in the job's processes reads."""
+    environ = dict(base)
+    environ[settings.RUN_ID] = plan.run_id
+    environ[settings.JOB_ID] = plan.job_id
+    environ[settings.BUS] = plan.bus_url
+    environ[settings.PREFIX] = plan.bus_prefix
+    environ[settings.LABELS] = ",".join(f"{key}={value}" for key, value in plan.labels.items())
+    environ[settings.CAPTURE] = plan.capture
+    environ[settings.RUNTIME_DIR] = str(runtime)
+    environ[settings.LAUNCHER] = str(launcher_socket)
+    paths = trusted_paths(base, plan.trusted_keys)
+    environ[STOP_KEYS] = os.pathsep.join(str(path.absolute()) for path in paths)
+    environ.pop(STOP, None)
+    if not plan.stop:
+        environ[STOP] = "off"
+    searched = base.get("PYTHONPATH")
+    environ["PYTHONPATH"] = os.pathsep.join([str(HOOK_FOLDER), *([searched] if searched else [])])
+    return environ
+
+
+def restart_count(environ: Mapping[str, str]) -> int:
+    """How often a scheduler has started this job before."""
+    for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"):
+        value = environ.get(name, "")
+        if value.isdigit():
+            return int(value)
+    return 0

@@ -1,0 +1,81 @@
+"""The controlling terminal, lent to the job while it runs.
+
+Platform facts. A terminal sends Ctrl-C and Ctrl-Z to the process group in its foreground, and only
+that group may read it; a reader of another group is stopped by SIGTTIN. The job has a group of its
+own, so it must be in the foreground for stdin, pdb and Ctrl-C to work, and then Ctrl-C reaches it
+once and the launcher not at all. `tcsetpgrp` by a process of a background group raises SIGTTOU,
+whose default is to stop that process; while the signal is blocked the call simply works.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import termios
+from typing import Final
+
+
+class Terminal:
+    """The terminal that controls this session."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._own_group: Final = os.getpgrp()
+        self._settings = termios.tcgetattr(descriptor)
+
+    @classmethod
+    def controlling(cls) -> Terminal | None:
+        """The controlling terminal; None for a process without one."""
+        try:
+            descriptor = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            return cls(descriptor)
+        except termios.error:
+            os.close(descriptor)
+            return None
+
+    def is_ours(self) -> bool:
+        """Whether the launcher's own group is in the foreground, so that it may lend it."""
+        return self._foreground() == self._own_group
+
+    def lend(self, group: int) -> None:
+        """Put `group` into the foreground and wake it, should it have read too early."""
+        if self._set(group):
+            # A stop signal that is still on its way is thrown away by SIGCONT.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGCONT)
+
+    def take_back(self, group: int, *, reset: bool = False) -> None:
+        """Put the launcher's group into the foreground if `group` has it; `reset` the settings too.
+
+        A job that was killed cannot restore what it changed (echo off in pdb, raw mode).
+        """
+        if self._foreground() != group:
+            return
+        self._set(self._own_group)
+        if reset:
+            with contextlib.suppress(termios.error):
+                termios.tcsetattr(self._descriptor, termios.TCSANOW, self._settings)
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        os.close(self._descriptor)
+
+    def _foreground(self) -> int:
+        try:
+            return os.tcgetpgrp(self._descriptor)
+        except OSError:
+            return -1
+
+    def _set(self, group: int) -> bool:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+        try:
+            os.tcsetpgrp(self._descriptor, group)
+        except OSError:
+            return False
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return True
