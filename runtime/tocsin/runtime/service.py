@@ -68,6 +68,7 @@ class Service(Protocol):
 
     def attached(self, nudge: Callable[[], None]) -> None:
         """Called once, before anything else; `nudge` asks for a round soon, from any thread."""
+        return None
 
     def follows(self, partition: int) -> Sequence[Partition]:
         """Partitions read from their beginning and then for ever, beside the input's, without a
@@ -80,12 +81,15 @@ class Service(Protocol):
         Of several snapshots of one key the one with the highest `next_offset` counts, not the last.
         A record that cannot be read is skipped, with a warning.
         """
+        return None
 
     def restored(self, partition: int, next_offset: int | None) -> None:
         """All was read; the group's committed offset is `next_offset` (None: nothing yet)."""
+        return None
 
     def forget(self, partitions: Collection[int]) -> None:
         """These are another worker's: drop their state."""
+        return None
 
     def apply(self, records: Sequence[Record], tick: Tick) -> Sequence[Poison]:
         """Take the records in, in order per partition, and fire the timers that are due.
@@ -123,3 +127,4 @@ class Service(Protocol):
 
     async def checkpointed(self) -> None:
         """On the event loop, after each checkpoint: what was handed out is on the bus. Short."""
+        return None
