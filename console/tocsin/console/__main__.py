@@ -1,0 +1,262 @@
+"""The command line: each subcommand's options, and which function does the work."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tocsin.bus.port import BusError
+from tocsin.schemas.errors import ConfigurationError
+
+# Each command imports what it needs when it is called: `tocsin run` must not wait for what only
+# `tocsin demo` uses.
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", help="Configuration file [default: $TOCSIN_CONFIG, else ./tocsin.yaml].",
+        show_default=False,
+    ),
+]  # fmt: skip
+BusOption = Annotated[
+    str | None,
+    typer.Option(
+        "--bus",
+        help="embedded:PATH or kafka://HOST:PORT[,HOST:PORT…] [default: $TOCSIN_BUS, else the "
+        "file's, else embedded:.tocsin/bus.db].",
+        show_default=False,
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+HttpOption = Annotated[
+    str | None,
+    typer.Option("--http", metavar="HOST:PORT", help="Serve /metrics, /healthz and /readyz there."),
+]
+
+app = typer.Typer(
+    name="tocsin",
+    help="An alarm bell for machine-learning training.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+bus_app = typer.Typer(
+    help="Look after the bus's topics.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(bus_app, name="bus")
+
+
+class ScenarioOption(StrEnum):
+    """The demo's scenarios."""
+
+    HEALTHY = "healthy"
+    NAN = "nan"
+    DIVERGE = "diverge"
+
+
+@app.command(
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
+    epilog="Example: tocsin run --label team=vision -- python train.py --lr 0.001",
+)
+def run(
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="-- CMD…", help="The job.", show_default=False)
+    ] = None,
+    config: ConfigOption = None,
+    bus: BusOption = None,
+    run_id: Annotated[
+        str | None,
+        typer.Option(
+            "--run-id",
+            help="Name of the run [default: $TOCSIN_RUN_ID, the scheduler's, a new one].",
+        ),
+    ] = None,
+    label: Annotated[
+        list[str] | None, typer.Option("--label", metavar="K=V", help="A label; may be repeated.")
+    ] = None,
+    notify: Annotated[
+        list[str] | None,
+        typer.Option("--notify", metavar="URL", help="Post each issue there too; may be repeated."),
+    ] = None,
+    summary: Annotated[
+        Path | None, typer.Option("--summary", help="Write a JSON object there at the end.")
+    ] = None,
+    no_stop: Annotated[bool, typer.Option("--no-stop", help="Never stop the job.")] = False,
+    drain: Annotated[
+        float, typer.Option("--drain", min=0, help="Wait so long for deliveries at the end, s.")
+    ] = 15.0,
+    require_bus: Annotated[
+        bool, typer.Option("--require-bus", help="Do not start the job unwatched.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Say only what went wrong.")] = False,
+) -> None:
+    """Run a job and watch it; no change to its code is needed.
+
+    The exit code is the job's own; 79 if tocsin stopped it; 2 if nothing was started.
+    """
+    from tocsin.console.run import RunOptions, plan_run
+    from tocsin.emitter.launcher import launch
+
+    options = RunOptions(
+        config=config,
+        bus=bus,
+        run_id=run_id,
+        labels=label or (),
+        notify=notify or (),
+        summary=summary,
+        stop=not no_stop,
+        drain_s=drain,
+        require_bus=require_bus,
+        quiet=quiet,
+    )
+    raise typer.Exit(launch(plan_run(command or (), options)))
+
+
+@app.command(epilog="Example: tocsin demo nan")
+def demo(
+    scenario: Annotated[
+        ScenarioOption | None,
+        typer.Argument(help="One scenario [default: healthy and nan, side by side]."),
+    ] = None,
+    bus: BusOption = None,
+) -> None:
+    """Train real models, healthy and going bad, and show issue, message and stop as they happen."""
+    from tocsin.console.demo import Demo, ScenarioName
+
+    names: list[ScenarioName] = ["healthy", "nan"] if scenario is None else [scenario.value]
+
+    async def play() -> bool:
+        play = Demo(names, bus, Console())
+        return await play.run()
+
+    raise typer.Exit(0 if asyncio.run(play()) else 1)
+
+
+@app.command(epilog="Example: tocsin rules --bus kafka://kafka-1:9092")
+def rules(config: ConfigOption = None, bus: BusOption = None, http: HttpOption = None) -> None:
+    """Run one rules worker: telemetry in, issues out. Start as many as you like."""
+    from tocsin.console.services import run_rules
+    from tocsin.console.setting import read_setting
+
+    _log_to_stderr()
+    raise typer.Exit(asyncio.run(run_rules(read_setting(config, bus), http=http)))
+
+
+@app.command(epilog="Example: tocsin actions --bus kafka://kafka-1:9092 --allow-cidr 10.0.0.0/8")
+def actions(
+    config: ConfigOption = None,
+    bus: BusOption = None,
+    http: HttpOption = None,
+    allow_cidr: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-cidr",
+            metavar="CIDR",
+            help="Private addresses that webhooks may go to; may be repeated.",
+        ),
+    ] = None,
+) -> None:
+    """Run one action worker: issues in, notices and stops out. Start as many as you like."""
+    from tocsin.console.services import run_actions
+    from tocsin.console.setting import read_setting
+
+    _log_to_stderr()
+    setting = read_setting(config, bus)
+    raise typer.Exit(asyncio.run(run_actions(setting, allow_cidr=allow_cidr or (), http=http)))
+
+
+@app.command(epilog="Example: tocsin status --json")
+def status(
+    run_id: Annotated[
+        str | None, typer.Argument(metavar="RUN", help="Only this run.", show_default=False)
+    ] = None,
+    config: ConfigOption = None,
+    bus: BusOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Show what runs, what was found and what was done about it."""
+    from tocsin.console.setting import read_setting
+    from tocsin.console.status import print_status, status_json
+    from tocsin.console.views import BusView, read_view
+
+    setting = read_setting(config, bus)
+
+    async def read() -> tuple[str, BusView]:
+        async with setting.open_bus(create=False) as opened:
+            return opened.url, await read_view(opened, setting.topics, run_id)
+
+    url, view = asyncio.run(read())
+    if json_output:
+        typer.echo(status_json(view))
+    else:
+        print_status(view, bus_url=url, now_ms=time.time_ns() // 1_000_000, console=Console())
+
+
+@bus_app.command("init", epilog="Example: tocsin bus init --bus kafka://kafka-1:9092")
+def bus_init(
+    config: ConfigOption = None, bus: BusOption = None, json_output: JsonOption = False
+) -> None:
+    """Create the topics that are missing; never change one that exists."""
+    _topics(config, bus, json_output, create=True)
+
+
+@bus_app.command("show", epilog="Example: tocsin bus show --json")
+def bus_show(
+    config: ConfigOption = None, bus: BusOption = None, json_output: JsonOption = False
+) -> None:
+    """Show the topics, and where they are not as they should be."""
+    _topics(config, bus, json_output, create=False)
+
+
+def _topics(config: Path | None, bus: str | None, json_output: bool, *, create: bool) -> None:
+    from tocsin.bus.port import TopicState
+    from tocsin.console.bus_topics import print_topics, topics_json
+    from tocsin.console.setting import read_setting
+
+    setting = read_setting(config, bus)
+
+    async def look() -> tuple[str, list[TopicState]]:
+        async with setting.open_bus(create=create) as opened:
+            specs = setting.topics.specs()
+            states = await opened.init(specs) if create else await opened.show(specs)
+            return opened.url, list(states)
+
+    url, states = asyncio.run(look())
+    if json_output:
+        typer.echo(topics_json(url, states))
+    else:
+        print_topics(url, states, Console())
+
+
+def _log_to_stderr() -> None:
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=os.environ.get("TOCSIN_LOG", "INFO").upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    # aiokafka says at INFO and WARNING what the bus port answers with an error of its own.
+    logging.getLogger("aiokafka").setLevel(logging.ERROR)
+
+
+def main() -> None:
+    """The console script. Mistakes of the user are sentences, not tracebacks."""
+    try:
+        app(prog_name="tocsin")
+    except (ConfigurationError, BusError) as error:
+        for line in str(error).splitlines():
+            print(f"tocsin: {line}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""`tocsin run`: from what the user said to a launch plan."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tocsin.console.setting import Setting, read_setting
+from tocsin.emitter.identity import resolve_job_id, resolve_run_id
+from tocsin.emitter.plan import DRAIN_S, LaunchPlan
+from tocsin.schemas.config_values import parse_http_url
+from tocsin.schemas.errors import ConfigurationError
+
+HELPER_MODULE: Final = "tocsin.console.helper"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What stands on the command line before `--`."""
+
+    config: Path | None = None
+    bus: str | None = None
+    run_id: str | None = None
+    labels: Sequence[str] = ()
+    notify: Sequence[str] = ()
+    summary: Path | None = None
+    stop: bool = True
+    drain_s: float = DRAIN_S
+    require_bus: bool = False
+    quiet: bool = False
+
+
+def plan_run(
+    command: Sequence[str], options: RunOptions, environ: Mapping[str, str] | None = None
+) -> LaunchPlan:
+    """Read the configuration and say how the job is to be started. Starts nothing.
+
+    Raises:
+        ConfigurationError: a flag, the configuration or a secret is wrong.
+    """
+    env = os.environ if environ is None else environ
+    if not command:
+        raise ConfigurationError(
+            "no command: expected one after the options, for example: tocsin run -- python train.py"
+        )
+    for address in options.notify:
+        _check_address(address)
+    setting = read_setting(options.config, options.bus, labels=options.labels, environ=env)
+    run_id = resolve_run_id(options.run_id, env)
+    # Made here for what may be wrong with it, and for its URL as any process here can use it.
+    bus = setting.open_bus()
+    config = setting.config
+    trusted = config.stop.trusted_keys or ()
+    return LaunchPlan(
+        command=tuple(command),
+        run_id=run_id,
+        job_id=resolve_job_id(env),
+        bus_url=bus.url,
+        bus_prefix=setting.topics.prefix,
+        open_bus=setting.open_bus,
+        labels=setting.settings.labels,
+        capture=config.capture.model_dump_json(exclude_defaults=True),
+        stop=options.stop,
+        trusted_keys=tuple(setting.loaded.locate(path) for path in trusted),
+        drain_s=options.drain_s,
+        quiet=options.quiet,
+        summary=options.summary,
+        require_bus=options.require_bus,
+        helper=_helper(setting, options, run_id, bus.url) if setting.embedded else (),
+    )
+
+
+def _check_address(address: str) -> None:
+    """Raises ConfigurationError: it is not an address that a notice can be sent to."""
+    if address.startswith("mailto:") or ("@" in address and "://" not in address):
+        raise ConfigurationError(
+            f"--notify {address}: mail is not supported yet; give a webhook URL"
+        )
+    try:
+        parse_http_url(address)
+    except ValueError as error:
+        raise ConfigurationError(f"--notify: {error}") from error
+
+
+def _helper(setting: Setting, options: RunOptions, run_id: str, url: str) -> tuple[str, ...]:
+    """The command line of the helper process that serves this run on the embedded bus."""
+    command = [sys.executable, "-m", HELPER_MODULE, "--run-id", run_id, "--bus", url]
+    if setting.loaded.path is not None:
+        command += ["--config", str(setting.loaded.path)]
+    for address in options.notify:
+        command += ["--notify", address]
+    if not options.stop:
+        command.append("--no-stop")
+    return tuple(command)
