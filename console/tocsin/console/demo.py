@@ -22,6 +22,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tocsin.bus.port import Bus, Partition
+from tocsin.bus.urls import open_bus
 from tocsin.console.demo_receiver import DemoReceiver
 from tocsin.console.demo_timeline import Moment, Told, timeline
 from tocsin.console.views import read_all
@@ -121,20 +122,14 @@ class Demo:
         # On a shared Kafka the demo keeps to topics of its own.
         self._topics = Topics("tocsin" if self._embedded else f"tocsin-demo-{uuid.uuid4().hex[:8]}")
 
-    @property
-    def topics(self) -> Topics:
-        """The topics that the demo writes to."""
-        return self._topics
+    async def run(self) -> bool:
+        """Run all scenarios to their end and show what happened. Whether all went as announced.
 
-    @property
-    def bus_url(self) -> str:
-        """The bus that it uses."""
-        return self._url
-
-    async def run(self, bus: Bus) -> bool:
-        """Run all scenarios to their end and show what happened. Whether all went as announced."""
-        await bus.init(self._topics.specs())
-        async with DemoReceiver() as receiver:
+        Raises:
+            UnusableBus, BusUnavailable: the bus cannot be used.
+        """
+        async with open_bus(self._url) as bus, DemoReceiver() as receiver:
+            await bus.init(self._topics.specs())
             config = self._folder / "tocsin.yaml"
             config.write_text(
                 CONFIG.format(
