@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from support.receiver import Receiver, http_receiver
 from support.site import HOOK_SECRET, Site, end, until
 

@@ -10,6 +10,7 @@ import sys
 import pytest
 from cloudevents.core.formats.json import JSONFormat
 from standardwebhooks import Webhook
+
 from support.receiver import Receiver
 from support.site import GPT, HOOK_SECRET, RESNET, SCRIPTS, Finished, Site, until
 
@@ -48,8 +49,9 @@ def test_a_nan_in_one_gradient_of_the_gpt_is_named_and_the_job_stopped(
     run_id = f"gpt-nan-{site.kind}"
     tensor = "blocks.1.attention.qkv.weight"
     finished = site.train(
-        GPT, "--fault", "nan_gradient", "--fault-at", str(K), "--fault-tensor", tensor, run_id=run_id
-    )
+        GPT, "--fault", "nan_gradient", "--fault-at", str(K), "--fault-tensor", tensor,
+        run_id=run_id,
+    )  # fmt: skip
     issue = _check_stopped(finished, rules={"nonfinite"})
     assert issue["first_step"] in (K, K + 1), finished
     assert issue["first_rank"] == 0

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from support.site import SCRIPTS, Site, until
 
 PYTHON = sys.executable
@@ -72,9 +73,7 @@ def test_a_job_without_torch(embedded_site: Site) -> None:
 @pytest.mark.parametrize(
     ("name", "code", "outcome"), [("exit_three.py", 3, "failed"), ("raises.py", 1, "failed")]
 )
-def test_its_own_exit_code_is_kept(
-    embedded_site: Site, name: str, code: int, outcome: str
-) -> None:
+def test_its_own_exit_code_is_kept(embedded_site: Site, name: str, code: int, outcome: str) -> None:
     finished = embedded_site.run(PYTHON, script(name))
     assert finished.exit_code == code, finished
     assert finished.summary["outcome"] == outcome

@@ -52,7 +52,7 @@ class Running:
     summary_path: Path
 
     def finish(self, timeout_s: float = 90) -> Finished:
-        """Wait for its end; on a timeout everything it started is killed and the test fails with its output."""
+        """Wait for its end; on a timeout kill it and fail with what it had printed."""
         try:
             stdout, stderr = self.process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
@@ -125,7 +125,7 @@ class Site:
         )
 
     def service(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start a worker; its stderr goes to a file in the folder that a failing test can be debugged with."""
+        """Start a worker; what it prints goes to a file in the folder."""
         log = (self.folder / f"{arguments[0]}-{time.monotonic_ns()}.log").open("w")
         return subprocess.Popen(
             [sys.executable, "-m", "tocsin.console", *arguments, "--config", str(self.config)],
@@ -151,7 +151,7 @@ def end(process: subprocess.Popen[str], timeout_s: float = 15) -> int:
 
 
 def until(condition: Callable[[], object], timeout_s: float = 20, what: str = "") -> None:
-    """Wait for a condition, looking every 20 ms; the test fails if it does not come true in time."""
+    """Wait for a condition, looking every 20 ms; fail if it does not come true in time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s} s: {what or condition}"
