@@ -8,10 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from support.receiver import Receiver
 
 SCRIPTS = Path(__file__).parents[1] / "e2e" / "scripts"
 """Small training scripts of other people, as it were."""
@@ -21,6 +24,20 @@ HOOK_SECRET = "whsec_dG9jc2luLXRlc3RzLXdlYmhvb2sta2V5"
 
 GPT = "tocsin.console.trainings.gpt"
 RESNET = "tocsin.console.trainings.resnet"
+
+
+CONFIG = """\
+version: 1
+bus: {{url: "{url}", prefix: {prefix}}}
+secrets:
+  hook: {{env: TOCSIN_TEST_HOOK}}
+receivers:
+  hook: {{type: webhook, url: "{hook}", sign: {{key: {{secret: hook}}}}}}
+rules:
+  - nonfinite: [stop, hook]
+  - loss_diverged: [stop, hook]
+  - exploding_gradient: [hook]
+"""
 
 
 @dataclass(frozen=True)
@@ -137,6 +154,30 @@ class Site:
             text=True,
             start_new_session=True,
         )
+
+
+def _site(kind: str, folder: Path, url: str, prefix: str, receiver: Receiver) -> Site:
+    config = folder / "tocsin.yaml"
+    config.write_text(CONFIG.format(url=url, prefix=prefix, hook=receiver.url))
+    environ = {
+        "TOCSIN_TEST_HOOK": HOOK_SECRET,
+        "XDG_CONFIG_HOME": str(folder / "config"),
+        "OMP_NUM_THREADS": "1",
+    }
+    return Site(kind, folder, url, prefix, config, environ)
+
+
+def embedded_site_in(folder: Path, receiver: Receiver) -> Site:
+    """A folder with an embedded bus of its own."""
+    return _site("embedded", folder, f"embedded:{folder}/bus.db", "tocsin", receiver)
+
+
+def kafka_site_in(folder: Path, kafka_url: str, receiver: Receiver) -> Site:
+    """Topics of its own on a Kafka; no workers yet."""
+    site = _site("kafka", folder, kafka_url, f"e2e-{uuid.uuid4().hex[:8]}", receiver)
+    done = site.tocsin("bus", "init", "--config", str(site.config))
+    assert done.returncode == 0, done.stderr
+    return site
 
 
 def end(process: subprocess.Popen[str], timeout_s: float = 15) -> int:

@@ -1,0 +1,95 @@
+"""What the README and the docs show is run: commands, Python, configuration."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from support.site import SCRIPTS, Site
+from tocsin.console.__main__ import app
+from tocsin.console.setting import section_registry
+from tocsin.schemas.config import check_config
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#]+)")
+
+
+def blocks(language: str) -> Iterator[object]:
+    """The fenced blocks of that language, each a test case named by its page."""
+    for page in PAGES:
+        for number, match in enumerate(_FENCE.finditer(page.read_text())):
+            if match[1] == language:
+                yield pytest.param(match[2], id=f"{page.name}-{number}")
+
+
+def command_lines() -> Iterator[object]:
+    """Each `tocsin …` and `make …` line of the console blocks."""
+    for page in PAGES:
+        for match in _FENCE.finditer(page.read_text()):
+            for line in match[2].splitlines() if match[1] == "console" else ():
+                text = line.removeprefix("$ ").split("#")[0].strip()
+                if text:
+                    yield pytest.param(text, id=text[:60])
+
+
+@pytest.mark.parametrize("line", command_lines())
+def test_each_command_shown_is_one_that_there_is(line: str) -> None:
+    words = shlex.split(line)
+    if words[0] == "make":
+        targets = {word for word in words[1:] if "=" not in word}
+        known = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+        assert targets <= known
+        return
+    assert words[0] == "tocsin", f"the docs show a command that no test runs: {line}"
+    before = words[1 : words.index("--")] if "--" in words else words[1:]
+    command = get_command(app)
+    context = command.make_context("tocsin", [before[0]], resilient_parsing=True)
+    while hasattr(command, "commands"):
+        command = command.commands[before.pop(0)]
+    rest = [*before, "--", "python", "train.py"] if "--" in words else before
+    command.make_context("tocsin", rest, parent=context)  # raises for an option that is not there
+
+
+@pytest.mark.parametrize("text", blocks("yaml"))
+def test_each_configuration_shown_is_valid(text: str) -> None:
+    _, problems = check_config(text, "docs", section_registry())
+    assert problems == []
+
+
+@pytest.mark.parametrize("text", blocks("python"))
+def test_each_python_example_runs(text: str, embedded_site: Site) -> None:
+    example = embedded_site.folder / "example.py"
+    example.write_text(text)
+    done = subprocess.run(
+        [sys.executable, str(example)],
+        cwd=embedded_site.folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_each_link_to_a_file_leads_somewhere(page: Path) -> None:
+    for target in _LINK.findall(page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_readme_s_own_script_example_runs(embedded_site: Site) -> None:
+    script = embedded_site.folder / "train.py"
+    script.write_text((SCRIPTS / "plain_loop.py").read_text())
+    finished = embedded_site.run(sys.executable, "train.py", "--steps", "30")
+    assert finished.exit_code == 0, finished
+    assert "30 steps watched" in finished.stderr
+    status = embedded_site.tocsin("status", "--config", str(embedded_site.config))
+    assert "completed" in status.stdout

@@ -1,0 +1,214 @@
+"""Processes of ours are killed in the middle: same issue ids, one stop, each delivery final."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from support.receiver import Receiver
+from support.site import (
+    GPT,
+    SCRIPTS,
+    Finished,
+    Running,
+    Site,
+    embedded_site_in,
+    end,
+    kafka_site_in,
+    until,
+)
+from tocsin.bus.port import Partition
+from tocsin.bus.urls import open_bus
+from tocsin.console.views import read_all
+from tocsin.schemas.control import StopRequested
+from tocsin.schemas.deliveries import Delivery
+from tocsin.schemas.events import Event
+from tocsin.schemas.issues import IssueFiring
+from tocsin.schemas.topics import Topics, issue_partition
+from tocsin.schemas.wire import decode, read_meta
+
+K = 60
+"""The step of the NaN: late enough that all is up and the killing can begin before it."""
+
+
+@dataclass
+class Found:
+    """What stands on the bus about one run, read without any view of ours."""
+
+    issue_ids: set[str] = field(default_factory=set)
+    firing: Counter[str] = field(default_factory=Counter)
+    commands: set[str] = field(default_factory=set)
+    deliveries: dict[str, Delivery] = field(default_factory=dict)
+
+
+def look(site: Site, run_id: str) -> Found:
+    """Read issues, actions and control."""
+
+    async def read() -> Found:
+        found = Found()
+        topics = Topics(site.prefix)
+        async with open_bus(site.bus_url) as bus:
+            number = issue_partition(run_id)
+            names = (topics.issues, topics.actions, topics.control)
+            async for record in read_all(bus, [Partition(name, number) for name in names]):
+                if record.value is None:
+                    continue
+                event = decode(read_meta(record.headers), record.value)
+                assert isinstance(event, Event)
+                data = event.data
+                if isinstance(data, IssueFiring) and data.run_id == run_id:
+                    if data.severity != "info":
+                        found.issue_ids.add(data.issue_id)
+                        found.firing[data.rule] += data.state == "firing"
+                elif isinstance(data, StopRequested) and data.run_id == run_id:
+                    found.commands.add(data.command_id)
+                elif isinstance(data, Delivery) and data.run_id == run_id:
+                    found.deliveries[data.key] = data
+        return found
+
+    return asyncio.run(read())
+
+
+def helpers_of(running: Running) -> list[psutil.Process]:
+    """The helper processes of a launcher that live."""
+    try:
+        family = psutil.Process(running.process.pid).children(recursive=True)
+        return [p for p in family if "tocsin.console.helper" in p.cmdline()]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def train_with_nan(site: Site, run_id: str, **options: Any) -> Running:
+    """The small GPT with a NaN in one gradient at step K; its incarnation is made of given ids."""
+    return site.start(
+        sys.executable, "-m", GPT, "--threads", "1", "--steps", "2000",
+        "--fault", "nan_gradient", "--fault-at", str(K),
+        run_id=run_id, options=["--drain", "30"],
+        environ={"SLURM_JOB_ID": "4711", **options.pop("environ", {})}, **options,
+    )  # fmt: skip
+
+
+def check(finished: Finished, found: Found) -> str:
+    """One issue, one stop, everything final; the issue's id."""
+    assert finished.exit_code == 79, finished
+    (issue,) = [i for i in finished.issues if i["rule"] == "nonfinite"]
+    assert found.issue_ids == {issue["id"]}, finished
+    assert len(found.commands) == 1, finished
+    states = {key.split("/", 1)[1]: d.state for key, d in found.deliveries.items()}
+    assert states == {"stop": "delivered", "hook": "delivered"}, finished
+    issue_id: str = issue["id"]
+    return issue_id
+
+
+@pytest.fixture(scope="session")
+def undisturbed_id(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> str:
+    """The issue's id where nothing was killed."""
+    site = embedded_site_in(tmp_path_factory.mktemp("undisturbed"), receiver)
+    finished = train_with_nan(site, "killed").finish()
+    return check(finished, look(site, "killed"))
+
+
+def test_the_helper_is_killed_again_and_again(embedded_site: Site, undisturbed_id: str) -> None:
+    running = train_with_nan(embedded_site, "killed")
+    killed = 0
+    while running.process.poll() is None and killed < 4:
+        until(
+            lambda: helpers_of(running) or running.process.poll() is not None, what="a new helper"
+        )
+        for helper in helpers_of(running):
+            # Some die at their start, some at work.
+            time.sleep(0.0 if killed % 2 else 0.04)
+            helper.kill()
+            killed += 1
+    finished = running.finish()
+    assert killed == 4
+    assert check(finished, look(embedded_site, "killed")) == undisturbed_id
+
+
+def test_the_helper_is_killed_while_the_stop_is_under_way(
+    embedded_site: Site, undisturbed_id: str
+) -> None:
+    running = train_with_nan(embedded_site, "killed")
+    until(
+        lambda: (
+            (embedded_site.folder / "bus.db").exists() and look(embedded_site, "killed").issue_ids
+        ),
+        timeout_s=60,
+        what="the issue",
+    )
+    for helper in helpers_of(running):
+        helper.kill()
+    assert check(running.finish(), look(embedded_site, "killed")) == undisturbed_id
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("service", ["rules", "actions"])
+def test_a_worker_is_killed_and_another_takes_over(
+    kafka_url: str, receiver: Receiver, tmp_path: Path, service: str, undisturbed_id: str
+) -> None:
+    site = kafka_site_in(tmp_path, kafka_url, receiver)
+    commands = {"rules": ("rules",), "actions": ("actions", "--allow-cidr", "127.0.0.0/8")}
+    workers = {name: site.service(*command) for name, command in commands.items()}
+    try:
+        running = train_with_nan(site, "killed")
+        until(lambda: look(site, "killed").issue_ids, timeout_s=60, what="the issue")
+        workers[service].kill()
+        workers[service].wait(10)
+        workers[service] = site.service(*commands[service])
+        finished = running.finish(120)
+        found = look(site, "killed")
+        until(
+            lambda: all(d.final for d in look(site, "killed").deliveries.values()),
+            timeout_s=60,
+            what="all deliveries final",
+        )
+        found = look(site, "killed")
+    finally:
+        for worker in workers.values():
+            end(worker)
+    assert finished.exit_code == 79, finished
+    assert found.issue_ids == {undisturbed_id}, finished
+    assert len(found.commands) == 1
+    assert {d.state for d in found.deliveries.values()} == {"delivered"}, found.deliveries
+
+
+def test_the_launcher_is_killed_and_the_job_goes_on(embedded_site: Site) -> None:
+    running = embedded_site.start(
+        sys.executable, "-u", str(SCRIPTS / "long_loop.py"), "--steps", "700", run_id="orphan"
+    )
+    until(lambda: helpers_of(running), what="the helper")
+    family = psutil.Process(running.process.pid).children(recursive=True)
+    until(
+        lambda: any("long_loop.py" in " ".join(_cmdline(p)) for p in _family(running)),
+        what="the job",
+    )
+    family = _family(running)
+    jobs = [p for p in family if "long_loop.py" in " ".join(_cmdline(p))]
+    helpers = [p for p in family if "tocsin.console.helper" in _cmdline(p)]
+    running.process.kill()
+    _, alive = psutil.wait_procs(helpers, timeout=15)
+    assert alive == [], "the helper outlived its launcher"
+    assert all(job.is_running() for job in jobs), "the job died with the launcher"
+    _, alive = psutil.wait_procs(jobs, timeout=60)
+    assert alive == []
+    stdout, _ = running.process.communicate(timeout=10)
+    assert "done after 700 steps" in stdout
+
+
+def _family(running: Running) -> list[psutil.Process]:
+    return psutil.Process(running.process.pid).children(recursive=True)
+
+
+def _cmdline(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return []
