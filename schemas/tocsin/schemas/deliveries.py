@@ -7,7 +7,7 @@ from typing import ClassVar, Final, Literal
 from pydantic import Field, JsonValue
 
 from tocsin.schemas.events import EVENT_TYPES, Data, Model, example
-from tocsin.schemas.fields import Incarnation, Millis, RunId, Text, Whole, Word
+from tocsin.schemas.fields import Incarnation, Many, Millis, RunId, Text, Whole, Word
 from tocsin.schemas.issues import IssueState
 
 DeliveryState = Literal["pending", "delivered", "rejected", "suppressed", "expired"]
@@ -66,7 +66,7 @@ class Delivery(Data):
     created_ms: Millis
     updated_ms: Millis
     attempts: Whole = Field(default=0, description="made so far")
-    last_attempts: tuple[Attempt, ...] = Field(
+    last_attempts: Many[Attempt] = Field(
         default=(), max_length=8, description="the newest, oldest first"
     )
     next_attempt_ms: Millis | None = Field(

@@ -43,7 +43,8 @@ class Data(Model):
     version: ClassVar[int] = 1
 
 
-D = TypeVar("D", bound=Data)
+D = TypeVar("D", bound=Data, covariant=True)
+E = TypeVar("E", bound=Data)
 
 
 def example(**fields: JsonValue) -> ConfigDict:
@@ -77,8 +78,8 @@ class Event(Model, Generic[D]):
 
     @classmethod
     def of(
-        cls, data: D, *, id: str, source: str, time_ms: int, subject: str | None = None
-    ) -> Event[D]:
+        cls, data: E, *, id: str, source: str, time_ms: int, subject: str | None = None
+    ) -> Event[E]:
         """Wrap `data`; `time_ms` is Unix time in milliseconds."""
         return Event(
             id=id,
@@ -105,7 +106,7 @@ class EventTypes:
     def __init__(self) -> None:
         self._models: dict[str, type[Data]] = {}
 
-    def register(self, model: type[D]) -> type[D]:
+    def register(self, model: type[E]) -> type[E]:
         """Class decorator. Raises ValueError if the type has a model already (a bug)."""
         if model.event_type in self._models:
             raise ValueError(f"event type {model.event_type!r} is registered twice")

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tocsin.schemas.errors import MalformedRecord
+from tocsin.schemas.fields import Many
 from tocsin.schemas.topics import MAX_RECORD_BYTES
 
 Array = npt.NDArray[np.float32] | npt.NDArray[np.float64] | npt.NDArray[np.uint64]
@@ -41,7 +42,7 @@ class ArraySpec(BaseModel):
     dtype: Literal["<f4", "<f8", "<u8"] = Field(
         description="float32, float64 or uint64, little-endian"
     )
-    shape: tuple[Annotated[int, Field(ge=0, le=MAX_RECORD_BYTES)], ...] = Field(
+    shape: Many[Annotated[int, Field(ge=0, le=MAX_RECORD_BYTES)]] = Field(
         max_length=2, description="at most two dimensions, rows first", examples=[[2000, 7]]
     )
 
@@ -51,7 +52,7 @@ class FrameHeader(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    arrays: tuple[ArraySpec, ...] = Field(
+    arrays: Many[ArraySpec] = Field(
         default=(), max_length=16, description="the blocks, in the order in which they follow"
     )
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from tocsin.schemas.events import EVENT_TYPES, Model, example
-from tocsin.schemas.fields import Labels, Millis, Positive, Step, Text, Whole, Word
+from tocsin.schemas.fields import Labels, Many, Millis, Positive, Step, Text, Whole, Word
 from tocsin.schemas.real import Real
 from tocsin.schemas.runs import Checkpoint, RunData
 
@@ -40,8 +40,8 @@ class Series(Model):
 
     name: Word = Field(max_length=200, examples=["loss"])
     unit: str | None = Field(default=None, max_length=32, examples=["percent"])
-    steps: tuple[Step, ...] = Field(max_length=512)
-    values: tuple[Real, ...] = Field(max_length=512)
+    steps: Many[Step] = Field(max_length=512)
+    values: Many[Real] = Field(max_length=512)
     limit: Real | None = None
 
     @model_validator(mode="after")
@@ -54,12 +54,12 @@ class Series(Model):
 class Evidence(Model):
     """Why the rule says so."""
 
-    facts: tuple[Fact, ...] = Field(default=(), max_length=64)
+    facts: Many[Fact] = Field(default=(), max_length=64)
     series: Series | None = None
     followed: Whole = Field(
         default=0, description="how many further tensors or ranks went the same way"
     )
-    also: tuple[Word, ...] = Field(default=(), max_length=32, description="the next ones, by name")
+    also: Many[Word] = Field(default=(), max_length=32, description="the next ones, by name")
     explanation: Text = Field(default="", description="how the origin was decided")
 
 
