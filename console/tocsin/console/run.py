@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +90,8 @@ def _check_address(address: str) -> None:
 def _helper(setting: Setting, options: RunOptions, run_id: str, url: str) -> tuple[str, ...]:
     """The command line of the helper process that serves this run on the embedded bus."""
     command = [sys.executable, "-m", HELPER_MODULE, "--run-id", run_id, "--bus", url]
+    # Everything of this job comes later than now; the bus may hold days of other runs.
+    command += ["--since-ms", str(time.time_ns() // 1_000_000)]
     if setting.loaded.path is not None:
         command += ["--config", str(setting.loaded.path)]
     for address in options.notify:

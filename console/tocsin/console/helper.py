@@ -1,0 +1,200 @@
+"""The helper process of one run on an embedded bus: sampler, rules and actions in one event loop.
+
+Started by name by the launcher, which drives it through stdin (`tocsin.emitter.helper_process`). It
+serves only its run: consumer groups of its own, and a lease on the bus, so that `tocsin rules` and
+`tocsin actions` leave the run to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from tocsin.actions.service import build_actions_service
+from tocsin.bus.port import Bus, From, Lease
+from tocsin.console.services import SOFTWARE, run_lease
+from tocsin.console.setting import Setting, read_setting
+from tocsin.runtime.shutdown import stop_signals
+from tocsin.runtime.testing import CrashPoints
+from tocsin.runtime.worker import Worker, WorkerSettings
+from tocsin.schemas.signing import keys_folder, own_key
+from tocsin.stream_rules.service import build_rules_service
+
+logger = logging.getLogger(__name__)
+
+LEFTOVERS: Final = 3
+"""Exit code: the job is over, and something is left in the ledger."""
+
+
+class Orders:
+    """What the launcher says on stdin, line by line. `gone` is set at its end."""
+
+    def __init__(self) -> None:
+        self.job: int | None = None
+        self.drain_s: float | None = None
+        self.changed = asyncio.Event()
+        self.gone = False
+
+    async def listen(self) -> None:
+        """Read until EOF. Words that are not known are ignored."""
+        reader = asyncio.StreamReader()
+        await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
+        )
+        while line := await reader.readline():
+            word, _, value = line.decode(errors="replace").strip().partition(" ")
+            try:
+                if word == "job":
+                    self.job = int(value)
+                elif word == "drain":
+                    self.drain_s = float(value)
+            except ValueError:
+                logger.warning("an order that is none: %r", line[:100], extra={"action": "order"})
+            self.changed.set()
+        self.gone = True
+        self.changed.set()
+
+
+class Helper:
+    """Serves one run on an open bus until the launcher has no more need of it."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        setting: Setting,
+        *,
+        run_id: str,
+        since_ms: int,
+        notify: Sequence[str],
+        stop: bool,
+        orders: Orders,
+    ) -> None:
+        self._bus = bus
+        self._orders = orders
+        self._actions = build_actions_service(
+            setting.topics,
+            setting.config,
+            bus=bus,
+            secrets=setting.secrets,
+            key=own_key(keys_folder(os.environ)),
+            embedded=True,
+            notify=notify,
+            stop=stop,
+        )
+        self._workers = [
+            Worker(
+                bus,
+                service,
+                topics=setting.topics,
+                group=f"tocsin-{service.name}-{run_id}",
+                only_runs={run_id},
+                start=From.time(since_ms),
+                settings=WorkerSettings(software=SOFTWARE),
+                crash=CrashPoints.from_environment(os.environ),
+            )
+            for service in (
+                build_rules_service(setting.topics, setting.config),
+                self._actions,
+            )
+        ]
+
+    async def run(self, stopping: asyncio.Event) -> int:
+        """Work until the launcher is gone, has ordered to drain, or `stopping` is set.
+
+        Returns the exit code: 0, 1 if a part failed, or `LEFTOVERS`.
+        """
+        orders = asyncio.create_task(self._orders.listen(), name="orders")
+        parts = [
+            asyncio.create_task(worker.run(), name=f"worker-{number}")
+            for number, worker in enumerate(self._workers)
+        ]
+        ended = asyncio.create_task(stopping.wait(), name="signal")
+        code = 0
+        try:
+            while not (self._orders.gone or stopping.is_set()):
+                changed = asyncio.create_task(self._orders.changed.wait(), name="changed")
+                await asyncio.wait({changed, ended, *parts}, return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+                self._orders.changed.clear()
+                if any(part.done() for part in parts):
+                    code = 1
+                    break
+                if self._orders.drain_s is not None:
+                    code = 0 if await self._drain(self._orders.drain_s) else LEFTOVERS
+                    break
+        finally:
+            for worker in self._workers:
+                worker.stop()
+            done = await asyncio.gather(*parts, return_exceptions=True)
+            orders.cancel()
+            ended.cancel()
+        for error in done:
+            if isinstance(error, BaseException):
+                logger.error("a worker failed", exc_info=error, extra={"action": "stop"})
+                code = 1
+        return code
+
+    async def _drain(self, timeout_s: float) -> bool:
+        """Let rules and actions take in all that is there, then let the deliveries end."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        for worker in self._workers:
+            if not await worker.caught_up(max(0.0, deadline - loop.time())):
+                return False
+        return await self._actions.drain(max(0.0, deadline - loop.time()))
+
+
+async def _lease(bus: Bus, run_id: str) -> Lease:
+    """Claim the run; a helper that was killed holds its claim for a few seconds more."""
+    while (lease := await bus.lease(run_lease(run_id))) is None:
+        logger.info("somebody else still serves run %s", run_id, extra={"action": "lease"})
+        await asyncio.sleep(0.25)
+    return lease
+
+
+async def serve(setting: Setting, arguments: argparse.Namespace) -> int:
+    """Open the bus and serve. The exit code."""
+    orders, stopping = Orders(), asyncio.Event()
+    with stop_signals(stopping):
+        async with setting.open_bus() as bus:
+            await bus.init(setting.topics.specs())
+            lease = await _lease(bus, arguments.run_id)
+            try:
+                helper = Helper(
+                    bus,
+                    setting,
+                    run_id=arguments.run_id,
+                    since_ms=arguments.since_ms,
+                    notify=arguments.notify,
+                    stop=not arguments.no_stop,
+                    orders=orders,
+                )
+                return await helper.run(stopping)
+            finally:
+                await lease.release()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Read the options and serve until the launcher is gone; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run-id", required=True)
+    parser.add_argument("--bus", required=True)
+    parser.add_argument("--since-ms", type=int, required=True, help="nothing older is read")
+    parser.add_argument("--config", type=Path)
+    parser.add_argument("--notify", action="append", default=[], metavar="URL")
+    parser.add_argument("--no-stop", action="store_true")
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    return asyncio.run(serve(read_setting(arguments.config, arguments.bus), arguments))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,105 @@
+"""`tocsin rules` and `tocsin actions`: one worker of a service, run until it is told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from importlib.metadata import version
+from typing import Final
+
+from tocsin.actions.service import build_actions_service
+from tocsin.bus.port import Bus
+from tocsin.console.setting import Setting
+from tocsin.runtime.http import HttpEndpoints
+from tocsin.runtime.metrics import Metrics
+from tocsin.runtime.service import Service
+from tocsin.runtime.shutdown import Part, serve, stop_signals
+from tocsin.runtime.testing import CrashPoints
+from tocsin.runtime.worker import Worker, WorkerSettings
+from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.signing import keys_folder, own_key
+from tocsin.stream_rules.service import build_rules_service
+
+logger = logging.getLogger(__name__)
+
+SOFTWARE: Final = f"tocsin {version('tocsin')}"
+
+
+def run_lease(run_id: str) -> str:
+    """The lease that a run's own helper holds on an embedded bus; others leave such a run be."""
+    return f"run/{run_id}"
+
+
+async def run_rules(setting: Setting, *, http: str | None = None) -> int:
+    """Telemetry in, issues out, until SIGTERM or SIGINT. The exit code."""
+
+    def build(bus: Bus) -> Service:
+        return build_rules_service(setting.topics, setting.config)
+
+    return await _run(setting, build, group="tocsin-rules", http=http)
+
+
+async def run_actions(
+    setting: Setting, *, allow_cidr: Sequence[str] = (), http: str | None = None
+) -> int:
+    """Issues in, notices and stops out, until SIGTERM or SIGINT. The exit code.
+
+    Raises:
+        ConfigurationError: a CIDR is wrong, or the signing key cannot be made.
+    """
+
+    def build(bus: Bus) -> Service:
+        return build_actions_service(
+            setting.topics,
+            setting.config,
+            bus=bus,
+            secrets=setting.secrets,
+            key=own_key(keys_folder(os.environ)),
+            embedded=False,
+            allow_cidr=allow_cidr,
+        )
+
+    return await _run(setting, build, group="tocsin-actions", http=http)
+
+
+async def _run(
+    setting: Setting, build: Callable[[Bus], Service], *, group: str, http: str | None
+) -> int:
+    metrics = Metrics()
+    stopping = asyncio.Event()
+    with stop_signals(stopping):
+        async with setting.open_bus() as bus:
+            if setting.embedded:
+                await bus.init(setting.topics.specs())
+            worker = Worker(
+                bus,
+                build(bus),
+                topics=setting.topics,
+                group=group,
+                skip=_held_by_its_helper(bus) if setting.embedded else None,
+                metrics=metrics,
+                settings=WorkerSettings(software=SOFTWARE),
+                crash=CrashPoints.from_environment(os.environ),
+            )
+            parts: list[Part] = [worker]
+            if http is not None:
+                host, port = _address(http)
+                parts.append(HttpEndpoints(host, port, metrics, [worker.ready.is_set]))
+            logger.info("working on %s as %s", bus.url, group, extra={"action": "start"})
+            return await serve(parts, stopping)
+
+
+def _held_by_its_helper(bus: Bus) -> Callable[[str], Awaitable[bool]]:
+    async def skip(run_id: str) -> bool:
+        return await bus.leased(run_lease(run_id))
+
+    return skip
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or not 0 <= int(port) <= 65_535:
+        raise ConfigurationError(f"--http {text}: expected HOST:PORT, for example 127.0.0.1:9464")
+    return host.strip("[]"), int(port)
