@@ -26,7 +26,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from tocsin.bus import store
 from tocsin.bus.place import make_folder
-from tocsin.bus.port import BusClosed, BusUnavailable, UnusableBus
+from tocsin.bus.port import BusClosed, BusError, BusUnavailable, UnusableBus
 from tocsin.schemas.topics import TopicSpec
 
 T = TypeVar("T")
@@ -37,8 +37,11 @@ BUSY_S: Final = 5.0
 CLOSE_S: Final = 2.0
 """How long `close` waits for the job under way."""
 
-WAL_PAGES: Final = 1_000
-"""Pages of the write-ahead log after which a writer checkpoints: 16 MB."""
+WAL_BYTES: Final = 16 * 1024 * 1024
+"""Bytes after which a producer checkpoints the write-ahead log, between two publishes."""
+
+_WAL_PAGES: Final = 4 * WAL_BYTES // store.PAGE_SIZE
+"""Pages after which SQLite does it by itself, within a commit, should the producers not have."""
 
 
 class BusFile:
@@ -71,8 +74,8 @@ class BusFile:
                 db = self._make(specs)
             try:
                 db.execute("PRAGMA synchronous = NORMAL")
-                db.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
-                db.execute(f"PRAGMA journal_size_limit = {4 * WAL_PAGES * store.PAGE_SIZE}")
+                db.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
+                db.execute(f"PRAGMA journal_size_limit = {4 * WAL_BYTES}")
                 db.execute("PRAGMA temp_store = MEMORY")
             except BaseException:
                 db.close()
@@ -218,6 +221,16 @@ class Connection:
         future.add_done_callback(self._waiting.discard)
         self._jobs.put(work)
         return await future
+
+    def post(self, job: Callable[[sqlite3.Connection], object]) -> None:
+        """Run the job later, for nobody waits for it; the port's errors in it are dropped."""
+
+        def work() -> None:
+            with suppress(BusError):
+                self._do(job)
+
+        if not self._closed:
+            self._jobs.put(work)
 
     async def close(self) -> None:
         """End the thread; jobs that wait fail with BusClosed. Bounded by 2 s."""

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from tocsin.bus import groups, leases, maintenance, store
-from tocsin.bus.connection import BUSY_S, BusFile, Connection
+from tocsin.bus.connection import BUSY_S, WAL_BYTES, BusFile, Connection
 from tocsin.bus.doorbell import ALL_TOPICS, Bell, Doorbell, topic_mask
 from tocsin.bus.embedded_reader import EmbeddedConsumer, EmbeddedReader
 from tocsin.bus.maintenance import Maintenance
@@ -64,6 +64,7 @@ class EmbeddedProducer:
         self._connection = connection
         self._doorbell = doorbell
         self._clock = clock
+        self._unchecked_bytes = 0
 
     async def publish(self, records: Sequence[Outgoing], /) -> Sequence[int]:
         """See the port. On this bus all records are written, or none."""
@@ -77,7 +78,13 @@ class EmbeddedProducer:
             doorbell.ring(mask)
             return offsets
 
-        return await connection.run(job)
+        offsets = await connection.run(job)
+        self._unchecked_bytes += sum(len(record.value or b"") for record in records)
+        if self._unchecked_bytes >= WAL_BYTES:
+            # Takes tens of milliseconds, for the disk must have it: not while somebody waits.
+            self._unchecked_bytes = 0
+            connection.post(store.checkpoint)
+        return offsets
 
     async def close(self) -> None:
         """See the port."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,6 +17,7 @@ from tocsin.bus.kafka_errors import CLOSE_S, REQUEST_S, translated
 # isort: split
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.conn import create_conn
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 
 from tocsin.bus import kafka_topics
@@ -36,6 +38,7 @@ from tocsin.bus.kafka_consumer import (
 from tocsin.bus.port import (
     AssignmentListener,
     BusClosed,
+    BusUnavailable,
     From,
     Partition,
     TopicState,
@@ -53,7 +56,11 @@ class _Granted:
 
 
 class KafkaBus:
-    """One Kafka cluster. `session_s` is the silence after which a group member counts as dead."""
+    """One Kafka cluster.
+
+    `session_s` is the silence after which a group member counts as dead, `request_s` how long an
+    answer of the brokers is waited for.
+    """
 
     def __init__(
         self,
@@ -61,10 +68,12 @@ class KafkaBus:
         *,
         security: KafkaSecurity | None = None,
         session_s: float = SESSION_S,
+        request_s: float = REQUEST_S,
     ) -> None:
         self._servers = tuple(servers)
         self._security = security or KafkaSecurity()
         self._session_s = session_s
+        self._request_s = request_s
         self._admin: AIOKafkaAdminClient | None = None
         self._connection: dict[str, Any] = {}
         self._partitions: dict[str, int] = {}
@@ -95,8 +104,14 @@ class KafkaBus:
                 "sasl_plain_username": security.username,
                 "sasl_plain_password": security.password,
             }
-        admin = AIOKafkaAdminClient(request_timeout_ms=int(REQUEST_S * 1_000), **self._connection)
-        await self._start(admin)
+        admin = AIOKafkaAdminClient(
+            request_timeout_ms=int(self._request_s * 1_000), **self._connection
+        )
+        try:
+            await self._start(admin)
+        except BusUnavailable:
+            await self._explain_refusal()
+            raise
         self._admin = admin
         return self
 
@@ -141,19 +156,21 @@ class KafkaBus:
     async def producer(self) -> KafkaProducer:
         """See the port."""
         self._open()
-        client = AIOKafkaProducer(**PRODUCER_OPTIONS, **self._connection)
+        client = AIOKafkaProducer(
+            request_timeout_ms=int(self._request_s * 1_000), **PRODUCER_OPTIONS, **self._connection
+        )
         await self._start(client)
-        producer = KafkaProducer(client, self._require)
+        producer = KafkaProducer(client, self._require_partitions, request_s=self._request_s)
         self._parts.append(producer)
         return producer
 
     async def reader(self, start: Mapping[Partition, From]) -> KafkaReader:
         """See the port."""
         self._open()
-        await self._require_partitions(start)
+        await self._require_partitions(list(start))
         client = AIOKafkaConsumer(**CONSUMER_OPTIONS, **self._connection)
         await self._start(client)
-        reader = KafkaReader(client, self._require)
+        reader = KafkaReader(client, self._require, request_s=self._request_s)
         self._parts.append(reader)
         try:
             await reader.begin(start)
@@ -185,7 +202,9 @@ class KafkaBus:
             **self._connection,
         )
         await self._start(client)
-        consumer = KafkaConsumer(client, self._require, topics=topics, listener=listener)
+        consumer = KafkaConsumer(
+            client, self._require, topics=topics, listener=listener, request_s=self._request_s
+        )
         self._parts.append(consumer)
         try:
             if only is None:
@@ -217,7 +236,7 @@ class KafkaBus:
     ) -> None:
         try:
             with translated(f"connecting to {self.url}"):
-                async with asyncio.timeout(REQUEST_S):
+                async with asyncio.timeout(self._request_s):
                     await client.start()
         except BaseException:
             if isinstance(client, AIOKafkaAdminClient):
@@ -225,6 +244,20 @@ class KafkaBus:
             else:
                 await stop(client)
             raise
+
+    async def _explain_refusal(self) -> None:
+        """Raise UnusableBus if a broker is there and refuses us: aiokafka's bootstrap only logs
+        that.
+        """
+        for server in self._servers:
+            host, _, port = server.rpartition(":")
+            with suppress(BusUnavailable), translated(f"connecting to {server}"):
+                async with asyncio.timeout(CLOSE_S):
+                    options = {
+                        k: v for k, v in self._connection.items() if k != "bootstrap_servers"
+                    }
+                    connection = await create_conn(host.strip("[]"), int(port), **options)
+                    connection.close()
 
     async def _require(self, topics: Sequence[str]) -> None:
         missing = [topic for topic in topics if topic not in self._partitions]
@@ -239,9 +272,7 @@ class KafkaBus:
                 "'tocsin bus init' creates what is missing"
             )
 
-    async def _require_partitions(
-        self, partitions: Mapping[Partition, From] | Sequence[Partition]
-    ) -> None:
+    async def _require_partitions(self, partitions: Sequence[Partition]) -> None:
         await self._require(sorted({partition.topic for partition in partitions}))
         for topic, number in partitions:
             if not 0 <= number < self._partitions[topic]:
@@ -264,7 +295,7 @@ class KafkaBus:
         await self._start(client)
         try:
             with translated("counting records"):
-                async with asyncio.timeout(REQUEST_S):
+                async with asyncio.timeout(self._request_s):
                     begins = await client.beginning_offsets(places)
                     ends = await client.end_offsets(places)
         finally:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
 from aiokafka.errors import KafkaError
 
-from tocsin.bus.kafka_errors import CLOSE_S, REQUEST_S, explained, translated
+from tocsin.bus.kafka_errors import CLOSE_S, explained, translated
 from tocsin.bus.port import (
     BusClosed,
     BusUnavailable,
@@ -40,7 +40,6 @@ PRODUCER_OPTIONS: Final[Mapping[str, Any]] = {
     "linger_ms": LINGER_MS,
     "max_batch_size": BATCH_BYTES,
     "max_request_size": MAX_RECORD_BYTES,
-    "request_timeout_ms": int(REQUEST_S * 1_000),
 }
 CONSUMER_OPTIONS: Final[Mapping[str, Any]] = {
     "enable_auto_commit": False,
@@ -51,6 +50,9 @@ CONSUMER_OPTIONS: Final[Mapping[str, Any]] = {
 
 RequireTopics = Callable[[Sequence[str]], Awaitable[None]]
 """Raises UnknownTopic, if one of them does not exist, or BusUnavailable."""
+
+RequirePartitions = Callable[[Sequence[Partition]], Awaitable[None]]
+"""The same for partitions."""
 
 
 async def stop(client: AIOKafkaProducer | AIOKafkaConsumer) -> None:
@@ -63,10 +65,12 @@ async def stop(client: AIOKafkaProducer | AIOKafkaConsumer) -> None:
 class KafkaProducer:
     """Writes records; each `publish` waits for all its acknowledgements."""
 
-    def __init__(self, client: AIOKafkaProducer, require: RequireTopics) -> None:
+    def __init__(
+        self, client: AIOKafkaProducer, require: RequirePartitions, *, request_s: float
+    ) -> None:
         self._client = client
         self._require = require
-        self._known: set[str] = set()
+        self._request_s = request_s
         self._closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def publish(self, records: Sequence[Outgoing], /) -> Sequence[int]:
@@ -76,14 +80,11 @@ class KafkaProducer:
                 raise RecordTooLarge(size, MAX_RECORD_BYTES)
         if self._closing.done():
             raise BusClosed("this producer is closed")
-        unknown = {record.partition.topic for record in records} - self._known
-        if unknown:
-            await self._require(sorted(unknown))
-            self._known |= unknown
+        await self._require(list(dict.fromkeys(record.partition for record in records)))
         work = asyncio.ensure_future(self._send(records))
         # Twice: a send may wait for room in the buffer, then for its acknowledgement.
         either: set[asyncio.Future[Any]] = {work, self._closing}
-        await asyncio.wait(either, timeout=2 * REQUEST_S, return_when="FIRST_COMPLETED")
+        await asyncio.wait(either, timeout=2 * self._request_s, return_when="FIRST_COMPLETED")
         if not work.done():
             work.cancel()
             with suppress(asyncio.CancelledError):
@@ -126,9 +127,12 @@ class KafkaProducer:
 class KafkaReader:
     """Reads partitions given by the caller; belongs to no group."""
 
-    def __init__(self, client: AIOKafkaConsumer, require: RequireTopics) -> None:
+    def __init__(
+        self, client: AIOKafkaConsumer, require: RequireTopics, *, request_s: float
+    ) -> None:
         self._client = client
         self._require = require
+        self._request_s = request_s
         self._closed = False
 
     async def begin(self, start: Mapping[Partition, From]) -> None:
@@ -152,7 +156,7 @@ class KafkaReader:
         self._check_reads(partition)
         place = TopicPartition(*partition)
         with translated(f"finding a place in {partition.topic}-{partition.number}"):
-            async with asyncio.timeout(REQUEST_S):
+            async with asyncio.timeout(self._request_s):
                 offset = await self._offset(place, start)
         self._client.seek(place, offset)
 
@@ -161,7 +165,7 @@ class KafkaReader:
         self._check_open()
         self._check_reads(partition)
         with translated(f"position in {partition.topic}-{partition.number}"):
-            async with asyncio.timeout(REQUEST_S):
+            async with asyncio.timeout(self._request_s):
                 position: int = await self._client.position(TopicPartition(*partition))
         return position
 
@@ -170,7 +174,7 @@ class KafkaReader:
         self._check_open()
         await self._require(sorted({partition.topic for partition in partitions}))
         with translated("asking for the ends"):
-            async with asyncio.timeout(REQUEST_S):
+            async with asyncio.timeout(self._request_s):
                 ends = await self._client.end_offsets(
                     [TopicPartition(*partition) for partition in partitions]
                 )

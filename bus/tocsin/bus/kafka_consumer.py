@@ -21,7 +21,7 @@ from typing import Any, Final
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 
 from tocsin.bus.kafka_clients import KafkaReader, RequireTopics, flattened
-from tocsin.bus.kafka_errors import REQUEST_S, translated
+from tocsin.bus.kafka_errors import translated
 from tocsin.bus.port import AssignmentListener, Partition, Record, UnknownTopic
 
 SESSION_S: Final = 10.0
@@ -95,8 +95,9 @@ class KafkaConsumer(KafkaReader):
         *,
         topics: Sequence[str],
         listener: AssignmentListener | None,
+        request_s: float,
     ) -> None:
-        super().__init__(client, require)
+        super().__init__(client, require, request_s=request_s)
         self._listener = listener
         self._bridge = _Bridge()
         self._owned: frozenset[Partition] = frozenset()
@@ -154,7 +155,7 @@ class KafkaConsumer(KafkaReader):
         if not offsets:
             return
         with translated("committing"):
-            async with asyncio.timeout(REQUEST_S):
+            async with asyncio.timeout(self._request_s):
                 await self._client.commit(
                     {TopicPartition(*partition): offset for partition, offset in offsets.items()}
                 )
@@ -163,7 +164,7 @@ class KafkaConsumer(KafkaReader):
         """See the port."""
         self._check_open()
         with translated("asking for the committed offset"):
-            async with asyncio.timeout(REQUEST_S):
+            async with asyncio.timeout(self._request_s):
                 offset: int | None = await self._client.committed(TopicPartition(*partition))
         return offset
 

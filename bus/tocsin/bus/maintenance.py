@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 from tocsin.bus.store import record_range, split_id, transaction
 
-_ROWS: Final = 16
-"""Records per transaction: 16 of 80 kB are deleted in about 1 ms."""
+_SLICE_MS: Final = 5.0
+"""What one transaction should take; the amount of work in it is halved and doubled to stay near."""
 
-_VACUUM_PAGES: Final = 32
+_MOST: Final = 64
+"""Records or pages in one transaction, at most."""
+
 _FREE_PAGES_KEPT: Final = 256
 """Free pages are used again by the next records; only beyond a tenth of the file, and 4 MB, are
 they given back.
@@ -39,15 +43,24 @@ class _Budget:
 
     def __init__(self, budget_ms: float) -> None:
         self._ends = time.perf_counter() + budget_ms / 1_000
-        self._mark = time.perf_counter()
+        self.amount = 4
         self.longest_ms = 0.0
 
+    @contextmanager
+    def slice(self) -> Iterator[None]:
+        """Around each transaction; sets `amount` for the next one."""
+        began = time.perf_counter()
+        yield
+        took_ms = (time.perf_counter() - began) * 1_000
+        self.longest_ms = max(self.longest_ms, took_ms)
+        if took_ms > _SLICE_MS:
+            self.amount = max(1, self.amount // 2)
+        elif took_ms < _SLICE_MS / 3:
+            self.amount = min(_MOST, self.amount * 2)
+
     def spent(self) -> bool:
-        """Called after each transaction."""
-        now = time.perf_counter()
-        self.longest_ms = max(self.longest_ms, (now - self._mark) * 1_000)
-        self._mark = now
-        return now >= self._ends
+        """Whether to leave the rest for another time."""
+        return time.perf_counter() >= self._ends
 
 
 def maintain(db: sqlite3.Connection, budget_ms: float, now_ms: int) -> Maintenance:
@@ -81,12 +94,12 @@ def _expire(db: sqlite3.Connection, budget: _Budget, now_ms: int) -> tuple[int, 
                 rows = db.execute(
                     "SELECT id, append_ms FROM records WHERE id >= ? AND id < ?"
                     " ORDER BY id LIMIT ?",
-                    (low, high, _ROWS),
+                    (low, high, budget.amount),
                 ).fetchall()
             old = [row_id for row_id, append_ms in rows if append_ms < now_ms - retention_ms]
             if not old:
                 break
-            with transaction(db, write=True):
+            with budget.slice(), transaction(db, write=True):
                 _delete(db, old)
             count += len(old)
             if budget.spent():
@@ -100,11 +113,11 @@ def _compact(db: sqlite3.Connection, budget: _Budget, now_ms: int) -> tuple[int,
     while True:
         due = db.execute(
             "SELECT due_ms, id FROM doomed WHERE due_ms <= ? ORDER BY due_ms LIMIT ?",
-            (now_ms, _ROWS),
+            (now_ms, budget.amount),
         ).fetchall()
         if not due:
             return count, True
-        with transaction(db, write=True):
+        with budget.slice(), transaction(db, write=True):
             _delete(db, [row_id for _, row_id in due])
             db.executemany("DELETE FROM doomed WHERE due_ms = ? AND id = ?", due)
         count += len(due)
@@ -144,8 +157,10 @@ def _vacuum(db: sqlite3.Connection, budget: _Budget) -> tuple[int, bool]:
         (total,) = db.execute("PRAGMA page_count").fetchone()
         if free <= max(_FREE_PAGES_KEPT, total // 10):
             return count, True
-        # Each step of this statement frees one page, so it has to be run to its end.
-        db.execute(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()
-        count += _VACUUM_PAGES
+        pages = budget.amount
+        with budget.slice():
+            # Each step of this statement frees one page, so it has to be run to its end.
+            db.execute(f"PRAGMA incremental_vacuum({pages})").fetchall()
+        count += pages
         if budget.spent():
             return count, False

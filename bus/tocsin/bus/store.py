@@ -155,6 +155,13 @@ def transaction(db: sqlite3.Connection, *, write: bool) -> Iterator[None]:
         raise
 
 
+def checkpoint(db: sqlite3.Connection) -> None:
+    """Move the write-ahead log into the file, as far as no reader stands in the way; holds up
+    nobody.
+    """
+    db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
+
 def create_topics(db: sqlite3.Connection, specs: Sequence[TopicSpec]) -> None:
     """Create those that are missing, within one transaction."""
     with transaction(db, write=True):

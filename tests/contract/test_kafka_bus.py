@@ -1,0 +1,156 @@
+"""What only a Kafka bus meets: a broker that goes away, credentials, and settings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import suppress
+
+import pytest
+
+from support.buses import World, assigned, collect, partitions, record, until
+from support.kafka_broker import Broker, skip_or_fail, unavailable
+from tocsin.bus import (
+    EARLIEST,
+    BusError,
+    BusUnavailable,
+    KafkaSecurity,
+    Partition,
+    Record,
+    UnusableBus,
+    open_bus,
+)
+
+pytestmark = pytest.mark.kafka
+
+
+async def test_a_broker_that_goes_away_and_comes_back(private_broker: Broker) -> None:
+    world = World("kafka", private_broker.url)
+    spec = world.spec()
+    place = Partition(spec.name, 0)
+    async with world.bus() as bus:
+        await bus.init([spec])
+        producer = await bus.producer()
+        reader = await bus.reader({place: EARLIEST})
+        consumer = await bus.consumer("away", [spec.name])
+        await producer.publish([record(place, b"k", b"before")])
+        await collect(consumer, 1)
+        await consumer.commit({place: 1})
+        await collect(reader, 1)
+
+        private_broker.stop(hard=True)
+        began = time.monotonic()
+        with pytest.raises(BusUnavailable):
+            await producer.publish([record(place, b"k", b"lost")])
+        assert time.monotonic() - began < 15
+        for part in (reader, consumer):
+            began = time.monotonic()
+            assert await _polled(part.poll(timeout_s=0.2)) == 0
+            assert time.monotonic() - began < 1
+        private_broker.start()
+
+        async def published() -> bool:
+            try:
+                await producer.publish([record(place, b"k", b"after")])
+            except BusUnavailable:
+                return False
+            return True
+
+        await until(published, "publishing works again")
+        assert (await collect(reader, 1))[-1].value == b"after"
+        assert (await collect(consumer, 1))[-1].value == b"after"
+        await assigned(consumer, 4)
+        await consumer.commit({place: 2})
+
+
+async def test_a_frozen_broker_holds_nothing_up_for_long(private_broker: Broker) -> None:
+    world = World("kafka", private_broker.url)
+    spec = world.spec()
+    place = Partition(spec.name, 0)
+    bus = world.bus()
+    await bus.__aenter__()
+    await bus.init([spec])
+    producer = await bus.producer()
+    reader = await bus.reader({place: EARLIEST})
+    consumer = await bus.consumer("frozen", [spec.name])
+    await assigned(consumer, 4)
+    with private_broker.frozen():
+        for part in (reader, consumer):
+            began = time.monotonic()
+            assert await _polled(part.poll(timeout_s=0.2)) == 0
+            assert time.monotonic() - began < 1
+        for work, bound_s in (
+            (reader.ends([place]), 11),
+            (producer.close(), 2.2),
+            (reader.close(), 2.2),
+            (consumer.close(), 2.2),
+            (bus.__aexit__(None, None, None), 2.5),
+        ):
+            began = time.monotonic()
+            with suppress(BusUnavailable):
+                await work
+            assert time.monotonic() - began < bound_s
+
+
+async def _polled(poll: Awaitable[Sequence[Record]]) -> int:
+    try:
+        return len(await poll)
+    except BusUnavailable:
+        return 0
+
+
+async def test_no_broker_there_is_said_at_once() -> None:
+    began = time.monotonic()
+    with pytest.raises(BusUnavailable, match=r"127\.0\.0\.1:9"):
+        async with open_bus("kafka://127.0.0.1:9"):
+            pass
+    assert time.monotonic() - began < 5
+
+
+async def test_nobody_asks_for_leases_on_kafka(kafka_url: str) -> None:
+    async with open_bus(kafka_url) as bus:
+        lease = await bus.lease("run")
+        assert lease is not None
+        assert await bus.lease("run") is not None
+        assert not await bus.leased("run")
+        await lease.release()
+
+
+@pytest.fixture(scope="module")
+def guarded_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A broker that lets in two users."""
+    reason = unavailable()
+    if reason is not None:
+        skip_or_fail(reason)
+    users = {"admin": "admin-word", "trainer": "trainer-word"}
+    broker = Broker(tmp_path_factory.mktemp("guarded"), users=users)
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.stop()
+
+
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "PLAIN"])
+async def test_a_user_with_a_password_gets_in(guarded_broker: Broker, mechanism: str) -> None:
+    world = World("kafka", guarded_broker.url)
+    spec = world.spec()
+    place = Partition(spec.name, 0)
+    security = KafkaSecurity(mechanism, "trainer", "trainer-word")  # type: ignore[arg-type]
+    async with open_bus(guarded_broker.url, security=security) as bus:
+        await bus.init([spec])
+        await (await bus.producer()).publish([record(place)])
+        consumer = await bus.consumer("guarded", [spec.name])
+        assert [r.offset for r in await collect(consumer, 1)] == [0]
+        assert consumer.assigned() == set(partitions(spec))
+    assert "trainer-word" not in repr(security)
+    assert "trainer" not in bus.url
+
+
+async def test_a_wrong_password_is_said(guarded_broker: Broker) -> None:
+    security = KafkaSecurity("SCRAM-SHA-256", "trainer", "wrong-word")
+    with pytest.raises(BusError) as caught:
+        async with open_bus(guarded_broker.url, security=security):
+            pass
+    assert isinstance(caught.value, UnusableBus)
+    assert "wrong-word" not in str(caught.value)
