@@ -145,7 +145,9 @@ __all__ = [
     "telemetry_partition",
 ]
 
+# `wire` first: it imports all records, without which EVENT_TYPES would not know them.
 _MODULES = (
+    "wire",
     "control",
     "dead_letters",
     "deliveries",
@@ -159,7 +161,6 @@ _MODULES = (
     "state",
     "telemetry",
     "topics",
-    "wire",
 )
 
 

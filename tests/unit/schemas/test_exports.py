@@ -42,3 +42,12 @@ def test_the_errors_alone_cost_no_numpy() -> None:
     )
 
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_event_types_are_all_there_however_they_are_imported() -> None:
+    code = (
+        "import sys; from tocsin.schemas import EVENT_TYPES;"
+        "sys.exit('tocsin.delivery' not in EVENT_TYPES.names())"
+    )
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
