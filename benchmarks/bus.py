@@ -113,9 +113,7 @@ async def measure(url: str, seconds: float, rate: float) -> Row:
 
 def show(rows: Sequence[Row]) -> None:
     """A table for a person."""
-    print(
-        f"{'bus':<10}{'records/s':>12}{'MB/s':>9}{'p50 ms':>9}{'p99 ms':>9}{'max ms':>9}{'ratio':>8}"
-    )
+    print("bus          records/s     MB/s   p50 ms   p99 ms   max ms   ratio")
     for row in rows:
         ratio = row.records_per_s / rows[0].records_per_s
         print(

@@ -1,0 +1,374 @@
+"""What only an embedded bus meets: its file, its processes, its disk, and what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import shutil
+import signal
+import sqlite3
+import statistics
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from support.buses import Notes, World, all_values, assigned, collect, partitions, record, until
+from tocsin.bus import (
+    EARLIEST,
+    LATEST,
+    Bus,
+    BusClosed,
+    BusUnavailable,
+    EmbeddedBus,
+    FencedMember,
+    Partition,
+    UnusableBus,
+    groups,
+    leases,
+    store,
+)
+from tocsin.bus.doorbell import Bell, bell_folder
+from tocsin.bus.store import APPLICATION_ID
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World("embedded", f"embedded:{tmp_path / 'bus.db'}")
+
+
+@pytest.fixture
+async def bus(world: World) -> AsyncIterator[Bus]:
+    async with world.bus() as opened:
+        yield opened
+
+
+def put(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
+def content(path: Path) -> bytes:
+    return path.read_bytes() if path.exists() else b""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "bus.db"
+
+
+async def test_a_full_disk_is_said_and_what_was_acknowledged_stays(world: World, bus: Bus) -> None:
+    spec = world.spec()
+    await bus.init([spec])
+
+    child = world.child("full", spec.name, str(5_000_000))
+    said, _ = await asyncio.to_thread(child.communicate, timeout=30)
+
+    first, second = said.splitlines()
+    written, error, message = first.split("|")
+    assert int(written) >= 5
+    assert error == "BusUnavailable"
+    assert world.url.removeprefix("embedded:") in message
+    assert int(second) == int(written)
+    (values,) = (await all_values(bus, Partition(spec.name, 0))).values()
+    assert len(values) == int(written) + 1
+
+
+async def test_a_corrupt_file_is_named_and_kept(path: Path) -> None:
+    put(path, b"this is no database " * 500)
+
+    with pytest.raises(UnusableBus, match=str(path)):
+        async with EmbeddedBus(path):
+            pass
+
+    assert content(path) == b"this is no database " * 500
+
+
+async def test_a_file_damaged_inside_is_named_and_kept(world: World, path: Path) -> None:
+    spec = world.spec()
+    async with EmbeddedBus(path) as bus:
+        await bus.init([spec])
+        await (await bus.producer()).publish([record(Partition(spec.name, 0), b"k", bytes(99_000))])
+    whole = content(path)
+    damaged = whole[:16_384] + b"\xa5" * (len(whole) - 16_384)
+    put(path, damaged)
+
+    with pytest.raises(UnusableBus, match=str(path)):
+        async with EmbeddedBus(path) as bus:
+            await bus.reader({Partition(spec.name, 0): EARLIEST})
+
+    assert content(path) == damaged
+
+
+@pytest.mark.parametrize(
+    ("statement", "says"),
+    [
+        ("CREATE TABLE notes (text)", "something else"),
+        (f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = 99", "format 99"),
+    ],
+)
+async def test_a_file_of_something_else_is_refused(path: Path, statement: str, says: str) -> None:
+    db = sqlite3.connect(path)
+    db.executescript(statement)
+    db.close()
+
+    with pytest.raises(UnusableBus, match=says):
+        async with EmbeddedBus(path):
+            pass
+
+
+async def test_a_missing_file_is_made_only_if_asked(path: Path) -> None:
+    with pytest.raises(UnusableBus, match="no bus at"):
+        async with EmbeddedBus(path, create=False):
+            pass
+    assert content(path) == b""
+    async with EmbeddedBus(path):
+        assert content(path)
+    async with EmbeddedBus(path, create=False) as bus:
+        assert bus.url == f"embedded:{path}"
+
+
+async def test_a_locked_file_is_waited_for_and_then_said(world: World, path: Path) -> None:
+    spec = world.spec()
+    place = Partition(spec.name, 0)
+    async with EmbeddedBus(path, busy_s=0.2) as bus:
+        await bus.init([spec])
+        producer = await bus.producer()
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+
+        began = time.monotonic()
+        with pytest.raises(BusUnavailable, match="locked"):
+            await producer.publish([record(place)])
+        assert 0.15 < time.monotonic() - began < 2
+
+        other.execute("ROLLBACK")
+        other.close()
+        assert list(await producer.publish([record(place)])) == [0]
+
+
+async def test_a_bus_deleted_under_us_is_made_again(world: World, tmp_path: Path) -> None:
+    spec = world.spec(partitions=1)
+    (place,) = partitions(spec)
+    folder = tmp_path / ".tocsin"
+    notes = Notes()
+    async with EmbeddedBus(folder / "bus.db") as bus, EmbeddedBus(folder / "bus.db") as other:
+        await bus.init([spec])
+        producer = await bus.producer()
+        consumer = await other.consumer("again", [spec.name], listener=notes)
+        reader = await other.reader({place: EARLIEST})
+        await producer.publish([record(place), record(place)])
+        await collect(consumer, 2)
+        await collect(reader, 2)
+        await consumer.commit({place: 2})
+
+        shutil.rmtree(folder)
+
+        assert list(await producer.publish([record(place, b"k", b"later")])) == [0]
+        assert [r.value for r in await collect(reader, 1)] == [b"later"]
+        assert [r.value for r in await collect(consumer, 1)] == [b"later"]
+        assert notes.revoked == [{place}]
+        await consumer.commit({place: 1})
+        began = time.monotonic()
+        waiting = asyncio.create_task(reader.poll(timeout_s=5))
+        await asyncio.sleep(0.05)
+        await producer.publish([record(place)])
+        assert len(await waiting) == 1
+        assert time.monotonic() - began < 0.5
+
+
+async def test_writers_of_two_processes_share_a_partition(world: World, bus: Bus) -> None:
+    spec = world.spec()
+    await bus.init([spec])
+    children = [world.child("flood", spec.name, "100", "20000") for _ in range(2)]
+    for child in children:
+        assert await asyncio.to_thread(child.wait, 30) == 0
+        child.communicate()
+
+    places = partitions(spec)
+    reader = await bus.reader(dict.fromkeys(places, EARLIEST))
+    records = await collect(reader, 200)
+    for place in places:
+        assert [r.offset for r in records if r.partition == place] == list(range(50))
+
+
+async def test_a_child_of_a_fork_is_refused(world: World, bus: Bus) -> None:
+    spec = world.spec()
+    place = Partition(spec.name, 0)
+    await bus.init([spec])
+    producer = await bus.producer()
+
+    pid = os.fork()
+    if pid == 0:
+        try:
+            producer.publish([record(place)]).send(None)
+        except BusClosed:
+            os._exit(0)
+        os._exit(1)
+
+    assert os.waitstatus_to_exitcode((await asyncio.to_thread(os.waitpid, pid, 0))[1]) == 0
+    assert list(await producer.publish([record(place)])) == [0]
+
+
+async def test_maintenance_works_in_slices_and_gives_space_back(world: World, path: Path) -> None:
+    spec = world.spec(retention_ms=1_000)
+    place = Partition(spec.name, 0)
+    async with EmbeddedBus(path) as bus:
+        await bus.init([spec])
+        producer = await bus.producer()
+        for _ in range(15):
+            await producer.publish([record(place, b"k", bytes(80_000))] * 20)
+        late_ms = time.time_ns() // 1_000_000 + 10_000
+        rounds = [await bus.maintain(15, late_ms)]
+        while rounds[-1].more:
+            rounds.append(await bus.maintain(15, late_ms))
+
+        assert sum(done.expired for done in rounds) == 300
+        assert sum(done.pages_freed for done in rounds) > 500
+        assert statistics.median(done.longest_slice_ms for done in rounds) < 20
+        assert (await bus.show([spec]))[0].records == 0
+        reader = await bus.reader({place: EARLIEST})
+        assert await reader.position(place) == 300
+    assert len(content(path)) < 10_000_000
+
+
+async def test_append_times_never_fall(world: World, path: Path) -> None:
+    spec = world.spec()
+    place = Partition(spec.name, 0)
+    times = iter([5_000, 4_000, 6_000])
+    async with EmbeddedBus(path, clock=lambda: next(times)) as bus:
+        await bus.init([spec])
+        producer = await bus.producer()
+        for _ in range(3):
+            await producer.publish([record(place)])
+        records = await collect(await bus.reader({place: EARLIEST}), 3)
+    assert [r.append_ms for r in records] == [5_000, 5_000, 6_000]
+
+
+async def test_a_lease_ends_with_its_process(world: World, bus: Bus) -> None:
+    child = world.child("lease", "run")
+    try:
+        assert child.stdout is not None
+        assert (await asyncio.to_thread(child.stdout.readline)).strip() == "True"
+        assert await bus.leased("run")
+        assert await bus.lease("run") is None
+    finally:
+        os.kill(child.pid, signal.SIGKILL)
+        child.communicate()
+
+    assert not await bus.leased("run")
+    lease = await bus.lease("run")
+    assert lease is not None
+    await asyncio.sleep(0)
+    assert await bus.leased("run")
+    await lease.release()
+    await lease.release()
+    assert not await bus.leased("run")
+
+
+async def test_a_member_that_was_thought_dead_is_fenced_and_joins_again(
+    world: World, bus: Bus, path: Path
+) -> None:
+    spec = world.spec()
+    await bus.init([spec])
+    place = Partition(spec.name, 0)
+    notes = Notes()
+    consumer = await bus.consumer("dead", [spec.name], listener=notes)
+    await assigned(consumer, 4)
+    db = sqlite3.connect(path, isolation_level=None)
+    with store.transaction(db, write=True):
+        late_ms = leases.monotonic_ms() + leases.TTL_MS + 1
+        assert groups.renew(db, "dead", "another", late_ms)
+    db.close()
+
+    with pytest.raises(FencedMember):
+        await consumer.commit({place: 1})
+
+    async def back() -> bool:
+        await consumer.poll(timeout_s=0.05)
+        return len(notes.assigned) == 2
+
+    await until(back, "joined again")
+    assert notes.revoked == [frozenset(partitions(spec))]
+    await consumer.commit({place: 1})
+
+
+async def test_a_sleeping_reader_is_woken_by_the_doorbell(world: World, bus: Bus) -> None:
+    spec = world.spec()
+    await bus.init([spec])
+    place = Partition(spec.name, 0)
+    producer = await bus.producer()
+    reader = await bus.reader({place: LATEST})
+    taken = []
+    for _ in range(30):
+        waiting = asyncio.create_task(reader.poll(timeout_s=5))
+        await asyncio.sleep(0.005)
+        began = time.perf_counter()
+        await producer.publish([record(place)])
+        assert len(await waiting) == 1
+        taken.append(time.perf_counter() - began)
+    # By itself it would look once a second.
+    assert statistics.median(taken) < 0.05
+
+
+async def test_without_a_socket_a_reader_looks_by_itself(world: World, tmp_path: Path) -> None:
+    path = tmp_path / "bus.db"
+    put(bell_folder(path), b"in the way")
+    spec = world.spec()
+    place = Partition(spec.name, 0)
+    async with EmbeddedBus(path) as bus:
+        await bus.init([spec])
+        reader = await bus.reader({place: LATEST})
+        waiting = asyncio.create_task(reader.poll(timeout_s=5))
+        await asyncio.sleep(0.02)
+        began = time.monotonic()
+        await (await bus.producer()).publish([record(place)])
+        assert len(await waiting) == 1
+        assert time.monotonic() - began < 0.6
+
+
+async def test_a_socket_left_behind_is_removed(world: World, bus: Bus, path: Path) -> None:
+    spec = world.spec()
+    await bus.init([spec])
+    left = bell_folder(path) / "1-0-ffffffffffffffff"
+    bell = Bell.hang(path, [spec.name])
+    assert bell.works
+    os.rename(next(bell_folder(path).iterdir()), left)
+    bell.close()
+    assert left.exists()
+
+    await (await bus.producer()).publish([record(Partition(spec.name, 0))])
+
+    assert not left.exists()
+
+
+async def test_a_bus_with_a_long_path_has_its_doorbell_elsewhere(
+    world: World, tmp_path: Path
+) -> None:
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    path = folder / "bus.db"
+    assert not bell_folder(path).is_relative_to(folder)
+    bell = Bell.hang(path, ["topic"])
+    assert bell.works
+    bell.close()
+    bell_folder(path).rmdir()
+
+
+async def test_an_idle_bus_costs_next_to_nothing(world: World, bus: Bus) -> None:
+    spec = world.spec(partitions=48)
+    await bus.init([spec])
+    reader = await bus.reader(dict.fromkeys(partitions(spec), EARLIEST))
+    consumer = await bus.consumer("idle", [spec.name])
+    await assigned(consumer, 48)
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    began = time.monotonic()
+
+    await asyncio.gather(reader.poll(timeout_s=2.5), consumer.poll(timeout_s=2.5))
+
+    elapsed = time.monotonic() - began
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    # Measured: 0.2 % of a core for both; polling every 5 ms would be over 2 %.
+    assert used / elapsed < 0.01
