@@ -1,0 +1,558 @@
+"""The numbers of a training in torch: what each step says, from what the hooks see.
+
+The hooks (`tocsin.emitter.torch_hooks`) call this inside a wall. Nothing here changes a tensor of
+the user's, keeps a graph alive, touches a random generator, or waits for a GPU: on a GPU results
+are copied without waiting and read at a later step.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import torch
+
+from tocsin.emitter import checkpoints, models
+from tocsin.emitter.checkpoints import Written
+from tocsin.emitter.host_copy import HostCopy
+from tocsin.emitter.losses import LocalGradients, Loss, LossBuffer
+from tocsin.emitter.outbox import StepRow
+from tocsin.emitter.summaries import Rows, Summary, dense, norms, rows_of_norms
+from tocsin.emitter.training import Shape, Training
+from tocsin.schemas.events import clip
+from tocsin.schemas.runs import Checkpoint, CheckpointWritten, Group
+from tocsin.schemas.telemetry import (
+    COUNT_COLUMNS,
+    STATISTIC_COLUMNS,
+    Counts,
+    Floats,
+    TensorFrame,
+)
+
+AT_ONCE: Final = 3
+"""Non-finite steps in a row whose rows are sent at once; later ones wait for their interval."""
+
+MAX_WAITING: Final = 64
+"""Steps whose numbers may be on their way from the GPU."""
+
+PRIMARY_PATIENCE: Final = 10
+"""Steps that another optimizer makes while the primary makes none, before it takes its place."""
+
+MAX_GROUPS: Final = 64
+
+
+@dataclass(slots=True)
+class Watched:
+    """One optimizer and the names of its parameters, in forward order."""
+
+    optimizer: weakref.ref[torch.optim.Optimizer]
+    size: int
+    parameters: list[tuple[str, torch.Tensor]]
+    steps: int = 0
+    norm_names: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Part:
+    """What one optimizer's gradients say at one step: norms on the host, or on their way."""
+
+    names: list[str]
+    numel: list[int]
+    norms: Floats | HostCopy
+    rows: Rows | None = None
+    summary: Summary | None = None
+    copy: HostCopy | None = None
+    scale: float = 1.0
+    primary: bool = True
+
+
+@dataclass(slots=True)
+class Draft:
+    """A finished step whose numbers may not all be here yet."""
+
+    step: int
+    at_us: int
+    columns: list[str]
+    values: list[float]
+    losses: list[float] | HostCopy
+    parts: list[Part]
+    weights: Part | None
+    due: bool
+    local: list[tuple[str, Floats, Counts]]
+
+    @property
+    def ready(self) -> bool:
+        copies = [self.losses, *(c for p in self.parts for c in (p.norms, p.copy))]
+        if self.weights is not None:
+            copies.append(self.weights.copy)
+        return all(copy.ready() for copy in copies if isinstance(copy, HostCopy))
+
+
+class Capture:
+    """The numbers of one training."""
+
+    def __init__(
+        self,
+        training: Training,
+        first: torch.optim.Optimizer,
+        losses: LossBuffer,
+        local: LocalGradients,
+    ) -> None:
+        self.training: Final = training
+        self._losses = losses
+        self._local = local
+        found = models.find()
+        self._modules = [weakref.ref(module) for module in found.modules]
+        alive = [o for o in found.optimizers if models.hooked(o)]
+        if not any(o is first for o in alive):
+            alive.append(first)
+        self._watched: dict[int, Watched] = {}
+        self.optimizers: Final = len(alive)
+        primary = max(
+            alive, key=lambda o: (sum(p.numel() for *_, p in models.parameters_of(o)), o is first)
+        )
+        self._primary = id(primary)
+        self.roots: frozenset[int] = frozenset()
+        self._name_of: dict[int, str] = {}
+        for optimizer in (primary, *(o for o in alive if o is not primary)):
+            self._watch(optimizer)
+        self._parts: dict[int, Part] = {}
+        self._waiting: deque[Draft] = deque()
+        self._ended_at: float | None = None
+        self._odd_streak = 0
+        self._last_odd: int | None = None
+        self._finite: bool | None = None
+        self._finite_step = -1
+        self._others = 0
+        self._saved: deque[Written] = deque(maxlen=100)
+        self._skipped = 0
+        self._skip_said = False
+        self._scaling = False
+        self.skipped_tensors = 0
+
+    # -- what the training is like -------------------------------------------------------------
+
+    def shape(self) -> Shape:
+        """What RunStarted says of model and optimizer."""
+        watched = self._watched[self._primary]
+        optimizer = watched.optimizer()
+        if optimizer is None:
+            return {}
+        return {
+            "optimizer": type(optimizer).__name__[:200],
+            "optimizers": self.optimizers,
+            "groups": tuple(
+                Group(index=i, parameters=len(group["params"]), lr=_number(group.get("lr")))
+                for i, group in enumerate(optimizer.param_groups[:MAX_GROUPS])
+            ),
+            "tensors": len(watched.parameters),
+            "parameters": sum(parameter.numel() for _, parameter in watched.parameters),
+            "versions": {
+                "torch": str(torch.__version__),
+                "numpy": np.__version__,
+                "cuda": torch.version.cuda if torch.cuda.is_available() else None,
+            },
+        }
+
+    def parameters(self) -> list[torch.Tensor]:
+        """All parameters of all optimizers, each once."""
+        found = {id(p): p for w in self._watched.values() for _, p in w.parameters}
+        return list(found.values())
+
+    def _watch(self, optimizer: torch.optim.Optimizer) -> Watched:
+        entries = models.parameters_of(optimizer)
+        parameters = [p for *_, p in entries]
+        unknown = [p for p in parameters if id(p) not in self._name_of]
+        order: dict[int, int] = {}
+        if unknown:
+            live = [m for m in (ref() for ref in self._modules) if m is not None]
+            names = models.name_parameters(parameters, live)
+            order = names.order
+            self.roots = self.roots | names.roots
+            taken = set(self._name_of.values())
+            for group, place, parameter in entries:
+                if id(parameter) in self._name_of:
+                    continue
+                name = names.by_id.get(id(parameter), f"group{group}.{place}")
+                if name in taken:
+                    name = f"optimizer{len(self._watched)}.{name}"
+                taken.add(name)
+                self._name_of[id(parameter)] = name
+        named = [(self._name_of[id(p)], p) for p in parameters]
+        if order:
+            last = len(order)
+            named.sort(key=lambda pair: order.get(id(pair[1]), last))
+        watched = Watched(weakref.ref(optimizer), len(parameters), named)
+        self._watched[id(optimizer)] = watched
+        return watched
+
+    def _watched_of(self, optimizer: torch.optim.Optimizer) -> Watched:
+        watched = self._watched.get(id(optimizer))
+        if watched is None or watched.optimizer() is not optimizer:
+            if watched is None and len(self._watched) > 1000:
+                self._watched = {self._primary: self._watched[self._primary]}
+            self._modules = [weakref.ref(module) for module in models.find().modules]
+            watched = self._watch(optimizer)
+        elif watched.size != sum(len(group["params"]) for group in optimizer.param_groups):
+            steps = watched.steps
+            self._modules = [weakref.ref(module) for module in models.find().modules]
+            watched = self._watch(optimizer)
+            watched.steps = steps
+        return watched
+
+    # -- what the hooks see --------------------------------------------------------------------
+
+    def gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """The gradients that this optimizer is about to use, or has just used."""
+        if _capturing():
+            return
+        watched = self._watched_of(optimizer)
+        names, flat = [], []
+        # Backward order: the gradient that was computed first stands first.
+        for name, parameter in reversed(watched.parameters):
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            tensor = dense(gradient)
+            if tensor is None:
+                self.skipped_tensors += 1
+                continue
+            names.append(name)
+            flat.append(tensor)
+        if not flat:
+            self._parts.pop(id(optimizer), None)
+            return
+        step = self.training.next_step
+        due = self.training.settings.due("gradients", step)
+        part = self._part(names, flat, due)
+        scale = getattr(optimizer, "grad_scale", None)
+        if isinstance(scale, torch.Tensor) and scale.device.type == "cpu":
+            part.scale = float(scale)
+        part.primary = id(optimizer) == self._primary
+        if isinstance(part.norms, np.ndarray) and part.rows is None:
+            odd = self._losses.nonfinite() is not None or not np.isfinite(part.norms).all()
+            if odd and self._odd_streak < AT_ONCE:
+                part.rows = _rows_now(flat)
+        self._parts[id(optimizer)] = part
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> int | None:
+        """An optimizer has made a step; the number of it if it is the primary's, else None."""
+        now = time.perf_counter()
+        watched = self._watched_of(optimizer)
+        watched.steps += 1
+        if id(optimizer) != self._primary:
+            self._others += 1
+            stepping = watched.steps > self._watched[self._primary].steps + PRIMARY_PATIENCE
+            gone = self._watched[self._primary].optimizer() is None
+            if not gone and (not stepping or self._others <= PRIMARY_PATIENCE):
+                self._losses.take()
+                return None
+            self._primary = id(optimizer)
+        self._others = 0
+        if _found_inf(optimizer):
+            # A fused optimizer under a GradScaler was called, and changed nothing.
+            self._drop_step()
+            return None
+        step_time = None if self._ended_at is None else now - self._ended_at
+        self._ended_at = now
+        step = self.training.stepped(step_time)
+        columns, values = [], []
+        if step_time is not None:
+            columns.append("step_time_s")
+            values.append(step_time)
+        for i, group in enumerate(optimizer.param_groups[:MAX_GROUPS]):
+            columns.append(f"lr.{i}")
+            values.append(_number(group.get("lr")))
+        if self._scaling:
+            columns.append("scaler_skipped")
+            values.append(float(self._skipped))
+            self._skipped = 0
+            self._skip_said = False
+        settings = self.training.settings
+        weights = self._weights(watched) if settings.due("weights", step) else None
+        losses = self._losses.take()
+        if isinstance(optimizer, torch.optim.LBFGS):
+            losses = losses[:1]  # the closure runs up to max_iter times a step
+        draft = Draft(
+            step=step,
+            at_us=time.time_ns() // 1000,
+            columns=columns,
+            values=values,
+            losses=_losses_on_host(losses),
+            parts=list(self._parts.values()),
+            weights=weights,
+            due=settings.due("gradients", step),
+            local=self._local.take(self._name_of),
+        )
+        self._parts.clear()
+        if draft.ready and not self._waiting:
+            self._finish(draft)
+        else:
+            self._waiting.append(draft)
+            self._poll()
+        if self._saved:
+            self.report_checkpoints()
+        return step
+
+    def scaler_updated(self, made_step: bool) -> None:
+        """GradScaler.update: without an optimizer step before it, the step was skipped."""
+        self._scaling = True
+        if made_step:
+            return
+        lost = self._losses.nonfinite()
+        self._skipped += 1
+        if lost is not None and not self._skip_said:
+            # Not the scaler's business: the loss itself is bad, and no step may ever follow.
+            self._skip_said = True
+            row = StepRow(self.training.next_step, time.time_ns() // 1000, ("loss",), (lost,))
+            self.training.sender.row(row, urgent=True)
+        self._drop_step()
+
+    def evaluation_loss(self, value: float) -> None:
+        """A loss that was computed without a gradient."""
+        self.training.evaluating = True
+        step = self.training.last_step
+        if step is not None:
+            row = StepRow(step, time.time_ns() // 1000, ("loss",), (value,), "eval")
+            self.training.sender.row(row)
+
+    def saved(self, target: object, step: int | None, duration_s: float) -> None:
+        """`torch.save` has written something; `step` is the last one when it began."""
+        path = checkpoints.target_path(target)
+        if path is None or step is None:
+            return
+        written = checkpoints.look(
+            path, step=step, duration_s=duration_s, finite=self._finite_at(step)
+        )
+        if written is not None:
+            self._saved.append(written)
+
+    def report_checkpoints(self) -> None:
+        """Say which files were written; later than `saved`, when they have their final names."""
+        while self._saved:
+            written = self._saved.popleft()
+            path, size = checkpoints.final_path(written)
+            checkpoint = Checkpoint(
+                path=clip(str(path)), step=written.step, size_bytes=size, finite=written.finite
+            )
+            self.training.emit(
+                CheckpointWritten(
+                    **self.training.who, checkpoint=checkpoint, duration_s=written.duration_s
+                )
+            )
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Hand over what is still waiting for the GPU, for at most `timeout_s`."""
+        until = time.monotonic() + timeout_s
+        while self._waiting and time.monotonic() < until:
+            self._poll()
+            if self._waiting:
+                time.sleep(0.002)
+        self.report_checkpoints()
+
+    # -- from tensors to records ---------------------------------------------------------------
+
+    def _part(self, names: list[str], flat: list[torch.Tensor], full: bool) -> Part:
+        numel = [tensor.numel() for tensor in flat]
+        with torch.no_grad():
+            devices = {tensor.device for tensor in flat}
+            if devices == {torch.device("cpu")}:
+                if not full:
+                    return Part(names, numel, norms(flat).numpy())
+                rows = _rows_now(flat)
+                return Part(names, numel, _norms_of(rows), rows)
+            if len(devices) > 1:
+                home = flat[0].device
+                stacked = torch.stack([norms([tensor])[0].to(home) for tensor in flat])
+                return Part(names, numel, HostCopy(stacked))
+            part = Part(names, numel, HostCopy(norms(flat)))
+            if full:
+                part.summary = Summary(flat)
+                packed = part.summary.packed
+                part.copy = None if packed is None else HostCopy(packed)
+            return part
+
+    def _weights(self, watched: Watched) -> Part | None:
+        if _capturing():
+            return None
+        names, flat = [], []
+        for name, parameter in watched.parameters:
+            tensor = dense(parameter)
+            if tensor is None:
+                self.skipped_tensors += 1
+                continue
+            names.append(name)
+            flat.append(tensor)
+        return self._part(names, flat, True) if flat else None
+
+    def _drop_step(self) -> None:
+        self._losses.take()
+        self._parts.clear()
+        self._local.clear()
+
+    def _poll(self) -> None:
+        while self._waiting and self._waiting[0].ready:
+            self._finish(self._waiting.popleft())
+        while len(self._waiting) > MAX_WAITING:
+            self._waiting.popleft()
+
+    def _finish(self, draft: Draft) -> None:
+        values = draft.losses.values() if isinstance(draft.losses, HostCopy) else draft.losses
+        columns, numbers = [], []
+        if len(values):
+            total = float(sum(float(v) for v in values))
+            columns.append("loss")
+            numbers.append(total)
+            if len(values) > 1:
+                columns += ("loss_mean", "micro_batches")
+                numbers += (total / len(values), float(len(values)))
+        bad = 0
+        square = 0.0
+        for part in draft.parts:
+            norm = part.norms.values() if isinstance(part.norms, HostCopy) else part.norms
+            if part.copy is not None and part.summary is not None:
+                part.rows = part.summary.rows(part.copy.values())
+            bad += int(
+                (~np.isfinite(norm)).sum() if part.rows is None else part.rows.nonfinite.sum()
+            )
+            if part.primary:
+                square += float(np.square(norm.astype(np.float64)).sum()) / part.scale**2
+        if draft.parts:
+            columns += ("gradient_norm", "gradient_nonfinite")
+            numbers += (math.sqrt(square) if square >= 0 else math.nan, float(bad))
+        odd = bad > 0 or bool(draft.local) or (len(values) > 0 and not math.isfinite(numbers[0]))
+        row = StepRow(
+            draft.step,
+            draft.at_us,
+            (*columns, *draft.columns),
+            (*numbers, *draft.values),
+        )
+        self.training.sender.row(row, urgent=odd)
+        self._odd_streak = self._odd_streak + 1 if odd else 0
+        if odd:
+            self._last_odd = draft.step
+        if draft.due or (odd and self._odd_streak <= AT_ONCE):
+            self._send_gradients(draft, odd)
+        if draft.local:
+            names, rows, counts = zip(*draft.local, strict=True)
+            self._send("local_gradients", draft, names, np.stack(rows), np.stack(counts), odd)
+        if draft.weights is not None:
+            self._send_weights(draft, draft.weights)
+
+    def _send_gradients(self, draft: Draft, odd: bool) -> None:
+        full = [p for p in draft.parts if p.rows is not None]
+        if full:
+            names = tuple(name for p in full for name in p.names)
+            values = np.concatenate([p.rows.values for p in full if p.rows is not None])
+            counts = np.concatenate([p.rows.counts for p in full if p.rows is not None])
+            self._send("gradients", draft, names, values, counts, odd)
+            return
+        if not draft.parts:
+            return
+        # On a GPU the tensors had gone when their norms arrived: what the norms say.
+        names = tuple(name for p in draft.parts for name in p.names)
+        pairs = [
+            rows_of_norms(p.norms.values() if isinstance(p.norms, HostCopy) else p.norms,
+                p.numel,)
+            for p in draft.parts
+        ]
+        self._send(
+            "gradients",
+            draft,
+            names,
+            np.concatenate([v for v, _ in pairs]),
+            np.concatenate([c for _, c in pairs]),
+            odd,
+            columns=("l2",),
+            count_columns=("numel", "nans", "infs"),
+        )
+
+    def _send_weights(self, draft: Draft, part: Part) -> None:
+        rows = part.rows
+        if rows is None and part.summary is not None and part.copy is not None:
+            rows = part.summary.rows(part.copy.values())
+        if rows is None:
+            return
+        self._finite, self._finite_step = not bool(rows.nonfinite.any()), draft.step
+        self._send("weights", draft, tuple(part.names), rows.values, rows.counts, not self._finite)
+
+    def _send(
+        self,
+        collection: str,
+        draft: Draft,
+        names: tuple[str, ...],
+        values: Floats,
+        counts: Counts,
+        urgent: bool,
+        *,
+        columns: tuple[str, ...] = STATISTIC_COLUMNS,
+        count_columns: tuple[str, ...] = COUNT_COLUMNS,
+    ) -> None:
+        every = self.training.settings.every.get(collection, 1)
+        frame = TensorFrame(
+            speaker=self.training.speaker,
+            step=draft.step,
+            collection=collection,
+            rows=names,
+            columns=columns,
+            values=values,
+            count_columns=count_columns,
+            counts=counts,
+            at_us=draft.at_us,
+            every=every,
+        )
+        self.training.frame(frame, urgent=urgent)
+
+    def _finite_at(self, step: int) -> bool | None:
+        """Whether the weights after this step are finite, from what was seen so far."""
+        if self._waiting:
+            return None
+        if self._last_odd is None or self._last_odd > step:
+            return self._finite is not False
+        return bool(self._finite) and self._finite_step > self._last_odd
+
+
+def _rows_now(flat: list[torch.Tensor]) -> Rows:
+    with torch.no_grad():
+        summary = Summary(flat)
+        packed = summary.packed
+        return summary.rows(np.zeros(0) if packed is None else packed.numpy())
+
+
+def _norms_of(rows: Rows) -> Floats:
+    """The norms that belong to full rows: NaN where a tensor is not finite."""
+    l2 = rows.values[:, STATISTIC_COLUMNS.index("l2")].copy()
+    l2[rows.counts[:, 3] > 0] = np.inf
+    l2[rows.counts[:, 2] > 0] = np.nan
+    return l2
+
+
+def _losses_on_host(losses: list[Loss]) -> list[float] | HostCopy:
+    tensors = [loss for loss in losses if isinstance(loss, torch.Tensor)]
+    if not tensors:
+        return [loss for loss in losses if isinstance(loss, float)]
+    with torch.no_grad():
+        home = tensors[0].device
+        return HostCopy(torch.cat([tensor.to(home) for tensor in tensors]))
+
+
+def _capturing() -> bool:
+    """Whether a CUDA graph is being recorded: what we did would be in it for ever."""
+    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+
+
+def _found_inf(optimizer: torch.optim.Optimizer) -> bool:
+    found = getattr(optimizer, "found_inf", None)
+    return isinstance(found, torch.Tensor) and found.device.type == "cpu" and bool(found.item())
+
+
+def _number(value: object) -> float:
+    if isinstance(value, torch.Tensor):
+        # A learning rate on a GPU (capturable optimizers) would have to be waited for.
+        return float(value) if value.device.type == "cpu" and value.numel() == 1 else math.nan
+    return float(value) if isinstance(value, int | float) else math.nan

@@ -1,0 +1,44 @@
+"""Numbers on their way from a GPU, which nobody waits for."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+
+class HostCopy:
+    """A copy of a small tensor to the host, started now and read later.
+
+    On CUDA it goes into pinned memory behind the work already queued; an event says when it is
+    there. Other devices have no such event: they are copied when first asked, a step later.
+    """
+
+    def __init__(self, source: torch.Tensor) -> None:
+        self._source: torch.Tensor | None = source
+        self._event: torch.cuda.Event | None = None
+        self._host: torch.Tensor | None = None
+        if source.device.type == "cuda":
+            host = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+            with torch.cuda.device(source.device):
+                host.copy_(source, non_blocking=True)
+                self._event = torch.cuda.Event()
+                self._event.record()
+            self._host = host
+        self._asked = False
+
+    def ready(self) -> bool:
+        """Whether it is there; never waits on CUDA. Elsewhere it is there when asked again."""
+        if self._event is not None:
+            return bool(self._event.query())
+        asked, self._asked = self._asked, True
+        return asked or self._host is not None
+
+    def values(self) -> npt.NDArray[np.float64]:
+        """The numbers; call it once `ready` says so."""
+        if self._host is None:
+            assert self._source is not None
+            self._host = self._source.cpu()
+        self._source = None
+        numbers: npt.NDArray[np.float64] = self._host.numpy().astype(np.float64)
+        return numbers

@@ -1,0 +1,153 @@
+"""Which modules and optimizers there are, and what their parameters are called.
+
+They are looked for once, among the objects that the garbage collector knows, when a training
+begins (about 50 ms). Nothing is put on the user's modules: a hook there would be pickled with them,
+and one in front of each forward call would be traced by torch.compile.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import nn
+
+_WRAPPERS: Final = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
+_MARKS: Final = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Live modules and optimizers."""
+
+    modules: tuple[nn.Module, ...]
+    optimizers: tuple[torch.optim.Optimizer, ...]
+
+
+def find() -> Found:
+    """All modules and optimizers of this process that are alive."""
+    module_types: dict[type, int] = {}
+    modules: list[nn.Module] = []
+    optimizers: list[torch.optim.Optimizer] = []
+    for thing in gc.get_objects():
+        # `type`, not `isinstance`: a lazy proxy would answer `__class__` with code of its own.
+        kind = type(thing)
+        which = module_types.get(kind)
+        if which is None:
+            which = _kind(kind)
+            module_types[kind] = which
+        if which == 1:
+            modules.append(thing)
+        elif which == 2:
+            optimizers.append(thing)
+    return Found(tuple(modules), tuple(optimizers))
+
+
+def _kind(kind: type) -> int:
+    mro = type.__dict__["__mro__"].__get__(kind)
+    return 1 if nn.Module in mro else 2 if torch.optim.Optimizer in mro else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """`by_id[id(parameter)]` is its name; `order` its place in forward order. `roots` are ids of
+    the modules that a training calls.
+    """
+
+    by_id: dict[int, str]
+    order: dict[int, int]
+    roots: frozenset[int]
+
+
+def name_parameters(parameters: Sequence[torch.Tensor], modules: Iterable[nn.Module]) -> Names:
+    """Name these parameters after the module that holds most of them.
+
+    A wrapper (DDP, torch.compile) adds nothing to the names. Those of a second model get the names
+    of that one, with its class in front where both have the same.
+    """
+    wanted = {id(parameter) for parameter in parameters}
+    by_id: dict[int, str] = {}
+    order: dict[int, int] = {}
+    taken: set[str] = set()
+    roots: set[int] = set()
+    for root in _roots(wanted, modules):
+        named = [(n, p) for n, p in root.named_parameters() if id(p) in wanted]
+        new = [(clean(n, root), p) for n, p in named if id(p) not in by_id]
+        if not new:
+            continue
+        roots |= {id(root)} | {id(m) for m in _unwrapped(root)}
+        clash = any(name in taken for name, _ in new)
+        for name, parameter in new:
+            unique = f"{type(root).__name__}.{name}" if clash else name
+            n = 2
+            while unique in taken:
+                unique = f"{type(root).__name__}#{n}.{name}"
+                n += 1
+            taken.add(unique)
+            order[id(parameter)] = len(order)
+            by_id[id(parameter)] = unique
+    return Names(by_id, order, frozenset(roots))
+
+
+def _roots(wanted: set[int], modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """Modules that hold wanted parameters and are nobody's child, those with most of them first."""
+    holders: list[tuple[int, nn.Module]] = []
+    children: set[int] = set()
+    for module in modules:
+        own = module.__dict__.get("_modules")
+        if own is None:  # its __init__ has not run
+            continue
+        children.update(id(child) for child in own.values() if child is not None)
+        holders.append((0, module))
+    found = []
+    for _, module in holders:
+        if id(module) in children:
+            continue
+        count = sum(id(parameter) in wanted for parameter in module.parameters())
+        if count:
+            found.append((count, module))
+    # The same on each rank: by count and class, not by address.
+    found.sort(key=lambda pair: (-pair[0], len(list(pair[1].modules())), type(pair[1]).__name__))
+    return [module for _, module in found]
+
+
+def _unwrapped(root: nn.Module) -> list[nn.Module]:
+    inner: list[nn.Module] = []
+    module: nn.Module | None = root
+    while module is not None:
+        children = module.__dict__["_modules"]
+        module = children.get("_orig_mod") or (
+            children.get("module") if type(module).__name__ in _WRAPPERS else None
+        )
+        if module is not None:
+            inner.append(module)
+    return inner
+
+
+def clean(name: str, root: nn.Module) -> str:
+    """A parameter's name without what wrappers put into it."""
+    for mark in _MARKS:
+        name = name.replace(mark, "")
+    module: nn.Module = root
+    for inner in (root, *_unwrapped(root)):
+        module = inner
+        if type(module).__name__ in _WRAPPERS:
+            name = name.removeprefix("module.")
+    return name
+
+
+def hooked(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the global step hooks see this optimizer (not a wrapper that only looks like one)."""
+    return bool(getattr(type(optimizer).step, "hooked", False))
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[tuple[int, int, torch.Tensor]]:
+    """(group, place in the group, parameter) of all that this optimizer may change."""
+    return [
+        (g, i, parameter)
+        for g, group in enumerate(optimizer.param_groups)
+        for i, parameter in enumerate(group["params"])
+    ]

@@ -1,0 +1,87 @@
+"""What this process does with tocsin: at most one training, ended when the process ends."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Final
+
+from tocsin.emitter.identity import identify, rank_of
+from tocsin.emitter.settings import CAPTURE, CaptureSettings, capture_settings
+from tocsin.emitter.training import Shape, Training
+from tocsin.emitter.wall import Wall
+from tocsin.schemas.runs import Outcome
+
+CLOSE_S: Final = 5.0
+
+
+class Session:
+    """The training of this process, from when it begins until the process ends."""
+
+    def __init__(self, environ: Mapping[str, str], wall: Wall) -> None:
+        self.wall: Final = wall
+        self.training: Training | None = None
+        self.before_end: Callable[[], None] | None = None
+        self.labels: dict[str, str] = {}
+        self._environ = environ
+        self._outcome: Outcome = "completed"
+        self._reason = ""
+        self._announced = False
+        self._pid = os.getpid()
+
+    def begin(self, place: tuple[int, int] | None = None) -> Training:
+        """A training begins; `place` is (rank, world size) where torch.distributed knows it.
+
+        Raises:
+            ConfigurationError, OSError, RuntimeError: it cannot be watched.
+        """
+        if self.training is not None:
+            return self.training
+        rank, local_rank, world_size = rank_of(self._environ)
+        if place is not None:
+            rank, world_size = place
+        identity = identify(self._environ, rank=rank, local_rank=local_rank, world_size=world_size)
+        try:
+            settings = capture_settings(self._environ.get(CAPTURE, ""))
+        except ValueError as error:
+            self.wall.switch_off("settings", f"{CAPTURE}: {error}; the defaults hold")
+            settings = CaptureSettings()
+        self.training = Training(identity, settings, self.wall, self._environ)
+        self._pid = os.getpid()
+        self._watch_the_end()
+        return self.training
+
+    def announce(self, shape: Shape) -> None:
+        """Say that the training has begun, once."""
+        if self.training is not None and not self._announced:
+            self._announced = True
+            self.training.begin(shape, self.labels)
+
+    def end(self, outcome: Outcome | None = None, *, timeout_s: float = CLOSE_S) -> None:
+        """The training is over; waits for the bus for at most `timeout_s`."""
+        training = self.training
+        if training is None or os.getpid() != self._pid:
+            return
+        if self.before_end is not None:
+            self.wall.call("end", self.before_end)
+        self.wall.call(
+            "end", training.end, outcome or self._outcome, self._reason, timeout_s=timeout_s
+        )
+
+    def _watch_the_end(self) -> None:
+        atexit.register(self.end)
+        previous = sys.excepthook
+
+        def note(
+            kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+        ) -> None:
+            interrupted = issubclass(kind, KeyboardInterrupt)
+            self._outcome = "interrupted" if interrupted else "failed"
+            # The type alone: a message may hold what must not leave the machine.
+            self._reason = kind.__name__
+            previous(kind, error, traceback)
+
+        sys.excepthook = note

@@ -1,0 +1,258 @@
+"""Tensors in, rows of statistics out.
+
+Two depths: `norms` (one reduction per tensor, each step) and `Summary` (a full row per tensor,
+every N steps). Both put all their results into one tensor first, so that a GPU is asked once and
+never waited for; on the CPU the values are there at once.
+
+Why these operations (CPU, 262k float32, ns per element): sum 0.03, vector_norm 0.07, |x| into a
+buffer and its sum 0.08, aminmax 0.08, count_nonzero 0.13; but isnan + sum 0.40, std 0.35,
+vector_norm(inf) 1.40. So non-finiteness is derived from the sum and the norm, and what is exact and
+slow runs only for a tensor that is odd.
+
+The standard deviation (over all values, not the sample's) comes from sum and norm, except where
+that would cancel: a LayerNorm weight of 1 ± 1e-3 would be 18 % wrong in float32. There it is
+computed directly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tocsin.schemas.telemetry import COUNT_COLUMNS, STATISTIC_COLUMNS, Counts, Floats
+
+Doubles = npt.NDArray[np.float64]
+
+CHUNK: Final = 1 << 18
+"""Elements that are read by all reductions while they are in the cache (CPU)."""
+
+CANCELLATION: Final = 1e-3
+"""Below this share of the mean square, a variance from sum and norm is too inexact in float32."""
+
+_PARTS: Final = 5  # sum, l2, l1, min, max
+_EXACT_CHUNK: Final = 1 << 20
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The values of a tensor as this rank holds them, flat and real; None if it has none to read
+    (meta, quantised, …).
+
+    A DTensor gives its local part, a sparse tensor the values it stores, a complex one its real and
+    imaginary parts side by side. Never a graph, and a copy only where the layout forces one.
+    """
+    local = getattr(tensor, "to_local", None)
+    if local is not None:
+        tensor = local()
+    tensor = tensor.detach()
+    if tensor.is_meta or tensor.is_quantized or tensor.layout is torch.jagged:
+        return None
+    if tensor.is_sparse:
+        tensor = tensor.coalesce().values()
+    elif tensor.layout is not torch.strided:
+        tensor = tensor.values()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    if not tensor.is_floating_point() or tensor.is_nested:
+        return None
+    if tensor.is_contiguous():
+        return tensor.view(-1)
+    if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
+        return tensor.permute(0, 2, 3, 1).view(-1)
+    if tensor.dim() == 2 and tensor.t().is_contiguous():
+        return tensor.t().view(-1)
+    return tensor.reshape(-1)
+
+
+def norms(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The L2 norm of each flat tensor, float32[len(tensors)], on the tensors' own device.
+
+    A NaN or an infinity in a tensor makes its norm so too. All must live on one device.
+    """
+    return torch.stack([_norm(tensor) for tensor in tensors])
+
+
+def _norm(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dtype is torch.float32:
+        return torch.linalg.vector_norm(tensor)
+    if tensor.dtype.itemsize == 1:  # float8 has no reductions
+        tensor = tensor.float()
+    # A float16 norm of 1e6 values near 300 is inf: sum in float32.
+    return torch.linalg.vector_norm(tensor, dtype=torch.float32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Full rows: `values[i]` are STATISTIC_COLUMNS and `counts[i]` COUNT_COLUMNS of tensor i."""
+
+    values: Floats
+    counts: Counts
+
+    @property
+    def nonfinite(self) -> npt.NDArray[np.bool_]:
+        """Which tensors have a NaN or an infinity."""
+        bad: npt.NDArray[np.bool_] = (self.counts[:, 2] + self.counts[:, 3]) > 0
+        return bad
+
+
+class Summary:
+    """Full rows of flat tensors on one device, in two steps.
+
+    `packed` is ready to be copied to the host when the constructor returns (on a GPU: queued).
+    `rows` turns the copy into statistics; on the CPU it may read the tensors once more, so it must
+    be called before they change.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors = tensors
+        self._on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
+        self._numel = np.array([tensor.numel() for tensor in tensors], np.uint64)
+        cells: list[torch.Tensor] = []
+        nonzero: list[torch.Tensor] = []
+        owner: list[int] = []
+        scratch: torch.Tensor | None = None
+        for i, tensor in enumerate(tensors):
+            n = tensor.numel()
+            if n == 0:
+                continue
+            chunks = tensor.split(CHUNK) if self._on_cpu and n > CHUNK else (tensor,)
+            for chunk in chunks:
+                x = chunk if chunk.dtype in (torch.float32, torch.float64) else chunk.float()
+                low, high = torch.aminmax(x)
+                if self._on_cpu and x.dtype is torch.float32:
+                    if scratch is None:
+                        scratch = torch.empty(
+                            min(CHUNK, int(self._numel.max())), dtype=torch.float32
+                        )
+                    l1 = torch.abs(x, out=scratch[: x.numel()]).sum()
+                else:
+                    l1 = torch.linalg.vector_norm(x, 1)
+                cells += (x.sum(), torch.linalg.vector_norm(x), l1, low, high)
+                nonzero.append(torch.count_nonzero(x))
+                owner.append(i)
+        self._owner = np.array(owner, np.int64)
+        # float64: a count of non-zeros of up to 2**53 is exact in it.
+        self.packed: torch.Tensor | None = (
+            torch.stack([cell.double() for cell in cells] + [count.double() for count in nonzero])
+            if cells
+            else None
+        )
+        if not self._on_cpu:
+            # On a GPU the tensors will have changed by the time the copy is there.
+            self._direct: torch.Tensor | None = (
+                torch.stack([_direct_std(t) for t in tensors if t.numel()]) if cells else None
+            )
+            if self._direct is not None and self.packed is not None:
+                self.packed = torch.cat((self.packed, self._direct))
+            self._tensors = ()
+
+    def rows(self, packed: Doubles) -> Rows:
+        """The statistics, from a copy of `packed` on the host."""
+        n = len(self._numel)
+        values = np.zeros((n, len(STATISTIC_COLUMNS)), np.float64)
+        counts = np.zeros((n, len(COUNT_COLUMNS)), np.uint64)
+        counts[:, 0] = self._numel
+        owner = self._owner
+        if len(owner) == 0:
+            return Rows(values.astype(np.float32), counts)
+        cells = packed[: _PARTS * len(owner)].reshape(-1, _PARTS)
+        nonzero = packed[_PARTS * len(owner) : (_PARTS + 1) * len(owner)]
+        first = np.flatnonzero(np.diff(owner, prepend=-1))
+        at = owner[first]
+        with np.errstate(all="ignore"):
+            total = np.add.reduceat(cells[:, 0], first)
+            squares = np.add.reduceat(cells[:, 1] ** 2, first)
+            l1 = np.add.reduceat(cells[:, 2], first)
+            low = np.minimum.reduceat(cells[:, 3], first)
+            high = np.maximum.reduceat(cells[:, 4], first)
+            filled = np.add.reduceat(nonzero, first)
+            size = self._numel[at].astype(np.float64)
+            mean = total / size
+            mean_square = squares / size
+            variance = mean_square - mean**2
+            odd = ~(np.isfinite(total) & np.isfinite(squares) & np.isfinite(l1))
+            cancelled = ~odd & (variance < CANCELLATION * mean_square)
+            std = np.sqrt(np.maximum(variance, 0))
+        values[at] = np.column_stack(
+            (low, high, mean, std, l1, np.sqrt(squares), np.maximum(np.abs(low), np.abs(high)))
+        )
+        counts[at, 1] = (size - filled).astype(np.uint64)
+        if self._on_cpu:
+            for i in at[cancelled]:
+                values[i, 3] = float(_direct_std(self._tensors[i]))
+            for i in at[odd]:
+                values[i], counts[i] = exact_row(self._tensors[i])
+        else:
+            values[at, 3] = packed[(_PARTS + 1) * len(owner) :]
+            _bounds(values, counts, at[odd])
+        return Rows(_to_float32(values), counts)
+
+
+def summarise(tensors: Sequence[torch.Tensor]) -> Rows:
+    """Full rows at once; on a GPU this waits for it."""
+    summary = Summary(tensors)
+    packed = summary.packed
+    return summary.rows(np.zeros(0) if packed is None else packed.cpu().numpy())
+
+
+def rows_of_norms(norm: Floats, numel: Sequence[int]) -> tuple[Floats, Counts]:
+    """What is known of tensors that are gone when their norms arrive from the GPU.
+
+    Columns `l2`, and `numel nans infs`; the counts of NaN and infinities are lower bounds: 1 where
+    there is at least one.
+    """
+    counts = np.zeros((len(norm), 3), np.uint64)
+    counts[:, 0] = numel
+    counts[:, 1] = np.isnan(norm)
+    counts[:, 2] = np.isinf(norm)
+    return np.where(np.isfinite(norm), norm, 0).astype(np.float32).reshape(-1, 1), counts
+
+
+def exact_row(tensor: torch.Tensor) -> tuple[Doubles, Counts]:
+    """One row in float64, over the finite values, with exact counts. Slow (5 ns per element)."""
+    low, high, total, squares, l1 = np.inf, -np.inf, 0.0, 0.0, 0.0
+    zeros = nans = infs = finite = 0
+    for chunk in tensor.split(_EXACT_CHUNK):
+        x = chunk.double().cpu().numpy()
+        good = x[np.isfinite(x)]
+        bad_nan = int(np.isnan(x).sum())
+        nans += bad_nan
+        infs += x.size - good.size - bad_nan
+        if good.size:
+            finite += good.size
+            low, high = min(low, float(good.min())), max(high, float(good.max()))
+            total += float(good.sum())
+            squares += float(np.dot(good, good))
+            l1 += float(np.abs(good).sum())
+            zeros += good.size - int(np.count_nonzero(good))
+    counts = np.array((tensor.numel(), zeros, nans, infs), np.uint64)
+    if finite == 0:
+        return np.zeros(len(STATISTIC_COLUMNS)), counts
+    mean = total / finite
+    std = float(np.sqrt(max(squares / finite - mean**2, 0.0)))
+    largest = max(abs(low), abs(high))
+    return np.array((low, high, mean, std, l1, float(np.sqrt(squares)), largest)), counts
+
+
+def _direct_std(tensor: torch.Tensor) -> torch.Tensor:
+    x = tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+    return torch.std(x, correction=0).double()
+
+
+def _bounds(values: Doubles, counts: Counts, odd: npt.NDArray[np.int64]) -> None:
+    """Rows with NaN or infinities whose tensors are gone: counts are lower bounds."""
+    for i in odd:
+        row = values[i]
+        is_nan = bool(np.isnan(row[0]) or np.isnan(row[1]))
+        is_inf = bool(np.isinf(row[0]) or np.isinf(row[1]))
+        counts[i, 2], counts[i, 3] = int(is_nan), int(is_inf)
+        values[i] = np.where(np.isfinite(row), row, 0)
+
+
+def _to_float32(values: Doubles) -> Floats:
+    limit = float(np.finfo(np.float32).max)
+    return np.clip(values, -limit, limit).astype(np.float32)

@@ -1,0 +1,362 @@
+"""Our hooks in torch: where they sit, and the wall around each.
+
+They are installed once, when torch is imported, and do next to nothing until the first optimizer
+step of this process: that is where a training begins. A process that never makes a step (a
+data-loader worker, torchrun's agent, an inference server) is left alone.
+
+Where they sit, and why there:
+
+- the global hooks before and after each `Optimizer.step`: no graph break under torch.compile;
+- `torch.autograd.backward`, which `Tensor.backward` calls too: the loss;
+- `GradScaler.scale` and `.update`: the loss before it was scaled, and steps that were skipped;
+- the global hooks of `Module.__call__`: a count of forward calls, and losses without a gradient;
+  they do nothing while torch.compile traces. None sits on a module of the user's: it would be
+  pickled with it;
+- the constructor of DistributedDataParallel: the rank's own gradients, before they are averaged;
+- `torch.save`.
+
+The only thing that leaves the wall is the stop, on purpose, at an edge.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch.nn.modules import loss as loss_modules
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from tocsin.emitter.losses import LocalGradients, LossBuffer, loss_of, only
+from tocsin.emitter.settings import RUN_ID
+from tocsin.emitter.wall import Wall
+
+if TYPE_CHECKING:
+    from tocsin.emitter.capture import Capture
+    from tocsin.emitter.edges import Edge
+    from tocsin.emitter.session import Session
+
+BACKWARDS_WITHOUT_STEP: Final = 16
+"""Backward calls without an optimizer step after which each is an edge; or twice as many as this
+training has ever made between two steps, where that is more."""
+
+_LOSSES: Final = frozenset(
+    kind
+    for kind in vars(loss_modules).values()
+    if isinstance(kind, type) and issubclass(kind, loss_modules._Loss)
+)
+
+
+def _say(probe: str, reason: str) -> None:
+    sys.stderr.write(f"tocsin: capture of {probe} was switched off: {reason}\n")
+
+
+class Hooks:
+    """The state behind the hooks of this process."""
+
+    def __init__(self) -> None:
+        self.wall: Final = Wall()
+        self.wall.report = _say
+        self.session: Session | None = None
+        self.capture: Capture | None = None
+        self.asleep = False
+        """True for good in a process that is not to be captured."""
+        self.forked = False
+        self.losses: Final = LossBuffer()
+        self.local: Final = LocalGradients()
+        self.stepping: list[torch.optim.Optimizer] = []
+        self.made_step = False
+        self.backwards = 0
+        self.most_backwards = 0
+        self.scaled: tuple[int, torch.Tensor] | None = None
+
+    def begin(self, optimizer: torch.optim.Optimizer) -> Capture | None:
+        """The first optimizer step of this process is about to happen."""
+        if self.session is None and not os.environ.get(RUN_ID):
+            return None
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if not distributed and (self.forked or _is_worker()):
+            self.asleep = True
+            return None
+        # Only now: these import pydantic and the bus, which most processes never need.
+        from tocsin.emitter.capture import Capture
+        from tocsin.emitter.session import Session
+
+        place = None
+        if distributed:
+            place = (torch.distributed.get_rank(), torch.distributed.get_world_size())
+        session = self.session or Session(os.environ, self.wall)
+        self.session = session
+        capture = Capture(session.begin(place), optimizer, self.losses, self.local)
+        self.capture = capture
+        session.before_end = capture.close
+        session.announce(capture.shape())
+        if capture.training.identity.world_size > 1:
+            for parameter in capture.parameters():
+                self.watch_local(parameter)
+        return capture
+
+    def watch_local(self, parameter: torch.Tensor) -> None:
+        """Look at this rank's own gradient of the parameter whenever it is complete."""
+        if parameter.requires_grad and self.local.is_new(parameter):
+            parameter.register_post_accumulate_grad_hook(_on_local_gradient)
+
+    def before_step(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
+        """In front of `Optimizer.step`."""
+        capture = self.capture or self.begin(optimizer)
+        if capture is None:
+            return
+        if self.stepping and not _is_running(self.stepping[-1]):
+            self.stepping.clear()  # a step that raised has had no end
+        self.stepping.append(optimizer)
+        if len(self.stepping) == 1 and not closure:
+            capture.gradients(optimizer)
+
+    def after_step(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> bool:
+        """Behind `Optimizer.step`; whether the training has made a step."""
+        capture = self.capture
+        if capture is None or not self.stepping:
+            return False
+        while self.stepping and self.stepping.pop() is not optimizer:
+            pass
+        if self.stepping:
+            return False  # inside the step of another optimizer, which is the one that counts
+        if closure:
+            capture.gradients(optimizer)  # the closure has computed them in the middle of the step
+        self.made_step = True
+        self.most_backwards = max(self.most_backwards, self.backwards)
+        self.backwards = 0
+        return capture.stepped(optimizer) is not None
+
+    def on_backward(self, tensors: object) -> None:
+        """In front of a backward call."""
+        scaled, self.scaled = self.scaled, None
+        unscaled = scaled[1] if scaled is not None and scaled[0] == id(only(tensors)) else None
+        loss = loss_of(tensors, unscaled)
+        if loss is not None:
+            self.losses.add(loss, begun=self.capture is not None)
+        self.backwards += 1
+        if self.capture is not None:
+            self.capture.training.evaluating = False
+
+    def on_scale(self, before: object, after: object) -> None:
+        """Behind `GradScaler.scale`."""
+        if isinstance(before, torch.Tensor) and before.numel() == 1:
+            self.scaled = (id(after), before.detach())
+
+    def on_scaler_update(self) -> bool:
+        """Behind `GradScaler.update`; whether there is a training."""
+        made_step, self.made_step = self.made_step, False
+        if self.capture is None:
+            return False
+        self.capture.scaler_updated(made_step)
+        return True
+
+    def on_forward(self, module: torch.nn.Module) -> bool:
+        """In front of a forward call; whether it is one batch of an evaluation."""
+        capture = self.capture
+        if capture is None or id(module) not in capture.roots:
+            return False
+        training = capture.training
+        training.forward_calls += 1
+        training.evaluating = not torch.is_grad_enabled()
+        return training.evaluating
+
+    def on_loss(self, value: object) -> None:
+        """Behind the forward call of a loss module without a gradient."""
+        if self.capture is None or not isinstance(value, torch.Tensor) or value.numel() != 1:
+            return
+        if value.device.type == "cpu":  # on a GPU the number would have to be waited for
+            self.capture.evaluation_loss(float(value.detach()))
+
+    def check(self, edge: Edge) -> None:
+        """An edge. Outside of the wall: raises StopTraining on purpose."""
+        if self.capture is not None:
+            self.capture.training.check(edge)
+
+
+hooks: Final = Hooks()
+"""The one of this process."""
+
+_installed = False
+
+
+def install() -> None:
+    """Put the hooks into torch; a second time does nothing."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    for place in (_optimizers, _backward, _grad_scaler, _modules, _data_parallel, _save):
+        hooks.wall.call(place.__name__.strip("_"), place)
+    os.register_at_fork(after_in_child=_in_child)
+
+
+def _optimizers() -> None:
+    register_optimizer_step_pre_hook(_before_step)
+    register_optimizer_step_post_hook(_after_step)
+
+
+def _before_step(
+    optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]
+) -> None:
+    if not hooks.asleep:
+        hooks.wall.call(
+            "gradients", hooks.before_step, optimizer, closure=_has_closure(args, kwargs)
+        )
+
+
+def _after_step(
+    optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]
+) -> None:
+    if hooks.capture is None:
+        return
+    made = hooks.wall.call("steps", hooks.after_step, optimizer, closure=_has_closure(args, kwargs))
+    # With the probe off every step of any optimizer is an edge still.
+    if made or "steps" in hooks.wall.off:
+        hooks.check("optimizer_step")
+
+
+def _has_closure(args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
+    return (len(args) > 1 and callable(args[1])) or callable(kwargs.get("closure"))
+
+
+def _backward() -> None:
+    original = torch.autograd.backward
+
+    @functools.wraps(original)
+    def backward(*args: object, **kwargs: object) -> None:
+        if not hooks.asleep:
+            tensors = args[0] if args else kwargs.get("tensors")
+            hooks.wall.call("losses", hooks.on_backward, tensors)
+        original(*args, **kwargs)
+        if hooks.backwards > max(BACKWARDS_WITHOUT_STEP, 2 * hooks.most_backwards):
+            hooks.check("backward")
+
+    torch.autograd.backward = backward
+
+
+def _grad_scaler() -> None:
+    scaler = torch.amp.grad_scaler.GradScaler
+    original_scale, original_update = scaler.scale, scaler.update
+
+    @functools.wraps(original_scale)
+    def scale(self: object, outputs: object) -> object:
+        result = original_scale(self, outputs)
+        if not hooks.asleep:
+            hooks.wall.call("scaler", hooks.on_scale, outputs, result)
+        return result
+
+    @functools.wraps(original_update)
+    def update(self: object, *args: object, **kwargs: object) -> None:
+        original_update(self, *args, **kwargs)
+        if not hooks.asleep and hooks.wall.call("scaler", hooks.on_scaler_update):
+            hooks.check("scaler_update")
+
+    scaler.scale, scaler.update = scale, update
+
+
+def _modules() -> None:
+    module = torch.nn.modules.module
+    module.register_module_forward_pre_hook(_before_forward)
+    module.register_module_forward_hook(_after_forward)
+
+
+def _before_forward(module: torch.nn.Module, args: object) -> None:
+    if torch.compiler.is_compiling() or hooks.capture is None:
+        return
+    if hooks.wall.call("forward", hooks.on_forward, module):
+        hooks.check("evaluation")
+
+
+def _after_forward(module: torch.nn.Module, args: object, result: object) -> None:
+    if type(module) not in _LOSSES or torch.compiler.is_compiling() or torch.is_grad_enabled():
+        return
+    if hooks.capture is not None:
+        hooks.wall.call("evaluation", hooks.on_loss, result)
+
+
+def _data_parallel() -> None:
+    parallel = torch.nn.parallel.DistributedDataParallel
+    original = parallel.__init__
+
+    @functools.wraps(original)
+    def construct(self: torch.nn.Module, *args: object, **kwargs: object) -> None:
+        original(self, *args, **kwargs)
+        if not hooks.asleep and os.environ.get(RUN_ID):
+            hooks.wall.call("local_gradients", _watch_all, self)
+
+    parallel.__init__ = construct
+
+
+def _watch_all(module: torch.nn.Module) -> None:
+    for parameter in module.parameters():
+        hooks.watch_local(parameter)
+
+
+def _on_local_gradient(parameter: torch.Tensor) -> None:
+    if not hooks.asleep:
+        hooks.wall.call("local_gradients", hooks.local.look, parameter)
+
+
+def _save() -> None:
+    original = torch.save
+
+    @functools.wraps(original)
+    def save(obj: object, f: object, *args: object, **kwargs: object) -> object:
+        capture = hooks.capture
+        if capture is None:
+            return original(obj, f, *args, **kwargs)
+        training, began = capture.training, time.monotonic()
+        step = training.last_step
+        training.phases.append("checkpoint")
+        try:
+            result = original(obj, f, *args, **kwargs)
+        finally:
+            if "checkpoint" in training.phases:
+                training.phases.remove("checkpoint")
+        hooks.wall.call("checkpoints", capture.saved, f, step, time.monotonic() - began)
+        return result
+
+    torch.save = save
+    torch.serialization.save = save
+
+
+def _in_child() -> None:
+    # The sender's thread is not in a forked child, and the child is not a rank; unless it becomes
+    # one with a process group of its own. What it inherited is kept: closing a copied SQLite
+    # connection could disturb the parent's.
+    hooks.forked = True
+    _inherited.append((hooks.session, hooks.capture))
+    hooks.session, hooks.capture = None, None
+    hooks.stepping.clear()
+    hooks.losses.take()
+    hooks.local.clear()
+    hooks.wall.report = _say
+
+
+_inherited: Final[list[tuple[Session | None, Capture | None]]] = []
+
+
+def _is_worker() -> bool:
+    """Whether this is a child of multiprocessing, or a worker of a data loader."""
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and process.parent_process() is not None
+
+
+def _is_running(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step of this optimizer is on the stack."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "wrapper" and frame.f_locals.get("self") is optimizer:
+            return True
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return False

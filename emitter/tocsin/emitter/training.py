@@ -1,0 +1,274 @@
+"""One training of this process: its identity, its sender, its life from the first step to the end.
+
+Knows nothing of torch. Capture adds the numbers, `start()` the user's own.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Literal, TypedDict
+
+from tocsin.bus.port import Bus
+from tocsin.bus.urls import open_bus
+from tocsin.emitter import edges, facts, stop_command
+from tocsin.emitter.identity import Identity
+from tocsin.emitter.outbox import StepRow
+from tocsin.emitter.sender import FLUSH_S, Address, Sender
+from tocsin.emitter.settings import (
+    BUS,
+    DEFAULT_BUS,
+    DEFAULT_PREFIX,
+    HEARTBEAT_S,
+    LABELS,
+    PREFIX,
+    CaptureSettings,
+    parse_labels,
+)
+from tocsin.emitter.wall import Wall
+from tocsin.schemas.events import Data, clip
+from tocsin.schemas.runs import (
+    CaptureDegraded,
+    CaptureFigures,
+    Group,
+    Heartbeat,
+    Outcome,
+    PhaseMark,
+    RunEnded,
+    RunStarted,
+)
+from tocsin.schemas.telemetry import TensorFrame
+from tocsin.schemas.topics import Topics
+
+
+class _Who(TypedDict):
+    run_id: str
+    incarnation: str
+    rank: int
+    world_size: int
+
+
+class Shape(TypedDict, total=False):
+    """What is known of the model and its optimizer when the training begins."""
+
+    optimizer: str | None
+    optimizers: int
+    groups: tuple[Group, ...]
+    tensors: int
+    parameters: int
+    versions: Mapping[str, str | None]
+
+
+class Training:
+    """A training under way. Counts steps; `next_step` is the one in progress, from 0."""
+
+    def __init__(
+        self, identity: Identity, settings: CaptureSettings, wall: Wall, environ: Mapping[str, str]
+    ) -> None:
+        """Start the sender's thread. Raises ConfigurationError, RuntimeError."""
+        self.identity: Final = identity
+        self.settings: Final = settings
+        self.wall: Final = wall
+        self.speaker: Final = identity.speaker
+        self.next_step = 0
+        self.forward_calls = 0
+        self.calls_at_step = 0
+        self.evaluating = False
+        self.phases: list[str] = []
+        self.left = False
+        self._labels = parse_labels(environ.get(LABELS, ""))
+        self._wall_before = 0.0
+        self._began = time.monotonic()
+        self._stepping_s = 0.0
+        self._ended = False
+        self.sender: Final = Sender(
+            bus_opener(environ.get(BUS)),
+            Address(
+                topics=Topics(environ.get(PREFIX, DEFAULT_PREFIX)),
+                speaker=self.speaker,
+                source=f"/runs/{identity.run_id}/ranks/{identity.rank}",
+                create_topics=not environ.get(BUS, DEFAULT_BUS).startswith("kafka:"),
+            ),
+            heartbeat=self.heartbeat,
+            heartbeat_s=HEARTBEAT_S,
+        )
+        self.sender.start()
+        wall.report = self._report
+
+    @property
+    def who(self) -> _Who:
+        """The fields that each event of a run begins with."""
+        return {
+            "run_id": self.identity.run_id,
+            "incarnation": self.identity.incarnation,
+            "rank": self.identity.rank,
+            "world_size": self.identity.world_size,
+        }
+
+    @property
+    def last_step(self) -> int | None:
+        """The last finished step; None before it."""
+        return self.next_step - 1 if self.next_step else None
+
+    def begin(self, shape: Shape, labels: Mapping[str, str]) -> None:
+        """Say that it has begun, and listen for stops."""
+        self.emit(self._started(shape, labels))
+        for probe, reason in list(self.wall.off.items()):
+            self._report(probe, reason)
+        self.wall.call(
+            "stop",
+            edges.started,
+            self.speaker,
+            self.emit,
+            flush=self.sender.flush,
+            local_rank=self.identity.local_rank,
+            restart_count=self.identity.restart_count,
+            training=self.identity.training,
+        )
+
+    def emit(self, data: Data) -> None:
+        """Put an event on the telemetry topic; never waits."""
+        self.sender.say(data)
+
+    def row(
+        self, columns: Sequence[str], values: Sequence[float], *, step: int | None = None
+    ) -> None:
+        """Send scalars of the user's own; never waits."""
+        at = self.next_step if step is None else step
+        now_us = time.time_ns() // 1000
+        self.sender.row(StepRow(at, now_us, tuple(columns), tuple(values)))
+
+    def frame(self, frame: TensorFrame, *, urgent: bool = False) -> None:
+        """Send a summary; never waits."""
+        self.sender.frame(frame, urgent=urgent)
+
+    def stepped(self, step_time_s: float | None) -> int:
+        """Count a step of the primary optimizer; return its number."""
+        step = self.next_step
+        self.next_step = step + 1
+        self.calls_at_step = self.forward_calls
+        self.evaluating = False
+        if step <= 1:
+            # The first step pays for imports and names once: that is not what watching costs.
+            self._wall_before = self.wall.seconds
+        elif step_time_s is not None:
+            self._stepping_s += step_time_s
+        return step
+
+    def check(self, edge: edges.Edge) -> None:
+        """An edge where the loop may be left; not for the wall: raises StopTraining on purpose."""
+        try:
+            edges.check(edge, max(0, self.next_step - 1))
+        except edges.StopTraining:
+            self.left = True
+            raise
+
+    def phase(self, name: str, edge: str, duration_s: float | None = None) -> None:
+        """Mark the begin or the end of a phase."""
+        if edge == "begin":
+            self.phases.append(name)
+            mark = PhaseMark(**self.who, name=clip(name, 100), edge="begin", step=self.last_step)
+        else:
+            if name in self.phases:
+                self.phases.remove(name)
+            mark = PhaseMark(
+                **self.who,
+                name=clip(name, 100),
+                edge="end",
+                step=self.last_step,
+                duration_s=duration_s,
+            )
+        self.emit(mark)
+
+    def figures(self) -> CaptureFigures:
+        """What watching has cost so far, and what it sent."""
+        spent = self.wall.seconds - self._wall_before
+        lasted = self._stepping_s
+        return CaptureFigures(
+            overhead_percent=round(100 * spent / lasted, 3) if lasted > 0 else 0.0,
+            records=self.sender.records,
+            dropped=self.sender.dropped,
+            degraded=tuple(
+                clip(f"{probe}: {reason}", 500) for probe, reason in self.wall.off.items()
+            ),
+        )
+
+    def heartbeat(self) -> Heartbeat:
+        """That this rank lives; called on the sender's thread."""
+        busy = self.phases[-1] if self.phases else ("evaluation" if self.evaluating else None)
+        return Heartbeat(
+            **self.who,
+            last_step=self.last_step,
+            steps_in_flight=self.forward_calls > self.calls_at_step,
+            busy=None if busy is None else clip(busy, 100),
+            forward_calls=self.forward_calls,
+            capture=self.figures(),
+        )
+
+    def end(self, outcome: Outcome, reason: str = "", *, timeout_s: float = FLUSH_S) -> None:
+        """Say that it is over, wait for acknowledgement up to `timeout_s`, and stop sending."""
+        if self._ended:
+            return
+        self._ended = True
+        if self.left:
+            outcome = "stopped"
+        self.emit(
+            RunEnded(
+                **self.who,
+                outcome=outcome,
+                reason=clip(reason),
+                last_step=self.last_step,
+                duration_s=time.monotonic() - self._began,
+                capture=self.figures(),
+            )
+        )
+        self.sender.close(timeout_s)
+        edges.finished()
+
+    def _started(self, shape: Shape, labels: Mapping[str, str]) -> RunStarted:
+        return RunStarted(
+            **self.who,
+            job_id=self.identity.job_id,
+            restart_count=self.identity.restart_count,
+            training=self.identity.training,
+            labels={**self._labels, **labels},
+            node=socket.gethostname()[:255],
+            pid=os.getpid(),
+            command=facts.command_line(sys.orig_argv),
+            folder=clip(str(facts.working_folder())),
+            git_commit=facts.git_commit(facts.script_folder())
+            or facts.git_commit(facts.working_folder()),
+            versions=facts.versions(shape.get("versions", {})),
+            optimizer=shape.get("optimizer"),
+            optimizers=shape.get("optimizers", 0),
+            groups=shape.get("groups", ()),
+            tensors=shape.get("tensors", 0),
+            parameters=shape.get("parameters", 0),
+            collections=self.settings.collections,
+            heartbeat_s=HEARTBEAT_S,
+            stop=stop_state(os.environ),
+        )
+
+    def _report(self, probe: str, reason: str) -> None:
+        self.emit(
+            CaptureDegraded(
+                **self.who, probe=clip(probe, 100), reason=clip(reason, 500), step=self.last_step
+            )
+        )
+
+
+def stop_state(environ: Mapping[str, str]) -> Literal["trusted_key", "no_trusted_key", "off"]:
+    """Whether this process would obey a stop."""
+    if environ.get(stop_command.STOP) == "off":
+        return "off"
+    keys = stop_command.read_keys(stop_command.trusted_paths(environ))
+    return "trusted_key" if keys else "no_trusted_key"
+
+
+def bus_opener(url: str | None) -> Callable[[], Bus]:
+    """Opens the bus of that URL, again and again; a relative path means today's working folder."""
+    folder = facts.working_folder()
+    return lambda: open_bus(url, folder=folder, explicit=url is not None)
