@@ -113,10 +113,10 @@ class HelperProcess:
         """Order it to finish."""
         self._order(f"drain {timeout_s:g}")
 
-    async def drained(self) -> int | None:
-        """Wait until it has exited after `drain`; its exit code."""
-        await self._done.wait()
-        return self.returncode
+    @property
+    def has_drained(self) -> bool:
+        """Whether it has exited as `drain` asked; `returncode` then says whether all is done."""
+        return self._done.is_set()
 
     async def close(self, timeout_s: float) -> None:
         """Let go of it: EOF, and SIGKILL if it is still there after `timeout_s`."""

@@ -73,12 +73,3 @@ def job_environment(
     searched = base.get("PYTHONPATH")
     environ["PYTHONPATH"] = os.pathsep.join([str(HOOK_FOLDER), *([searched] if searched else [])])
     return environ
-
-
-def restart_count(environ: Mapping[str, str]) -> int:
-    """How often a scheduler has started this job before."""
-    for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"):
-        value = environ.get(name, "")
-        if value.isdigit():
-            return int(value)
-    return 0

@@ -1,0 +1,123 @@
+"""The launcher's few lines for people: pure text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tocsin.schemas.control import (
+    StopAcknowledged,
+    StopEscalated,
+    StopExited,
+    StopRefused,
+)
+from tocsin.schemas.deliveries import Delivery
+from tocsin.schemas.events import Data
+from tocsin.schemas.issues import Issue
+from tocsin.schemas.runs import CaptureFigures
+
+PREFIX = "tocsin: "
+
+
+def issue_line(issue: Issue) -> str:
+    """One line: severity, rule, where first, why."""
+    if issue.state == "resolved":
+        return f"resolved: {issue.rule}: {issue.reason}"
+    where = []
+    if issue.first_step is not None:
+        where.append(f"step {issue.first_step:,}")
+    if issue.first_rank is not None and issue.world_size > 1:
+        where.append(f"rank {issue.first_rank}")
+    where.append(issue.subject.name)
+    return f"{issue.severity}: {issue.rule} at {', '.join(where)}: {one_line(issue.reason)}"
+
+
+def delivery_line(delivery: Delivery) -> str | None:
+    """What became of a notice; None while nothing has, and for stops: those have their own."""
+    if not delivery.final or delivery.kind == "stop":
+        return None
+    return f"  {delivery.rule} -> {delivery.action}: {delivery.state} ({one_line(delivery.reason)})"
+
+
+def stop_line(data: Data, *, reason: str = "") -> str | None:
+    """How a stop goes on; None for what needs no line."""
+    match data:
+        case StopAcknowledged():
+            return f"  stopping the job: {one_line(reason)}"
+        case StopEscalated():
+            return f"  {data.how} to the job: {one_line(data.reason)}"
+        case StopExited(how="itself"):
+            return f"  the job had ended by itself with {data.exit_code} when the stop came"
+        case StopExited():
+            how = "at an edge of its loop" if data.how == "edge" else f"by {data.how}"
+            return f"  the job is stopped: it left {how}"
+        case StopRefused():
+            return f"a stop was refused ({data.why}): {one_line(data.reason)}"
+        case _:
+            return None
+
+
+def end_line(steps: int, issues: int, capture: CaptureFigures | None) -> str:
+    """`1,200 steps watched, 0 issues, overhead 0.3 %`."""
+    watched = "no training seen" if steps == 0 else f"{_count(steps, 'step')} watched"
+    line = f"{watched}, {_count(issues, 'issue')}"
+    if capture is not None and steps:
+        line += f", overhead {capture.overhead_percent:.1f} %"
+        if capture.dropped:
+            line += f", {_count(capture.dropped, 'record')} dropped"
+    return line
+
+
+def left_over_line(
+    open_deliveries: Sequence[Delivery], ended: bool, drain_s: float, bus_url: str, embedded: bool
+) -> str:
+    """What was not done when the drain was over, and how to finish it."""
+    if not ended:
+        how = (
+            f"`tocsin rules --bus {bus_url}` goes on with it"
+            if embedded
+            else f"look whether `tocsin rules` runs on {bus_url}"
+        )
+        return f"the rules have not seen the end of this run within {drain_s:g} s; {how}"
+    names = ", ".join(sorted({delivery.action for delivery in open_deliveries}))
+    count = _count(len(open_deliveries), "delivery", "deliveries")
+    what = f"{count} not final ({names})" if open_deliveries else "deliveries may be left"
+    return f"{what} after {drain_s:g} s; `tocsin actions --bus {bus_url}` finishes what is left"
+
+
+def unheard_line(interpreter: str | None) -> str:
+    """The hook never spoke, though the job ran."""
+    who = f"{interpreter} has" if interpreter else "the job's python has"
+    return (
+        f"nothing was heard from the job: {who} no tocsin, or runs with -I or -E, which ignore "
+        "PYTHONPATH; try installing tocsin there, or tocsin.emitter.start() in the script"
+    )
+
+
+def unwatched_line(reason: str) -> str:
+    """Loud: nobody watches."""
+    return f"NOT WATCHING: {one_line(reason)}; the job runs without tocsin"
+
+
+def one_line(text: str) -> str:
+    """Line breaks would lose the prefix."""
+    return " ".join(text.split())
+
+
+def interpreter_of(command: Sequence[str]) -> str | None:
+    """The interpreter that CMD seems to use, from its name or the script's first line."""
+    name = Path(command[0]).name
+    if name.startswith(("python", "pypy")):
+        return command[0]
+    try:
+        with open(command[0], "rb") as file:
+            first = file.readline(200)
+    except OSError:
+        return None
+    if first.startswith(b"#!") and b"python" in first:
+        return first[2:].decode(errors="replace").strip()
+    return None
+
+
+def _count(number: int, one: str, many: str | None = None) -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -1,0 +1,257 @@
+"""One ear per node for the commands to a run: reads the control topic, judges, hands over.
+
+A listener reads its run's control partition from the start. What it finds there from before its own
+time was for a predecessor, unless it names the present incarnation; it is not answered, since the
+predecessor's own listener did. Everything else is obeyed or answered with a refusal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, Protocol
+
+from tocsin.bus.port import EARLIEST, Bus, BusError, Partition, Reader, Record
+from tocsin.emitter import link
+from tocsin.emitter.edges import Emit
+from tocsin.emitter.launcher_voice import wall_ms
+from tocsin.emitter.members import Members
+from tocsin.emitter.process_group import process_lives
+from tocsin.emitter.stop_command import (
+    STOP,
+    Facts,
+    Memory,
+    SignedCommand,
+    Verdict,
+    decide,
+    read_keys,
+    trusted_paths,
+)
+from tocsin.schemas.control import StopRefused, StopRequested
+from tocsin.schemas.events import clip
+from tocsin.schemas.telemetry import Speaker
+from tocsin.schemas.topics import Topics, issue_partition
+from tocsin.schemas.wire import read_signature
+
+logger = logging.getLogger(__name__)
+
+ANSWERED: Final = 100
+"""Refusals that one listener answers on the bus; further ones are counted only."""
+
+_POLL_S: Final = 5.0
+_PAUSE_S: Final = 0.5
+
+
+class Hands(Protocol):
+    """Does what the listener decides; called on its loop, must not wait."""
+
+    def facts(self) -> Facts:
+        """What the decision is taken by, now."""
+        ...
+
+    def obey(self, signed: SignedCommand, command: StopRequested) -> None:
+        """Stop: the one effect of this incarnation."""
+        ...
+
+    def join(self, command: StopRequested) -> None:
+        """Another good command while a stop of this incarnation is under way or done."""
+        ...
+
+    def missed(self, command: StopRequested, why: str) -> None:
+        """A good command, but what it was to stop has ended."""
+        ...
+
+    def refuse(self, verdict: Verdict) -> None:
+        """Answer with a refusal. Not called more than `ANSWERED` times."""
+        ...
+
+
+class Listener:
+    """Reads and judges commands to one run."""
+
+    def __init__(
+        self, topics: Topics, run_id: str, hands: Hands, *, now_ms: Callable[[], int] = wall_ms
+    ) -> None:
+        self.counts: Final[Counter[str]] = Counter()
+        self.ready: Final = threading.Event()
+        self._partition = Partition(topics.control, issue_partition(run_id))
+        self._prefix = f"{run_id}/".encode()
+        self._hands = hands
+        self._now_ms = now_ms
+        self._memory = Memory()
+        self._refused = 0
+
+    async def listen(self, bus: Bus) -> None:
+        """Read for ever. Sets `ready` once it knows what was there before. Raises UnknownTopic."""
+        reader = await bus.reader({self._partition: EARLIEST})
+        try:
+            before = (await reader.ends([self._partition]))[self._partition]
+            self.ready.set()
+            await self._read(reader, before)
+        finally:
+            await reader.close()
+
+    async def _read(self, reader: Reader, before: int) -> None:
+        while True:
+            try:
+                records = await reader.poll(timeout_s=_POLL_S)
+            except BusError:
+                logger.warning("the control topic cannot be read now", exc_info=True)
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            for record in records:
+                self.take(record, earlier=record.offset < before)
+
+    def take(self, record: Record, *, earlier: bool = False) -> Verdict | None:
+        """Judge one record and act on it; None if it is not a stop command to this run."""
+        if record.value is None or not record.key.startswith(self._prefix):
+            return None
+        if not record.key.endswith(b"/stop"):
+            return None
+        signed = SignedCommand(record.key, record.value, read_signature(record.headers))
+        verdict = decide(signed, self._hands.facts(), self._memory, self._now_ms())
+        self.counts[verdict.reason] += 1
+        command = verdict.command
+        if command is not None and verdict.reason != "repeated":
+            self._memory.note(signed, command)
+        if verdict.why is not None:
+            if not earlier and self._refused < ANSWERED:
+                self._refused += 1
+                self._hands.refuse(verdict)
+        elif command is not None:
+            self._act(verdict.reason, verdict.text, signed, command)
+        return verdict
+
+    def _act(self, reason: str, text: str, signed: SignedCommand, command: StopRequested) -> None:
+        if reason == "obey":
+            self._memory.obey(command)
+            self._hands.obey(signed, command)
+        elif reason == "already_stopping":
+            self._hands.join(command)
+        elif reason == "already_ended":
+            self._hands.missed(command, text)
+
+
+class ThreadListener:
+    """The listener of a node without a launcher: a daemon thread of local rank 0 (`start()`).
+
+    It hands commands to the ranks of its node that said hello to `folder`/launcher.sock. It never
+    escalates: `on_obeyed` tells somebody who can. Ranks answer for themselves; refusals go through
+    `emit`.
+    """
+
+    def __init__(
+        self,
+        open_bus: Callable[[], Bus],
+        topics: Topics,
+        speaker: Speaker,
+        emit: Emit,
+        folder: Path,
+        *,
+        environ: Mapping[str, str] = os.environ,
+        on_obeyed: Callable[[StopRequested], None] | None = None,
+    ) -> None:
+        """Bind the socket, so that ranks can say hello from now on. Raises OSError."""
+        self.members: Final = Members(speaker.incarnation, process_lives)
+        self.listener: Final = Listener(topics, speaker.run_id, self)
+        self._endpoint = link.Endpoint(folder / link.LAUNCHER_SOCKET)
+        self._open_bus = open_bus
+        self._speaker = speaker
+        self._emit = emit
+        self._environ = environ
+        self._on_obeyed = on_obeyed
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tocsin-listener", daemon=True)
+
+    @property
+    def socket(self) -> Path:
+        """Where ranks say hello: the value of TOCSIN_LAUNCHER for them."""
+        return self._endpoint.path
+
+    def start(self) -> None:
+        """Begin to listen; does not wait."""
+        self._thread.start()
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Stop listening; waits for at most `timeout_s`."""
+        self._closed.set()
+        loop, task = self._loop, self._task
+        if loop is not None and task is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(task.cancel)
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        self._endpoint.close()
+
+    def facts(self) -> Facts:
+        """See Hands."""
+        return Facts(
+            self._speaker.run_id,
+            self.members.incarnation,
+            read_keys(trusted_paths(self._environ)),
+            stops_off=self._environ.get(STOP) == "off",
+        )
+
+    def obey(self, signed: SignedCommand, command: StopRequested) -> None:
+        """See Hands."""
+        for trainer in self.members.living(command.incarnation):
+            link.send(trainer.socket, signed.message())
+        if self._on_obeyed is not None:
+            self._on_obeyed(command)
+
+    def join(self, command: StopRequested) -> None:
+        """See Hands. The stop under way is the one effect."""
+
+    def missed(self, command: StopRequested, why: str) -> None:
+        """See Hands. It listens only while its training runs."""
+
+    def refuse(self, verdict: Verdict) -> None:
+        """See Hands."""
+        why = verdict.why
+        if why is None:
+            return
+        speaker = self._speaker
+        self._emit(
+            StopRefused(
+                run_id=speaker.run_id,
+                incarnation=self.members.incarnation,
+                rank=speaker.rank,
+                world_size=speaker.world_size,
+                command_id=verdict.command_id,
+                why=why,
+                reason=clip(verdict.text, 500),
+            )
+        )
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except asyncio.CancelledError:
+            pass
+        except Exception:
+            # The wall of this thread: the training goes on; no stop reaches it any more.
+            logger.warning("no stop can reach this run from now on", exc_info=True)
+
+    async def _main(self) -> None:
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        self._loop.add_reader(self._endpoint.fileno(), self._hellos)
+        try:
+            while not self._closed.is_set():
+                try:
+                    async with self._open_bus() as bus:
+                        await self.listener.listen(bus)
+                except BusError:
+                    logger.warning("the bus cannot be read for stops now", exc_info=True)
+                    await asyncio.sleep(_PAUSE_S)
+        finally:
+            self._loop.remove_reader(self._endpoint.fileno())
+
+    def _hellos(self) -> None:
+        for message in self._endpoint.drain():
+            self.members.heard(message)

@@ -1,0 +1,55 @@
+"""Runs `launch` in a process of its own, as `tocsin run` does, with options from the command line.
+
+    python -m support.launching FOLDER [key=value…] -- CMD…
+
+FOLDER gets the bus file, the summary and the observed records. Keys: run_id, drain_s, stop, quiet,
+helper (a shell line), require_bus, bus (a URL).
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import uuid
+from pathlib import Path
+
+from tocsin.bus.urls import open_bus
+from tocsin.emitter.launcher import launch
+from tocsin.emitter.plan import LaunchPlan
+from tocsin.schemas.events import Data
+
+
+def main(arguments: list[str]) -> int:
+    """Build a plan and launch it."""
+    cut = arguments.index("--")
+    folder = Path(arguments[0])
+    options = dict(argument.split("=", 1) for argument in arguments[1:cut])
+    url = options.get("bus", f"embedded:{folder / 'bus.db'}")
+    observed = folder / "observed.jsonl"
+
+    def observe(data: Data, at_ms: int) -> None:
+        line = {"type": data.event_type, "at_ms": at_ms, "data": data.model_dump(mode="json")}
+        with observed.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    plan = LaunchPlan(
+        command=tuple(arguments[cut + 1 :]),
+        run_id=options.get("run_id", "r1"),
+        job_id=options.get("job_id", str(uuid.uuid4())),
+        bus_url=url,
+        open_bus=lambda: open_bus(url),
+        stop=options.get("stop", "on") == "on",
+        drain_s=float(options.get("drain_s", "0.2")),
+        quiet=options.get("quiet") == "yes",
+        summary=folder / "summary.json",
+        require_bus=options.get("require_bus") == "yes",
+        helper=tuple(shlex.split(options.get("helper", ""))),
+        helper_log=folder / "helper.log",
+        observe=observe,
+    )
+    return launch(plan)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

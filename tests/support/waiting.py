@@ -1,0 +1,23 @@
+"""Waiting for a condition, with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+
+def wait_until(condition: Callable[[], object], *, timeout_s: float = 10.0) -> None:
+    """Look every 10 ms until `condition()` is true. Raises AssertionError after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s"
+        time.sleep(0.01)
+
+
+async def until(condition: Callable[[], object], *, timeout_s: float = 10.0) -> None:
+    """The same on an event loop."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s"
+        await asyncio.sleep(0.01)

@@ -1,0 +1,315 @@
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from support.stops import StopSigner
+from support.waiting import wait_until
+from tocsin.emitter import edges, link
+from tocsin.emitter.agreement import Agreement
+from tocsin.emitter.edges import Rank, StopTraining
+from tocsin.schemas.control import StopAcknowledged, StopLeft, StopRefused
+from tocsin.schemas.events import Data
+from tocsin.schemas.runs import CaptureDegraded
+from tocsin.schemas.telemetry import Speaker
+
+SPEAKER = Speaker(run_id="r1", incarnation="i1")
+
+
+@dataclass
+class Place:
+    """A launcher's side: its socket, a signer that is trusted, and what a rank emitted."""
+
+    launcher: link.Endpoint
+    signer: StopSigner
+    said: list[Data] = field(default_factory=list)
+    flushed: list[float] = field(default_factory=list)
+
+    def of(self, kind: type[Data]) -> list[Data]:
+        return [data for data in self.said if isinstance(data, kind)]
+
+    def heard(self, kind: str) -> link.Message:
+        found: list[link.Message] = []
+
+        def look() -> bool:
+            found.extend(each for each in self.launcher.drain() if each["kind"] == kind)
+            return bool(found)
+
+        wait_until(look)
+        return found[0]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    signer = StopSigner()
+    signer.key.write(tmp_path / "keys" / "actions.key")
+    launcher = link.Endpoint(tmp_path / "launcher.sock")
+    monkeypatch.setenv("TOCSIN_STOP_KEYS", str(tmp_path / "keys"))
+    monkeypatch.setenv("TOCSIN_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("TOCSIN_LAUNCHER", str(launcher.path))
+    monkeypatch.delenv("TOCSIN_STOP", raising=False)
+    yield Place(launcher, signer)
+    edges.finished()
+    launcher.close()
+
+
+def start(place: Place, speaker: Speaker = SPEAKER) -> Rank:
+    return edges.started(speaker, place.said.append, flush=place.flushed.append, training=2)
+
+
+def test_checking_costs_nothing_without_a_training() -> None:
+    edges.check("optimizer_step", 0)
+    edges.finished()
+
+
+def test_a_rank_says_hello_and_goodbye(place: Place) -> None:
+    rank = start(place)
+    hello = place.heard("hello")
+    assert hello["role"] == "trainer"
+    assert hello["pid"] == os.getpid()
+    assert (hello["incarnation"], hello["training"]) == ("i1", 2)
+    assert rank.socket is not None
+    assert hello["socket"] == str(rank.socket)
+    edges.check("optimizer_step", 41)
+    edges.finished()
+    assert place.heard("finished")["step"] == 41
+    wait_until(lambda: not Path(str(hello["socket"])).exists())
+
+
+def test_a_verified_stop_is_raised_at_the_next_edge(place: Place) -> None:
+    rank = start(place)
+    edges.check("optimizer_step", 7)
+    command = place.signer.command("r1", "i1")
+    assert rank.socket is not None
+    link.send(rank.socket, place.signer.sign(command).message())
+    wait_until(lambda: rank.awake)
+    with pytest.raises(StopTraining) as caught:
+        edges.check("scaler_update", 8)
+    assert caught.value.code == 79
+    assert str(caught.value) == "training stopped by tocsin at step 8: a test says so"
+    assert caught.value._render_traceback_() == [str(caught.value)]
+    (acknowledged,) = place.of(StopAcknowledged)
+    assert isinstance(acknowledged, StopAcknowledged)
+    assert (acknowledged.command_id, acknowledged.step) == (command.command_id, 7)
+    (left,) = place.of(StopLeft)
+    assert isinstance(left, StopLeft)
+    assert (left.step, left.edge, left.issue_id) == (8, "scaler_update", "issue-1")
+    assert place.heard("left")["step"] == 8
+    assert place.flushed == [edges.FLUSH_S]
+
+
+def test_a_loop_that_swallows_the_stop_is_left_at_the_next_edge_again(place: Place) -> None:
+    rank = start(place)
+    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    for step in (1, 2):
+        with pytest.raises(StopTraining):
+            edges.check("optimizer_step", step)
+    assert len(place.of(StopLeft)) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"run_id": "r2"}, "other_run"),
+        ({"incarnation": "i0"}, "other_incarnation"),
+        ({"not_after_ms": 1}, "expired"),
+    ],
+)
+def test_each_rank_judges_for_itself(place: Place, change: dict[str, object], why: str) -> None:
+    rank = start(place)
+    command = place.signer.command("r1", "i1").model_copy(update=change)
+    rank.hear(place.signer.sign(command))
+    rank.hear(place.signer.sign(command))
+    edges.check("optimizer_step", 1)
+    (refused,) = place.of(StopRefused)
+    assert isinstance(refused, StopRefused)
+    assert refused.why == why
+    assert rank.refused[why] == 2
+
+
+def test_a_forged_datagram_stops_nothing(place: Place) -> None:
+    rank = start(place)
+    rank.hear(StopSigner().sign(place.signer.command("r1", "i1")))
+    edges.check("optimizer_step", 1)
+    assert rank.refused["untrusted_key"] == 1
+
+
+def test_stops_can_be_off(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOCSIN_STOP", "off")
+    rank = start(place)
+    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    edges.check("optimizer_step", 1)
+    assert rank.refused["stops_off"] == 1
+
+
+def test_rubbish_on_the_socket_does_not_end_the_listening(place: Place) -> None:
+    rank = start(place)
+    assert rank.socket is not None
+    link.send(rank.socket, {"kind": "stop", "key": "?", "value": 3})
+    link.send(rank.socket, {"kind": "surprise"})
+    link.send(rank.socket, place.signer.sign(place.signer.command("r1", "i1")).message())
+    wait_until(lambda: rank.awake)
+
+
+def test_an_emitter_that_fails_does_not_hold_up_the_stop(place: Place) -> None:
+    def failing(_timeout_s: float) -> None:
+        raise RuntimeError("the bus is gone")
+
+    rank = edges.started(SPEAKER, place.said.append, flush=failing)
+    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    with pytest.raises(StopTraining):
+        edges.check("optimizer_step", 1)
+
+
+def test_a_forked_worker_is_not_a_rank(place: Place) -> None:
+    rank = start(place)
+    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            edges.check("optimizer_step", 1)
+            edges.finished()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    assert rank.socket is not None
+    assert rank.socket.exists()
+
+
+@dataclass
+class Peers:
+    """The other ranks, as a test wants them: each round's maximum, and whether it is there."""
+
+    answers: Callable[[int, int], tuple[int, int]] = lambda heard, interval: (heard, interval)
+    ready: bool = True
+    rounds: list[tuple[int, int]] = field(default_factory=list)
+
+    def start(self, heard: int, interval: int) -> PeersRound:
+        self.rounds.append((heard, interval))
+        return PeersRound(self, self.answers(heard, interval))
+
+
+@dataclass
+class PeersRound:
+    peers: Peers
+    value: tuple[int, int]
+
+    def done(self) -> bool:
+        return self.peers.ready
+
+    def result(self) -> tuple[int, int]:
+        return self.value
+
+
+class Ticking:
+    """A clock that goes on by `step_s` at each look."""
+
+    def __init__(self, step_s: float) -> None:
+        self.now_s = 0.0
+        self.step_s = step_s
+
+    def __call__(self) -> float:
+        self.now_s += self.step_s
+        return self.now_s
+
+
+def rank_with(place: Place, agreement: Agreement) -> Rank:
+    return Rank(
+        Speaker(run_id="r1", incarnation="i1", world_size=2), place.said.append, agreed=agreement
+    )
+
+
+def test_ranks_leave_one_edge_after_the_round_that_said_so(place: Place) -> None:
+    peers = Peers()
+    rank = rank_with(place, Agreement(peers, clock=Ticking(1.0)))
+    rank.at_edge("optimizer_step", 0)
+    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    rank.at_edge("optimizer_step", 1)
+    with pytest.raises(StopTraining):
+        rank.at_edge("optimizer_step", 2)
+    assert [heard for heard, _ in peers.rounds] == [0, 1]
+    rank.close()
+
+
+def test_a_rank_that_heard_nothing_leaves_with_the_others(place: Place) -> None:
+    peers = Peers(answers=lambda heard, interval: (1, interval))
+    rank = rank_with(place, Agreement(peers))
+    rank.at_edge("optimizer_step", 0)
+    with pytest.raises(StopTraining, match="another rank"):
+        rank.at_edge("optimizer_step", 1)
+    rank.close()
+
+
+def test_rounds_become_rare_where_steps_are_short() -> None:
+    peers = Peers()
+    agreement = Agreement(peers, clock=Ticking(0.001))
+    for _ in range(1_000):
+        assert not agreement.at_edge(False)
+    assert agreement.broken is None
+    assert len(peers.rounds) < 60
+
+
+def test_ranks_that_do_not_step_alike_leave_at_their_own_edges(place: Place) -> None:
+    peers = Peers(ready=False)
+    rank = rank_with(place, Agreement(peers, clock=Ticking(0.3)))
+    rank.at_edge("optimizer_step", 0)
+    rank.at_edge("optimizer_step", 1)
+    (degraded,) = place.of(CaptureDegraded)
+    assert isinstance(degraded, CaptureDegraded)
+    assert "do not step alike" in degraded.reason
+    rank.at_edge("optimizer_step", 2)
+    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    with pytest.raises(StopTraining):
+        rank.at_edge("optimizer_step", 3)
+    assert len(peers.rounds) == 1
+    rank.close()
+
+
+def test_a_rank_that_heard_does_not_wait_for_ever(place: Place) -> None:
+    peers = Peers(ready=False)
+    rank = rank_with(place, Agreement(peers, clock=Ticking(1.0)))
+    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    rank.at_edge("optimizer_step", 0)
+    with pytest.raises(StopTraining):
+        rank.at_edge("optimizer_step", 1)
+    rank.close()
+
+
+def test_a_broken_group_ends_the_agreement(place: Place) -> None:
+    def broken(_heard: int, _interval: int) -> tuple[int, int]:
+        raise RuntimeError("Connection closed by peer")
+
+    rank = rank_with(place, Agreement(Peers(answers=broken)))
+    rank.at_edge("optimizer_step", 0)
+    (degraded,) = place.of(CaptureDegraded)
+    assert isinstance(degraded, CaptureDegraded)
+    assert "Connection closed" in degraded.reason
+    assert not rank.awake
+    rank.close()
+
+
+def test_an_evaluation_batch_is_no_edge_of_a_group_at_first(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = rank_with(place, Agreement(Peers()))
+    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    rank.at_edge("evaluation", 5)
+    monkeypatch.setattr(edges, "EVALUATION_S", 0.0)
+    with pytest.raises(StopTraining):
+        rank.at_edge("evaluation", 5)
+    rank.close()
+
+
+def test_the_listening_thread_takes_no_signal_from_the_script(place: Place) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    start(place)
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert all(each.daemon for each in threading.enumerate() if each.name.startswith("tocsin"))
