@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tocsin.bus.port import Outgoing, Partition, Record
+from tocsin.runtime.skipped_runs import Skip
 from tocsin.schemas.errors import RecordError
 
 
@@ -47,6 +48,21 @@ class Tick:
     caught_up: Mapping[int, CaughtUp] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """What a service is told of its worker.
+
+    Attributes:
+        nudge: asks for a round soon, from any thread.
+        only_runs: the runs that are served; None: all.
+        skip: whether somebody else serves a run now. A coroutine of the worker's event loop.
+    """
+
+    nudge: Callable[[], None]
+    only_runs: frozenset[str] | None = None
+    skip: Skip | None = None
+
+
 class Service(Protocol):
     """Inherit from it explicitly: the methods with a body here are optional.
 
@@ -66,8 +82,8 @@ class Service(Protocol):
     """Whether records of a run that is somebody else's now are kept, and given to `apply` when it
     is so no more; otherwise they are dropped."""
 
-    def attached(self, nudge: Callable[[], None]) -> None:
-        """Called once, before anything else; `nudge` asks for a round soon, from any thread."""
+    def attached(self, to: Attachment) -> None:
+        """Called once, before anything else."""
         return None
 
     def follows(self, partition: int) -> Sequence[Partition]:
@@ -79,7 +95,8 @@ class Service(Protocol):
         """Records of the topics restored and followed, for input partition `partition`, in order.
 
         Of several snapshots of one key the one with the highest `next_offset` counts, not the last.
-        A record that cannot be read is skipped, with a warning.
+        A record that cannot be read is skipped, with a warning. With `only_runs`, those of state
+        and runs are of these runs alone; of the ledger, whose keys do not say it, they are not.
         """
         return None
 

@@ -65,6 +65,9 @@ class Wiring:
         self._owner = owner
         self._group = group
         self._only = None if only_runs is None else _partitions(topics, service.inputs, only_runs)
+        self._runs = None if only_runs is None else frozenset(run.encode() for run in only_runs)
+        # The ledger's keys begin with an issue instead.
+        self._keyed_by_run = frozenset({topics.state, topics.runs, topics.control})
         self._start = start
         self._positions = positions
         self._metrics = metrics
@@ -130,7 +133,7 @@ class Wiring:
         for record in followed:
             if record.partition in self._following:
                 self._following[record.partition] = record.offset + 1
-        return records, followed
+        return records, self._ours(followed)
 
     def refetch(self, offsets: Mapping[Partition, int]) -> None:
         """Before the next poll, go back to these offsets."""
@@ -167,7 +170,7 @@ class Wiring:
         whole = [*(Partition(topic, number) for topic in service.restores), *followed]
 
         async def sink(records: Sequence[Record]) -> None:
-            await self._owner.in_thread(service.restore, number, records)
+            await self._owner.in_thread(service.restore, number, self._ours(records))
 
         ends = await read_whole(self._bus, list(dict.fromkeys(whole)), sink)
         await self._owner.in_thread(service.restored, number, committed.get(service.inputs[0]))
@@ -218,6 +221,16 @@ class Wiring:
         if self.producer is not None:
             await _close(self.producer)
             self.producer = None
+
+    def _ours(self, records: Sequence[Record]) -> list[Record]:
+        """Without those of other people's runs, where a key says whose they are."""
+        return [
+            record
+            for record in records
+            if self._runs is None
+            or record.partition.topic not in self._keyed_by_run
+            or record.key.partition(b"/")[0] in self._runs
+        ]
 
     def _poll(self, name: str, reader: Reader, max_records: int) -> None:
         self._polls[name] = asyncio.create_task(

@@ -25,7 +25,7 @@ from tocsin.runtime.dead_letters import DeadLetterLimits, DeadLetters
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.outbox import Outbox
 from tocsin.runtime.positions import Positions
-from tocsin.runtime.service import Poison, Service, Tick
+from tocsin.runtime.service import Attachment, Poison, Service, Tick
 from tocsin.runtime.skipped_runs import Skip, SkippedRuns
 from tocsin.runtime.wiring import Wiring
 from tocsin.schemas.topics import Topics
@@ -88,7 +88,9 @@ class Worker:
         self.ready: Final = asyncio.Event()
         """Set while partitions are owned and were polled once."""
         self._service = service
-        self._only = None if only_runs is None else frozenset(run.encode() for run in only_runs)
+        only = None if only_runs is None else frozenset(only_runs)
+        self._attachment = Attachment(self.nudge, only, skip)
+        self._only = None if only is None else frozenset(run.encode() for run in only)
         self._clock = clock or SystemClock()
         self._settings = settings or WorkerSettings()
         self._crash = crash
@@ -145,7 +147,7 @@ class Worker:
             ConfigurationError: a topic is missing.
         """
         self._loop = asyncio.get_running_loop()
-        self._service.attached(self.nudge)
+        self._service.attached(self._attachment)
         pause_s = _BACKOFF_S[0]
         try:
             while not self._stopping:

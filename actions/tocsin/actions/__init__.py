@@ -1,0 +1,1 @@
+"""From an issue to what is done about it: routing, ledger, delivery, stop."""

@@ -1,0 +1,140 @@
+"""What an attempt means for its delivery: done, refused for good, or again, and when. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from typing import Final, Literal
+
+from tocsin.schemas.deliveries import DeliveryState
+
+Failure = Literal[
+    "timeout",
+    "connection refused",
+    "connection reset",
+    "name not found",
+    "no connection",
+    "TLS certificate not accepted",
+    "broken answer",
+    "bus away",
+    "no receiver of that name",
+    "no answer from the run",
+]
+"""What kept an attempt from an answer. All of them may be better the next time."""
+
+RETRIED_STATUSES: Final = frozenset({408, 425, 429})
+"""Statuses below 500 that say: later."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Exponential backoff with full jitter, milliseconds."""
+
+    first_ms: int = 1_000
+    most_ms: int = 300_000
+    least_ms: int = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of one attempt: an HTTP status, a failure, or a refusal of our own.
+
+    Attributes:
+        retry_after: the header's text, seconds or a date.
+        forbidden: why we must not even try, for example an address that is not allowed.
+        sent: a stop command is on the bus; the run will answer.
+    """
+
+    status: int | None = None
+    phrase: str = ""
+    retry_after: str | None = None
+    failure: Failure | None = None
+    forbidden: str | None = None
+    sent: bool = False
+
+    def text(self) -> str:
+        """In a few words; never anything that the peer wrote."""
+        if self.forbidden is not None:
+            return self.forbidden
+        if self.failure is not None:
+            return self.failure
+        return f"{self.status} {self.phrase}".strip() if self.status is not None else "sent"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The state after an attempt. `next_attempt_ms` is None when the state is final."""
+
+    state: DeliveryState
+    reason: str
+    next_attempt_ms: int | None = None
+
+    @property
+    def retry(self) -> bool:
+        """Whether there will be another attempt."""
+        return self.state == "pending"
+
+
+def decide(
+    outcome: Outcome,
+    *,
+    delivery_id: str,
+    attempts: int,
+    now_ms: int,
+    give_up_ms: int,
+    policy: RetryPolicy,
+) -> Decision:
+    """Decide after the attempt number `attempts` (from 1).
+
+    2xx: delivered. 408, 425, 429, 5xx and failures of the connection: again, by Retry-After where
+    that is later than the backoff, until `give_up_ms`. All else, redirects too: rejected.
+    """
+    text = outcome.text()
+    status = outcome.status
+    if outcome.sent:
+        return Decision("pending", "sent, waiting for the run's answer", give_up_ms)
+    if outcome.forbidden is not None:
+        return Decision("rejected", text)
+    if outcome.failure is None and status is not None:
+        if 200 <= status < 300:
+            return Decision("delivered", text)
+        if 300 <= status < 400:
+            return Decision("rejected", f"{text}: redirects are not followed; give the final URL")
+        if status < 500 and status not in RETRIED_STATUSES:
+            return Decision("rejected", text)
+    if now_ms >= give_up_ms:
+        return Decision("expired", f"given up after {attempts} attempts, the last: {text}")
+    wait_ms = backoff_ms(delivery_id, attempts, policy)
+    asked_ms = retry_after_ms(outcome.retry_after, now_ms)
+    if asked_ms is not None:
+        wait_ms = max(wait_ms, asked_ms)
+    # The last attempt is made when time is up, rather than given up before.
+    return Decision("pending", text, min(now_ms + wait_ms, give_up_ms))
+
+
+def backoff_ms(delivery_id: str, attempts: int, policy: RetryPolicy) -> int:
+    """The wait after attempt number `attempts`: random up to an exponential limit (full jitter).
+
+    The randomness is a hash of delivery and attempt, so that it is the same wherever it is asked.
+    """
+    limit = min(policy.most_ms, policy.first_ms << min(attempts - 1, 30))
+    digest = hashlib.sha256(f"{delivery_id}/{attempts}".encode()).digest()
+    return max(policy.least_ms, limit * int.from_bytes(digest[:8], "big") >> 64)
+
+
+def retry_after_ms(text: str | None, now_ms: int) -> int | None:
+    """Milliseconds from now that a Retry-After header asks for; None if it says nothing."""
+    if text is None:
+        return None
+    text = text.strip()
+    if text.isascii() and text.isdigit() and len(text) <= 10:
+        return 1000 * int(text)
+    try:
+        date = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    if date.tzinfo is None:
+        date = date.replace(tzinfo=UTC)
+    return max(0, round(date.timestamp() * 1000) - now_ms)

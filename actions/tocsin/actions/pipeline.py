@@ -1,0 +1,422 @@
+"""The action service: issues in, deliveries and signed stops out, with the ledger between them.
+
+Everything that is decided is decided in `apply`, in the worker's thread, and is on the actions
+topic before anything is sent (`checkpointed`). What came of an attempt goes through an inbox into
+the next `apply`, so the ledger has one writer and each state is written once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tocsin.actions import stop as stops
+from tocsin.actions.decision import Decision, Outcome, RetryPolicy
+from tocsin.actions.ledger import Ledger, Settled
+from tocsin.actions.records import delivery_record, expired_letter, tombstone
+from tocsin.actions.routing import STOP, Planned, Routing
+from tocsin.actions.run_facts import RunFacts
+from tocsin.bus.port import Outgoing, Partition, Record
+from tocsin.runtime import metrics as names
+from tocsin.runtime.metrics import Metrics
+from tocsin.runtime.service import Attachment, Poison, Service, Tick
+from tocsin.runtime.skipped_runs import Skip
+from tocsin.schemas.config_sections import StopOptions
+from tocsin.schemas.deliveries import Delivery
+from tocsin.schemas.errors import MalformedRecord, RecordError
+from tocsin.schemas.events import Data, Event, clip
+from tocsin.schemas.identity import delivery_id
+from tocsin.schemas.issues import Issue
+from tocsin.schemas.runs import RunView
+from tocsin.schemas.topics import (
+    ISSUE_PARTITIONS,
+    TELEMETRY_PARTITIONS,
+    Topics,
+    telemetry_partition,
+)
+from tocsin.schemas.wire import decode, read_meta
+
+logger = logging.getLogger(__name__)
+
+PER_RECEIVER: Final = 16
+"""Attempts at one receiver at a time. What is due beyond that waits in the ledger's schedule."""
+
+STOPS_AT_ONCE: Final = 1_000
+
+_UNKNOWN_RECEIVER_MS: Final = 60_000
+_SKIPPED_MS: Final = 2_000
+
+Attempt = Callable[[Delivery, int], Awaitable[Outcome]]
+"""Makes one attempt; given the time. Raises nothing but CancelledError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """How to reach one receiver, or runs that are to stop; `give_up_ms` after the decision."""
+
+    attempt: Attempt
+    give_up_ms: int = 24 * 3_600_000
+    at_once: int = PER_RECEIVER
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    delivery_id: str
+    outcome: Outcome
+    at_ms: int
+    duration_ms: int
+
+
+class ActionsService(Service):
+    """A service for `tocsin.runtime.worker.Worker`; made by `tocsin.actions.service`.
+
+    Args:
+        routing: what is to be done about an issue.
+        lanes: by receiver, and `stop`.
+        closers: called by `close`.
+    """
+
+    name = "actions"
+    holds_skipped = True
+
+    def __init__(
+        self,
+        topics: Topics,
+        routing: Routing,
+        lanes: Mapping[str, Lane],
+        *,
+        requested_by: str = "actions",
+        policy: RetryPolicy | None = None,
+        metrics: Metrics | None = None,
+        crash: Callable[[str], None] = lambda name: None,
+        closers: Sequence[Callable[[], Awaitable[None]]] = (),
+    ) -> None:
+        self.inputs = (topics.issues,)
+        self.restores = (topics.actions,)
+        self._topics = topics
+        self._routing = routing
+        self._lanes = dict(lanes)
+        self._only: frozenset[str] | None = None
+        self._skip: Skip | None = None
+        self._requested_by = requested_by
+        self._metrics = metrics or Metrics()
+        self._crash = crash
+        self._closers = closers
+        self._ledger = Ledger(policy)
+        self._runs: dict[str, RunFacts] = {}
+        self._outputs: list[Outgoing] = []
+        self._inbox: deque[_Result] = deque()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._flying: dict[str, int] = {}
+        self._nudge: Callable[[], None] = lambda: None
+        self._owned: frozenset[int] = frozenset()
+        self._now_ms = 0
+        self._round = asyncio.Event()
+
+    # -- what the worker calls ---------------------------------------------------------------
+
+    def attached(self, to: Attachment) -> None:
+        """See `Service`."""
+        self._nudge, self._only, self._skip = to.nudge, to.only_runs, to.skip
+
+    def follows(self, partition: int) -> Sequence[Partition]:
+        """The runs of an issue partition, and the ledger, where another worker may write, too."""
+        if self._only is not None:
+            runs = {telemetry_partition(run) for run in self._only}
+        else:
+            runs = set(range(TELEMETRY_PARTITIONS))
+        mine = sorted(number for number in runs if number % ISSUE_PARTITIONS == partition)
+        followed = [Partition(self._topics.runs, number) for number in mine]
+        return [*followed, Partition(self._topics.actions, partition)]
+
+    def restore(self, partition: int, records: Sequence[Record]) -> None:
+        """See `Service`."""
+        for record in records:
+            self._follow(record)
+
+    def forget(self, partitions: Collection[int]) -> None:
+        """See `Service`."""
+        self._ledger.forget(partitions)
+        self._runs = {
+            run: facts
+            for run, facts in self._runs.items()
+            if telemetry_partition(run) % ISSUE_PARTITIONS not in partitions
+        }
+
+    def apply(self, records: Sequence[Record], tick: Tick) -> Sequence[Poison]:
+        """See `Service`."""
+        self._now_ms, self._owned = tick.now_ms, tick.owned
+        poison: list[Poison] = []
+        while self._inbox:
+            self._settle(self._inbox.popleft(), tick.now_ms)
+        for record in records:
+            if record.partition.topic != self._topics.issues:
+                self._follow(record)
+                continue
+            try:
+                self._take(record, tick.now_ms)
+            except RecordError as error:
+                poison.append(Poison(record, error))
+            except Exception as error:
+                logger.exception("issue not understood", extra={"action": "actions"})
+                poison.append(Poison(record, MalformedRecord(f"{type(error).__name__} (a bug)")))
+        for settled in self._ledger.outdated(tick.now_ms):
+            self._remove(settled)
+        return poison
+
+    def outputs(self) -> Sequence[Outgoing]:
+        """See `Service`."""
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def next_due_ms(self) -> int | None:
+        """See `Service`."""
+        full = [action for action in self._ledger.actions() if self._room(action) <= 0]
+        return self._ledger.next_due_ms(full)
+
+    def wants_checkpoint(self) -> bool:
+        """See `Service`: attempts begin after a checkpoint, so one is wanted when any is due."""
+        due = self.next_due_ms()
+        return due is not None and due <= self._now_ms
+
+    async def checkpointed(self) -> None:
+        """See `Service`: the ledger is on the bus, so what is due may be sent."""
+        for action in self._ledger.actions():
+            room = self._room(action)
+            if room > 0:
+                for delivery in self._ledger.due(action, self._now_ms, self._tasks, room):
+                    await self._start(delivery)
+        self._metrics.set(names.PENDING, len(self._ledger))
+        self._round.set()
+
+    # -- what others call --------------------------------------------------------------------
+
+    async def drain(self, timeout_s: float, run_id: str | None = None) -> bool:
+        """Wait until all deliveries (of one run) are final and on the bus; at most `timeout_s`.
+
+        Call it after `Worker.caught_up`. Returns whether they are; `unfinished` says which not.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._inbox or any(self._ledger.pending(run_id)):
+                    self._round.clear()
+                    self._nudge()
+                    await self._round.wait()
+            return True
+        except TimeoutError:
+            return False
+
+    def unfinished(self, run_id: str | None = None) -> list[Delivery]:
+        """The deliveries (of one run) that are not final."""
+        return list(self._ledger.pending(run_id))
+
+    async def close(self) -> None:
+        """End the attempts that are under way (they are made again by whoever comes next)."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for close in self._closers:
+            await close()
+
+    # -- deciding (worker's thread) ------------------------------------------------------------
+
+    def _take(self, record: Record, now_ms: int) -> None:
+        event = _read(record)
+        issue = event.data
+        if not isinstance(issue, Issue):
+            # People's acknowledgements and the like, of a later release: nothing to send.
+            return
+        if self._only is not None and issue.run_id not in self._only:
+            return
+        for planned in self._routing.plan(issue):
+            identity = delivery_id(issue.issue_id, planned.action, issue.state)
+            if not self._ledger.knows(identity):
+                self._intend(identity, planned, event, issue, record.append_ms, now_ms)
+
+    def _intend(
+        self,
+        identity: str,
+        planned: Planned,
+        event: Event[Data],
+        issue: Issue,
+        append_ms: int,
+        now_ms: int,
+    ) -> None:
+        why_not = planned.forbidden
+        lane = self._lanes.get(planned.action)
+        if planned.kind == STOP:
+            options = planned.options or StopOptions()
+            why_not = why_not or self._why_no_stop(identity, issue, now_ms - append_ms)
+            command = stops.stop_command(
+                issue, identity, options, requested_by=self._requested_by, now_ms=now_ms
+            )
+            payload, give_up_ms = command.encode(), stops.give_up_ms(options, now_ms)
+        else:
+            if lane is None:
+                why_not = why_not or "the receiver is not there: its secret is missing"
+            payload = event.encode()
+            give_up_ms = now_ms + (lane.give_up_ms if lane is not None else 0)
+        delivery = Delivery(
+            delivery_id=identity,
+            issue_id=issue.issue_id,
+            run_id=issue.run_id,
+            incarnation=issue.incarnation,
+            rule=issue.rule,
+            issue_state=issue.state,
+            action=planned.action,
+            kind=planned.kind,
+            state="pending",
+            reason="to be sent",
+            decided_by=clip(planned.decided_by, 300),
+            created_ms=now_ms,
+            updated_ms=now_ms,
+            next_attempt_ms=now_ms,
+            give_up_ms=give_up_ms,
+            event=json.loads(payload),
+        )
+        if why_not is not None:
+            self._decide(delivery, Decision("suppressed", why_not), now_ms)
+        else:
+            self._put_out(self._ledger.write(delivery))
+
+    def _why_no_stop(self, identity: str, issue: Issue, age_ms: int) -> str | None:
+        other = self._ledger.stop_of(issue.run_id, issue.incarnation)
+        if other is not None and other != identity:
+            if self._ledger.get(other) is not None:
+                return f"a stop of this incarnation is under way (delivery {other})"
+            return f"this incarnation was stopped already (delivery {other})"
+        facts = self._runs.get(issue.run_id)
+        return stops.before_asking(facts, issue.incarnation, delivery_id=identity, age_ms=age_ms)
+
+    def _settle(self, result: _Result, now_ms: int) -> None:
+        delivery = self._ledger.attempted(
+            result.delivery_id,
+            result.outcome,
+            at_ms=result.at_ms,
+            duration_ms=result.duration_ms,
+            now_ms=now_ms,
+        )
+        if delivery is None:
+            return
+        self._metrics.add(names.ATTEMPTS, kind=delivery.kind)
+        self._put_out(delivery)
+        if delivery.kind == STOP:
+            self._confirm(delivery.run_id)
+
+    def _follow(self, record: Record) -> None:
+        """A record of the runs topic or of the ledger."""
+        if record.value is None:
+            return
+        try:
+            data = _read(record).data
+        except RecordError as error:
+            logger.warning(
+                "record skipped", extra={"action": "actions", "reason": clip(str(error), 300)}
+            )
+            return
+        if isinstance(data, RunView | Delivery) and (
+            self._only is not None and data.run_id not in self._only
+        ):
+            return
+        if isinstance(data, RunView):
+            known = self._runs.get(data.run_id)
+            if known is None or data.next_offset >= known.next_offset:
+                self._runs[data.run_id] = RunFacts.of(data)
+                self._confirm(data.run_id)
+        elif isinstance(data, Delivery):
+            self._ledger.read(data)
+
+    def _confirm(self, run_id: str) -> None:
+        """What the run's newest view means for its stops that were sent."""
+        for delivery in self._ledger.pending_stops(run_id):
+            if delivery.attempts > 0:
+                self._judge(delivery)
+
+    def _judge(self, delivery: Delivery) -> bool:
+        verdict = stops.after_answer(self._runs.get(delivery.run_id), delivery, self._now_ms)
+        if verdict is None:
+            return False
+        decision = Decision(verdict.state, verdict.reason, verdict.look_again_ms)
+        self._decide(delivery, decision, self._now_ms)
+        return True
+
+    def _decide(self, delivery: Delivery, decision: Decision, now_ms: int) -> None:
+        self._put_out(self._ledger.decided(delivery, decision, now_ms), delivery)
+
+    def _put_out(self, delivery: Delivery, before: Delivery | None = None) -> None:
+        self._outputs.append(delivery_record(self._topics, delivery))
+        if delivery.state == "expired":
+            self._outputs.append(expired_letter(self._topics, delivery, before, self._now_ms))
+        if delivery.final:
+            self._metrics.add(names.DELIVERIES, kind=delivery.kind, state=delivery.state)
+
+    def _remove(self, settled: Settled) -> None:
+        self._outputs.append(tombstone(self._topics, settled))
+
+    # -- sending (event loop) ------------------------------------------------------------------
+
+    def _room(self, action: str) -> int:
+        lane = self._lanes.get(action)
+        at_once = lane.at_once if lane is not None else PER_RECEIVER
+        return at_once - self._flying.get(action, 0)
+
+    async def _start(self, delivery: Delivery) -> None:
+        now_ms = self._now_ms
+        if self._skip is not None and await self._skip(delivery.run_id):
+            self._ledger.postpone(delivery, now_ms + _SKIPPED_MS)
+            return
+        lane = self._lanes.get(delivery.action)
+        outcome: Outcome | None = None
+        if lane is None:
+            # Another worker's configuration may have it; it is not ours to refuse before its time.
+            if now_ms < delivery.give_up_ms:
+                later = min(now_ms + _UNKNOWN_RECEIVER_MS, delivery.give_up_ms)
+                self._ledger.postpone(delivery, later)
+                return
+            outcome = Outcome(failure="no receiver of that name")
+        elif delivery.kind == STOP and delivery.attempts > 0:
+            outcome = Outcome(failure="no answer from the run")
+        if outcome is not None:
+            self._inbox.append(_Result(delivery.delivery_id, outcome, now_ms, 0))
+            self._nudge()
+            return
+        assert lane is not None
+        self._flying[delivery.action] = self._flying.get(delivery.action, 0) + 1
+        task = asyncio.create_task(
+            self._attempt(lane, delivery, now_ms), name=f"tocsin-delivery-{delivery.delivery_id}"
+        )
+        self._tasks[delivery.delivery_id] = task
+
+    async def _attempt(self, lane: Lane, delivery: Delivery, now_ms: int) -> None:
+        started = time.monotonic()
+        identity = delivery.delivery_id
+        outcome = Outcome(failure="no connection")
+        try:
+            self._crash("attempting")
+            outcome = await lane.attempt(delivery, now_ms)
+            self._crash("attempted")
+        except Exception:
+            # One action's fault must not end the others: it counts as a failed attempt.
+            logger.exception("attempt failed by a bug", extra={"action": delivery.kind})
+        finally:
+            self._flying[delivery.action] -= 1
+            self._tasks.pop(identity, None)
+        took_ms = round(1000 * (time.monotonic() - started))
+        self._inbox.append(_Result(identity, outcome, now_ms, took_ms))
+        self._nudge()
+
+
+def _read(record: Record) -> Event[Data]:
+    """Raises RecordError."""
+    decoded = decode(read_meta(record.headers), record.value or b"")
+    if not isinstance(decoded, Event):
+        raise MalformedRecord("expected an event, found numbers")
+    return decoded

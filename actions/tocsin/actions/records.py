@@ -1,0 +1,55 @@
+"""The ledger's records on the bus."""
+
+from __future__ import annotations
+
+from tocsin.actions.ledger import Settled
+from tocsin.bus.port import Outgoing, Partition
+from tocsin.schemas.dead_letters import DeadLetter
+from tocsin.schemas.deliveries import Delivery
+from tocsin.schemas.events import Event, clip
+from tocsin.schemas.topics import DLQ_PARTITIONS, Topics, issue_partition, partition_for
+from tocsin.schemas.wire import meta_of
+
+
+def delivery_record(topics: Topics, delivery: Delivery) -> Outgoing:
+    """An entry of the ledger."""
+    event = _event(delivery)
+    partition = Partition(topics.actions, issue_partition(delivery.run_id))
+    return Outgoing(partition, delivery.key.encode(), event.encode(), meta_of(event).headers())
+
+
+def expired_letter(
+    topics: Topics, delivery: Delivery, before: Delivery | None, now_ms: int
+) -> Outgoing:
+    """An expired delivery as a dead letter, with its event, so that it can be sent once more."""
+    event = _event(
+        delivery if before is None else delivery.model_copy(update={"event": before.event})
+    )
+    letter = DeadLetter(
+        topic=topics.actions,
+        partition=issue_partition(delivery.run_id),
+        offset=0,
+        error="Expired",
+        message=clip(delivery.reason, 500),
+        service="actions",
+        at_ms=now_ms,
+    )
+    key = delivery.key.encode()
+    partition = Partition(topics.dlq, partition_for(key, DLQ_PARTITIONS))
+    return Outgoing(partition, key, event.encode(), letter.headers() + meta_of(event).headers())
+
+
+def tombstone(topics: Topics, settled: Settled) -> Outgoing:
+    """The end of an entry."""
+    partition = Partition(topics.actions, issue_partition(settled.run_id))
+    return Outgoing(partition, settled.key.encode(), None)
+
+
+def _event(delivery: Delivery) -> Event[Delivery]:
+    return Event.of(
+        delivery,
+        id=f"{delivery.delivery_id}/{delivery.attempts}/{delivery.state}",
+        source="/actions",
+        time_ms=delivery.updated_ms,
+        subject=f"/runs/{delivery.run_id}",
+    )

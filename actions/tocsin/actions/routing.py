@@ -1,0 +1,88 @@
+"""What is to be done about an issue, and which line says so. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from tocsin.schemas.config_problems import Loc
+from tocsin.schemas.config_sections import ActionEntry, RuleEntry, StopOptions
+from tocsin.schemas.issues import Issue
+
+Kind = Literal["webhook", "stop"]
+
+STOP: Final = "stop"
+
+_NOTIFIED: Final = ("warning", "critical")
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One thing to do. `action` is the receiver's name, or `stop`."""
+
+    action: str
+    kind: Kind
+    decided_by: str
+    options: StopOptions | None = None
+    forbidden: str | None = None
+    """Why it is not done after all; it is recorded as suppressed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """The configuration's decisions.
+
+    Attributes:
+        rules: the config file's entries by instance name.
+        notify: names of the receivers that `--notify` made.
+        stops_off: why no stop is sent (`--no-stop`); None if stops are on.
+        place: says where a part of the config file stands.
+    """
+
+    rules: Mapping[str, RuleEntry]
+    notify: Sequence[str] = ()
+    stops_off: str | None = None
+    place: Callable[[Loc], str] = lambda loc: ".".join(map(str, loc))
+
+    def plan(self, issue: Issue) -> list[Planned]:
+        """What to do, stop first; each action once.
+
+        A notice goes out when an issue fires and when it is resolved, a stop when it fires. A
+        rule's action list decides alone; without one a critical, stop-worthy issue stops its run.
+        """
+        if issue.state == "ongoing":
+            return []
+        planned: dict[str, Planned] = {}
+        for item in [*self._of_rule(issue), *self._of_notify(issue)]:
+            planned.setdefault(item.action, item)
+        return sorted(planned.values(), key=lambda item: item.kind != STOP)
+
+    def _of_rule(self, issue: Issue) -> list[Planned]:
+        entry = self.rules.get(issue.rule)
+        if entry is None or entry.actions is None:
+            if issue.severity == "critical" and issue.stop_worthy and issue.state == "firing":
+                return [self._stop("default: stop for critical issues that are stop-worthy", None)]
+            return []
+        return [
+            item
+            for action in entry.actions
+            if (item := self._entry(action, issue, self.place(action.loc))) is not None
+        ]
+
+    def _entry(self, action: ActionEntry, issue: Issue, where: str) -> Planned | None:
+        if action.kind == STOP:
+            return self._stop(where, action.options) if issue.state == "firing" else None
+        if action.receiver is None:
+            return None
+        return Planned(action.receiver, "webhook", where)
+
+    def _stop(self, decided_by: str, options: StopOptions | None) -> Planned:
+        return Planned(STOP, STOP, decided_by, options or StopOptions(), self.stops_off)
+
+    def _of_notify(self, issue: Issue) -> list[Planned]:
+        if issue.severity not in _NOTIFIED:
+            return []
+        return [
+            Planned(name, "webhook", "--notify: issues from warning up") for name in self.notify
+        ]

@@ -1,0 +1,32 @@
+"""What actions must know of runs, kept small: which incarnation lives, and how far its stop is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tocsin.schemas.runs import RunState, RunView, StopView
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """A run as its newest view says."""
+
+    incarnation: str
+    state: RunState
+    exit_code: int | None
+    stop: StopView | None
+    next_offset: int
+
+    @classmethod
+    def of(cls, view: RunView) -> RunFacts:
+        """What of a view matters here."""
+        return cls(view.incarnation, view.state, view.exit_code, view.stop, view.next_offset)
+
+    def over(self, incarnation: str) -> str | None:
+        """Why an incarnation cannot be stopped any more; None if it may still run."""
+        if self.incarnation != incarnation:
+            return "another incarnation of the run has begun"
+        if self.state == "ended":
+            code = "" if self.exit_code is None else f" with exit code {self.exit_code}"
+            return f"the run has ended{code}"
+        return None

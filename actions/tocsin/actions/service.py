@@ -1,0 +1,123 @@
+"""Puts the action service together: the one place where its parts meet."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from tocsin.actions import stop as stops
+from tocsin.actions.address_guard import AddressGuard, parse_networks
+from tocsin.actions.config import routing_of, webhook_targets
+from tocsin.actions.decision import Outcome, RetryPolicy
+from tocsin.actions.pipeline import STOPS_AT_ONCE, ActionsService, Lane
+from tocsin.actions.routing import STOP
+from tocsin.actions.webhook import WebhookSender, WebhookTarget
+from tocsin.bus.port import Bus, BusUnavailable, Producer
+from tocsin.runtime.metrics import Metrics
+from tocsin.runtime.worker import no_crash
+from tocsin.schemas.config import Config
+from tocsin.schemas.deliveries import Delivery
+from tocsin.schemas.errors import RecordError
+from tocsin.schemas.signing import SigningKey
+from tocsin.schemas.topics import Topics
+
+
+class _StopLane:
+    """Publishes signed commands with a producer of its own."""
+
+    def __init__(self, bus: Bus, topics: Topics, key: SigningKey) -> None:
+        self._bus = bus
+        self._topics = topics
+        self._key = key
+        self._producer: Producer | None = None
+
+    async def attempt(self, delivery: Delivery, now_ms: int) -> Outcome:
+        if delivery.event is None:
+            return Outcome(forbidden="the ledger's entry holds no stop command")
+        try:
+            record = stops.signed_record(self._topics, delivery.event, self._key)
+        except RecordError as error:
+            return Outcome(forbidden=str(error))
+        try:
+            if self._producer is None:
+                self._producer = await self._bus.producer()
+            await self._producer.publish([record])
+        except BusUnavailable:
+            return Outcome(failure="bus away")
+        return Outcome(sent=True)
+
+    async def close(self) -> None:
+        if self._producer is not None:
+            await self._producer.close()
+
+
+def _webhook_lane(sender: WebhookSender, target: WebhookTarget) -> Lane:
+    async def attempt(delivery: Delivery, now_ms: int) -> Outcome:
+        return await sender.post(target, delivery.delivery_id, delivery.event or {}, now_ms)
+
+    return Lane(attempt, target.give_up_ms)
+
+
+def build_actions_service(
+    topics: Topics,
+    config: Config,
+    *,
+    bus: Bus,
+    key: SigningKey,
+    secrets: Mapping[str, SecretStr],
+    embedded: bool,
+    notify: Sequence[str] = (),
+    stop: bool = True,
+    allow_cidr: Sequence[str] = (),
+    config_path: Path | None = None,
+    policy: RetryPolicy | None = None,
+    metrics: Metrics | None = None,
+    software: str = "tocsin",
+    crash: Callable[[str], None] = no_crash,
+) -> ActionsService:
+    """The action service for one worker.
+
+    Args:
+        bus: open; stop commands are published on it.
+        key: signs stop commands (`tocsin.schemas.signing.own_key`).
+        secrets: their values (`tocsin.schemas.config_settings.resolve_secrets`).
+        embedded: whether it serves a run on this machine's own bus: webhooks may then reach
+            private and loopback addresses.
+        notify: the URLs of `--notify`.
+        stop: whether stops may be sent; False after `--no-stop`.
+        allow_cidr: the networks of `--allow-cidr`.
+        config_path: the file that `config` came from, so that decisions can name its lines; it is
+            read here once more, which may block.
+        crash: points at which a test may end the process: `attempting`, `attempted`.
+
+    Raises:
+        ConfigurationError: a receiver or a network cannot be used.
+        MissingExtra: there is a webhook receiver and aiohttp is not installed.
+    """
+    networks = parse_networks(allow_cidr)
+    stop_lane = _StopLane(bus, topics, key)
+    lanes = {STOP: Lane(stop_lane.attempt, at_once=STOPS_AT_ONCE)}
+    closers: list[Callable[[], Awaitable[None]]] = [stop_lane.close]
+    targets = webhook_targets(config, secrets, notify)
+    if targets:
+        sender = WebhookSender(AddressGuard(private=embedded, allow=networks), software=software)
+        closers.append(sender.close)
+        lanes |= {name: _webhook_lane(sender, target) for name, target in targets.items()}
+    return ActionsService(
+        topics,
+        routing_of(
+            config,
+            path=config_path,
+            notify=notify,
+            stops_off=None if stop else "stops are switched off (--no-stop)",
+        ),
+        lanes,
+        requested_by=f"actions@{socket.gethostname()}"[:200],
+        policy=policy,
+        metrics=metrics,
+        crash=crash,
+        closers=closers,
+    )
