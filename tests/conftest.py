@@ -26,7 +26,7 @@ def kafka_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         broker.start()
         yield broker.url
     finally:
-        broker.stop()
+        broker.stop(hard=True)
 
 
 @pytest.fixture
@@ -40,4 +40,4 @@ def private_broker(tmp_path: Path) -> Iterator[Broker]:
         broker.start()
         yield broker
     finally:
-        broker.stop()
+        broker.stop(hard=True)

@@ -128,7 +128,7 @@ def guarded_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]
         broker.start()
         yield broker
     finally:
-        broker.stop()
+        broker.stop(hard=True)
 
 
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "PLAIN"])

@@ -28,7 +28,7 @@ def say(*words: object) -> None:
 
 def bus_at(url: str) -> Bus:
     if url.startswith("kafka://"):
-        return KafkaBus([url.removeprefix("kafka://")], session_s=2.0, request_s=2.0)
+        return KafkaBus(url.removeprefix("kafka://").split(","), session_s=2.0, request_s=2.0)
     return open_bus(url)
 
 

@@ -91,7 +91,9 @@ class World:
     def bus(self) -> Bus:
         """Still to be entered. A dead member of a group is noticed within two seconds."""
         if self.kind == "kafka":
-            return KafkaBus([self.url.removeprefix("kafka://")], session_s=2.0, request_s=2.0)
+            return KafkaBus(
+                self.url.removeprefix("kafka://").split(","), session_s=2.0, request_s=2.0
+            )
         return open_bus(self.url)
 
     def spec(self, cleanup: Cleanup = "delete", **options: Any) -> TopicSpec:

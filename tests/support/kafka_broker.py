@@ -58,10 +58,14 @@ def jars() -> Path:
 
 
 def unavailable() -> str | None:
-    """Why no broker can be started here, or None."""
+    """Why no broker can be started here, or None. Fetches the jars."""
     for tool in ("java", "mvn"):
         if shutil.which(tool) is None:
             return f"Kafka needs {tool}, which is not installed; or set TOCSIN_TEST_KAFKA=host:port"
+    try:
+        jars()
+    except (RuntimeError, subprocess.TimeoutExpired) as error:
+        return str(error)
     return None
 
 
@@ -195,6 +199,9 @@ class Broker:
             "transaction.state.log.replication.factor=1",
             "transaction.state.log.min.isr=1",
             "group.initial.rebalance.delay.ms=0",
+            # A broker that was killed is let in again only when its last session is over.
+            "broker.session.timeout.ms=1000",
+            "broker.heartbeat.interval.ms=200",
             "group.min.session.timeout.ms=1000",
             # As a broker is by default: nothing of ours may create a topic by asking for it.
             "auto.create.topics.enable=true",
