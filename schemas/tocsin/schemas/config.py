@@ -144,17 +144,40 @@ def load_config(
         ConfigurationError: the file is not there or cannot be read.
     """
     folder = folder or Path.cwd()
-    if path is None and env.get(CONFIG_VARIABLE):
-        path = Path(env[CONFIG_VARIABLE])
+    path = config_path(path, env, folder=folder)
     if path is None:
-        path = Path(DEFAULT_FILE)
-        if not os.path.lexists(folder / path):
-            return LoadedConfig(Config(), None, folder)
-    text = _read(folder / path)
+        return LoadedConfig(Config(), None, folder)
+    text = read_config(folder / path)
     config, problems = check_config(text, str(path), registry)
     if config is None:
         raise ConfigProblems(problems, text)
     return LoadedConfig(config, folder / path, (folder / path).parent)
+
+
+def config_path(path: Path | None, env: Mapping[str, str], *, folder: Path) -> Path | None:
+    """The file that holds, as `load_config` finds it; None when there is none."""
+    if path is None and env.get(CONFIG_VARIABLE):
+        path = Path(env[CONFIG_VARIABLE])
+    if path is None and os.path.lexists(folder / DEFAULT_FILE):
+        path = Path(DEFAULT_FILE)
+    return path
+
+
+def read_config(path: Path) -> str:
+    """The text of a configuration, as far as `check_config` reads it. May block.
+
+    Raises:
+        ConfigurationError: the file is not there or cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as err:
+        raise ConfigurationError(
+            f"cannot read the configuration {str(path)!r}: {err.strerror or err}"
+        ) from err
+    # Bytes that are no UTF-8 become lone surrogates, which the loader reports with their place.
+    return data.decode("utf-8", "surrogateescape")
 
 
 def check_config(
@@ -355,15 +378,3 @@ def _sorted(document: Document, problems: Iterable[Problem]) -> list[Problem]:
         hide = problem.hide_value or section in ("receivers", "secrets")
         hidden.append(replace(problem, hide_value=hide))
     return hidden
-
-
-def _read(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as err:
-        raise ConfigurationError(
-            f"cannot read the configuration {str(path)!r}: {err.strerror or err}"
-        ) from err
-    # Bytes that are no UTF-8 become lone surrogates, which the loader reports with their place.
-    return data.decode("utf-8", "surrogateescape")

@@ -60,6 +60,15 @@ def parse_duration(value: object) -> timedelta:
     return float(match[1]) * _DURATION_UNITS[match[2]]
 
 
+def format_duration(value: timedelta) -> str:
+    """As `parse_duration` reads it, in the largest unit that gives a whole number: `24h`, `90s`."""
+    for unit, size in reversed(_DURATION_UNITS.items()):
+        # Hours up to two days: 24h and 36h are how people say it.
+        if value % size == timedelta(0) and not (unit == "d" and value.days <= 2):
+            return f"{value // size}{unit}"
+    return f"{value / timedelta(milliseconds=1):g}ms"
+
+
 def parse_percent(value: object) -> float:
     """`0.5%`, as 0.5; between 0 and 100.
 
@@ -150,7 +159,7 @@ def _dump(value: object) -> object:
     if isinstance(value, SecretRef):
         return {"secret": value.name}
     if isinstance(value, timedelta):
-        return f"{value / timedelta(milliseconds=1):g}ms"
+        return format_duration(value)
     return value if isinstance(value, str) else str(value)
 
 
