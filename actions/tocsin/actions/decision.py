@@ -19,8 +19,6 @@ Failure = Literal[
     "TLS certificate not accepted",
     "broken answer",
     "bus away",
-    "no receiver of that name",
-    "no answer from the run",
 ]
 """What kept an attempt from an answer. All of them may be better the next time."""
 

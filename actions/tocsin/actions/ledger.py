@@ -7,6 +7,7 @@ kept as a few words, so that a repeat of their issue does nothing.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -42,23 +43,26 @@ class Ledger:
     def __init__(self, policy: RetryPolicy | None = None) -> None:
         self._policy = policy or RetryPolicy()
         self._pending: dict[str, Delivery] = {}
+        self._open: Counter[str] = Counter()
         self._settled: dict[str, Settled] = {}
         self._stops: dict[tuple[str, str], str] = {}
         self._due: dict[str, list[tuple[int, str]]] = {}
         self._old: list[tuple[int, str]] = []
 
-    def __len__(self) -> int:
-        return len(self._pending)
+    def open(self, run_id: str | None = None) -> int:
+        """How many are not final, of one run or of all. From any thread."""
+        return len(self._pending) if run_id is None else self._open[run_id]
 
     def pending(self, run_id: str | None = None) -> Iterator[Delivery]:
         """Those that are not final, of one run or of all."""
-        for delivery in self._pending.values():
+        for delivery in list(self._pending.values()):
             if run_id is None or delivery.run_id == run_id:
                 yield delivery
 
-    def pending_stops(self, run_id: str) -> list[Delivery]:
-        """The stops of a run that are not final."""
-        return [delivery for delivery in self.pending(run_id) if delivery.kind == STOP]
+    def sent_stops(self) -> list[Delivery]:
+        """The stops that were sent and are not final."""
+        found = (self._pending.get(identity) for identity in self._stops.values())
+        return [stop for stop in found if stop is not None and stop.attempts > 0]
 
     def get(self, delivery_id: str) -> Delivery | None:
         """A delivery that is not final."""
@@ -90,16 +94,13 @@ class Ledger:
         return delivery
 
     def attempted(
-        self, delivery_id: str, outcome: Outcome, *, at_ms: int, duration_ms: int, now_ms: int
-    ) -> Delivery | None:
-        """The entry after an attempt; None if it was settled meanwhile."""
-        old = self._pending.get(delivery_id)
-        if old is None:
-            return None
+        self, old: Delivery, outcome: Outcome, *, at_ms: int, duration_ms: int, now_ms: int
+    ) -> Delivery:
+        """The entry after an attempt."""
         attempts = old.attempts + 1
         decision = decide(
             outcome,
-            delivery_id=delivery_id,
+            delivery_id=old.delivery_id,
             attempts=attempts,
             now_ms=now_ms,
             give_up_ms=old.give_up_ms,
@@ -186,6 +187,7 @@ class Ledger:
             return runs[run_id]
 
         self._pending = {k: d for k, d in self._pending.items() if not gone(d.run_id)}
+        self._open = Counter(delivery.run_id for delivery in self._pending.values())
         self._settled = {k: s for k, s in self._settled.items() if not gone(s.run_id)}
         self._stops = {k: d for k, d in self._stops.items() if not gone(k[0])}
 
@@ -197,7 +199,8 @@ class Ledger:
         elif is_stop and self._stops.get(incarnation) == identity:
             del self._stops[incarnation]
         if delivery.final:
-            self._pending.pop(identity, None)
+            if self._pending.pop(identity, None) is not None:
+                self._open[delivery.run_id] -= 1
             self._settled[identity] = Settled(
                 delivery.key,
                 delivery.run_id,
@@ -209,6 +212,7 @@ class Ledger:
             )
             heapq.heappush(self._old, (delivery.updated_ms, identity))
         else:
+            self._open[delivery.run_id] += identity not in self._pending
             self._pending[identity] = delivery
             if delivery.next_attempt_ms is not None:
                 self.postpone(delivery, delivery.next_attempt_ms)

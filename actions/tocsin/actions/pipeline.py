@@ -67,8 +67,10 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class _Result:
+    """What came of an attempt; without an outcome: time to look what became of a stop."""
+
     delivery_id: str
-    outcome: Outcome
+    outcome: Outcome | None
     at_ms: int
     duration_ms: int
 
@@ -79,7 +81,7 @@ class ActionsService(Service):
     Args:
         routing: what is to be done about an issue.
         lanes: by receiver, and `stop`.
-        closers: called by `close`.
+        closers: called at the end.
     """
 
     name = "actions"
@@ -117,6 +119,8 @@ class ActionsService(Service):
         self._nudge: Callable[[], None] = lambda: None
         self._owned: frozenset[int] = frozenset()
         self._now_ms = 0
+        self._look_at_stops = False
+        self._unsaved = False
         self._round = asyncio.Event()
 
     # -- what the worker calls ---------------------------------------------------------------
@@ -139,6 +143,7 @@ class ActionsService(Service):
         """See `Service`."""
         for record in records:
             self._follow(record)
+        self._look_at_stops = True
 
     def forget(self, partitions: Collection[int]) -> None:
         """See `Service`."""
@@ -166,6 +171,7 @@ class ActionsService(Service):
             except Exception as error:
                 logger.exception("issue not understood", extra={"action": "actions"})
                 poison.append(Poison(record, MalformedRecord(f"{type(error).__name__} (a bug)")))
+        self._confirm(tick.now_ms)
         for settled in self._ledger.outdated(tick.now_ms):
             self._remove(settled)
         return poison
@@ -173,6 +179,7 @@ class ActionsService(Service):
     def outputs(self) -> Sequence[Outgoing]:
         """See `Service`."""
         outputs, self._outputs = self._outputs, []
+        self._unsaved = self._unsaved or bool(outputs)
         return outputs
 
     def next_due_ms(self) -> int | None:
@@ -192,8 +199,19 @@ class ActionsService(Service):
             if room > 0:
                 for delivery in self._ledger.due(action, self._now_ms, self._tasks, room):
                     await self._start(delivery)
-        self._metrics.set(names.PENDING, len(self._ledger))
+        self._metrics.set(names.PENDING, self._ledger.open())
+        self._unsaved = False
         self._round.set()
+
+    async def ended(self) -> None:
+        """See `Service`. Attempts under way are cut off: whoever comes next makes them again."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for close in self._closers:
+            await close()
 
     # -- what others call --------------------------------------------------------------------
 
@@ -204,7 +222,7 @@ class ActionsService(Service):
         """
         try:
             async with asyncio.timeout(timeout_s):
-                while self._inbox or any(self._ledger.pending(run_id)):
+                while self._inbox or self._unsaved or self._ledger.open(run_id):
                     self._round.clear()
                     self._nudge()
                     await self._round.wait()
@@ -215,16 +233,6 @@ class ActionsService(Service):
     def unfinished(self, run_id: str | None = None) -> list[Delivery]:
         """The deliveries (of one run) that are not final."""
         return list(self._ledger.pending(run_id))
-
-    async def close(self) -> None:
-        """End the attempts that are under way (they are made again by whoever comes next)."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        for close in self._closers:
-            await close()
 
     # -- deciding (worker's thread) ------------------------------------------------------------
 
@@ -297,19 +305,35 @@ class ActionsService(Service):
         return stops.before_asking(facts, issue.incarnation, delivery_id=identity, age_ms=age_ms)
 
     def _settle(self, result: _Result, now_ms: int) -> None:
+        before = self._ledger.get(result.delivery_id)
+        if before is None:
+            return
+        if result.outcome is None:
+            self._give_up(before, now_ms)
+            return
         delivery = self._ledger.attempted(
-            result.delivery_id,
+            before,
             result.outcome,
             at_ms=result.at_ms,
             duration_ms=result.duration_ms,
             now_ms=now_ms,
         )
-        if delivery is None:
-            return
         self._metrics.add(names.ATTEMPTS, kind=delivery.kind)
-        self._put_out(delivery)
-        if delivery.kind == STOP:
-            self._confirm(delivery.run_id)
+        self._put_out(delivery, before)
+        self._look_at_stops = self._look_at_stops or delivery.kind == STOP
+
+    def _give_up(self, delivery: Delivery, now_ms: int) -> None:
+        """A delivery whose time is up, or a stop after which the run has ended."""
+        if delivery.kind == STOP and delivery.attempts > 0 and self._judge(delivery, now_ms):
+            return
+        why = "no receiver of that name" if delivery.kind != STOP else "no answer from the run"
+        if delivery.attempts == 0:
+            why = f"{why}, and never sent"
+        if now_ms >= delivery.give_up_ms or (delivery.kind == STOP and delivery.attempts == 0):
+            self._decide(delivery, Decision("expired", why), now_ms)
+        else:
+            decision = Decision("pending", delivery.reason, delivery.give_up_ms)
+            self._decide(delivery, decision, now_ms)
 
     def _follow(self, record: Record) -> None:
         """A record of the runs topic or of the ledger."""
@@ -330,22 +354,24 @@ class ActionsService(Service):
             known = self._runs.get(data.run_id)
             if known is None or data.next_offset >= known.next_offset:
                 self._runs[data.run_id] = RunFacts.of(data)
-                self._confirm(data.run_id)
+                self._look_at_stops = True
         elif isinstance(data, Delivery):
             self._ledger.read(data)
 
-    def _confirm(self, run_id: str) -> None:
-        """What the run's newest view means for its stops that were sent."""
-        for delivery in self._ledger.pending_stops(run_id):
-            if delivery.attempts > 0:
-                self._judge(delivery)
+    def _confirm(self, now_ms: int) -> None:
+        """What the runs' newest views mean for the stops that were sent."""
+        if not self._look_at_stops:
+            return
+        self._look_at_stops = False
+        for delivery in self._ledger.sent_stops():
+            self._judge(delivery, now_ms)
 
-    def _judge(self, delivery: Delivery) -> bool:
-        verdict = stops.after_answer(self._runs.get(delivery.run_id), delivery, self._now_ms)
+    def _judge(self, delivery: Delivery, now_ms: int) -> bool:
+        verdict = stops.after_answer(self._runs.get(delivery.run_id), delivery, now_ms)
         if verdict is None:
             return False
         decision = Decision(verdict.state, verdict.reason, verdict.look_again_ms)
-        self._decide(delivery, decision, self._now_ms)
+        self._decide(delivery, decision, now_ms)
         return True
 
     def _decide(self, delivery: Delivery, decision: Decision, now_ms: int) -> None:
@@ -374,21 +400,16 @@ class ActionsService(Service):
             self._ledger.postpone(delivery, now_ms + _SKIPPED_MS)
             return
         lane = self._lanes.get(delivery.action)
-        outcome: Outcome | None = None
-        if lane is None:
+        if lane is None and now_ms < delivery.give_up_ms:
             # Another worker's configuration may have it; it is not ours to refuse before its time.
-            if now_ms < delivery.give_up_ms:
-                later = min(now_ms + _UNKNOWN_RECEIVER_MS, delivery.give_up_ms)
-                self._ledger.postpone(delivery, later)
-                return
-            outcome = Outcome(failure="no receiver of that name")
-        elif delivery.kind == STOP and delivery.attempts > 0:
-            outcome = Outcome(failure="no answer from the run")
-        if outcome is not None:
-            self._inbox.append(_Result(delivery.delivery_id, outcome, now_ms, 0))
+            later = min(now_ms + _UNKNOWN_RECEIVER_MS, delivery.give_up_ms)
+            self._ledger.postpone(delivery, later)
+            return
+        late = now_ms > delivery.created_ms + stops.NOT_AFTER_MS
+        if lane is None or (delivery.kind == STOP and (delivery.attempts > 0 or late)):
+            self._inbox.append(_Result(delivery.delivery_id, None, now_ms, 0))
             self._nudge()
             return
-        assert lane is not None
         self._flying[delivery.action] = self._flying.get(delivery.action, 0) + 1
         task = asyncio.create_task(
             self._attempt(lane, delivery, now_ms), name=f"tocsin-delivery-{delivery.delivery_id}"

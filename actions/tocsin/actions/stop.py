@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from dataclasses import dataclass
 from datetime import timedelta
@@ -84,8 +85,7 @@ def signed_record(topics: Topics, event: dict[str, JsonValue], key: SigningKey) 
     Raises:
         MalformedRecord: that is no stop command.
     """
-    read = Event[StopRequested].model_validate(event)
-    command = EVENT_TYPES.decode(read.encode())
+    command = EVENT_TYPES.decode(json.dumps(event).encode())
     if not isinstance(command.data, StopRequested):
         raise MalformedRecord("the ledger's entry holds no stop command")
     name, value = command.data.key.encode(), command.encode()

@@ -145,3 +145,7 @@ class Service(Protocol):
     async def checkpointed(self) -> None:
         """On the event loop, after each checkpoint: what was handed out is on the bus. Short."""
         return None
+
+    async def ended(self) -> None:
+        """On the event loop, when the worker ends, whatever ended it. 5 s at most."""
+        return None

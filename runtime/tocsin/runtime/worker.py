@@ -125,7 +125,8 @@ class Worker:
         self._dirty_since_ms: int | None = None
         self._save_now = False
         self._rejoin = False
-        self._timers_not_before_ms = 0
+        # Asked for under the lock: the service may be at work in its thread at any other time.
+        self._timer_ms: int | None = None
 
     def nudge(self) -> None:
         """Ask for a round soon. From any thread."""
@@ -165,6 +166,7 @@ class Worker:
                 pause_s = min(2 * pause_s, _BACKOFF_S[1])
             await self._save_before_giving_up()
         finally:
+            await self._service.ended()
             await self._wiring.close()
             self._thread.shutdown(wait=False, cancel_futures=True)
 
@@ -210,8 +212,8 @@ class Worker:
     def _until_due_s(self) -> float:
         now_ms = self._clock.now_ms()
         due = [now_ms + 1000 * _IDLE_S]
-        if (timer := self._service.next_due_ms()) is not None:
-            due.append(max(timer, self._timers_not_before_ms))
+        if self._timer_ms is not None:
+            due.append(self._timer_ms)
         if (ask := self._skipped.next_ask_ms()) is not None:
             due.append(ask)
         if self._dirty_since_ms is not None:
@@ -224,8 +226,7 @@ class Worker:
         All that waits for the bus comes first: once records are admitted, they are applied.
         """
         now_ms = self._clock.now_ms()
-        timer = self._service.next_due_ms()
-        due = timer is not None and max(timer, self._timers_not_before_ms) <= now_ms
+        due = self._timer_ms is not None and self._timer_ms <= now_ms
         ends = await self._wiring.ends(self._positions.partitions()) if due else {}
         await self._skipped.refresh({r.key for r in self._wiring.records}, now_ms)
         records, beside = self._wiring.take()
@@ -248,13 +249,13 @@ class Worker:
             self._outputs.add([*outputs, *self._letters.bury(poison, now_ms)])
             self._letters.check(fresh, poison, now_ms)
             self._crash("applied")
-        if due:
-            # A timer that waits until we have caught up is asked again, but not in a busy loop.
-            timer = self._service.next_due_ms()
-            still_due = timer is not None and timer <= now_ms
-            self._timers_not_before_ms = now_ms + int(1000 * _LAGGING_S) if still_due else 0
         if self._checkpoint_is_due(now_ms):
             await self._checkpoint()
+        timer = self._service.next_due_ms()
+        if due and timer is not None and timer <= now_ms:
+            # A timer that waits until we have caught up is asked again, but not in a busy loop.
+            timer = now_ms + int(1000 * _LAGGING_S)
+        self._timer_ms = timer
 
     def _apply(
         self, records: Sequence[Record], tick: Tick
