@@ -1,0 +1,33 @@
+"""`rule_failed`: a rule raised. The engine says so; here is what the catalogue knows of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta
+
+
+class RuleFailedParams(Params):
+    """It has no parameters."""
+
+
+@dataclass(slots=True)
+class _State:
+    """It remembers nothing: the quarantine stands in the failed rule's own snapshot."""
+
+
+class RuleFailed(Rule[RuleFailedParams, _State]):
+    """Switching it off silences the issue; a rule that fails is quarantined all the same."""
+
+    meta = RuleMeta(
+        name="rule_failed",
+        version=1,
+        family="about_rules",
+        meaning="Another rule raised an exception; it is off for this run, the others go on.",
+        severity="warning",
+        inputs=(),
+        remedy="This is a defect of the rule, not of the training: report it with the error and "
+        "the rule's parameters. A new incarnation of the run tries the rule again.",
+        params=RuleFailedParams,
+    )
+    state_type = _State

@@ -1,0 +1,133 @@
+"""`rule_has_no_input`: a rule that watches nothing says so, lest its silence look well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from pydantic import Field
+
+from tocsin.schemas.issues import Evidence, Fact, Subject
+from tocsin.schemas.runs import RunData
+from tocsin.schemas.telemetry import StepFrame, SystemFrame, TensorFrame
+from tocsin.stream_rules.rule import (
+    Finding,
+    Input,
+    Moment,
+    Outcome,
+    Params,
+    Rule,
+    RuleMeta,
+    Watched,
+    scalar,
+    tensors,
+)
+
+_NAMES: Final = 200
+
+
+class RuleHasNoInputParams(Params):
+    """Parameters of `rule_has_no_input`."""
+
+    grace: int = Field(default=100, ge=1)
+    """How many steps the input may take to come. Unit: steps."""
+
+
+@dataclass(slots=True)
+class _State:
+    scalars: list[str] = field(default_factory=list)
+    collections: list[str] = field(default_factory=list)
+    samples: list[str] = field(default_factory=list)
+    said: bool = False
+
+
+class RuleHasNoInput(Rule[RuleHasNoInputParams, _State]):
+    """A warning for rules that the configuration names; for those that run by default an info."""
+
+    meta = RuleMeta(
+        name="rule_has_no_input",
+        version=1,
+        family="about_rules",
+        meaning="Nothing that a rule reads has come within the first steps: it watches nothing.",
+        severity="warning",
+        inputs=(scalar("*", mode=None), tensors("*"), Input("system", "*", None)),
+        remedy="Capture what is missing (see the evidence), or switch the rule off.",
+        params=RuleHasNoInputParams,
+    )
+    state_type = _State
+
+    def __init__(self, name: str, params: RuleHasNoInputParams) -> None:
+        super().__init__(name, params)
+        self._watched: tuple[Watched, ...] = ()
+
+    def beside(self, watched: tuple[Watched, ...]) -> None:
+        self._watched = watched
+
+    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+        _note(self.state.scalars, (f"{frame.mode}/{name}" for name in frame.columns))
+        if self.state.said or frame.mode != "train" or not frame.steps.size:
+            return
+        if int(frame.steps[-1]) >= self.params.grace:
+            self.state.said = True
+            yield from self._missing(int(frame.steps[-1]))
+
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+        _note(self.state.collections, (frame.collection,))
+        return ()
+
+    def on_system(self, frame: SystemFrame, at: Moment) -> Iterable[Outcome]:
+        _note(self.state.samples, frame.columns)
+        return ()
+
+    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+        return ()
+
+    def _missing(self, step: int) -> Iterable[Outcome]:
+        waiting = [one for one in self._watched if one.inputs and not self._has_input(one)]
+        listed = [one for one in waiting if one.listed]
+        if not waiting:
+            return
+        first = (listed or waiting)[0]
+        state = self.state
+        seen = [*state.scalars, *state.collections, *state.samples]
+        others = [one.name for one in waiting if one is not first]
+        yield Finding(
+            subject=Subject(kind="rule", name=first.name),
+            reason=f"{', '.join(one.name for one in (listed or waiting)[:8])}: nothing to read in "
+            f"the first {step + 1} steps",
+            first_step=0,
+            severity="warning" if listed else "info",
+            remedy="; ".join([f"{first.name}: {first.capture_hint}"] if first.capture_hint else [])
+            or None,
+            evidence=Evidence(
+                facts=tuple(
+                    Fact(name=one.name, value="needs " + " or ".join(str(i) for i in one.inputs))
+                    for one in waiting[:32]
+                ),
+                followed=len(others),
+                also=tuple(others[:32]),
+                explanation="seen so far: " + (", ".join(seen[:100]) or "nothing"),
+            ),
+        )
+
+    def _has_input(self, one: Watched) -> bool:
+        return any(self._seen(wanted) for wanted in one.inputs)
+
+    def _seen(self, wanted: Input) -> bool:
+        state = self.state
+        if wanted.kind == "event":
+            return True
+        if wanted.kind == "tensors":
+            return any(wanted.fits(name) for name in state.collections)
+        if wanted.kind == "system":
+            return any(wanted.fits(name) for name in state.samples)
+        return any(
+            wanted.fits(name) and wanted.mode in (None, mode)
+            for mode, _, name in (full.partition("/") for full in state.scalars)
+        )
+
+
+def _note(seen: list[str], names: Iterable[str]) -> None:
+    if len(seen) < _NAMES:
+        seen.extend(name for name in names if name not in seen)

@@ -1,0 +1,186 @@
+"""The engine: records of many runs in, issues out. Pure: no I/O, no clock, no chance.
+
+Time is append time: each partition's clock is the highest that was seen there. `apply` first fires
+every timer that is due by the record's append time, live as in replay; `tick` is the same for a
+live worker that can prove that it has read everything up to a time.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tocsin.bus.port import Record
+from tocsin.schemas.errors import MalformedRecord, RecordError
+from tocsin.schemas.events import Event
+from tocsin.schemas.state import Snapshot
+from tocsin.schemas.telemetry import StepFrame, SystemFrame, TensorFrame
+from tocsin.schemas.wire import decode, read_meta
+from tocsin.stream_rules.episodes import Told
+from tocsin.stream_rules.instances import RuleSpec
+from tocsin.stream_rules.run_engine import RunEngine
+from tocsin.stream_rules.run_state import Value
+
+
+@dataclass(slots=True)
+class PartitionState:
+    """One partition: its clock, the offset after the last record, its runs, their timers.
+
+    `timers` may hold entries that are no longer true; `due` says which are.
+    """
+
+    clock_ms: int = 0
+    next_offset: int = 0
+    runs: dict[str, RunEngine] = field(default_factory=dict)
+    due: dict[str, int] = field(default_factory=dict)
+    timers: list[tuple[int, str]] = field(default_factory=list)
+
+
+class Engine:
+    """All runs of the partitions that it was given."""
+
+    def __init__(self, specs: Sequence[RuleSpec]) -> None:
+        self._specs = tuple(specs)
+        self._partitions: dict[int, PartitionState] = {}
+
+    def apply(self, record: Record) -> list[Told]:
+        """Take in one telemetry record; records of one partition in the order of their offsets.
+
+        Raises:
+            RecordError: it cannot be used; the engine has gone on and may be given the next one.
+        """
+        state = self._partition(record.partition.number)
+        state.next_offset = max(state.next_offset, record.offset + 1)
+        told = self._advance(state, record.append_ms)
+        try:
+            told += self._take(state, record)
+        except RecordError as error:
+            if told:
+                # The issues of the timers must not be lost with the record.
+                raise UnusableRecord(error, told) from error
+            raise
+        return told
+
+    def tick(self, partition: int, as_of_ms: int, *, since_ms: int) -> list[Told]:
+        """Fire what is due, as all records appended before `as_of_ms` were applied.
+
+        `since_ms`: since when that could be said without a break.
+        """
+        state = self._partitions.get(partition)
+        return [] if state is None else self._advance(state, as_of_ms, since_ms)
+
+    def next_due_ms(self) -> int | None:
+        """When the next timer of any run is due."""
+        dues = [top for state in self._partitions.values() if (top := _top(state)) is not None]
+        return min(dues, default=None)
+
+    # -- state comes and goes --------------------------------------------------------------
+
+    def adopt(self, partition: int, run_id: str, snapshots: Mapping[str, Snapshot]) -> None:
+        """Go on with a run from its snapshots, by rule name."""
+        state = self._partition(partition)
+        run = RunEngine(run_id, self._specs)
+        run.restore(snapshots)
+        state.runs[run_id] = run
+        state.clock_ms = max([state.clock_ms, *(s.saved_at_ms for s in snapshots.values())])
+        _schedule(state, run_id)
+
+    def forget(self, partitions: Collection[int]) -> None:
+        """Drop all state of these partitions."""
+        for number in partitions:
+            self._partitions.pop(number, None)
+
+    def drop(self, partition: int, run_id: str) -> None:
+        """Drop a run."""
+        state = self._partitions[partition]
+        state.runs.pop(run_id, None)
+        state.due.pop(run_id, None)
+
+    def runs(self) -> list[tuple[int, PartitionState, RunEngine]]:
+        """All runs with their partitions."""
+        return [
+            (number, state, run)
+            for number, state in self._partitions.items()
+            for run in state.runs.values()
+        ]
+
+    def run(self, run_id: str) -> RunEngine | None:
+        """The run of that id, if it is here."""
+        return next((run for _, _, run in self.runs() if run.state.run_id == run_id), None)
+
+    # -- inside ----------------------------------------------------------------------------
+
+    def _partition(self, number: int) -> PartitionState:
+        state = self._partitions.get(number)
+        if state is None:
+            state = self._partitions[number] = PartitionState()
+        return state
+
+    def _advance(
+        self, state: PartitionState, now_ms: int, since_ms: int | None = None
+    ) -> list[Told]:
+        state.clock_ms = max(state.clock_ms, now_ms)
+        told: list[Told] = []
+        while (due := _top(state)) is not None and due <= state.clock_ms:
+            _, run_id = heapq.heappop(state.timers)
+            del state.due[run_id]
+            told += state.runs[run_id].fire(state.clock_ms, since_ms=since_ms)
+            _schedule(state, run_id)
+        return told
+
+    def _take(self, state: PartitionState, record: Record) -> list[Told]:
+        if record.value is None:
+            return []
+        meta = read_meta(record.headers)
+        try:
+            run_id = record.key.decode()
+        except UnicodeDecodeError as error:
+            raise MalformedRecord("the key is not UTF-8") from error
+        value = _telemetry(decode(meta, record.value))
+        run = state.runs.get(run_id)
+        told: list[Told] = []
+        if run is None:
+            run = RunEngine(run_id, self._specs)
+            # Only a record that can be used makes a run known.
+            run.state.standing(value, meta)
+            state.runs[run_id] = run
+        else:
+            told = run.fire(state.clock_ms)
+        told += run.apply(value, meta, offset=record.offset, now_ms=state.clock_ms)
+        _schedule(state, run_id)
+        return told
+
+
+class UnusableRecord(RecordError):
+    """A record that cannot be used, after timers have found issues. `told` are these."""
+
+    def __init__(self, error: RecordError, told: list[Told]) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.told = told
+
+
+def _telemetry(value: object) -> Value:
+    if isinstance(value, TensorFrame | StepFrame | SystemFrame | Event):
+        return value
+    raise MalformedRecord(f"a {type(value).__name__} is not telemetry")
+
+
+def _schedule(state: PartitionState, run_id: str) -> None:
+    due = state.runs[run_id].next_due_ms()
+    if due is None:
+        state.due.pop(run_id, None)
+    elif state.due.get(run_id) != due:
+        state.due[run_id] = due
+        heapq.heappush(state.timers, (due, run_id))
+
+
+def _top(state: PartitionState) -> int | None:
+    """The next true timer; drops those before it that are not."""
+    while state.timers:
+        due, run_id = state.timers[0]
+        if state.due.get(run_id) == due:
+            return due
+        heapq.heappop(state.timers)
+    return None

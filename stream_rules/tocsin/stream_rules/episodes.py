@@ -1,0 +1,144 @@
+"""Episodes: from a rule's outcomes to issues that fire once, go on, and are resolved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from tocsin.schemas.events import clip
+from tocsin.schemas.identity import issue_id
+from tocsin.schemas.issues import (
+    Evidence,
+    IssueFiring,
+    IssueOngoing,
+    IssueResolved,
+    Severity,
+    Subject,
+)
+from tocsin.stream_rules.facts import RunFacts
+from tocsin.stream_rules.rule import Clear, Finding, Moment, Outcome, RuleMeta
+
+MAX_OPEN: Final = 64
+"""Open episodes of one rule instance at once; further ones are not opened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An issue's state to be published; `number` counts the states of its episode."""
+
+    issue: IssueFiring
+    number: int
+
+
+@dataclass(slots=True)
+class Episode:
+    """One open issue of one rule instance."""
+
+    id: str
+    subject: Subject
+    reason: str
+    severity: Severity
+    stop_worthy: bool
+    remedy: str
+    first_step: int | None
+    first_rank: int | None
+    onset_ms: int
+    evidence: Evidence
+    told: int = 0
+    told_ms: int = 0
+    clear_since: int | None = None
+
+
+@dataclass(slots=True)
+class Episodes:
+    """Those of one rule instance: the open ones by `about`, and how many there were."""
+
+    open: dict[str, Episode] = field(default_factory=dict)
+    found: int = 0
+
+    def take(
+        self, outcome: Outcome, at: Moment, *, name: str, meta: RuleMeta, severity: Severity | None
+    ) -> Told | None:
+        """What a new outcome makes known, if anything. `severity` is the configuration's."""
+        episode = self.open.get(outcome.about)
+        if isinstance(outcome, Clear):
+            return self._clear(episode, outcome, at, name, meta) if episode else None
+        if episode is not None:
+            episode.clear_since = None
+            if isinstance(outcome, Finding):
+                episode.reason, episode.evidence = clip(outcome.reason), outcome.evidence
+            if at.now_ms - episode.told_ms < meta.repeat_ms:
+                return None
+            return _tell(IssueOngoing, episode, at, name, meta)
+        if not isinstance(outcome, Finding) or len(self.open) >= MAX_OPEN:
+            return None
+        episode = _opened(outcome, at, name, meta, severity)
+        self.open[outcome.about] = episode
+        self.found += 1
+        return _tell(IssueFiring, episode, at, name, meta)
+
+    def _clear(
+        self, episode: Episode, outcome: Clear, at: Moment, name: str, meta: RuleMeta
+    ) -> Told | None:
+        if outcome.step is not None and meta.resolve_after_steps > 0:
+            if episode.clear_since is None:
+                since = outcome.step if outcome.since is None else outcome.since
+                episode.clear_since = since
+            if outcome.step - episode.clear_since < meta.resolve_after_steps:
+                return None
+        del self.open[outcome.about]
+        return _tell(IssueResolved, episode, at, name, meta)
+
+
+def _opened(
+    finding: Finding, at: Moment, name: str, meta: RuleMeta, severity: Severity | None
+) -> Episode:
+    subject = finding.subject
+    key = (finding.about, finding.episode, finding.first_step, subject.collection, subject.name)
+    return Episode(
+        id=issue_id(
+            at.run.run_id, at.run.incarnation, name, meta.version, "|".join(str(k) for k in key)
+        ),
+        subject=subject,
+        reason=clip(finding.reason),
+        severity=severity or finding.severity or meta.severity,
+        stop_worthy=meta.stop_worthy if finding.stop_worthy is None else finding.stop_worthy,
+        remedy=finding.remedy or meta.remedy,
+        first_step=finding.first_step,
+        first_rank=finding.first_rank,
+        onset_ms=at.now_ms if finding.onset_ms is None else finding.onset_ms,
+        evidence=finding.evidence,
+    )
+
+
+def _tell(
+    model: type[IssueFiring], episode: Episode, at: Moment, name: str, meta: RuleMeta
+) -> Told:
+    run: RunFacts = at.run
+    issue = model(
+        run_id=run.run_id,
+        incarnation=run.incarnation,
+        rank=episode.first_rank or 0,
+        world_size=run.world_size,
+        issue_id=episode.id,
+        rule=name,
+        use=meta.name,
+        rule_version=meta.version,
+        severity=episode.severity,
+        stop_worthy=episode.stop_worthy,
+        subject=episode.subject,
+        reason=episode.reason,
+        remedy=episode.remedy,
+        first_step=episode.first_step,
+        first_rank=episode.first_rank,
+        step=run.last_step,
+        onset_ms=episode.onset_ms,
+        at_ms=at.now_ms,
+        labels=dict(run.labels),
+        evidence=episode.evidence,
+        last_good_checkpoint=run.checkpoint_before(episode.first_step),
+    )
+    told = Told(issue, episode.told)
+    episode.told += 1
+    episode.told_ms = at.now_ms
+    return told

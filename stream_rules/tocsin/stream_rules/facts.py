@@ -1,0 +1,72 @@
+"""What a rule may know of the run beside the record in its hands."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Protocol
+
+from tocsin.schemas.runs import Checkpoint
+
+
+class RunFacts(Protocol):
+    """The run as its records have told so far; read only."""
+
+    @property
+    def run_id(self) -> str: ...
+
+    @property
+    def incarnation(self) -> str: ...
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The run's labels."""
+        ...
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are, by what they say themselves."""
+        ...
+
+    @property
+    def optimizers(self) -> int:
+        """How many optimizers step; 0 while unknown."""
+        ...
+
+    @property
+    def collections(self) -> Collection[str]:
+        """What is captured, as the ranks said at their start."""
+        ...
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run has ended."""
+        ...
+
+    @property
+    def last_step(self) -> int | None:
+        """The highest step of any rank."""
+        ...
+
+    def live_ranks(self) -> Collection[int]:
+        """Ranks that were heard and have not ended."""
+        ...
+
+    def rank_last_step(self, rank: int) -> int | None:
+        """The last step whose scalars came from a rank; None: none yet."""
+        ...
+
+    def all_reported(self, step: int) -> bool:
+        """Whether each rank has sent the scalars of `step` (or later) or has ended."""
+        ...
+
+    def heartbeat_ms(self, rank: int) -> int:
+        """The interval of a rank's heartbeats, milliseconds."""
+        ...
+
+    def launcher_heard_ms(self) -> int | None:
+        """Append time of the launcher's last record; None: there is none."""
+        ...
+
+    def checkpoint_before(self, step: int | None) -> Checkpoint | None:
+        """The newest checkpoint that was written before `step`; None: none is known."""
+        ...

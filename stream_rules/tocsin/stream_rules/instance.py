@@ -1,0 +1,175 @@
+"""One rule instance at work for one run: its wall against exceptions, episodes, snapshot."""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from tocsin.schemas.errors import MalformedRecord
+from tocsin.schemas.events import clip
+from tocsin.schemas.identity import issue_id
+from tocsin.schemas.issues import Evidence, Fact, IssueFiring, Subject
+from tocsin.schemas.runs import RuleStatus
+from tocsin.stream_rules.about_rules.rule_failed import RuleFailed
+from tocsin.stream_rules.episodes import Episodes, Told
+from tocsin.stream_rules.instances import RuleSpec
+from tocsin.stream_rules.rule import AnyRule, Moment, Outcome
+from tocsin.stream_rules.state_codec import dump_state, load_state
+
+logger = logging.getLogger(__name__)
+
+_LENGTH: Final = struct.Struct("<I")
+
+
+@dataclass(slots=True)
+class _Shell:
+    """What the engine remembers of an instance, beside the rule's own state."""
+
+    episodes: Episodes = field(default_factory=Episodes)
+    input_seen: bool = False
+    failed: str | None = None
+
+
+class Instance:
+    """A rule of one run and incarnation.
+
+    `covers` is the offset below which records are in its state already, after a restore.
+    """
+
+    def __init__(self, spec: RuleSpec) -> None:
+        self.spec: Final = spec
+        self.rule: AnyRule = spec.build()
+        self.covers = 0
+        self._shell = _Shell()
+
+    @property
+    def version(self) -> int:
+        """The rule's version."""
+        return self.spec.rule.meta.version
+
+    @property
+    def found(self) -> int:
+        """Episodes so far, its own failure included."""
+        return self._shell.episodes.found + (self._shell.failed is not None)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it raised, and is quarantined for this run."""
+        return self._shell.failed is not None
+
+    def due_ms(self) -> int | None:
+        """When its timer is due."""
+        if self.failed:
+            return None
+        try:
+            return self.rule.next_due_ms()
+        except Exception as error:
+            self._quarantine(error)
+            return None
+
+    def status(self, *, ended: bool, stopped: bool) -> RuleStatus:
+        """What a reader is told of it."""
+        if self.failed:
+            return "error"
+        if self._shell.episodes.found:
+            return "issues_found"
+        if not self._shell.input_seen and self.spec.rule.meta.inputs:
+            return "waiting_for_input"
+        if not ended:
+            return "in_progress"
+        return "stopped" if stopped else "no_issues_found"
+
+    def call(
+        self,
+        method: Callable[[AnyRule], Iterable[Outcome]],
+        at: Moment,
+        *,
+        fails_as: RuleSpec | None,
+        input_seen: bool = True,
+    ) -> list[Told]:
+        """Let the rule take something in. It may raise: then it is quarantined for this run.
+
+        `fails_as` is the instance of `rule_failed` that says so; None: it is switched off.
+        """
+        if self.failed:
+            return []
+        self._shell.input_seen |= input_seen
+        try:
+            outcomes = list(method(self.rule))
+        except Exception as error:
+            why = self._quarantine(error)
+            return [_failure(self.spec, fails_as, why, at)] if fails_as is not None else []
+        meta, shell = self.spec.rule.meta, self._shell
+        taken = (
+            shell.episodes.take(
+                outcome, at, name=self.spec.name, meta=meta, severity=self.spec.severity
+            )
+            for outcome in outcomes
+        )
+        return [told for told in taken if told is not None]
+
+    def snapshot(self) -> bytes:
+        """Its state as the payload of a snapshot record."""
+        own = b""
+        if not self.failed:
+            try:
+                own = self.rule.snapshot()
+            except Exception as error:
+                self._quarantine(error)
+        shell = dump_state(self._shell)
+        return _LENGTH.pack(len(shell)) + shell + own
+
+    def restore(self, payload: bytes, *, covers: int) -> None:
+        """Take a snapshot back. Raises MalformedRecord, and is then as it was."""
+        if len(payload) < _LENGTH.size:
+            raise MalformedRecord("snapshot of a rule is shorter than its length field")
+        (length,) = _LENGTH.unpack_from(payload)
+        start = _LENGTH.size + length
+        shell = load_state(_Shell, payload[_LENGTH.size : start])
+        if shell.failed is None:
+            self.rule.restore(payload[start:])
+        self._shell = shell
+        self.covers = covers
+
+    def _quarantine(self, error: Exception) -> str:
+        logger.exception(
+            "rule failed, quarantined for this run",
+            extra={"action": "rules", "rule": self.spec.name},
+        )
+        why = clip(f"{type(error).__name__}: {error}", 500)
+        self._shell.failed = why
+        return why
+
+
+def _failure(spec: RuleSpec, fails_as: RuleSpec, why: str, at: Moment) -> Told:
+    meta = RuleFailed.meta
+    run = at.run
+    issue = IssueFiring(
+        run_id=run.run_id,
+        incarnation=run.incarnation,
+        rank=at.rank,
+        world_size=run.world_size,
+        issue_id=issue_id(
+            run.run_id,
+            run.incarnation,
+            fails_as.name,
+            meta.version,
+            f"{spec.name}|{at.boot}/{at.seq}",
+        ),
+        rule=fails_as.name,
+        use=meta.name,
+        rule_version=meta.version,
+        severity=fails_as.severity or meta.severity,
+        subject=Subject(kind="rule", name=spec.name),
+        reason=clip(f"rule {spec.name} failed and is off for the rest of this run: {why}", 1000),
+        remedy=meta.remedy,
+        step=run.last_step,
+        onset_ms=at.now_ms,
+        at_ms=at.now_ms,
+        labels=dict(run.labels),
+        evidence=Evidence(facts=(Fact(name="error", value=clip(why, 500)),)),
+    )
+    return Told(issue, 0)

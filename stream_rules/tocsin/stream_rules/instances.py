@@ -1,0 +1,152 @@
+"""From the configuration's rules to the instances that a run gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from pydantic import ValidationError
+
+from tocsin.schemas.config import Config, SectionValidator
+from tocsin.schemas.config_parse import findings_of
+from tocsin.schemas.config_problems import Finding, did_you_mean
+from tocsin.schemas.config_sections import RuleEntry
+from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.issues import Severity
+from tocsin.stream_rules.catalogue import Catalogue, UnknownRule, built_in
+from tocsin.stream_rules.rule import AnyRule, Params, Watched
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleSpec:
+    """How to make a rule instance for a run.
+
+    Attributes:
+        listed: whether the configuration names it; one that runs by default is not missed when
+            a run has no input for it.
+        watched: all instances beside it.
+    """
+
+    name: str
+    rule: type[AnyRule]
+    params: Params
+    severity: Severity | None = None
+    match: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    listed: bool = False
+    watched: tuple[Watched, ...] = ()
+
+    def build(self) -> AnyRule:
+        """A fresh instance."""
+        rule = self.rule(self.name, self.params)
+        rule.beside(self.watched)
+        return rule
+
+    def fits(self, labels: Mapping[str, str]) -> bool:
+        """Whether a run with these labels is watched by it."""
+        return all(
+            key in labels and any(fnmatchcase(labels[key], pattern) for pattern in patterns)
+            for key, patterns in self.match.items()
+        )
+
+
+def rule_specs(
+    entries: Sequence[RuleEntry] = (),
+    *,
+    defaults: Literal["all", "none"] = "all",
+    catalogue: Catalogue | None = None,
+) -> tuple[RuleSpec, ...]:
+    """The instances of a configuration: the listed ones, then the others at their defaults.
+
+    An entry with a name of its own stands beside the default instance of its rule.
+
+    Raises:
+        ConfigurationError: an entry names no rule, or its parameters are wrong (`rule_findings`
+            says the same with places).
+    """
+    catalogue = catalogue or built_in()
+    problems = list(_findings(entries, catalogue))
+    if problems:
+        raise ConfigurationError("; ".join(problem.message for problem in problems))
+    specs: dict[str, RuleSpec] = {}
+    off: set[str] = set()
+    for entry in entries:
+        rule = catalogue.get(entry.use)
+        name = rule.meta.name if entry.name == entry.use else entry.name
+        if entry.off:
+            off.add(name)
+            continue
+        specs[name] = RuleSpec(
+            name=name,
+            rule=rule,
+            params=rule.meta.params.model_validate(dict(entry.params)),
+            severity=entry.severity,
+            match=entry.match,
+            listed=True,
+        )
+    if defaults == "all":
+        for rule in catalogue:
+            name = rule.meta.name
+            if name not in specs and name not in off:
+                specs[name] = RuleSpec(name=name, rule=rule, params=rule.meta.params())
+    return _beside(specs.values())
+
+
+def rule_findings(catalogue: Catalogue | None = None) -> SectionValidator:
+    """The validator of the section `rules`, for `SectionRegistry.register("rules", …)`."""
+    known = catalogue or built_in()
+
+    def validate(config: Config) -> Iterable[Finding]:
+        return _findings(config.rules, known)
+
+    return validate
+
+
+def _findings(entries: Iterable[RuleEntry], catalogue: Catalogue) -> Iterator[Finding]:
+    seen: set[str] = set()
+    for entry in entries:
+        try:
+            rule = catalogue.get(entry.use)
+        except UnknownRule:
+            hint = did_you_mean(entry.use, (*catalogue.names(), *catalogue.aliases()))
+            at: Literal["key", "value"] = "key" if entry.short else "value"
+            message = f"unknown rule {entry.use!r}"
+            yield Finding(entry.at("use"), message, "unknown_rule", hint, at=at)
+            continue
+        # An alias and the rule's own name are one instance; the loader has seen equal names.
+        name = rule.meta.name if entry.name == entry.use else entry.name
+        if name in seen:
+            message = f"the rule {name!r} is listed already"
+            yield Finding(entry.at("use"), message, "duplicate_rule", at="key")
+        seen.add(name)
+        model = rule.meta.params
+        try:
+            model.model_validate(dict(entry.params))
+        except ValidationError as error:
+            yield from findings_of(error, model, entry.at("params"))
+
+
+def _beside(specs: Iterable[RuleSpec]) -> tuple[RuleSpec, ...]:
+    listed = tuple(specs)
+    watched = tuple(
+        Watched(
+            name=spec.name,
+            inputs=spec.rule.meta.inputs,
+            capture_hint=spec.rule.meta.capture_hint,
+            listed=spec.listed,
+        )
+        for spec in listed
+    )
+    return tuple(
+        RuleSpec(
+            name=spec.name,
+            rule=spec.rule,
+            params=spec.params,
+            severity=spec.severity,
+            match=spec.match,
+            listed=spec.listed,
+            watched=watched,
+        )
+        for spec in listed
+    )

@@ -1,0 +1,62 @@
+"""One series of a run: that of its lowest rank that has it.
+
+Under data parallelism the ranks tell the same story, each with the loss of its own batch; one of
+them is enough, and whole series of thousands of ranks would be too much to remember.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tocsin.schemas.issues import Series
+from tocsin.schemas.telemetry import StepFrame
+from tocsin.stream_rules.rule import SERIES_POINTS
+
+
+@dataclass(slots=True)
+class Lead:
+    """Which rank leads, how far it is, and its last points."""
+
+    rank: int | None = None
+    last_step: int = -1
+    steps: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+    def takes(self, frame: StepFrame) -> bool:
+        """Whether a frame is of the leading rank, or of a lower one, which then begins to lead.
+
+        In the second case `rank` has changed, and what a rule has derived so far is another's.
+        """
+        rank = frame.speaker.rank
+        if self.rank is not None and rank > self.rank:
+            return False
+        if rank != self.rank:
+            self.rank, self.last_step = rank, -1
+            self.steps, self.values = [], []
+        return True
+
+    def points(self, frame: StepFrame, column: str) -> Iterator[tuple[int, float]]:
+        """The new points of a column; a step that was there already is left out."""
+        values = frame.column(column)
+        if values is None:
+            return
+        for step, value in zip(frame.steps.tolist(), values.tolist(), strict=True):
+            if step <= self.last_step:
+                continue
+            self.last_step = step
+            self.steps.append(step)
+            self.values.append(value)
+            if len(self.steps) > 2 * SERIES_POINTS:
+                del self.steps[:-SERIES_POINTS], self.values[:-SERIES_POINTS]
+            yield step, value
+
+    def series(self, name: str, *, limit: float | None = None, unit: str | None = None) -> Series:
+        """The last points, for the evidence."""
+        return Series(
+            name=name,
+            unit=unit,
+            steps=tuple(self.steps[-SERIES_POINTS:]),
+            values=tuple(self.values[-SERIES_POINTS:]),
+            limit=limit,
+        )

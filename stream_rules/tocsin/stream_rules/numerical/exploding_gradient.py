@@ -1,0 +1,155 @@
+"""`exploding_gradient`: the gradient norm leaves its own past far behind.
+
+With n the global gradient norm of a step and E its exponential moving average, the condition is
+n > factor · E for `for_steps` steps in a row, or n > factor² · E at once, after `warmup_steps`.
+Outliers (n > factor · E) do not enter E. A norm must also be twice the largest that the run has
+seen lately: a memorised data set brings norms near zero, over which an ordinary batch stands out.
+
+The factor stands far from healthy runs (a small GPT and a ResNet stay below 5) and well below
+what the first spike of BLOOM's training showed while its loss still looked well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pydantic import Field
+
+from tocsin.schemas.issues import Evidence, Fact, Subject
+from tocsin.schemas.telemetry import StepFrame
+from tocsin.stream_rules.lead import Lead
+from tocsin.stream_rules.rule import Clear, Finding, Moment, Outcome, Params, Rule, RuleMeta, scalar
+
+
+class ExplodingGradientParams(Params):
+    """Parameters of `exploding_gradient`."""
+
+    factor: float = Field(default=20.0, gt=1)
+    """Norm against its moving average: above it a step is an outlier."""
+    ema_steps: int = Field(default=100, ge=2)
+    """Length of the moving average. Unit: steps."""
+    for_steps: int = Field(default=2, ge=1)
+    """How many outliers in a row it takes below factor². Unit: steps."""
+    warmup_steps: int = Field(default=20, ge=1)
+    """Steps that are only learned from. Unit: steps."""
+
+
+@dataclass(slots=True)
+class _State:
+    lead: Lead = field(default_factory=Lead)
+    seen: int = 0
+    average: float = 0.0
+    peak: float = 0.0
+    row: int = 0
+    first_step: int = -1
+    first_ms: int = 0
+    loss: float | None = None
+    loss_before: float | None = None
+    high: float = 0.0
+
+
+class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
+    """Warns of the norm itself; critical once the loss follows. Never asks for a stop."""
+
+    meta = RuleMeta(
+        name="exploding_gradient",
+        version=1,
+        family="numerical",
+        meaning="The global gradient norm is many times its own moving average.",
+        severity="warning",
+        inputs=(scalar("gradient_norm"),),
+        capture_hint="the gradient norm is captured when an optimizer of PyTorch steps",
+        remedy="Clip the gradient norm, lower the learning rate or lengthen its warm-up; if it was "
+        "one batch, look at that batch.",
+        alias=None,
+        params=ExplodingGradientParams,
+        resolve_after_steps=20,
+    )
+    state_type = _State
+
+    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+        state = self.state
+        before = state.lead.rank
+        if not state.lead.takes(frame):
+            return
+        if before is not None and before != state.lead.rank:
+            self.state = state = _State(lead=state.lead)
+        losses = frame.column("loss")
+        by_step = (
+            {} if losses is None else dict(zip(frame.steps.tolist(), losses.tolist(), strict=True))
+        )
+        for step, norm in state.lead.points(frame, "gradient_norm"):
+            loss = by_step.get(step)
+            if loss is not None and math.isfinite(loss):
+                state.loss = loss
+            if math.isfinite(norm):
+                yield from self._point(step, norm, at)
+
+    def _point(self, step: int, norm: float, at: Moment) -> Iterable[Outcome]:
+        state, params = self.state, self.params
+        warm = state.seen >= params.warmup_steps
+        over = norm > params.factor * state.average
+        outlier = warm and over and norm > 2 * state.peak
+        if not outlier:
+            state.seen += 1
+            weight = max(2 / (params.ema_steps + 1), 1 / state.seen)
+            state.average += weight * (norm - state.average)
+            state.peak = max(norm, state.peak * (1 - 1 / (5 * params.ema_steps)))
+        if not outlier:
+            state.row = 0
+            if state.loss is not None:
+                state.loss_before = (
+                    state.loss
+                    if state.loss_before is None
+                    else state.loss_before + 0.1 * (state.loss - state.loss_before)
+                )
+            yield Clear(step)
+            yield Clear(step, about="loss")
+            return
+        if state.row == 0:
+            state.first_step, state.first_ms, state.high = step, at.now_ms, 0.0
+        state.row += 1
+        state.high = max(state.high, norm)
+        if state.row < params.for_steps and norm <= params.factor**2 * state.average:
+            return
+        yield self._finding(norm, about="")
+        if self._loss_follows():
+            yield self._finding(norm, about="loss")
+
+    def _loss_follows(self) -> bool:
+        loss, before = self.state.loss, self.state.loss_before
+        return loss is not None and before is not None and loss - before > abs(before)
+
+    def _finding(self, norm: float, *, about: str) -> Finding:
+        state, params = self.state, self.params
+        average = max(state.average, 1e-30)
+        facts = [
+            Fact(name="gradient_norm", value=norm, limit=params.factor * average),
+            Fact(name="moving_average", value=average),
+            Fact(name="ratio", value=norm / average, limit=params.factor),
+        ]
+        if state.loss is not None:
+            facts.append(Fact(name="loss", value=state.loss))
+        reason = (
+            f"the gradient norm is {norm:.4g}, {norm / average:,.0f} times its moving average of "
+            f"{average:.4g}, since step {state.first_step}"
+        )
+        if about:
+            reason += f"; the loss has followed: {state.loss:.4g} after {state.loss_before:.4g}"
+        return Finding(
+            about=about,
+            subject=Subject(kind="scalar", name="gradient_norm"),
+            reason=reason,
+            first_step=state.first_step,
+            first_rank=state.lead.rank,
+            onset_ms=state.first_ms,
+            severity="critical" if about else None,
+            evidence=Evidence(
+                facts=tuple(facts),
+                series=state.lead.series("gradient_norm", limit=params.factor * average),
+                explanation="outliers do not enter the moving average; each was also more than "
+                "twice the largest norm seen lately",
+            ),
+        )

@@ -1,0 +1,194 @@
+"""`stalled_training`: the process lives, and no step comes.
+
+Progress is a step of any rank, a forward call more in a heartbeat, a phase that begins, ends or
+goes on (evaluation, checkpoint). When none came for the threshold although heartbeats still do,
+training stalls. Without heartbeats it is `telemetry_lost`, another rule: nothing is known of the
+steps then. Before the first step nothing is said: data may still be prepared.
+
+The threshold is the larger of 300 s and 20 median step times, unless it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Final
+
+from pydantic import Field
+
+from tocsin.schemas.config_values import Duration
+from tocsin.schemas.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.runs import Heartbeat, PhaseMark, RunData
+from tocsin.schemas.telemetry import StepFrame
+from tocsin.stream_rules.rule import (
+    Clear,
+    Finding,
+    Holds,
+    Moment,
+    Outcome,
+    Params,
+    Rule,
+    RuleMeta,
+    event,
+    scalar,
+)
+
+_FLOOR_MS: Final = 300_000
+_STEPS: Final = 20
+_RECENT: Final = 64
+_MAX_GRACE_MS: Final = 60_000
+
+
+class StalledTrainingParams(Params):
+    """Parameters of `stalled_training`."""
+
+    threshold: Duration | None = Field(default=None, examples=["30m"])
+    """How long without progress. Unit: a duration; absent: 300s or 20 median steps."""
+
+
+@dataclass(slots=True)
+class _State:
+    progress_ms: int | None = None
+    progress_boot: str = ""
+    progress_seq: int = 0
+    heartbeat_ms: int = 0
+    heartbeat_every_ms: int = 10_000
+    last_step: int = -1
+    slowest_rank: int = 0
+    checked_ms: int = 0
+    open: bool = False
+    over: bool = False
+    forward_calls: dict[int, int] = field(default_factory=dict)
+    steps: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+
+class StalledTraining(Rule[StalledTrainingParams, _State]):
+    """Its timer fires live only where it is sure that no step is waiting to be read."""
+
+    meta = RuleMeta(
+        name="stalled_training",
+        version=1,
+        family="progress",
+        meaning="The training process lives, but no step has come for long.",
+        severity="critical",
+        inputs=(event(Heartbeat), event(PhaseMark), scalar("*", mode=None)),
+        remedy="Look where the ranks are (py-spy dump --pid PID): a data loader that waits, a "
+        "collective that one rank has not joined, or a file system that hangs.",
+        alias="StalledTrainingRule",
+        params=StalledTrainingParams,
+        resolve_after_steps=0,
+    )
+    state_type = _State
+
+    def next_due_ms(self) -> int | None:
+        state = self.state
+        if state.progress_ms is None or state.open or state.over:
+            return None
+        due = state.progress_ms + self._threshold_ms()
+        # Looked at already, with no heartbeats: the next one looks again.
+        return None if due <= state.checked_ms else due
+
+    def grace_ms(self) -> int:
+        return min(_MAX_GRACE_MS, self._threshold_ms())
+
+    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+        if not frame.steps.size:
+            return
+        state = self.state
+        if frame.mode == "train":
+            state.last_step = max(state.last_step, int(frame.steps[-1]))
+            seconds = frame.column("step_time_s")
+            if seconds is not None:
+                state.steps = [*state.steps, *frame.steps.tolist()][-_RECENT:]
+                state.seconds = [*state.seconds, *seconds.tolist()][-_RECENT:]
+        yield from self._progress(at)
+
+    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+        if at.run.ended:
+            self.state.over = True
+        elif isinstance(data, PhaseMark):
+            yield from self._progress(at)
+        elif isinstance(data, Heartbeat) and data.role == "trainer":
+            yield from self._heartbeat(data, at)
+
+    def on_timer(self, at: Moment) -> Iterable[Outcome]:
+        self.state.checked_ms = at.now_ms
+        if at.now_ms - self.state.heartbeat_ms <= 3 * self.state.heartbeat_every_ms:
+            yield self._finding(at)
+
+    def _heartbeat(self, data: Heartbeat, at: Moment) -> Iterable[Outcome]:
+        state = self.state
+        state.heartbeat_ms = at.now_ms
+        state.heartbeat_every_ms = at.run.heartbeat_ms(data.rank)
+        before = state.forward_calls.get(data.rank, 0)
+        state.forward_calls[data.rank] = data.forward_calls
+        if data.forward_calls > before or data.busy is not None:
+            yield from self._progress(at)
+        elif state.open:
+            yield Holds()
+        elif (
+            state.progress_ms is not None
+            and not state.over
+            and at.now_ms - state.progress_ms >= self._threshold_ms()
+        ):
+            yield self._finding(at)
+
+    def _progress(self, at: Moment) -> Iterable[Outcome]:
+        state = self.state
+        if state.last_step < 0:
+            return
+        state.progress_ms = at.now_ms
+        state.progress_boot, state.progress_seq = at.boot, at.seq
+        if state.open:
+            state.open = False
+            yield Clear()
+
+    def _threshold_ms(self) -> int:
+        if self.params.threshold is not None:
+            return self.params.threshold // timedelta(milliseconds=1)
+        recent = sorted(self.state.seconds)
+        median = recent[len(recent) // 2] if recent else 0.0
+        return max(_FLOOR_MS, round(1000 * _STEPS * median) if median < 1e6 else _FLOOR_MS)
+
+    def _finding(self, at: Moment) -> Finding:
+        state = self.state
+        state.open = True
+        since = state.progress_ms if state.progress_ms is not None else at.now_ms
+        silent_s = (at.now_ms - since) / 1000
+        last = {rank: at.run.rank_last_step(rank) for rank in at.run.live_ranks()}
+        behind = min(
+            last, key=lambda rank: (-1 if last[rank] is None else last[rank], rank), default=0
+        )
+        step = last.get(behind)
+        return Finding(
+            subject=Subject(kind="run", name=at.run.run_id),
+            reason=f"no step for {silent_s:,.0f} s after step {state.last_step}, while rank "
+            f"{behind} still sends heartbeats",
+            first_step=state.last_step + 1,
+            first_rank=behind,
+            episode=f"{state.progress_boot}/{state.progress_seq}",
+            onset_ms=since,
+            evidence=Evidence(
+                facts=(
+                    Fact(
+                        name="without_progress",
+                        value=silent_s,
+                        limit=self._threshold_ms() / 1000,
+                        unit="s",
+                    ),
+                    Fact(name="last_step", value=float(-1 if step is None else step)),
+                ),
+                series=Series(
+                    name="step_time_s",
+                    unit="s",
+                    steps=tuple(state.steps),
+                    values=tuple(state.seconds),
+                )
+                if state.steps
+                else None,
+                explanation="no step, no forward call, no evaluation and no checkpoint since; the "
+                "rank named is the one with the fewest steps",
+            ),
+        )

@@ -1,0 +1,185 @@
+"""`telemetry_lost`: nothing from a rank for longer than its heartbeats allow.
+
+A rank's heartbeats come from a thread of its own, so their absence means that the process is gone
+or stopped, its node is down or cut off, or the way to the bus is. It alerts; it stops no job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Final
+
+from pydantic import Field
+
+from tocsin.schemas.config_values import Duration
+from tocsin.schemas.issues import Evidence, Fact, Subject
+from tocsin.schemas.runs import Heartbeat, RunData, RunEnded, RunStarted
+from tocsin.schemas.telemetry import StepFrame, TensorFrame
+from tocsin.stream_rules.rule import (
+    Clear,
+    Finding,
+    Moment,
+    Outcome,
+    Params,
+    Rule,
+    RuleMeta,
+    event,
+    scalar,
+    tensors,
+)
+
+_HEARTBEATS: Final = 3
+_MAX_GRACE_MS: Final = 60_000
+
+
+class TelemetryLostParams(Params):
+    """Parameters of `telemetry_lost`."""
+
+    threshold: Duration = Field(default=timedelta(seconds=60), examples=["60s"])
+    """How long without a record, at least three heartbeats. Unit: a duration."""
+
+
+@dataclass(slots=True)
+class _Heard:
+    at_ms: int
+    boot: str
+    seq: int
+    every_ms: int
+
+
+@dataclass(slots=True)
+class _State:
+    heard: dict[int, _Heard] = field(default_factory=dict)
+    lost: list[int] = field(default_factory=list)
+    over: bool = False
+    check_ms: int | None = None
+
+
+class TelemetryLost(Rule[TelemetryLostParams, _State]):
+    """One episode for all ranks that are silent at the same time; it names the first."""
+
+    meta = RuleMeta(
+        name="telemetry_lost",
+        version=1,
+        family="progress",
+        meaning="Nothing has come from a rank for longer than its heartbeats allow.",
+        severity="warning",
+        inputs=(
+            event(RunStarted),
+            event(Heartbeat),
+            scalar("*", mode=None),
+            tensors("*"),
+        ),
+        remedy="See whether the process and its node are alive, and whether the node reaches the "
+        "bus. Training itself may be well.",
+        params=TelemetryLostParams,
+        resolve_after_steps=0,
+    )
+    state_type = _State
+
+    def next_due_ms(self) -> int | None:
+        return None if self.state.over else self.state.check_ms
+
+    def grace_ms(self) -> int:
+        return min(_MAX_GRACE_MS, self.params.threshold // timedelta(milliseconds=1))
+
+    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+        return self._hear(frame.speaker.rank, at)
+
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+        return self._hear(frame.speaker.rank, at)
+
+    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+        if at.run.ended:
+            self.state.over = True
+        if data.role != "trainer":
+            return ()
+        if isinstance(data, RunEnded):
+            self.state.heard.pop(data.rank, None)
+            return self._back(data.rank)
+        return self._hear(data.rank, at)
+
+    def on_timer(self, at: Moment) -> Iterable[Outcome]:
+        state = self.state
+        silent = sorted(
+            (self._limit_ms(heard) + heard.at_ms, rank)
+            for rank, heard in state.heard.items()
+            if self._limit_ms(heard) + heard.at_ms <= at.now_ms
+        )
+        new = [rank for _, rank in silent if rank not in state.lost]
+        state.lost = [rank for _, rank in silent]
+        self._schedule()
+        if new:
+            yield self._finding(at)
+
+    def _hear(self, rank: int, at: Moment) -> Iterable[Outcome]:
+        state = self.state
+        heard = state.heard.get(rank)
+        if heard is None:
+            state.heard[rank] = _Heard(at.now_ms, at.boot, at.seq, at.run.heartbeat_ms(rank))
+            self._schedule()
+        else:
+            heard.at_ms, heard.boot, heard.seq = at.now_ms, at.boot, at.seq
+            heard.every_ms = at.run.heartbeat_ms(rank)
+        return self._back(rank)
+
+    def _back(self, rank: int) -> Iterable[Outcome]:
+        state = self.state
+        if rank not in state.lost:
+            return ()
+        state.lost.remove(rank)
+        self._schedule()
+        return () if state.lost else (Clear(),)
+
+    def _schedule(self) -> None:
+        """The time may be too early, never too late: hearing a rank only moves its end away."""
+        state = self.state
+        state.check_ms = min(
+            (
+                heard.at_ms + self._limit_ms(heard)
+                for rank, heard in state.heard.items()
+                if rank not in state.lost
+            ),
+            default=None,
+        )
+
+    def _limit_ms(self, heard: _Heard) -> int:
+        threshold_ms = self.params.threshold // timedelta(milliseconds=1)
+        return max(threshold_ms, _HEARTBEATS * heard.every_ms)
+
+    def _finding(self, at: Moment) -> Finding:
+        state = self.state
+        first = state.lost[0]
+        heard = state.heard[first]
+        silent_s = (at.now_ms - heard.at_ms) / 1000
+        launcher_ms = at.run.launcher_heard_ms()
+        launcher = (
+            "there is no launcher"
+            if launcher_ms is None
+            else f"the launcher was heard {(at.now_ms - launcher_ms) / 1000:,.0f} s ago"
+        )
+        step = at.run.rank_last_step(first)
+        return Finding(
+            subject=Subject(kind="rank", name=f"rank {first}"),
+            reason=f"nothing from rank {first} for {silent_s:,.0f} s"
+            + ("" if step is None else f" after step {step}"),
+            first_step=None if step is None else step + 1,
+            first_rank=first,
+            episode=f"{heard.boot}/{heard.seq}",
+            onset_ms=heard.at_ms,
+            evidence=Evidence(
+                facts=(
+                    Fact(
+                        name="silent",
+                        value=silent_s,
+                        limit=self._limit_ms(heard) / 1000,
+                        unit="s",
+                    ),
+                ),
+                followed=len(state.lost) - 1,
+                also=tuple(f"rank {rank}" for rank in state.lost[1:33]),
+                explanation=launcher,
+            ),
+        )

@@ -1,0 +1,258 @@
+"""What a rule is: values that describe it, and five kinds of call that it may answer.
+
+A rule sees one run. It is told what its `inputs` name, record by record, and yields outcomes: the
+condition holds (`Finding`), still holds (`Holds`), does not hold (`Clear`). Everything else,
+episodes and ids, states and repeats, is the engine's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from tocsin.schemas.issues import Evidence, Severity, Subject
+from tocsin.schemas.runs import RunData
+from tocsin.schemas.telemetry import Mode, StepFrame, SystemFrame, TensorFrame
+from tocsin.stream_rules.state_codec import dump_state, load_state
+
+if TYPE_CHECKING:
+    from tocsin.stream_rules.facts import RunFacts
+
+SERIES_POINTS: Final = 128
+"""How many points of the deciding series the evidence carries at most."""
+
+MINUTE_MS: Final = 60_000
+
+Family = Literal["numerical", "progress", "data", "large_models", "system", "trees", "about_rules"]
+
+
+class Params(BaseModel):
+    """Base of the parameter models: frozen, strict, and unknown names are refused."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        hide_input_in_errors=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One kind of telemetry that a rule reads.
+
+    `kind` says which records: `scalar` (a column of the step scalars, in `mode`), `tensors` (a
+    collection), `system` (a column of the system samples), `event` (an event type). `pattern` may
+    have `*` and `?`.
+    """
+
+    kind: Literal["scalar", "tensors", "system", "event"]
+    pattern: str
+    mode: Mode | None = "train"
+
+    def fits(self, name: str) -> bool:
+        """Whether a column, collection or event type is meant."""
+        return self.pattern == name or fnmatchcase(name, self.pattern)
+
+    def __str__(self) -> str:
+        where = "" if self.mode in (None, "train") or self.kind != "scalar" else f" in {self.mode}"
+        return f"{self.kind} {self.pattern}{where}"
+
+
+def scalar(pattern: str, mode: Mode | None = "train") -> Input:
+    """A column of the step scalars; `mode` None: in any mode."""
+    return Input("scalar", pattern, mode)
+
+
+def tensors(pattern: str) -> Input:
+    """A collection of tensor summaries."""
+    return Input("tensors", pattern)
+
+
+def event(model: type[RunData]) -> Input:
+    """A type of event."""
+    return Input("event", model.event_type, None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleMeta:
+    """What the catalogue, the documentation and the engine know of a rule.
+
+    Attributes:
+        name: snake_case.
+        version: part of each issue's id: raised when the same data would give other issues.
+        meaning: one sentence.
+        severity: of its findings, unless a finding or the configuration says otherwise.
+        stop_worthy: whether a critical issue of it may stop the run by default.
+        inputs: what it reads; it has input once any of them was seen.
+        capture_hint: how to capture what is missing.
+        remedy: what to try, one or two sentences.
+        alias: the name of the same rule in SageMaker Debugger.
+        params: its parameter model.
+        repeat_ms: `ongoing` at most this often, in append time, milliseconds.
+        resolve_after_steps: resolved when the condition was false for so many steps; 0: at once.
+    """
+
+    name: str
+    version: int
+    family: Family
+    meaning: str
+    severity: Severity
+    inputs: tuple[Input, ...]
+    remedy: str
+    params: type[Params]
+    stop_worthy: bool = False
+    capture_hint: str = ""
+    alias: str | None = None
+    repeat_ms: int = 10 * MINUTE_MS
+    resolve_after_steps: int = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """Where in the record stream a call stands. `now_ms` is the partition's clock: the highest
+    append time so far."""
+
+    now_ms: int
+    run: RunFacts
+    rank: int = 0
+    boot: str = ""
+    seq: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The condition holds: a new episode, or news of the open one of the same `about`.
+
+    Attributes:
+        about: what has episodes of its own: "" for a rule with one condition for the run.
+        episode: what makes the episode's id beside first step and subject: for timer rules the boot
+            and seq of the last record before.
+        onset_ms: append time of the record that began it; None: of this one.
+        severity, stop_worthy: other than the rule's own.
+        remedy: other than the rule's own.
+    """
+
+    subject: Subject
+    reason: str
+    first_step: int | None = None
+    first_rank: int | None = None
+    evidence: Evidence = field(default_factory=Evidence)
+    about: str = ""
+    episode: str = ""
+    onset_ms: int | None = None
+    severity: Severity | None = None
+    stop_worthy: bool | None = None
+    remedy: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """The condition of an open episode still holds at `step`. Nothing happens if none is open."""
+
+    step: int | None = None
+    about: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Clear:
+    """The condition does not hold at `step`, nor at any step since `since` (default: `step`).
+
+    Nothing happens if no episode is open."""
+
+    step: int | None = None
+    about: str = ""
+    since: int | None = None
+
+
+Outcome = Finding | Holds | Clear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """What a rule about rules knows of another instance."""
+
+    name: str
+    inputs: tuple[Input, ...]
+    capture_hint: str
+    listed: bool
+
+
+P = TypeVar("P", bound=Params)
+S = TypeVar("S")
+
+
+class Rule(ABC, Generic[P, S]):
+    """One instance of a rule, for one run.
+
+    All methods run in one thread, must be quick (milliseconds) and must not block. They may raise:
+    the instance is then quarantined for this run, and the others go on. The same calls in the same
+    order must give the same outcomes: no clock, no chance, no I/O.
+
+    A subclass is `class MyRule(Rule[MyParams, MyState])` with `meta` and `state_type`, a dataclass
+    whose fields pydantic can write as JSON and read back; all that it remembers is in `self.state`.
+    """
+
+    meta: ClassVar[RuleMeta]
+    state_type: ClassVar[type[Any]]
+
+    def __init__(self, name: str, params: P) -> None:
+        self.name = name
+        self.params = params
+        self.state: S = self.state_type()
+
+    def beside(self, watched: tuple[Watched, ...]) -> None:
+        """Called once, before anything else, with all instances of the run. For rules on rules."""
+
+    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+        """Scalars of some steps of one rank; the frame has a column that `inputs` name."""
+        return ()
+
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+        """Summaries of a collection that `inputs` name, at one step of one rank."""
+        return ()
+
+    def on_system(self, frame: SystemFrame, at: Moment) -> Iterable[Outcome]:
+        """System samples of one node."""
+        return ()
+
+    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+        """An event that `inputs` name. The end of a rank or of the run comes to every rule."""
+        return ()
+
+    def on_timer(self, at: Moment) -> Iterable[Outcome]:
+        """`next_due_ms` has come; `at.now_ms` is exactly that time, live as in replay."""
+        return ()
+
+    def next_due_ms(self) -> int | None:
+        """When `on_timer` is to be called, in append time, Unix milliseconds; None: not."""
+        return None
+
+    def grace_ms(self) -> int:
+        """How long a live worker must have been without lag before the timer may fire.
+
+        For rules that draw conclusions from silence; replay needs none, its records are the proof.
+        """
+        return 0
+
+    def snapshot(self) -> bytes:
+        """All that the rule remembers; `restore` gives it back bit for bit."""
+        return dump_state(self.state)
+
+    def restore(self, payload: bytes) -> None:
+        """Take back a snapshot of the same rule version.
+
+        Raises:
+            MalformedRecord: it is not one.
+        """
+        self.state = load_state(self.state_type, payload)
+
+
+AnyRule = Rule[Any, Any]

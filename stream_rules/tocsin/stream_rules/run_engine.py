@@ -1,0 +1,267 @@
+"""The engine of one run: identity and order of its records, its rule instances, their timers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Final
+
+from tocsin.schemas.control import StopAnswer
+from tocsin.schemas.errors import MalformedRecord
+from tocsin.schemas.runs import RunData, RunEnded
+from tocsin.schemas.state import Snapshot
+from tocsin.schemas.telemetry import StepFrame, SystemFrame, TensorFrame
+from tocsin.schemas.wire import Meta
+from tocsin.stream_rules.episodes import Told
+from tocsin.stream_rules.instance import Instance
+from tocsin.stream_rules.instances import RuleSpec
+from tocsin.stream_rules.rule import AnyRule, Input, Moment, Outcome
+from tocsin.stream_rules.run_state import RunState, Value
+from tocsin.stream_rules.state_codec import dump_state, load_state
+
+logger = logging.getLogger(__name__)
+
+RUN_KEY: Final = "_run"
+"""The rule part of the key under which a run's own state is saved."""
+
+RUN_STATE_VERSION: Final = 1
+KEEP_MS: Final = 24 * 3_600_000
+"""How long after its end, or after it was last heard, the state of a run is kept."""
+
+
+class RunEngine:
+    """One run. `urgent` asks for a checkpoint; `expired` says that its state may go."""
+
+    def __init__(self, run_id: str, specs: Sequence[RuleSpec]) -> None:
+        self.state = RunState(run_id=run_id)
+        self.instances: list[Instance] = []
+        self.dirty = self.urgent = self.expired = False
+        self._specs: Final = specs
+        self._covers = 0
+        self._restored: dict[str, Snapshot] = {}
+        self._listeners: dict[Hashable, tuple[Instance, ...]] = {}
+        self._not_before: dict[str, int] = {}
+        self._failing: Final = next((s for s in specs if s.rule.meta.name == "rule_failed"), None)
+
+    # -- records ---------------------------------------------------------------------------
+
+    def apply(self, value: Value, meta: Meta, *, offset: int, now_ms: int) -> list[Told]:
+        """Take in one record; `now_ms` is the partition's clock. Raises MalformedRecord."""
+        known = offset < self._covers
+        standing = self.state.standing(value, meta)
+        if not known:
+            if not self.state.admit(meta):
+                return []
+            if standing == "late":
+                self.state.late += 1
+                return []
+            if standing == "new":
+                self.state.begin(value, meta, now_ms)
+                self._equip(offset)
+            before = (self.state.ended, self.state.stop, self.state.lost)
+            self.state.learn(value, meta, now_ms)
+            self.dirty = True
+            self.urgent |= before != (self.state.ended, self.state.stop, self.state.lost)
+        elif standing != "current":
+            return []
+        at = Moment(now_ms=now_ms, run=self.state, rank=meta.rank, boot=meta.boot, seq=meta.seq)
+        return self._dispatch(value, at, offset)
+
+    def _dispatch(self, value: Value, at: Moment, offset: int) -> list[Told]:
+        method: Callable[[AnyRule], Iterable[Outcome]]
+        everyone = False
+        key: Hashable
+        if isinstance(value, StepFrame):
+            frame = value
+            key = ("scalar", value.mode, value.columns)
+
+            def method(rule: AnyRule) -> Iterable[Outcome]:
+                return rule.on_steps(frame, at)
+        elif isinstance(value, TensorFrame):
+            tensors = value
+            key = ("tensors", None, (value.collection,))
+
+            def method(rule: AnyRule) -> Iterable[Outcome]:
+                return rule.on_tensors(tensors, at)
+        elif isinstance(value, SystemFrame):
+            samples = value
+            key = ("system", None, value.columns)
+
+            def method(rule: AnyRule) -> Iterable[Outcome]:
+                return rule.on_system(samples, at)
+        else:
+            data = value.data
+            if not isinstance(data, RunData) or isinstance(data, StopAnswer):
+                return []
+            event = data
+            everyone = isinstance(data, RunEnded)
+            key = ("event", None, (value.type,))
+
+            def method(rule: AnyRule) -> Iterable[Outcome]:
+                return rule.on_event(event, at)
+
+        listeners = self._listeners.get(key)
+        if listeners is None:
+            listeners = self._listeners[key] = tuple(
+                instance for instance in self.instances if _listens(instance, key)
+            )
+        told: list[Told] = []
+        for instance in self.instances if everyone else listeners:
+            if offset >= instance.covers and instance.spec.fits(self.state.labels):
+                told += instance.call(
+                    method, at, fails_as=self._failing, input_seen=instance in listeners
+                )
+        return told
+
+    # -- time ------------------------------------------------------------------------------
+
+    def fire(self, now_ms: int, *, since_ms: int | None = None) -> list[Told]:
+        """Fire what is due at `now_ms`, in the order of the due times.
+
+        `since_ms` is for a live worker: since when it has had no lag. None: a record is the proof.
+        """
+        told: list[Told] = []
+        while True:
+            due = self._due_by(now_ms, since_ms)
+            if due is None:
+                break
+            due_ms, instance = due
+            self.dirty = True
+            if instance is None:
+                self._own_timer(due_ms)
+                continue
+            at = Moment(now_ms=due_ms, run=self.state)
+            told += instance.call(_timer(at), at, fails_as=self._failing, input_seen=False)
+        return told
+
+    def _due_by(self, now_ms: int, since_ms: int | None) -> tuple[int, Instance | None] | None:
+        first: tuple[int, Instance | None] | None = None
+        own = self._own_due_ms()
+        if own is None:
+            return None
+        if own <= now_ms:
+            first = (own, None)
+        for instance in self.instances:
+            due = instance.due_ms()
+            if due is None or due > now_ms or (first is not None and due >= first[0]):
+                continue
+            if since_ms is not None:
+                ready_ms = since_ms + instance.rule.grace_ms()
+                if ready_ms > now_ms:
+                    self._not_before[instance.spec.name] = ready_ms
+                    continue
+            first = (due, instance)
+        return first
+
+    def next_due_ms(self) -> int | None:
+        """When a live worker must come back."""
+        if self.expired:
+            return None
+        dues = [
+            max(due, self._not_before.get(instance.spec.name, due))
+            for instance in self.instances
+            if (due := instance.due_ms()) is not None
+        ]
+        own = self._own_due_ms()
+        return min([*dues, own] if own is not None else dues, default=None)
+
+    def _own_due_ms(self) -> int | None:
+        """When the run is lost, or its state may go; None: it may now."""
+        if self.expired:
+            return None
+        quiet = self.state.quiet_due_ms()
+        if quiet is not None:
+            return quiet
+        ended = self.state.ended_ms
+        return (self.state.heard_ms if ended is None else ended) + KEEP_MS
+
+    def _own_timer(self, due_ms: int) -> None:
+        if self.state.quiet_due_ms() is None:
+            self.expired = True
+        else:
+            self.state.went_quiet(due_ms)
+            self.urgent = True
+
+    # -- snapshots -------------------------------------------------------------------------
+
+    def snapshots(self, *, next_offset: int, clock_ms: int, software: str) -> list[Snapshot]:
+        """All states, the run's own last: what is newer than it after a crash waits for it."""
+
+        def snapshot(rule: str, version: int, payload: bytes) -> Snapshot:
+            return Snapshot(
+                run_id=self.state.run_id,
+                incarnation=self.state.incarnation,
+                rule=rule,
+                rule_version=version,
+                next_offset=next_offset,
+                payload=payload,
+                saved_at_ms=clock_ms,
+                software=software,
+            )
+
+        rules = [snapshot(i.spec.name, i.version, i.snapshot()) for i in self.instances]
+        return [*rules, snapshot(RUN_KEY, RUN_STATE_VERSION, dump_state(self.state))]
+
+    def restore(self, snapshots: Mapping[str, Snapshot]) -> None:
+        """Take back what was saved, by rule name. What cannot be read starts cold."""
+        self._restored = dict(snapshots)
+        own = self._restored.pop(RUN_KEY, None)
+        if own is None or own.rule_version != RUN_STATE_VERSION:
+            return
+        try:
+            self.state = load_state(RunState, own.payload)
+        except MalformedRecord as error:
+            _cold(own, str(error))
+            return
+        self._covers = own.next_offset
+        self._equip(0)
+
+    def _equip(self, offset: int) -> None:
+        """Fresh instances for the incarnation at hand, or as far as they were saved beyond
+        `offset`."""
+        self._listeners.clear()
+        self._not_before.clear()
+        self.instances = [Instance(spec) for spec in self._specs]
+        for instance in self.instances:
+            saved = self._restored.get(instance.spec.name)
+            if saved is None or saved.incarnation != self.state.incarnation:
+                continue
+            if saved.next_offset <= offset:
+                continue
+            if saved.rule_version != instance.version:
+                _cold(saved, f"version {instance.version} cannot read it")
+                continue
+            try:
+                instance.restore(saved.payload, covers=saved.next_offset)
+            except MalformedRecord as error:
+                _cold(saved, str(error))
+
+
+def _timer(at: Moment) -> Callable[[AnyRule], Iterable[Outcome]]:
+    def call(rule: AnyRule) -> list[Outcome]:
+        outcomes = list(rule.on_timer(at))
+        due = rule.next_due_ms()
+        if due is not None and due <= at.now_ms:
+            raise RuntimeError(f"its timer did not move on: {due} after {at.now_ms}")
+        return outcomes
+
+    return call
+
+
+def _listens(instance: Instance, key: Hashable) -> bool:
+    assert isinstance(key, tuple)
+    kind, mode, names = key
+    return any(_reads(wanted, kind, mode, names) for wanted in instance.spec.rule.meta.inputs)
+
+
+def _reads(wanted: Input, kind: str, mode: str | None, names: Iterable[str]) -> bool:
+    if wanted.kind != kind or (kind == "scalar" and wanted.mode not in (None, mode)):
+        return False
+    return any(wanted.fits(name) for name in names)
+
+
+def _cold(saved: Snapshot, why: str) -> None:
+    logger.warning(
+        "snapshot not taken back, the rule starts cold",
+        extra={"action": "rules", "run_id": saved.run_id, "rule": saved.rule, "reason": why},
+    )

@@ -1,0 +1,195 @@
+"""The rules as a service of the worker: records in, issues, snapshots and run views out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from typing import Final, Literal
+
+from tocsin.bus.port import Outgoing, Partition, Record
+from tocsin.runtime.service import Poison, Service, Tick
+from tocsin.schemas.config_sections import RuleEntry
+from tocsin.schemas.errors import RecordError
+from tocsin.schemas.events import Data, Event
+from tocsin.schemas.state import Snapshot
+from tocsin.schemas.topics import Topics, issue_partition
+from tocsin.schemas.wire import meta_of
+from tocsin.stream_rules.catalogue import Catalogue
+from tocsin.stream_rules.engine import Engine, UnusableRecord
+from tocsin.stream_rules.episodes import Told
+from tocsin.stream_rules.instances import RuleSpec, rule_specs
+from tocsin.stream_rules.run_engine import RUN_KEY, RunEngine
+from tocsin.stream_rules.view import run_view
+
+logger = logging.getLogger(__name__)
+
+
+class RulesService(Service):
+    """The engine behind the worker.
+
+    Args:
+        only_runs: the runs whose saved state is taken up; None: all. (Which records come is the
+            worker's business.)
+        adopt: whether runs are taken up from their snapshots at once, so that their timers run
+            though they are silent. False: only once a record of theirs comes, where another process
+            may have the run.
+        software: name and version, for the snapshots.
+    """
+
+    name = "rules"
+
+    def __init__(
+        self,
+        topics: Topics,
+        specs: Sequence[RuleSpec],
+        *,
+        only_runs: Collection[str] | None = None,
+        adopt: bool = True,
+        software: str = "",
+    ) -> None:
+        self.inputs = (topics.telemetry,)
+        self.restores = (topics.state,)
+        self.engine: Final = Engine(specs)
+        self._topics: Final = topics
+        self._names: Final = (*(spec.name for spec in specs), RUN_KEY)
+        self._only_runs = None if only_runs is None else frozenset(only_runs)
+        self._adopt = adopt
+        self._software = software
+        self._told: list[Told] = []
+        self._saved: dict[int, dict[str, dict[str, Snapshot]]] = {}
+
+    # -- state comes and goes --------------------------------------------------------------
+
+    def restore(self, partition: int, records: Sequence[Record]) -> None:
+        runs = self._saved.setdefault(partition, {})
+        for record in records:
+            run_id, _, rule = record.key.decode(errors="replace").partition("/")
+            if self._only_runs is not None and run_id not in self._only_runs:
+                continue
+            if record.value is None:
+                runs.get(run_id, {}).pop(rule, None)
+                continue
+            try:
+                snapshot = Snapshot.decode(record.value)
+            except RecordError as error:
+                logger.warning(
+                    "snapshot cannot be read",
+                    extra={"action": "rules", "run_id": run_id, "rule": rule, "reason": str(error)},
+                )
+                continue
+            known = runs.setdefault(run_id, {}).get(rule)
+            if known is None or snapshot.next_offset >= known.next_offset:
+                runs[run_id][rule] = snapshot
+
+    def restored(self, partition: int, next_offset: int | None) -> None:
+        if self._adopt:
+            for run_id in list(self._saved.get(partition, {})):
+                self._take_up(partition, run_id)
+
+    def forget(self, partitions: Collection[int]) -> None:
+        self.engine.forget(partitions)
+        for number in partitions:
+            self._saved.pop(number, None)
+
+    def _take_up(self, partition: int, run_id: str) -> None:
+        snapshots = self._saved.get(partition, {}).pop(run_id, None)
+        if snapshots:
+            self.engine.adopt(partition, run_id, snapshots)
+
+    # -- rounds ----------------------------------------------------------------------------
+
+    def apply(self, records: Sequence[Record], tick: Tick) -> Sequence[Poison]:
+        poison: list[Poison] = []
+        for record in records:
+            number = record.partition.number
+            if self._saved.get(number):
+                self._take_up(number, record.key.decode(errors="replace"))
+            try:
+                self._told += self.engine.apply(record)
+            except UnusableRecord as error:
+                self._told += error.told
+                poison.append(Poison(record, error.error))
+            except RecordError as error:
+                poison.append(Poison(record, error))
+        for number, caught_up in tick.caught_up.items():
+            if number in tick.owned:
+                self._told += self.engine.tick(
+                    number, caught_up.as_of_ms, since_ms=caught_up.since_ms
+                )
+        return poison
+
+    def next_due_ms(self) -> int | None:
+        return self.engine.next_due_ms()
+
+    def wants_checkpoint(self) -> bool:
+        return any(run.urgent for _, _, run in self.engine.runs())
+
+    def outputs(self) -> Sequence[Outgoing]:
+        told, self._told = self._told, []
+        return [self._issue(one) for one in told]
+
+    def snapshots(self, *, force: bool) -> Sequence[Outgoing]:
+        written: list[Outgoing] = []
+        for number, state, run in self.engine.runs():
+            if run.expired:
+                written += self._tombstones(number, run)
+                self.engine.drop(number, run.state.run_id)
+            elif run.dirty:
+                saved = run.snapshots(
+                    next_offset=state.next_offset, clock_ms=state.clock_ms, software=self._software
+                )
+                written += [self._snapshot(number, snapshot) for snapshot in saved]
+                written.append(self._view(number, run, state.next_offset, state.clock_ms))
+                run.dirty = run.urgent = False
+        return written
+
+    # -- records ---------------------------------------------------------------------------
+
+    def _issue(self, told: Told) -> Outgoing:
+        issue = told.issue
+        event: Event[Data] = Event.of(
+            issue,
+            id=f"{issue.issue_id}/{issue.state}/{told.number}",
+            source=f"/runs/{issue.run_id}/rules/{issue.rule}",
+            time_ms=issue.at_ms,
+            subject=issue.subject.name[:400],
+        )
+        partition = Partition(self._topics.issues, issue_partition(issue.run_id))
+        headers = meta_of(event, rank=issue.rank).headers()
+        return Outgoing(partition, issue.run_id.encode(), event.encode(), headers)
+
+    def _snapshot(self, number: int, snapshot: Snapshot) -> Outgoing:
+        partition = Partition(self._topics.state, number)
+        headers = meta_of(snapshot).headers()
+        return Outgoing(partition, snapshot.key.encode(), snapshot.encode(), headers)
+
+    def _tombstones(self, number: int, run: RunEngine) -> list[Outgoing]:
+        partition = Partition(self._topics.state, number)
+        run_id = run.state.run_id
+        return [Outgoing(partition, f"{run_id}/{name}".encode(), None) for name in self._names]
+
+    def _view(self, number: int, run: RunEngine, next_offset: int, clock_ms: int) -> Outgoing:
+        view = run_view(run, next_offset=next_offset)
+        event: Event[Data] = Event.of(
+            view,
+            id=f"{view.incarnation}/view/{next_offset}/{clock_ms}",
+            source=f"/runs/{view.run_id}/rules",
+            time_ms=clock_ms,
+        )
+        partition = Partition(self._topics.runs, number)
+        return Outgoing(partition, view.run_id.encode(), event.encode(), meta_of(event).headers())
+
+
+def build_rules_service(
+    topics: Topics,
+    config_rules: Sequence[RuleEntry] = (),
+    defaults: Literal["all", "none"] = "all",
+    *,
+    only_runs: Collection[str] | None = None,
+    adopt: bool = True,
+    catalogue: Catalogue | None = None,
+    software: str = "",
+) -> RulesService:
+    """The service for the configuration's rules. Raises ConfigurationError: they are wrong."""
+    specs = rule_specs(config_rules, defaults=defaults, catalogue=catalogue)
+    return RulesService(topics, specs, only_runs=only_runs, adopt=adopt, software=software)

@@ -1,0 +1,362 @@
+"""For authors of rules: made runs, as the records that a bus would give, and what they find.
+
+run = RunBuilder()
+run.started()
+run.steps(range(100), loss=2.0)
+run.steps([100], loss=float("nan"))
+assert_fires(run.records, "nonfinite", first_step=100)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tocsin.bus.port import Partition, Record
+from tocsin.schemas.events import Data, Event
+from tocsin.schemas.issues import IssueFiring
+from tocsin.schemas.runs import (
+    Checkpoint,
+    CheckpointWritten,
+    Heartbeat,
+    Outcome,
+    PhaseMark,
+    Role,
+    RunEnded,
+    RunStarted,
+)
+from tocsin.schemas.telemetry import (
+    COUNT_COLUMNS,
+    STATISTIC_COLUMNS,
+    Frame,
+    Mode,
+    Speaker,
+    StepFrame,
+    SystemFrame,
+    TensorFrame,
+)
+from tocsin.schemas.topics import Topics, telemetry_partition
+from tocsin.schemas.wire import meta_of
+from tocsin.stream_rules.catalogue import Catalogue, built_in
+from tocsin.stream_rules.instances import RuleSpec, rule_specs
+from tocsin.stream_rules.replay import replay
+
+START_MS: Final = 1_800_000_000_000
+"""When a made run begins (Unix, milliseconds)."""
+
+Numbers = float | Sequence[float] | npt.NDArray[np.floating]
+
+
+class RunBuilder:
+    """Makes the records of one run. `now_ms` is the append time of the next one.
+
+    Args:
+        step_ms: how much time a step takes.
+    """
+
+    def __init__(
+        self,
+        run_id: str = "made",
+        *,
+        incarnation: str = "made-1",
+        world_size: int = 1,
+        step_ms: int = 100,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        self.run_id = run_id
+        self.incarnation = incarnation
+        self.world_size = world_size
+        self.step_ms = step_ms
+        self.labels = dict(labels or {})
+        self.now_ms = START_MS
+        self.records: list[Record] = []
+        self._partition = Partition(Topics().telemetry, telemetry_partition(run_id))
+        self._sequences: dict[str, int] = {}
+        self.boot = "boot"
+
+    def speaker(self, rank: int = 0) -> Speaker:
+        """Who speaks."""
+        return Speaker(
+            run_id=self.run_id,
+            incarnation=self.incarnation,
+            rank=rank,
+            world_size=self.world_size,
+        )
+
+    def add(self, value: Frame | Event[Data], *, rank: int = 0, boot: str | None = None) -> Record:
+        """Append a value."""
+        boot = boot or f"{self.boot}-{rank}"
+        seq = self._sequences.get(boot, -1) + 1
+        self._sequences[boot] = seq
+        record = Record(
+            self._partition,
+            len(self.records),
+            self.now_ms,
+            self.run_id.encode(),
+            value.encode(),
+            meta_of(value, rank=rank, boot=boot, seq=seq).headers(),
+        )
+        self.records.append(record)
+        return record
+
+    def lose(self, rank: int = 0, records: int = 1) -> None:
+        """The next records of a rank are lost on their way."""
+        boot = f"{self.boot}-{rank}"
+        self._sequences[boot] = self._sequences.get(boot, -1) + records
+
+    def again(self, record: Record) -> None:
+        """Append a record a second time, as after a repeated send."""
+        self.records.append(
+            Record(
+                record.partition,
+                len(self.records),
+                self.now_ms,
+                record.key,
+                record.value,
+                record.headers,
+            )
+        )
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now_ms += round(1000 * seconds)
+
+    # -- numbers ---------------------------------------------------------------------------
+
+    def steps(
+        self,
+        steps: Iterable[int],
+        *,
+        rank: int = 0,
+        mode: Mode = "train",
+        per_frame: int = 1,
+        columns: Mapping[str, Numbers] | None = None,
+        **scalars: Numbers,
+    ) -> None:
+        """Append step scalars: one value for all steps, or one for each.
+
+        Names that are no Python names (`lr.0`, `log.reward`) go into `columns`.
+        """
+        listed = list(steps)
+        table = {
+            name: np.broadcast_to(np.asarray(value, np.float64), (len(listed),))
+            for name, value in {**scalars, **(columns or {})}.items()
+        }
+        for i in range(0, len(listed), per_frame):
+            part = slice(i, i + per_frame)
+            rows = len(listed[part])
+            self.now_ms += self.step_ms * rows if mode == "train" else 0
+            values = np.column_stack([column[part] for column in table.values()])
+            self.add(
+                StepFrame(
+                    speaker=self.speaker(rank),
+                    mode=mode,
+                    steps=np.asarray(listed[part], np.uint64),
+                    at_us=np.full(rows, self.now_ms * 1000, np.uint64),
+                    columns=tuple(table),
+                    values=values.astype(np.float32),
+                ),
+                rank=rank,
+            )
+
+    def tensors(
+        self,
+        step: int,
+        collection: str,
+        rows: Sequence[str],
+        *,
+        rank: int = 0,
+        nans: Mapping[str, int] | None = None,
+        infs: Mapping[str, int] | None = None,
+        columns: Mapping[str, Numbers] | None = None,
+    ) -> None:
+        """Append summaries; `nans` and `infs` by row, statistics 1 unless `columns` says."""
+        values = np.ones((len(rows), len(STATISTIC_COLUMNS)), np.float32)
+        for name, column in (columns or {}).items():
+            values[:, STATISTIC_COLUMNS.index(name)] = column
+        counts = np.zeros((len(rows), len(COUNT_COLUMNS)), np.uint64)
+        counts[:, COUNT_COLUMNS.index("numel")] = 100
+        for name, bad in (("nans", nans), ("infs", infs)):
+            for row, count in (bad or {}).items():
+                counts[list(rows).index(row), COUNT_COLUMNS.index(name)] = count
+        self.add(
+            TensorFrame(
+                speaker=self.speaker(rank),
+                step=step,
+                collection=collection,
+                rows=tuple(rows),
+                columns=STATISTIC_COLUMNS,
+                values=values,
+                count_columns=COUNT_COLUMNS,
+                counts=counts,
+                at_us=self.now_ms * 1000,
+            ),
+            rank=rank,
+        )
+
+    def system(self, columns: Mapping[str, Numbers], *, node: str = "node") -> None:
+        """Append system samples."""
+        table = [np.atleast_1d(np.asarray(column, np.float64)) for column in columns.values()]
+        self.add(
+            SystemFrame(
+                speaker=self.speaker(),
+                node=node,
+                at_us=np.full(len(table[0]), self.now_ms * 1000, np.uint64),
+                columns=tuple(columns),
+                values=np.column_stack(table),
+            ),
+            boot=f"{self.boot}-launcher",
+        )
+
+    # -- events ----------------------------------------------------------------------------
+
+    def event(self, data: Data, *, rank: int = 0, role: Role = "trainer") -> None:
+        """Append an event."""
+        boot = f"{self.boot}-{'launcher' if role == 'launcher' else rank}"
+        seq = self._sequences.get(boot, -1) + 1
+        source = f"/runs/{self.run_id}/ranks/{rank}"
+        self.add(
+            Event.of(data, id=f"{boot}/{seq}", source=source, time_ms=self.now_ms),
+            rank=rank,
+            boot=boot,
+        )
+
+    def started(self, *, rank: int = 0, role: Role = "trainer", optimizers: int = 1) -> None:
+        """A rank, or the launcher, begins."""
+        self.event(
+            RunStarted(
+                run_id=self.run_id,
+                incarnation=self.incarnation,
+                rank=rank,
+                world_size=self.world_size,
+                role=role,
+                job_id="job",
+                labels=self.labels,
+                optimizers=optimizers,
+                collections=("gradients", "weights"),
+            ),
+            rank=rank,
+            role=role,
+        )
+
+    def heartbeat(
+        self,
+        *,
+        rank: int = 0,
+        role: Role = "trainer",
+        last_step: int | None = None,
+        busy: str | None = None,
+        forward_calls: int = 0,
+    ) -> None:
+        """A rank, or the launcher, lives."""
+        self.event(
+            Heartbeat(
+                run_id=self.run_id,
+                incarnation=self.incarnation,
+                rank=rank,
+                world_size=self.world_size,
+                role=role,
+                last_step=last_step,
+                busy=busy,
+                forward_calls=forward_calls,
+            ),
+            rank=rank,
+            role=role,
+        )
+
+    def phase(self, name: str, edge: str, *, rank: int = 0) -> None:
+        """A phase begins or ends."""
+        self.event(
+            PhaseMark.model_validate(
+                {
+                    "run_id": self.run_id,
+                    "incarnation": self.incarnation,
+                    "rank": rank,
+                    "name": name,
+                    "edge": edge,
+                }
+            ),
+            rank=rank,
+        )
+
+    def checkpoint(self, step: int, *, path: str = "", finite: bool | None = True) -> None:
+        """A checkpoint was written."""
+        written = Checkpoint(path=path or f"step-{step}.pt", step=step, finite=finite)
+        self.event(
+            CheckpointWritten(run_id=self.run_id, incarnation=self.incarnation, checkpoint=written)
+        )
+
+    def ended(
+        self, *, rank: int = 0, role: Role = "trainer", outcome: Outcome = "completed"
+    ) -> None:
+        """A rank, or the job, has ended."""
+        self.event(
+            RunEnded(
+                run_id=self.run_id,
+                incarnation=self.incarnation,
+                rank=rank,
+                world_size=self.world_size,
+                role=role,
+                outcome=outcome,
+                exit_code=0 if role == "launcher" else None,
+            ),
+            rank=rank,
+            role=role,
+        )
+
+
+def only(
+    rule: str, *, catalogue: Catalogue | None = None, **params: object
+) -> tuple[RuleSpec, ...]:
+    """The instance of one rule alone, with these parameters."""
+    found = (catalogue or built_in()).get(rule)
+    name = found.meta.name
+    return (RuleSpec(name=name, rule=found, params=found.meta.params.model_validate(params)),)
+
+
+def issues_of(
+    records: Iterable[Record],
+    rule: str | None = None,
+    *,
+    specs: Sequence[RuleSpec] | None = None,
+    until_ms: int | None = None,
+) -> list[IssueFiring]:
+    """What the rules say of the records, in order, in all states; of one rule, or of all."""
+    told = replay(records, rule_specs() if specs is None else specs, until_ms=until_ms)
+    return [one.issue for one in told if rule is None or one.issue.rule == rule]
+
+
+def assert_fires(
+    records: Iterable[Record],
+    rule: str,
+    *,
+    first_step: int | None = None,
+    specs: Sequence[RuleSpec] | None = None,
+    until_ms: int | None = None,
+) -> IssueFiring:
+    """The one issue that a rule fires. Raises AssertionError: none, several, or another step."""
+    issues = issues_of(records, rule, specs=specs, until_ms=until_ms)
+    firing = [issue for issue in issues if issue.state == "firing"]
+    if len(firing) != 1:
+        raise AssertionError(f"{rule} fired {len(firing)} times: {[i.reason for i in firing]}")
+    if first_step is not None and firing[0].first_step != first_step:
+        raise AssertionError(
+            f"{rule} says that it began at step {firing[0].first_step}, expected {first_step}"
+        )
+    return firing[0]
+
+
+def assert_quiet(
+    records: Iterable[Record],
+    *,
+    specs: Sequence[RuleSpec] | None = None,
+    until_ms: int | None = None,
+) -> None:
+    """No rule says anything above `info`. Raises AssertionError."""
+    issues = issues_of(records, specs=specs, until_ms=until_ms)
+    loud = [f"{i.rule}: {i.reason}" for i in issues if i.severity != "info"]
+    if loud:
+        raise AssertionError("expected silence, got:\n" + "\n".join(loud))

@@ -1,0 +1,63 @@
+"""What a reader wants to know of a run, as the record on the runs topic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tocsin.schemas.runs import CaptureFigures, RankView, RunState, RunView
+from tocsin.stream_rules.run_engine import RunEngine
+
+
+def run_view(run: RunEngine, *, next_offset: int) -> RunView:
+    """The run as it is after the telemetry below `next_offset`."""
+    state = run.state
+    kind: RunState = "ended" if state.ended else "lost" if state.lost else "running"
+    stopped = state.outcome in ("stopped", "interrupted")
+    ranks = sorted(state.ranks.items())
+    return RunView(
+        run_id=state.run_id,
+        incarnation=state.incarnation,
+        world_size=state.world_size,
+        role="launcher" if state.launcher is not None else "trainer",
+        state=kind,
+        labels=state.labels,
+        node=state.node,
+        command=state.command,
+        started_ms=state.started_ms,
+        ended_ms=state.ended_ms,
+        outcome=state.outcome,
+        exit_code=state.exit_code,
+        last_step=state.last_step,
+        last_loss=state.last_loss,
+        ranks=tuple(
+            RankView(
+                rank=number,
+                last_step=rank.last_step,
+                last_heard_ms=rank.last_heard_ms,
+                ended=rank.outcome is not None,
+                capture=rank.capture,
+            )
+            for number, rank in ranks
+        ),
+        rules={
+            instance.spec.name: instance.status(ended=state.ended, stopped=stopped)
+            for instance in run.instances
+            if instance.spec.fits(state.labels)
+        },
+        issues=sum(instance.found for instance in run.instances),
+        stop=state.stop,
+        capture=_total([rank.capture for _, rank in ranks if rank.capture is not None]),
+        next_offset=next_offset,
+    )
+
+
+def _total(figures: Sequence[CaptureFigures]) -> CaptureFigures | None:
+    """Records summed; the overhead of the rank that has most of it."""
+    if not figures:
+        return None
+    return CaptureFigures(
+        overhead_percent=max(f.overhead_percent for f in figures),
+        records=sum(f.records for f in figures),
+        dropped=sum(f.dropped for f in figures),
+        degraded=tuple(dict.fromkeys(name for f in figures for name in f.degraded))[:64],
+    )
