@@ -24,8 +24,22 @@ from tocsin.bus import (
 pytestmark = pytest.mark.kafka
 
 
-async def test_a_broker_that_goes_away_and_comes_back(private_broker: Broker) -> None:
-    world = World("kafka", private_broker.url)
+@pytest.fixture(scope="module")
+def shaken_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A broker that tests freeze, kill and start again; each leaves it running."""
+    reason = unavailable()
+    if reason is not None:
+        skip_or_fail(reason)
+    broker = Broker(tmp_path_factory.mktemp("shaken"))
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.stop(hard=True)
+
+
+async def test_a_broker_that_goes_away_and_comes_back(shaken_broker: Broker) -> None:
+    world = World("kafka", shaken_broker.url)
     spec = world.spec()
     place = Partition(spec.name, 0)
     async with world.bus() as bus:
@@ -38,7 +52,7 @@ async def test_a_broker_that_goes_away_and_comes_back(private_broker: Broker) ->
         await consumer.commit({place: 1})
         await collect(reader, 1)
 
-        private_broker.stop(hard=True)
+        shaken_broker.stop(hard=True)
         began = time.monotonic()
         with pytest.raises(BusUnavailable):
             await producer.publish([record(place, b"k", b"lost")])
@@ -47,7 +61,7 @@ async def test_a_broker_that_goes_away_and_comes_back(private_broker: Broker) ->
             began = time.monotonic()
             assert await _polled(part.poll(timeout_s=0.2)) == 0
             assert time.monotonic() - began < 1
-        private_broker.start()
+        shaken_broker.start()
 
         async def published() -> bool:
             try:
@@ -63,8 +77,8 @@ async def test_a_broker_that_goes_away_and_comes_back(private_broker: Broker) ->
         await consumer.commit({place: 2})
 
 
-async def test_a_frozen_broker_holds_nothing_up_for_long(private_broker: Broker) -> None:
-    world = World("kafka", private_broker.url)
+async def test_a_frozen_broker_holds_nothing_up_for_long(shaken_broker: Broker) -> None:
+    world = World("kafka", shaken_broker.url)
     spec = world.spec()
     place = Partition(spec.name, 0)
     bus = world.bus()
@@ -74,7 +88,7 @@ async def test_a_frozen_broker_holds_nothing_up_for_long(private_broker: Broker)
     reader = await bus.reader({place: EARLIEST})
     consumer = await bus.consumer("frozen", [spec.name])
     await assigned(consumer, 4)
-    with private_broker.frozen():
+    with shaken_broker.frozen():
         for part in (reader, consumer):
             began = time.monotonic()
             assert await _polled(part.poll(timeout_s=0.2)) == 0

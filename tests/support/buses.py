@@ -29,7 +29,7 @@ from tocsin.bus import (
     open_bus,
 )
 from tocsin.bus.kafka import KafkaBus
-from tocsin.bus.store import COMPACTION_LAG_MS
+from tocsin.bus.records import COMPACTION_LAG_MS
 from tocsin.schemas.topics import Cleanup, TopicSpec
 
 CHILD = Path(__file__).with_name("bus_child.py")

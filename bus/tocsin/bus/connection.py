@@ -34,7 +34,7 @@ T = TypeVar("T")
 BUSY_S: Final = 5.0
 """How long a writer waits for another's transaction."""
 
-CLOSE_S: Final = 2.0
+CLOSE_S: Final = 1.5
 """How long `close` waits for the job under way."""
 
 WAL_BYTES: Final = 16 * 1024 * 1024
@@ -222,6 +222,11 @@ class Connection:
         self._jobs.put(work)
         return await future
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
     def post(self, job: Callable[[sqlite3.Connection], object]) -> None:
         """Run the job later, for nobody waits for it; the port's errors in it are dropped."""
 
@@ -233,7 +238,7 @@ class Connection:
             self._jobs.put(work)
 
     async def close(self) -> None:
-        """End the thread; jobs that wait fail with BusClosed. Bounded by 2 s."""
+        """End the thread; jobs that wait fail with BusClosed. Bounded by 1.5 s."""
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True

@@ -32,6 +32,7 @@ from tocsin.bus.port import (
     TopicState,
     UnusableBus,
 )
+from tocsin.bus.records import append
 from tocsin.schemas.topics import TopicSpec
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ class EmbeddedProducer:
         mask = topic_mask({record.partition.topic for record in records})
 
         def job(db: sqlite3.Connection) -> Sequence[int]:
-            offsets = store.append(db, connection.catalogue, records, clock())
+            offsets = append(db, connection.catalogue, records, clock())
             doorbell.ring(mask)
             return offsets
 
@@ -85,6 +86,11 @@ class EmbeddedProducer:
             self._unchecked_bytes = 0
             connection.post(store.checkpoint)
         return offsets
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._connection.closed
 
     async def close(self) -> None:
         """See the port."""
@@ -186,7 +192,7 @@ class EmbeddedBus:
         """See the port."""
         _, doorbell = self._open()
         producer = EmbeddedProducer(await self._connect("producer"), doorbell, self._clock)
-        self._parts.append(producer)
+        self._keep(producer)
         return producer
 
     async def reader(self, start: Mapping[Partition, From]) -> EmbeddedReader:
@@ -195,7 +201,7 @@ class EmbeddedBus:
         topics = {partition.topic for partition in start}
         connection = await self._connect("reader")
         reader = EmbeddedReader(connection, lambda: Bell.hang(self.path, topics))
-        self._parts.append(reader)
+        self._keep(reader)
         try:
             await reader.begin(start)
         except BaseException:
@@ -222,7 +228,7 @@ class EmbeddedBus:
             topics=topics,
             listener=listener,
         )
-        self._parts.append(consumer)
+        self._keep(consumer)
         try:
             if only is None:
                 await consumer.join()
@@ -273,6 +279,10 @@ class EmbeddedBus:
         if self._control is None or self._doorbell is None:
             raise BusClosed(f"the bus {self.url} is not open")
         return self._control, self._doorbell
+
+    def _keep(self, part: EmbeddedProducer | EmbeddedReader) -> None:
+        """To be closed with the bus, unless it was closed before."""
+        self._parts = [*(kept for kept in self._parts if not kept.closed), part]
 
     async def _connect(self, name: str) -> Connection:
         connection = Connection(self._file, name)

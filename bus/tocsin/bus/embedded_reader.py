@@ -9,7 +9,8 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from tocsin.bus import groups, leases, store
+from tocsin.bus import groups, leases
+from tocsin.bus import records as log
 from tocsin.bus.connection import Connection
 from tocsin.bus.doorbell import Bell, Doorbell, topic_mask
 from tocsin.bus.port import (
@@ -30,6 +31,9 @@ LOOK_UNBELLED_S: Final = 0.25
 """And one without a doorbell this often: polling faster costs training time (5 ms polling: 1.15 %
 of a core).
 """
+
+LEAVE_S: Final = 0.5
+"""How long leaving a group may take; after that the others notice by the lease."""
 
 HUNG_S: Final = 300.0
 """A member that did not poll for so long does not renew its membership."""
@@ -82,9 +86,12 @@ class EmbeddedReader:
         """See the port."""
         self._check_open()
         catalogue = self._connection
-        return await self._connection.run(
-            lambda db: store.ends(db, catalogue.catalogue, partitions)
-        )
+        return await self._connection.run(lambda db: log.ends(db, catalogue.catalogue, partitions))
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
 
     async def close(self) -> None:
         """See the port."""
@@ -111,7 +118,7 @@ class EmbeddedReader:
         connection = self._connection
         return await connection.run(
             lambda db: {
-                partition: store.place(db, connection.catalogue, partition, begin)
+                partition: log.place(db, connection.catalogue, partition, begin)
                 for partition, begin in start.items()
             }
         )
@@ -126,13 +133,13 @@ class EmbeddedReader:
             self._bell.close()
             self._bell = self._hang()
 
-        def job(db: sqlite3.Connection) -> tuple[store.Fetched, int]:
+        def job(db: sqlite3.Connection) -> tuple[log.Fetched, int]:
             if connection.epoch != self._epoch:
                 # Another file: what was read of the old one says nothing about this one.
-                return store.fetch(
+                return log.fetch(
                     db, connection.catalogue, dict.fromkeys(positions, 0), 0
                 ), connection.epoch
-            return store.fetch(db, connection.catalogue, positions, max_records), connection.epoch
+            return log.fetch(db, connection.catalogue, positions, max_records), connection.epoch
 
         fetched, epoch = await connection.run(job)
         if epoch != self._epoch:
@@ -237,7 +244,7 @@ class EmbeddedConsumer(EmbeddedReader):
         if member is not None:
             self.member = None
             try:
-                async with asyncio.timeout(1.0):
+                async with asyncio.timeout(LEAVE_S):
                     await connection.run(lambda db: groups.leave(db, group, member))
             except (TimeoutError, BusUnavailable, BusClosed):
                 # The others notice by its lease.
@@ -319,7 +326,7 @@ class EmbeddedConsumer(EmbeddedReader):
             for partition in sorted(partitions):
                 offset = groups.committed(db, connection.catalogue, group, partition)
                 start = EARLIEST if offset is None else From.offset(offset)
-                places[partition] = store.place(db, connection.catalogue, partition, start)
+                places[partition] = log.place(db, connection.catalogue, partition, start)
             return places
 
         return await connection.run(job)

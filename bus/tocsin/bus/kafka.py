@@ -161,7 +161,7 @@ class KafkaBus:
         )
         await self._start(client)
         producer = KafkaProducer(client, self._require_partitions, request_s=self._request_s)
-        self._parts.append(producer)
+        self._keep(producer)
         return producer
 
     async def reader(self, start: Mapping[Partition, From]) -> KafkaReader:
@@ -171,7 +171,7 @@ class KafkaBus:
         client = AIOKafkaConsumer(**CONSUMER_OPTIONS, **self._connection)
         await self._start(client)
         reader = KafkaReader(client, self._require, request_s=self._request_s)
-        self._parts.append(reader)
+        self._keep(reader)
         try:
             await reader.begin(start)
         except BaseException:
@@ -205,7 +205,7 @@ class KafkaBus:
         consumer = KafkaConsumer(
             client, self._require, topics=topics, listener=listener, request_s=self._request_s
         )
-        self._parts.append(consumer)
+        self._keep(consumer)
         try:
             if only is None:
                 await consumer.subscribe()
@@ -230,6 +230,10 @@ class KafkaBus:
         if self._admin is None:
             raise BusClosed(f"the bus {self.url} is not open")
         return self._admin
+
+    def _keep(self, part: KafkaProducer | KafkaReader) -> None:
+        """To be closed with the bus, unless it was closed before."""
+        self._parts = [*(kept for kept in self._parts if not kept.closed), part]
 
     async def _start(
         self, client: AIOKafkaAdminClient | AIOKafkaProducer | AIOKafkaConsumer

@@ -97,15 +97,18 @@ class KafkaProducer:
         work = asyncio.ensure_future(self._send(records))
         # Twice: a send may wait for room in the buffer, then for its acknowledgement.
         either: set[asyncio.Future[Any]] = {work, self._closing}
-        await asyncio.wait(either, timeout=2 * self._request_s, return_when="FIRST_COMPLETED")
-        if not work.done():
-            work.cancel()
-            with suppress(asyncio.CancelledError):
-                await work
-            if self._closing.done():
-                raise BusClosed("the producer was closed meanwhile")
-            raise BusUnavailable("publishing: no acknowledgement in time")
-        return await work
+        try:
+            await asyncio.wait(either, timeout=2 * self._request_s, return_when="FIRST_COMPLETED")
+        finally:
+            if not work.done():
+                work.cancel()
+        if work.done():
+            return await work
+        with suppress(asyncio.CancelledError):
+            await work
+        if self._closing.done():
+            raise BusClosed("the producer was closed meanwhile")
+        raise BusUnavailable("publishing: no acknowledgement in time")
 
     async def _send(self, records: Sequence[Outgoing]) -> Sequence[int]:
         with translated("publishing"):
@@ -128,6 +131,11 @@ class KafkaProducer:
             if isinstance(result, BaseException):
                 raise explained(result, "publishing") from result
         return [result.offset for result in results if not isinstance(result, BaseException)]
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closing.done()
 
     async def close(self) -> None:
         """See the port."""
@@ -192,6 +200,11 @@ class KafkaReader:
                     [TopicPartition(*partition) for partition in partitions]
                 )
         return {Partition(place.topic, place.partition): end for place, end in ends.items()}
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
 
     async def close(self) -> None:
         """See the port."""

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from tocsin.bus.store import record_range, split_id, transaction
+from tocsin.bus.records import record_range, split_id
+from tocsin.bus.store import transaction
 
 _SLICE_MS: Final = 5.0
 """What one transaction should take; the amount of work in it is halved and doubled to stay near."""

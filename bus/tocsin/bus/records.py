@@ -1,0 +1,245 @@
+"""The records of an embedded bus: appending, fetching, finding places in a partition.
+
+Like `tocsin.bus.store`, functions that block. The id of a record is `partition id << 40 | offset`:
+one B-tree, no index, and a partition is a range of ids. A partition holds up to 2**40 records;
+there may be 2**23 partitions.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tocsin.bus.port import From, Headers, Outgoing, Partition, Record, record_size
+from tocsin.bus.store import Catalogue, transaction
+from tocsin.schemas.errors import RecordTooLarge
+from tocsin.schemas.topics import TopicSpec
+
+COMPACTION_LAG_MS: Final = 60_000
+"""A replaced record stays this long, so that a reader close to the end sees each change."""
+
+MAX_POLL_BYTES: Final = 32 * 1024 * 1024
+
+_OFFSET_BITS: Final = 40
+_OFFSET_MASK: Final = (1 << _OFFSET_BITS) - 1
+
+
+def record_range(number: int) -> tuple[int, int]:
+    """The record ids of a partition: from, up to but not including."""
+    return number << _OFFSET_BITS, (number + 1) << _OFFSET_BITS
+
+
+def split_id(row_id: int) -> tuple[int, int]:
+    """The partition id and the offset of a record."""
+    return row_id >> _OFFSET_BITS, row_id & _OFFSET_MASK
+
+
+@dataclass(slots=True)
+class _Tail:
+    next_offset: int
+    append_ms: int
+    records: int = 0
+    size_bytes: int = 0
+
+
+def append(
+    db: sqlite3.Connection, catalogue: Catalogue, records: Sequence[Outgoing], now_ms: int
+) -> list[int]:
+    """Write all of them in one transaction; their offsets.
+
+    Raises:
+        RecordTooLarge, UnknownTopic: before anything is written.
+    """
+    ids: list[int] = []
+    for record in records:
+        limit = catalogue.spec(db, record.partition.topic).max_record_bytes
+        size = record_size(record)
+        if size > limit:
+            raise RecordTooLarge(size, limit)
+        ids.append(catalogue.id(db, record.partition))
+    with transaction(db, write=True):
+        tails: dict[int, _Tail] = {}
+        for number in dict.fromkeys(ids):
+            next_offset, last_ms = db.execute(
+                "SELECT next_offset, last_ms FROM partitions WHERE id = ?", (number,)
+            ).fetchone()
+            tails[number] = _Tail(next_offset, max(now_ms, last_ms))
+        offsets: list[int] = []
+        for record, number in zip(records, ids, strict=True):
+            tail = tails[number]
+            offset = tail.next_offset
+            row_id = number << _OFFSET_BITS | offset
+            db.execute(
+                "INSERT INTO records (id, append_ms, key, headers, value) VALUES (?, ?, ?, ?, ?)",
+                (row_id, tail.append_ms, record.key, _pack(record.headers), record.value),
+            )
+            spec = catalogue.specs[record.partition.topic]
+            if spec.cleanup == "compact":
+                _supersede(db, number, record, row_id, tail.append_ms, spec)
+            tail.next_offset += 1
+            tail.records += 1
+            tail.size_bytes += len(record.key) + len(record.value or b"")
+            offsets.append(offset)
+        db.executemany(
+            "UPDATE partitions SET next_offset = ?, last_ms = ?, records = records + ?,"
+            " size_bytes = size_bytes + ? WHERE id = ?",
+            [
+                (tail.next_offset, tail.append_ms, tail.records, tail.size_bytes, number)
+                for number, tail in tails.items()
+            ],
+        )
+    return offsets
+
+
+def _supersede(
+    db: sqlite3.Connection, number: int, record: Outgoing, row_id: int, now_ms: int, spec: TopicSpec
+) -> None:
+    row = db.execute(
+        "SELECT id FROM newest WHERE partition = ? AND key = ?", (number, record.key)
+    ).fetchone()
+    if row is not None:
+        db.execute(
+            "INSERT OR IGNORE INTO doomed (due_ms, id) VALUES (?, ?)",
+            (now_ms + COMPACTION_LAG_MS, row[0]),
+        )
+    db.execute(
+        "INSERT INTO newest (partition, key, id) VALUES (?, ?, ?)"
+        " ON CONFLICT (partition, key) DO UPDATE SET id = excluded.id",
+        (number, record.key, row_id),
+    )
+    if record.value is None:
+        db.execute(
+            "INSERT OR IGNORE INTO doomed (due_ms, id) VALUES (?, ?)",
+            (now_ms + spec.tombstone_ms, row_id),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Records, and for each partition the position before and after them."""
+
+    records: tuple[Record, ...]
+    moved: Mapping[Partition, tuple[int, int]]
+    more: bool
+
+
+def fetch(
+    db: sqlite3.Connection,
+    catalogue: Catalogue,
+    positions: Mapping[Partition, int],
+    max_records: int,
+) -> Fetched:
+    """The next records, the partitions taken in the order of `positions`, at most
+    `MAX_POLL_BYTES`.
+    """
+    wanted = {catalogue.id(db, partition): partition for partition in positions}
+    records: list[Record] = []
+    moved: dict[Partition, tuple[int, int]] = {}
+    room, more = MAX_POLL_BYTES, False
+    with transaction(db, write=False):
+        ends = _ends(db, wanted)
+        for number, partition in wanted.items():
+            position, end = positions[partition], ends[number]
+            if position >= end:
+                continue
+            if len(records) >= max_records or room <= 0:
+                more = True
+                break
+            base = number << _OFFSET_BITS
+            cursor = db.execute(
+                "SELECT id, append_ms, key, headers, value FROM records"
+                " WHERE id >= ? AND id < ? ORDER BY id LIMIT ?",
+                (base | position, base | end, max_records - len(records)),
+            )
+            # Compaction and retention leave holes, at the end too: no row means that all is read.
+            reached = end
+            for row_id, append_ms, key, headers, value in cursor:
+                offset = row_id & _OFFSET_MASK
+                records.append(Record(partition, offset, append_ms, key, value, _unpack(headers)))
+                room -= len(value or b"")
+                if room <= 0 or len(records) >= max_records:
+                    reached, more = offset + 1, True
+                    break
+            cursor.close()
+            moved[partition] = (position, reached)
+    return Fetched(tuple(records), moved, more)
+
+
+def ends(
+    db: sqlite3.Connection, catalogue: Catalogue, partitions: Sequence[Partition]
+) -> dict[Partition, int]:
+    """The offset that the next record of each will get. Raises UnknownTopic."""
+    wanted = {catalogue.id(db, partition): partition for partition in partitions}
+    return {wanted[number]: end for number, end in _ends(db, wanted).items()}
+
+
+def _ends(db: sqlite3.Connection, wanted: Mapping[int, Partition]) -> dict[int, int]:
+    # Ids are integers of our own making, never text from outside.
+    ids = ",".join(map(str, wanted))
+    return dict(
+        db.execute(f"SELECT id, next_offset FROM partitions WHERE id IN ({ids})").fetchall()
+    )
+
+
+def place(db: sqlite3.Connection, catalogue: Catalogue, partition: Partition, start: From) -> int:
+    """The offset that `start` means there now. Raises UnknownTopic."""
+    number = catalogue.id(db, partition)
+    if start.kind == "offset":
+        return start.value
+    base = number << _OFFSET_BITS
+    with transaction(db, write=False):
+        end: int = _ends(db, {number: partition})[number]
+        if start.kind == "latest":
+            return end
+        row = db.execute(
+            "SELECT min(id) FROM records WHERE id >= ? AND id < ?", (base, base | end)
+        ).fetchone()
+        first = end if row[0] is None else int(row[0]) & _OFFSET_MASK
+        if start.kind == "earliest":
+            return first
+        return _first_at(db, base, first, end, start.value)
+
+
+def _first_at(db: sqlite3.Connection, base: int, low: int, high: int, append_ms: int) -> int:
+    """Append times never fall within a partition, so this is a binary search over offsets with
+    holes.
+    """
+    end = high
+    while low < high:
+        middle = (low + high) // 2
+        row = db.execute(
+            "SELECT append_ms FROM records WHERE id >= ? AND id < ? ORDER BY id LIMIT 1",
+            (base | middle, base | end),
+        ).fetchone()
+        if row is None or row[0] >= append_ms:
+            high = middle
+        else:
+            low = middle + 1
+    row = db.execute(
+        "SELECT id FROM records WHERE id >= ? AND id < ? ORDER BY id LIMIT 1",
+        (base | low, base | end),
+    ).fetchone()
+    return end if row is None else int(row[0]) & _OFFSET_MASK
+
+
+def _pack(headers: Headers) -> bytes:
+    parts: list[bytes] = []
+    for name, value in headers:
+        text = name.encode()
+        parts += (struct.pack("<HI", len(text), len(value)), text, value)
+    return b"".join(parts)
+
+
+def _unpack(data: bytes) -> Headers:
+    headers, at = [], 0
+    while at < len(data):
+        name_size, value_size = struct.unpack_from("<HI", data, at)
+        at += 6
+        name = data[at : at + name_size].decode()
+        at += name_size
+        headers.append((name, data[at : at + value_size]))
+        at += value_size
+    return tuple(headers)
