@@ -11,7 +11,7 @@ import math
 import time
 import weakref
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -22,20 +22,11 @@ from tocsin.emitter.checkpoints import Written
 from tocsin.emitter.host_copy import HostCopy
 from tocsin.emitter.losses import LocalGradients, Loss, LossBuffer
 from tocsin.emitter.outbox import StepRow
-from tocsin.emitter.summaries import Rows, Summary, dense, norms, rows_of_norms
+from tocsin.emitter.step_report import AT_ONCE, Draft, Part, Reporter, part_of, rows_now
+from tocsin.emitter.summaries import dense
 from tocsin.emitter.training import Shape, Training
 from tocsin.schemas.events import clip
 from tocsin.schemas.runs import Checkpoint, CheckpointWritten, Group
-from tocsin.schemas.telemetry import (
-    COUNT_COLUMNS,
-    STATISTIC_COLUMNS,
-    Counts,
-    Floats,
-    TensorFrame,
-)
-
-AT_ONCE: Final = 3
-"""Non-finite steps in a row whose rows are sent at once; later ones wait for their interval."""
 
 MAX_WAITING: Final = 64
 """Steps whose numbers may be on their way from the GPU."""
@@ -54,43 +45,6 @@ class Watched:
     size: int
     parameters: list[tuple[str, torch.Tensor]]
     steps: int = 0
-    norm_names: list[str] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Part:
-    """What one optimizer's gradients say at one step: norms on the host, or on their way."""
-
-    names: list[str]
-    numel: list[int]
-    norms: Floats | HostCopy
-    rows: Rows | None = None
-    summary: Summary | None = None
-    copy: HostCopy | None = None
-    scale: float = 1.0
-    primary: bool = True
-
-
-@dataclass(slots=True)
-class Draft:
-    """A finished step whose numbers may not all be here yet."""
-
-    step: int
-    at_us: int
-    columns: list[str]
-    values: list[float]
-    losses: list[float] | HostCopy
-    parts: list[Part]
-    weights: Part | None
-    due: bool
-    local: list[tuple[str, Floats, Counts]]
-
-    @property
-    def ready(self) -> bool:
-        copies = [self.losses, *(c for p in self.parts for c in (p.norms, p.copy))]
-        if self.weights is not None:
-            copies.append(self.weights.copy)
-        return all(copy.ready() for copy in copies if isinstance(copy, HostCopy))
 
 
 class Capture:
@@ -102,6 +56,8 @@ class Capture:
         first: torch.optim.Optimizer,
         losses: LossBuffer,
         local: LocalGradients,
+        *,
+        preferred: torch.optim.Optimizer | None = None,
     ) -> None:
         self.training: Final = training
         self._losses = losses
@@ -114,7 +70,12 @@ class Capture:
         self._watched: dict[int, Watched] = {}
         self.optimizers: Final = len(alive)
         primary = max(
-            alive, key=lambda o: (sum(p.numel() for *_, p in models.parameters_of(o)), o is first)
+            alive,
+            key=lambda o: (
+                o is preferred,
+                sum(p.numel() for *_, p in models.parameters_of(o)),
+                o is first,
+            ),
         )
         self._primary = id(primary)
         self.roots: frozenset[int] = frozenset()
@@ -124,10 +85,7 @@ class Capture:
         self._parts: dict[int, Part] = {}
         self._waiting: deque[Draft] = deque()
         self._ended_at: float | None = None
-        self._odd_streak = 0
-        self._last_odd: int | None = None
-        self._finite: bool | None = None
-        self._finite_step = -1
+        self._reporter = Reporter(training)
         self._others = 0
         self._saved: deque[Written] = deque(maxlen=100)
         self._skipped = 0
@@ -198,7 +156,7 @@ class Capture:
                 self._watched = {self._primary: self._watched[self._primary]}
             self._modules = [weakref.ref(module) for module in models.find().modules]
             watched = self._watch(optimizer)
-        elif watched.size != sum(len(group["params"]) for group in optimizer.param_groups):
+        elif watched.size != models.size(optimizer):
             steps = watched.steps
             self._modules = [weakref.ref(module) for module in models.find().modules]
             watched = self._watch(optimizer)
@@ -229,15 +187,15 @@ class Capture:
             return
         step = self.training.next_step
         due = self.training.settings.due("gradients", step)
-        part = self._part(names, flat, due)
+        part = part_of(names, flat, full=due)
         scale = getattr(optimizer, "grad_scale", None)
         if isinstance(scale, torch.Tensor) and scale.device.type == "cpu":
             part.scale = float(scale)
         part.primary = id(optimizer) == self._primary
         if isinstance(part.norms, np.ndarray) and part.rows is None:
             odd = self._losses.nonfinite() is not None or not np.isfinite(part.norms).all()
-            if odd and self._odd_streak < AT_ONCE:
-                part.rows = _rows_now(flat)
+            if odd and self._reporter.odd_streak < AT_ONCE:
+                part.rows = rows_now(flat)
         self._parts[id(optimizer)] = part
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> int | None:
@@ -291,7 +249,7 @@ class Capture:
         )
         self._parts.clear()
         if draft.ready and not self._waiting:
-            self._finish(draft)
+            self._reporter.finish(draft)
         else:
             self._waiting.append(draft)
             self._poll()
@@ -327,7 +285,10 @@ class Capture:
         if path is None or step is None:
             return
         written = checkpoints.look(
-            path, step=step, duration_s=duration_s, finite=self._finite_at(step)
+            path,
+            step=step,
+            duration_s=duration_s,
+            finite=None if self._waiting else self._reporter.finite_at(step),
         )
         if written is not None:
             self._saved.append(written)
@@ -357,26 +318,6 @@ class Capture:
 
     # -- from tensors to records ---------------------------------------------------------------
 
-    def _part(self, names: list[str], flat: list[torch.Tensor], full: bool) -> Part:
-        numel = [tensor.numel() for tensor in flat]
-        with torch.no_grad():
-            devices = {tensor.device for tensor in flat}
-            if devices == {torch.device("cpu")}:
-                if not full:
-                    return Part(names, numel, norms(flat).numpy())
-                rows = _rows_now(flat)
-                return Part(names, numel, _norms_of(rows), rows)
-            if len(devices) > 1:
-                home = flat[0].device
-                stacked = torch.stack([norms([tensor])[0].to(home) for tensor in flat])
-                return Part(names, numel, HostCopy(stacked))
-            part = Part(names, numel, HostCopy(norms(flat)))
-            if full:
-                part.summary = Summary(flat)
-                packed = part.summary.packed
-                part.copy = None if packed is None else HostCopy(packed)
-            return part
-
     def _weights(self, watched: Watched) -> Part | None:
         if _capturing():
             return None
@@ -388,7 +329,7 @@ class Capture:
                 continue
             names.append(name)
             flat.append(tensor)
-        return self._part(names, flat, True) if flat else None
+        return part_of(names, flat, full=True) if flat else None
 
     def _drop_step(self) -> None:
         self._losses.take()
@@ -397,139 +338,9 @@ class Capture:
 
     def _poll(self) -> None:
         while self._waiting and self._waiting[0].ready:
-            self._finish(self._waiting.popleft())
+            self._reporter.finish(self._waiting.popleft())
         while len(self._waiting) > MAX_WAITING:
             self._waiting.popleft()
-
-    def _finish(self, draft: Draft) -> None:
-        values = draft.losses.values() if isinstance(draft.losses, HostCopy) else draft.losses
-        columns, numbers = [], []
-        if len(values):
-            total = float(sum(float(v) for v in values))
-            columns.append("loss")
-            numbers.append(total)
-            if len(values) > 1:
-                columns += ("loss_mean", "micro_batches")
-                numbers += (total / len(values), float(len(values)))
-        bad = 0
-        square = 0.0
-        for part in draft.parts:
-            norm = part.norms.values() if isinstance(part.norms, HostCopy) else part.norms
-            if part.copy is not None and part.summary is not None:
-                part.rows = part.summary.rows(part.copy.values())
-            bad += int(
-                (~np.isfinite(norm)).sum() if part.rows is None else part.rows.nonfinite.sum()
-            )
-            if part.primary:
-                square += float(np.square(norm.astype(np.float64)).sum()) / part.scale**2
-        if draft.parts:
-            columns += ("gradient_norm", "gradient_nonfinite")
-            numbers += (math.sqrt(square) if square >= 0 else math.nan, float(bad))
-        odd = bad > 0 or bool(draft.local) or (len(values) > 0 and not math.isfinite(numbers[0]))
-        row = StepRow(
-            draft.step,
-            draft.at_us,
-            (*columns, *draft.columns),
-            (*numbers, *draft.values),
-        )
-        self.training.sender.row(row, urgent=odd)
-        self._odd_streak = self._odd_streak + 1 if odd else 0
-        if odd:
-            self._last_odd = draft.step
-        if draft.due or (odd and self._odd_streak <= AT_ONCE):
-            self._send_gradients(draft, odd)
-        if draft.local:
-            names, rows, counts = zip(*draft.local, strict=True)
-            self._send("local_gradients", draft, names, np.stack(rows), np.stack(counts), odd)
-        if draft.weights is not None:
-            self._send_weights(draft, draft.weights)
-
-    def _send_gradients(self, draft: Draft, odd: bool) -> None:
-        full = [p for p in draft.parts if p.rows is not None]
-        if full:
-            names = tuple(name for p in full for name in p.names)
-            values = np.concatenate([p.rows.values for p in full if p.rows is not None])
-            counts = np.concatenate([p.rows.counts for p in full if p.rows is not None])
-            self._send("gradients", draft, names, values, counts, odd)
-            return
-        if not draft.parts:
-            return
-        # On a GPU the tensors had gone when their norms arrived: what the norms say.
-        names = tuple(name for p in draft.parts for name in p.names)
-        pairs = [
-            rows_of_norms(p.norms.values() if isinstance(p.norms, HostCopy) else p.norms,
-                p.numel,)
-            for p in draft.parts
-        ]
-        self._send(
-            "gradients",
-            draft,
-            names,
-            np.concatenate([v for v, _ in pairs]),
-            np.concatenate([c for _, c in pairs]),
-            odd,
-            columns=("l2",),
-            count_columns=("numel", "nans", "infs"),
-        )
-
-    def _send_weights(self, draft: Draft, part: Part) -> None:
-        rows = part.rows
-        if rows is None and part.summary is not None and part.copy is not None:
-            rows = part.summary.rows(part.copy.values())
-        if rows is None:
-            return
-        self._finite, self._finite_step = not bool(rows.nonfinite.any()), draft.step
-        self._send("weights", draft, tuple(part.names), rows.values, rows.counts, not self._finite)
-
-    def _send(
-        self,
-        collection: str,
-        draft: Draft,
-        names: tuple[str, ...],
-        values: Floats,
-        counts: Counts,
-        urgent: bool,
-        *,
-        columns: tuple[str, ...] = STATISTIC_COLUMNS,
-        count_columns: tuple[str, ...] = COUNT_COLUMNS,
-    ) -> None:
-        every = self.training.settings.every.get(collection, 1)
-        frame = TensorFrame(
-            speaker=self.training.speaker,
-            step=draft.step,
-            collection=collection,
-            rows=names,
-            columns=columns,
-            values=values,
-            count_columns=count_columns,
-            counts=counts,
-            at_us=draft.at_us,
-            every=every,
-        )
-        self.training.frame(frame, urgent=urgent)
-
-    def _finite_at(self, step: int) -> bool | None:
-        """Whether the weights after this step are finite, from what was seen so far."""
-        if self._waiting:
-            return None
-        if self._last_odd is None or self._last_odd > step:
-            return self._finite is not False
-        return bool(self._finite) and self._finite_step > self._last_odd
-
-
-def _rows_now(flat: list[torch.Tensor]) -> Rows:
-    with torch.no_grad():
-        summary = Summary(flat)
-        packed = summary.packed
-        return summary.rows(np.zeros(0) if packed is None else packed.numpy())
-
-
-def _norms_of(rows: Rows) -> Floats:
-    """The norms that belong to full rows: NaN where a tensor is not finite."""
-    l2 = rows.values[:, STATISTIC_COLUMNS.index("l2")].copy()
-    l2[rows.counts[:, 3] > 0] = np.inf
-    l2[rows.counts[:, 2] > 0] = np.nan
-    return l2
 
 
 def _losses_on_host(losses: list[Loss]) -> list[float] | HostCopy:

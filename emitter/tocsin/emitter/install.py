@@ -6,6 +6,9 @@ Imports only what is cheap; the rest follows when a training begins.
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from tocsin.emitter.settings import RUN_ID
@@ -27,3 +30,47 @@ def agent_loaded(module: ModuleType) -> None:
     from tocsin.emitter import elastic
 
     elastic.guard_agents(module)
+
+
+def when_torch_is_there() -> None:
+    """Call `torch_loaded` now if torch is imported, else once it is."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch_loaded(torch)
+    elif not any(isinstance(finder, _Waiting) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Waiting())
+
+
+class _Waiting:
+    """A finder that only waits for torch, as the hook's does in a launched job."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != "torch":
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(name, path, target)
+            if spec is not None:
+                self._follow(spec)
+                return spec
+        return None
+
+    def _follow(self, spec: ModuleSpec) -> None:
+        loader = spec.loader
+        if loader is None or not hasattr(loader, "__dict__"):
+            return
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            vars(loader).pop("exec_module", None)
+            execute(module)
+            try:
+                torch_loaded(module)
+            # An emitter hook's wall: `import torch` must work as without us.
+            except Exception as error:
+                sys.stderr.write(f"tocsin: this training is not watched: {error!r}\n")
+
+        loader.exec_module = exec_module  # type: ignore[method-assign]
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)

@@ -144,6 +144,11 @@ def hooked(optimizer: torch.optim.Optimizer) -> bool:
     return bool(getattr(type(optimizer).step, "hooked", False))
 
 
+def size(optimizer: torch.optim.Optimizer) -> int:
+    """How many parameters it has, over all groups."""
+    return sum(len(group["params"]) for group in optimizer.param_groups)
+
+
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[tuple[int, int, torch.Tensor]]:
     """(group, place in the group, parameter) of all that this optimizer may change."""
     return [

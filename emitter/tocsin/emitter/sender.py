@@ -24,7 +24,7 @@ from tocsin.schemas.errors import ConfigurationError, RecordTooLarge
 from tocsin.schemas.events import Data, Event
 from tocsin.schemas.identity import new_id
 from tocsin.schemas.runs import CheckpointWritten, Heartbeat, PhaseMark
-from tocsin.schemas.telemetry import Frame, Speaker, TensorFrame
+from tocsin.schemas.telemetry import Frame, Mode, Speaker, SystemFrame, TensorFrame
 from tocsin.schemas.topics import Topics, telemetry_partition
 from tocsin.schemas.wire import meta_of
 
@@ -122,6 +122,10 @@ class Sender:
     def frame(self, frame: TensorFrame, *, urgent: bool = False) -> None:
         """Send a tensor summary."""
         self._put(frame, Worth.TENSORS, urgent=urgent)
+
+    def system(self, frame: SystemFrame) -> None:
+        """Send packed samples of the node."""
+        self._put(frame, Worth.SCALARS, urgent=False)
 
     def flush(self, timeout_s: float = FLUSH_S) -> bool:
         """Wait until all that was handed in is acknowledged; False if the time was too short."""
@@ -249,18 +253,13 @@ class Sender:
 
     def _encode(self, items: Sequence[Item]) -> list[Outgoing]:
         records: list[Outgoing] = []
-        rows: list[StepRow] = []
-        speaker = self._address.speaker
+        # Rows of a user's own scalars stand between those of the steps: each kind is one frame.
+        rows: dict[tuple[tuple[str, ...], Mode], list[StepRow]] = {}
         for item in items:
             if isinstance(item, StepRow):
-                if rows and (rows[0].columns, rows[0].mode) != (item.columns, item.mode):
-                    records.append(self._record(pack(rows, speaker)))
-                    rows = []
-                rows.append(item)
+                rows.setdefault((item.columns, item.mode), []).append(item)
                 continue
-            if rows:
-                records.append(self._record(pack(rows, speaker)))
-                rows = []
+            records += self._packed(rows)
             if isinstance(item, Said):
                 event = Event.of(
                     item.data,
@@ -273,8 +272,11 @@ class Sender:
                 records += [self._record(part) for part in item.split()]
             else:
                 records.append(self._record(item))
-        if rows:
-            records.append(self._record(pack(rows, speaker)))
+        return records + self._packed(rows)
+
+    def _packed(self, rows: dict[tuple[tuple[str, ...], Mode], list[StepRow]]) -> list[Outgoing]:
+        records = [self._record(pack(same, self._address.speaker)) for same in rows.values()]
+        rows.clear()
         return records
 
     def _record(self, value: Frame | Event[Data]) -> Outgoing:

@@ -24,13 +24,17 @@ class Session:
     def __init__(self, environ: Mapping[str, str], wall: Wall) -> None:
         self.wall: Final = wall
         self.training: Training | None = None
+        self.after_begin: Callable[[Training], None] | None = None
         self.before_end: Callable[[], None] | None = None
+        self.on_exit: Callable[[], None] | None = None
         self.labels: dict[str, str] = {}
         self._environ = environ
         self._outcome: Outcome = "completed"
         self._reason = ""
         self._announced = False
+        self._over = False
         self._pid = os.getpid()
+        self._watch_the_end()
 
     def begin(self, place: tuple[int, int] | None = None) -> Training:
         """A training begins; `place` is (rank, world size) where torch.distributed knows it.
@@ -51,25 +55,30 @@ class Session:
             settings = CaptureSettings()
         self.training = Training(identity, settings, self.wall, self._environ)
         self._pid = os.getpid()
-        self._watch_the_end()
         return self.training
 
     def announce(self, shape: Shape) -> None:
         """Say that the training has begun, once."""
         if self.training is not None and not self._announced:
             self._announced = True
+            if self.after_begin is not None:
+                self.wall.call("stop", self.after_begin, self.training)
             self.training.begin(shape, self.labels)
 
     def end(self, outcome: Outcome | None = None, *, timeout_s: float = CLOSE_S) -> None:
         """The training is over; waits for the bus for at most `timeout_s`."""
-        training = self.training
-        if training is None or os.getpid() != self._pid:
+        if os.getpid() != self._pid or self._over:
             return
-        if self.before_end is not None:
-            self.wall.call("end", self.before_end)
-        self.wall.call(
-            "end", training.end, outcome or self._outcome, self._reason, timeout_s=timeout_s
-        )
+        self._over = True
+        training = self.training
+        if training is not None:
+            if self.before_end is not None:
+                self.wall.call("end", self.before_end)
+            self.wall.call(
+                "end", training.end, outcome or self._outcome, self._reason, timeout_s=timeout_s
+            )
+        if self.on_exit is not None:
+            self.wall.call("end", self.on_exit)
 
     def _watch_the_end(self) -> None:
         atexit.register(self.end)

@@ -24,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tocsin.emitter.arrays import CHUNK as CHUNK_EXACT
+from tocsin.emitter.arrays import Doubles, ExactRow
 from tocsin.schemas.telemetry import COUNT_COLUMNS, STATISTIC_COLUMNS, Counts, Floats
-
-Doubles = npt.NDArray[np.float64]
 
 CHUNK: Final = 1 << 18
 """Elements that are read by all reductions while they are in the cache (CPU)."""
@@ -35,7 +35,6 @@ CANCELLATION: Final = 1e-3
 """Below this share of the mean square, a variance from sum and norm is too inexact in float32."""
 
 _PARTS: Final = 5  # sum, l2, l1, min, max
-_EXACT_CHUNK: Final = 1 << 20
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -199,7 +198,7 @@ def summarise(tensors: Sequence[torch.Tensor]) -> Rows:
     return summary.rows(np.zeros(0) if packed is None else packed.cpu().numpy())
 
 
-def rows_of_norms(norm: Floats, numel: Sequence[int]) -> tuple[Floats, Counts]:
+def rows_of_norms(norm: Floats | Doubles, numel: Sequence[int]) -> tuple[Floats, Counts]:
     """What is known of tensors that are gone when their norms arrive from the GPU.
 
     Columns `l2`, and `numel nans infs`; the counts of NaN and infinities are lower bounds: 1 where
@@ -214,28 +213,10 @@ def rows_of_norms(norm: Floats, numel: Sequence[int]) -> tuple[Floats, Counts]:
 
 def exact_row(tensor: torch.Tensor) -> tuple[Doubles, Counts]:
     """One row in float64, over the finite values, with exact counts. Slow (5 ns per element)."""
-    low, high, total, squares, l1 = np.inf, -np.inf, 0.0, 0.0, 0.0
-    zeros = nans = infs = finite = 0
-    for chunk in tensor.split(_EXACT_CHUNK):
-        x = chunk.double().cpu().numpy()
-        good = x[np.isfinite(x)]
-        bad_nan = int(np.isnan(x).sum())
-        nans += bad_nan
-        infs += x.size - good.size - bad_nan
-        if good.size:
-            finite += good.size
-            low, high = min(low, float(good.min())), max(high, float(good.max()))
-            total += float(good.sum())
-            squares += float(np.dot(good, good))
-            l1 += float(np.abs(good).sum())
-            zeros += good.size - int(np.count_nonzero(good))
-    counts = np.array((tensor.numel(), zeros, nans, infs), np.uint64)
-    if finite == 0:
-        return np.zeros(len(STATISTIC_COLUMNS)), counts
-    mean = total / finite
-    std = float(np.sqrt(max(squares / finite - mean**2, 0.0)))
-    largest = max(abs(low), abs(high))
-    return np.array((low, high, mean, std, l1, float(np.sqrt(squares)), largest)), counts
+    exact = ExactRow()
+    for chunk in tensor.detach().split(CHUNK_EXACT):
+        exact.add(chunk.double().cpu().numpy())
+    return exact.row()
 
 
 def _direct_std(tensor: torch.Tensor) -> torch.Tensor:

@@ -24,6 +24,7 @@ import functools
 import os
 import sys
 import time
+import weakref
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -33,9 +34,9 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from tocsin.emitter.current import current
 from tocsin.emitter.losses import LocalGradients, LossBuffer, loss_of, only
 from tocsin.emitter.settings import RUN_ID
-from tocsin.emitter.wall import Wall
 
 if TYPE_CHECKING:
     from tocsin.emitter.capture import Capture
@@ -61,10 +62,11 @@ class Hooks:
     """The state behind the hooks of this process."""
 
     def __init__(self) -> None:
-        self.wall: Final = Wall()
+        self.wall: Final = current.wall
         self.wall.report = _say
-        self.session: Session | None = None
         self.capture: Capture | None = None
+        self.preferred: weakref.ref[torch.optim.Optimizer] | None = None
+        """The optimizer whose steps count, if the user has said so."""
         self.asleep = False
         """True for good in a process that is not to be captured."""
         self.forked = False
@@ -78,7 +80,7 @@ class Hooks:
 
     def begin(self, optimizer: torch.optim.Optimizer) -> Capture | None:
         """The first optimizer step of this process is about to happen."""
-        if self.session is None and not os.environ.get(RUN_ID):
+        if current.session is None and not os.environ.get(RUN_ID):
             return None
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         if not distributed and (self.forked or _is_worker()):
@@ -91,9 +93,15 @@ class Hooks:
         place = None
         if distributed:
             place = (torch.distributed.get_rank(), torch.distributed.get_world_size())
-        session = self.session or Session(os.environ, self.wall)
-        self.session = session
-        capture = Capture(session.begin(place), optimizer, self.losses, self.local)
+        session = current.session or Session(os.environ, self.wall)
+        current.session = session
+        capture = Capture(
+            session.begin(place),
+            optimizer,
+            self.losses,
+            self.local,
+            preferred=self.preferred and self.preferred(),
+        )
         self.capture = capture
         session.before_end = capture.close
         session.announce(capture.shape())
@@ -101,6 +109,14 @@ class Hooks:
             for parameter in capture.parameters():
                 self.watch_local(parameter)
         return capture
+
+    def forget(self) -> None:
+        """The training was finished by its own code; the next step begins another."""
+        self.capture, self.preferred = None, None
+        self.stepping.clear()
+        self.losses.take()
+        self.local.clear()
+        self.backwards = self.most_backwards = 0
 
     def watch_local(self, parameter: torch.Tensor) -> None:
         """Look at this rank's own gradient of the parameter whenever it is complete."""
@@ -333,11 +349,9 @@ def _in_child() -> None:
     # one with a process group of its own. What it inherited is kept: closing a copied SQLite
     # connection could disturb the parent's.
     hooks.forked = True
-    _inherited.append((hooks.session, hooks.capture))
-    hooks.session, hooks.capture = None, None
-    hooks.stepping.clear()
-    hooks.losses.take()
-    hooks.local.clear()
+    _inherited.append((current.session, hooks.capture))
+    current.session = None
+    hooks.forget()
     hooks.wall.report = _say
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal, TypedDict
 
+from tocsin.bus.configured import open_configured_bus
 from tocsin.bus.port import Bus
 from tocsin.bus.urls import open_bus
 from tocsin.emitter import edges, facts, stop_command
@@ -29,6 +30,8 @@ from tocsin.emitter.settings import (
     parse_labels,
 )
 from tocsin.emitter.wall import Wall
+from tocsin.schemas.config import load_config
+from tocsin.schemas.config_settings import resolve_secrets, resolve_settings
 from tocsin.schemas.events import Data, clip
 from tocsin.schemas.runs import (
     CaptureDegraded,
@@ -85,7 +88,7 @@ class Training:
         self._stepping_s = 0.0
         self._ended = False
         self.sender: Final = Sender(
-            bus_opener(environ.get(BUS)),
+            bus_opener(environ.get(BUS), environ),
             Address(
                 topics=Topics(environ.get(PREFIX, DEFAULT_PREFIX)),
                 speaker=self.speaker,
@@ -134,12 +137,11 @@ class Training:
         self.sender.say(data)
 
     def row(
-        self, columns: Sequence[str], values: Sequence[float], *, step: int | None = None
+        self, columns: Sequence[str], values: Sequence[float], *, step: int, urgent: bool = False
     ) -> None:
-        """Send scalars of the user's own; never waits."""
-        at = self.next_step if step is None else step
+        """Send scalars; never waits."""
         now_us = time.time_ns() // 1000
-        self.sender.row(StepRow(at, now_us, tuple(columns), tuple(values)))
+        self.sender.row(StepRow(step, now_us, tuple(columns), tuple(values)), urgent=urgent)
 
     def frame(self, frame: TensorFrame, *, urgent: bool = False) -> None:
         """Send a summary; never waits."""
@@ -268,7 +270,20 @@ def stop_state(environ: Mapping[str, str]) -> Literal["trusted_key", "no_trusted
     return "trusted_key" if keys else "no_trusted_key"
 
 
-def bus_opener(url: str | None) -> Callable[[], Bus]:
-    """Opens the bus of that URL, again and again; a relative path means today's working folder."""
+def bus_opener(url: str | None, environ: Mapping[str, str]) -> Callable[[], Bus]:
+    """Opens the bus of that URL, again and again; a relative path means today's working folder.
+
+    How to log in to a Kafka bus is in the configuration (TOCSIN_CONFIG, else ./tocsin.yaml), which
+    is read whenever the bus is opened.
+    """
     folder = facts.working_folder()
-    return lambda: open_bus(url, folder=folder, explicit=url is not None)
+    if url is None or not url.startswith("kafka:"):
+        return lambda: open_bus(url, folder=folder, explicit=url is not None)
+
+    def open_kafka() -> Bus:
+        loaded = load_config(None, environ, folder=folder)
+        bus = resolve_settings(loaded.config, environ, bus=url).bus
+        secrets = resolve_secrets(loaded.config, environ, folder=loaded.folder)
+        return open_configured_bus(bus, secrets, folder=loaded.folder, explicit=True)
+
+    return open_kafka

@@ -1,0 +1,289 @@
+"""The Python API: watch a training from its own code.
+
+    from tocsin.emitter import start
+
+    with start(labels={"team": "vision"}) as run:
+        for batch in data:
+            ...
+            run.log({"accuracy": accuracy})
+
+Under `tocsin run` it joins what the launcher has begun. Without it, it starts the same helper
+process (rules and actions) on an embedded bus, unless `services=False`; on Kafka those run
+elsewhere. Nothing here raises into the training but wrong arguments (`ConfigurationError`), and the
+stop that was asked for.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self, SupportsFloat
+
+from tocsin.emitter import install
+from tocsin.emitter.current import current
+from tocsin.emitter.records import as_array, frame_of
+from tocsin.emitter.sender import say
+from tocsin.emitter.services import Services, environment
+from tocsin.emitter.session import Session
+from tocsin.emitter.settings import LAUNCHER, RUN_ID
+from tocsin.emitter.training import Training
+from tocsin.schemas.config import load_config
+from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.runs import Outcome
+
+if TYPE_CHECKING:
+    import torch
+
+MAX_EARLY: Final = 100
+"""Calls of `log` before the first optimizer step that are kept until it comes."""
+
+
+class Run:
+    """A run that is watched; made by `start`. Also a context manager."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._run_id = os.environ.get(RUN_ID, "")
+        self._wall = session.wall
+        self._early: list[tuple[list[str], list[float], int | None]] = []
+        self._finished = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether `finish` was called."""
+        return self._finished
+
+    @property
+    def run_id(self) -> str:
+        """The id under which rules, issues and stops know this run."""
+        return self._run_id
+
+    def watch(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Name the model, and the optimizer whose steps count where there are several.
+
+        Both are found without it; it settles what is the main one.
+
+        Raises:
+            ConfigurationError: these are no torch module and optimizer.
+        """
+        import torch
+
+        if not isinstance(model, torch.nn.Module):
+            raise ConfigurationError(
+                f"watch: expected a torch.nn.Module, found {type(model).__name__}"
+            )
+        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigurationError(
+                f"watch: expected a torch.optim.Optimizer, found {type(optimizer).__name__}"
+            )
+        if optimizer is not None:
+            self._wall.call("api", self._prefer, optimizer)
+
+    def log(self, values: Mapping[str, SupportsFloat], step: int | None = None) -> None:
+        """Record scalars at a step, by default the one that was finished last.
+
+        In a loop without torch each call without `step` is a step, "loss" is the training loss,
+        and the call is where a stop takes effect.
+
+        Raises:
+            ConfigurationError: a name or a number is not one, or the step is negative.
+        """
+        columns, numbers = [], []
+        for name, value in values.items():
+            if not isinstance(name, str) or not 0 < len(name) <= 200:
+                raise ConfigurationError(
+                    f"log: expected a name of 1 to 200 characters, found {name!r}"
+                )
+            try:
+                numbers.append(float(value))
+            except (TypeError, ValueError) as error:
+                raise ConfigurationError(f"log: {name!r} is no number: {error}") from error
+            columns.append(name)
+        if step is not None and (not isinstance(step, int) or step < 0):
+            raise ConfigurationError(f"log: expected a step of 0 or more, found {step!r}")
+        if not self._finished and self._wall.call("api", self._log, columns, numbers, step):
+            training = self._session.training
+            if training is not None:
+                training.check("optimizer_step")
+
+    def record(
+        self, name: str, array: object, *, kind: str = "tensors", step: int | None = None
+    ) -> None:
+        """Record a summary of an array of any framework, in the collection `kind`.
+
+        Takes NumPy arrays, and what offers `__array__` or DLPack.
+
+        Raises:
+            ConfigurationError: it is no array of numbers.
+        """
+        if not isinstance(name, str) or not name or not isinstance(kind, str) or not kind:
+            raise ConfigurationError("record: expected a name and a kind")
+        numbers = as_array(array)
+        if self._finished:
+            return
+
+        def send() -> None:
+            training = self._training()
+            at = step if step is not None else training.last_step or 0
+            training.frame(frame_of(training.speaker, name[:400], numbers, kind[:64], at))
+
+        self._wall.call("api", send)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Mark a phase, like "evaluation": while it lasts, no step is expected."""
+        began = time.monotonic()
+        self._wall.call("api", self._mark, name, "begin", None)
+        try:
+            yield
+        finally:
+            self._wall.call("api", self._mark, name, "end", time.monotonic() - began)
+
+    def finish(self, outcome: Outcome = "completed") -> None:
+        """The training is over: send the rest, and let rules and deliveries end (15 s at most)."""
+        if self._finished:
+            return
+        self._finished = True
+        self._wall.call("api", self._end_training, outcome)
+        torch_hooks = sys.modules.get("tocsin.emitter.torch_hooks")
+        if torch_hooks is not None:
+            torch_hooks.hooks.forget()
+        current.session = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.finish()
+        elif issubclass(kind, KeyboardInterrupt):
+            self.finish("interrupted")
+        else:
+            self.finish("failed")
+
+    def _training(self) -> Training:
+        training = self._session.begin()
+        self._session.announce({})
+        return training
+
+    def _log(self, columns: list[str], numbers: list[float], step: int | None) -> bool:
+        """Whether this is a step of a loop without torch."""
+        torch_hooks = sys.modules.get("tocsin.emitter.torch_hooks")
+        if torch_hooks is not None and self._session.training is None:
+            if len(self._early) < MAX_EARLY:
+                self._early.append((columns, numbers, step))
+            return False
+        training = self._training()
+        watched = torch_hooks is not None and torch_hooks.hooks.capture is not None
+        for before in self._early:
+            self._row(training, *before, watched)
+        self._early.clear()
+        self._row(training, columns, numbers, step, watched)
+        return not watched
+
+    def _row(
+        self,
+        training: Training,
+        columns: list[str],
+        numbers: list[float],
+        step: int | None,
+        watched: bool,
+    ) -> None:
+        if watched:
+            at = step if step is not None else training.last_step or 0
+            training.row([f"log.{name}" for name in columns], numbers, step=at)
+            return
+        at = step if step is not None else training.next_step
+        names = [name if name == "loss" else f"log.{name}" for name in columns]
+        odd = any(not math.isfinite(number) for number in numbers)
+        training.row(names, numbers, step=at, urgent=odd)
+        training.next_step = max(training.next_step, at + 1)
+
+    def _mark(self, name: str, edge: str, duration_s: float | None) -> None:
+        if not self._finished:
+            self._training().phase(str(name), edge, duration_s)
+
+    def _prefer(self, optimizer: torch.optim.Optimizer) -> None:
+        from tocsin.emitter import torch_hooks
+
+        torch_hooks.hooks.preferred = weakref.ref(optimizer)
+
+    def _end_training(self, outcome: Outcome) -> None:
+        if self._early:
+            training = self._training()
+            for before in self._early:
+                self._row(training, *before, False)
+            self._early.clear()
+        self._session.end(outcome)
+
+
+_run: Run | None = None
+
+
+def start(
+    run_id: str | None = None,
+    *,
+    labels: Mapping[str, str] | None = None,
+    config: str | Path | None = None,
+    services: bool = True,
+) -> Run:
+    """Watch the training of this process; a second call gives the same run until it is finished.
+
+    Args:
+        run_id: the run's id; by default TOCSIN_RUN_ID, the scheduler's id, or a new one.
+        labels: what rules and routes can match, beside TOCSIN_LABELS and the file's.
+        config: the configuration file; by default TOCSIN_CONFIG, else ./tocsin.yaml, if there.
+        services: whether to start the helper where no launcher has done so.
+
+    Raises:
+        ConfigurationError: an argument or the configuration is wrong. Nothing was started.
+    """
+    global _run
+    if _run is not None and not _run.finished:
+        return _run
+    given = _labels(labels)
+    launched = os.environ.get(RUN_ID) if os.environ.get(LAUNCHER) else None
+    services_here: Services | None = None
+    if launched is None:
+        loaded = load_config(None if config is None else Path(config), os.environ)
+        given = {**loaded.config.labels, **given}
+        try:
+            added = environment(run_id, loaded, os.environ)
+            services_here = Services(os.environ, added, loaded, helper=services)
+        except OSError as error:
+            say(f"start: services could not be started, so nothing judges this run: {error}")
+    elif run_id is not None and run_id != launched:
+        raise ConfigurationError(
+            f"this job was launched as run {launched!r}: start() cannot call it {run_id!r}; "
+            "leave run_id out, or give it to `tocsin run --run-id`"
+        )
+    session = current.session or Session(os.environ, current.wall)
+    session.labels.update(given)
+    current.session = session
+    _run = Run(session)
+    if services_here is not None:
+        session.after_begin = services_here.listen
+        # At the end of the process the services are ended with the training.
+        session.on_exit = services_here.close
+    current.wall.call("torch", install.when_torch_is_there)
+    return _run
+
+
+def _labels(labels: Mapping[str, str] | None) -> dict[str, str]:
+    found = dict(labels or {})
+    for key, value in found.items():
+        if not isinstance(key, str) or not isinstance(value, str) or not key:
+            raise ConfigurationError(f"labels: expected text, found {key!r}: {value!r}")
+    return found

@@ -1,0 +1,89 @@
+"""NVIDIA GPUs through NVML, loaded when first needed. Absent or failing: said once, never fatal."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, Final
+
+from tocsin.emitter.sender import say
+
+FAILURES: Final = 5
+"""Readings in a row of one device that fail before it is left alone."""
+
+
+class Gpus:
+    """The GPUs of this node. `sample` gives columns `gpu.N.…` for those that answer."""
+
+    def __init__(self, *, tell: Callable[[str], None] = say) -> None:
+        self._tell = tell
+        self._nvml: Any = None
+        self._handles: dict[int, Any] = {}
+        self._failed: dict[int, int] = {}
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            self._handles = {
+                n: pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())
+            }
+            self._nvml = pynvml
+        # The wall of a probe: a driver can fail in any way.
+        except Exception as error:
+            # No driver is what most machines without a GPU have: nothing to say.
+            if type(error).__name__ not in (
+                "NVMLError_LibraryNotFound",
+                "NVMLError_DriverNotLoaded",
+                "NVMLError_NoDevice",
+            ):
+                self._tell(f"GPUs are not sampled: {error}")
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    def sample(self) -> dict[str, float]:
+        """One reading. May block as long as the driver does."""
+        found: dict[str, float] = {}
+        for n, handle in list(self._handles.items()):
+            try:
+                found.update(self._read(n, handle))
+                self._failed[n] = 0
+            # The wall of a probe, as above.
+            except Exception as error:
+                self._failed[n] = self._failed.get(n, 0) + 1
+                if self._failed[n] >= FAILURES:
+                    del self._handles[n]
+                    self._tell(f"GPU {n} is not sampled any more: {error}")
+        return found
+
+    def close(self) -> None:
+        """Let go of NVML."""
+        if self._nvml is not None:
+            with contextlib.suppress(Exception):
+                self._nvml.nvmlShutdown()
+            self._nvml = None
+            self._handles = {}
+
+    def _read(self, n: int, handle: Any) -> dict[str, float]:
+        nvml = self._nvml
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        found = {
+            f"gpu.{n}.memory_used_bytes": float(memory.used),
+            f"gpu.{n}.memory_total_bytes": float(memory.total),
+        }
+        # Which of these there are differs by model and by virtualisation.
+        for name, read in (
+            ("utilization_percent", lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+            (
+                "temperature_celsius",
+                lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+            ),
+            ("power_watts", lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000),
+            (
+                "sm_clock_hertz",
+                lambda: 1e6 * nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+            ),
+        ):
+            with contextlib.suppress(nvml.NVMLError_NotSupported):
+                found[f"gpu.{n}.{name}"] = float(read())  # type: ignore[no-untyped-call]
+        return found

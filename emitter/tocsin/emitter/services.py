@@ -1,0 +1,151 @@
+"""What `start()` runs where there is no launcher: the environment, the helper, an ear for stops."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+from typing import Final
+
+from tocsin.bus.place import default_place
+from tocsin.emitter import facts, link
+from tocsin.emitter.helper_child import DRAIN_S, HelperChild, helper_command
+from tocsin.emitter.identity import rank_of, resolve_job_id, resolve_run_id, scheduler_job
+from tocsin.emitter.listener import ThreadListener
+from tocsin.emitter.sender import say
+from tocsin.emitter.settings import (
+    BUS,
+    CAPTURE,
+    JOB_ID,
+    LAUNCHER,
+    PREFIX,
+    RUN_ID,
+    RUNTIME_DIR,
+)
+from tocsin.emitter.stop_command import STOP, STOP_KEYS, trusted_paths
+from tocsin.emitter.training import Training, bus_opener
+from tocsin.schemas.config import LoadedConfig
+from tocsin.schemas.config_settings import resolve_settings
+from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.topics import Topics
+
+
+LEFTOVERS: Final = 3
+"""Exit code of a helper that leaves something in the ledger."""
+
+
+def environment(
+    run_id: str | None, loaded: LoadedConfig, base: Mapping[str, str]
+) -> dict[str, str]:
+    """What a launcher would have put into the environment of this process.
+
+    Raises:
+        ConfigurationError: no run id that all ranks would agree on, or a wrong one.
+        OSError: no private folder can be made.
+    """
+    several = rank_of(base)[2] > 1
+    if several and run_id is None and RUN_ID not in base and scheduler_job(base) is None:
+        raise ConfigurationError(
+            "this training has several ranks, and they need the same run id: "
+            "try start(run_id=...), or TOCSIN_RUN_ID"
+        )
+    settings = resolve_settings(loaded.config, base)
+    job_id = resolve_job_id(base)
+    found = {
+        RUN_ID: resolve_run_id(run_id, base),
+        PREFIX: settings.bus.prefix,
+        CAPTURE: loaded.config.capture.model_dump_json(exclude_defaults=True),
+        RUNTIME_DIR: str(link.shared_job_folder(base, job_id)),
+    }
+    if not several or JOB_ID in base or scheduler_job(base) is not None:
+        # Else rank 0's is handed to all when the process group is made.
+        found[JOB_ID] = job_id
+    url = settings.bus.url
+    if url.startswith("embedded:"):
+        if settings.bus_origin == "default":
+            place = default_place(facts.working_folder())
+            if place.notice:
+                say(place.notice)
+            path = place.path
+        else:
+            origin = loaded.folder if settings.bus_origin == "file" else facts.working_folder()
+            path = origin / Path(url.removeprefix("embedded:")).expanduser()
+        url = f"embedded:{os.path.abspath(path)}"
+    found[BUS] = url
+    if loaded.config.stop.trusted_keys is not None:
+        keys = tuple(loaded.folder / key for key in loaded.config.stop.trusted_keys)
+        found[STOP_KEYS] = os.pathsep.join(str(key) for key in trusted_paths(base, keys))
+    return found
+
+
+class Services:
+    """The helper and the listener of this node; they live on its local rank 0."""
+
+    def __init__(
+        self,
+        environ: MutableMapping[str, str],
+        added: Mapping[str, str],
+        loaded: LoadedConfig,
+        *,
+        helper: bool,
+    ) -> None:
+        """Lay `added` over `environ`, and start the helper. Raises OSError."""
+        self._environ = environ
+        self._before = {name: environ.get(name) for name in (*added, LAUNCHER)}
+        environ.update(added)
+        self._folder: Final = Path(added[RUNTIME_DIR])
+        self._log: Final = self._folder / "helper.log"
+        self._mine = rank_of(environ)[1] == 0
+        environ[LAUNCHER] = str(self._folder / link.LAUNCHER_SOCKET)
+        self._listener: ThreadListener | None = None
+        self._helper: HelperChild | None = None
+        if helper and self._mine and added[BUS].startswith("embedded:"):
+            command = helper_command(
+                added[RUN_ID],
+                added[BUS],
+                since_ms=time.time_ns() // 1_000_000,
+                config=loaded.path,
+                stop=environ.get(STOP) != "off",
+            )
+            self._helper = HelperChild(command, self._log)
+
+    def listen(self, training: Training) -> None:
+        """Hear stops, once the training's identity is known. Raises OSError."""
+        if not self._mine:
+            return
+        self._listener = ThreadListener(
+            bus_opener(self._environ.get(BUS), self._environ),
+            Topics(self._environ[PREFIX]),
+            training.speaker,
+            training.emit,
+            self._folder,
+        )
+        self._listener.start()
+
+    def close(self) -> None:
+        """End both, and take the environment back; waits for the helper's deliveries."""
+        try:
+            if self._helper is not None:
+                self._report(self._helper.drain(DRAIN_S))
+            if self._listener is not None:
+                self._listener.close()
+            if self._mine:
+                link.remove_folder(self._folder)
+        finally:
+            for name, value in self._before.items():
+                if value is None:
+                    self._environ.pop(name, None)
+                else:
+                    self._environ[name] = value
+
+    def _report(self, code: int | None) -> None:
+        if code == LEFTOVERS:
+            say("some deliveries are not done; `tocsin actions` on the same bus finishes them")
+        elif code != 0:
+            try:
+                lines = self._log.read_text(errors="replace").strip().splitlines()
+            except OSError:
+                lines = []
+            last = f": {lines[-1]}" if lines else ""
+            say(f"the helper with rules and actions ended with {code}{last}")
