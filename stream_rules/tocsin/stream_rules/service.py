@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
-from typing import Final, Literal
+from importlib.metadata import version
+from typing import Final
 
 from tocsin.bus.port import Outgoing, Partition, Record
-from tocsin.runtime.service import Poison, Service, Tick
-from tocsin.schemas.config_sections import RuleEntry
+from tocsin.runtime.service import Attachment, Poison, Service, Tick
+from tocsin.schemas.config import Config
 from tocsin.schemas.errors import RecordError
 from tocsin.schemas.events import Data, Event
 from tocsin.schemas.state import Snapshot
@@ -28,11 +29,6 @@ class RulesService(Service):
     """The engine behind the worker.
 
     Args:
-        only_runs: the runs whose saved state is taken up; None: all. (Which records come is the
-            worker's business.)
-        adopt: whether runs are taken up from their snapshots at once, so that their timers run
-            though they are silent. False: only once a record of theirs comes, where another process
-            may have the run.
         software: name and version, for the snapshots.
     """
 
@@ -43,8 +39,6 @@ class RulesService(Service):
         topics: Topics,
         specs: Sequence[RuleSpec],
         *,
-        only_runs: Collection[str] | None = None,
-        adopt: bool = True,
         software: str = "",
     ) -> None:
         self.inputs = (topics.telemetry,)
@@ -52,20 +46,22 @@ class RulesService(Service):
         self.engine: Final = Engine(specs)
         self._topics: Final = topics
         self._names: Final = (*(spec.name for spec in specs), RUN_KEY)
-        self._only_runs = None if only_runs is None else frozenset(only_runs)
-        self._adopt = adopt
+        self._adopt = True
         self._software = software
         self._told: list[Told] = []
         self._saved: dict[int, dict[str, dict[str, Snapshot]]] = {}
 
     # -- state comes and goes --------------------------------------------------------------
 
+    def attached(self, to: Attachment) -> None:
+        # A run that another process may have is taken up only once a record of it comes here;
+        # else at once, so that its timers go on though it is silent.
+        self._adopt = to.skip is None
+
     def restore(self, partition: int, records: Sequence[Record]) -> None:
         runs = self._saved.setdefault(partition, {})
         for record in records:
             run_id, _, rule = record.key.decode(errors="replace").partition("/")
-            if self._only_runs is not None and run_id not in self._only_runs:
-                continue
             if record.value is None:
                 runs.get(run_id, {}).pop(rule, None)
                 continue
@@ -182,14 +178,15 @@ class RulesService(Service):
 
 def build_rules_service(
     topics: Topics,
-    config_rules: Sequence[RuleEntry] = (),
-    defaults: Literal["all", "none"] = "all",
+    config: Config | None = None,
     *,
-    only_runs: Collection[str] | None = None,
-    adopt: bool = True,
     catalogue: Catalogue | None = None,
-    software: str = "",
 ) -> RulesService:
-    """The service for the configuration's rules. Raises ConfigurationError: they are wrong."""
-    specs = rule_specs(config_rules, defaults=defaults, catalogue=catalogue)
-    return RulesService(topics, specs, only_runs=only_runs, adopt=adopt, software=software)
+    """The service for the rules of a configuration, or for all at their defaults.
+
+    Raises:
+        ConfigurationError: a rule or its parameters are wrong.
+    """
+    config = config or Config()
+    specs = rule_specs(config.rules, defaults=config.defaults.rules, catalogue=catalogue)
+    return RulesService(topics, specs, software=f"tocsin {version('tocsin')}")
