@@ -156,6 +156,10 @@ class Bell:
         self._socket = None
         with suppress(OSError):
             self._path.unlink()
+            # Beside the bus it goes with the bus; below /tmp nobody else would remove it. Who binds
+            # in this very moment fails, and hangs its bell again when it next looks.
+            if self._path.parent.parent.parent == Path("/tmp"):
+                self._path.parent.rmdir()
 
     def _hear(self) -> None:
         if self._socket is not None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tocsin.bus.records import record_range, split_id
-from tocsin.bus.store import transaction
+from tocsin.bus.store import checkpoint, transaction
 
 _SLICE_MS: Final = 5.0
 """What one transaction should take; the amount of work in it is halved and doubled to stay near."""
@@ -69,11 +69,23 @@ def maintain(db: sqlite3.Connection, budget_ms: float, now_ms: int) -> Maintenan
     the budget.
     """
     budget = _Budget(budget_ms)
+    (pages,) = db.execute("PRAGMA wal_autocheckpoint").fetchone()
+    # A checkpoint within a commit holds the write lock for its whole length; one beside does not.
+    db.execute("PRAGMA wal_autocheckpoint = 0")
+    try:
+        done = _work(db, budget, now_ms)
+    finally:
+        db.execute(f"PRAGMA wal_autocheckpoint = {pages}")
+    if done.expired or done.compacted or done.pages_freed:
+        checkpoint(db)
+    return done
+
+
+def _work(db: sqlite3.Connection, budget: _Budget, now_ms: int) -> Maintenance:
     expired, done = _expire(db, budget, now_ms)
-    compacted = 0
+    compacted = pages = 0
     if done:
         compacted, done = _compact(db, budget, now_ms)
-    pages = 0
     if done:
         pages, done = _vacuum(db, budget)
     return Maintenance(expired, compacted, pages, budget.longest_ms, not done)
