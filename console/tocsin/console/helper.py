@@ -23,7 +23,8 @@ from tocsin.console.setting import Setting, read_setting
 from tocsin.runtime.shutdown import stop_signals
 from tocsin.runtime.testing import CrashPoints
 from tocsin.runtime.worker import Worker, WorkerSettings
-from tocsin.schemas.signing import keys_folder, own_key
+from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.signing import SigningKey, keys_folder, own_key
 from tocsin.stream_rules.service import build_rules_service
 
 logger = logging.getLogger(__name__)
@@ -75,17 +76,20 @@ class Helper:
         stop: bool,
         orders: Orders,
     ) -> None:
-        self._bus = bus
         self._orders = orders
+        crash = CrashPoints.from_environment(os.environ)
         self._actions = build_actions_service(
             setting.topics,
             setting.config,
             bus=bus,
             secrets=setting.secrets,
-            key=own_key(keys_folder(os.environ)),
+            key=_signing_key(),
             embedded=True,
             notify=notify,
             stop=stop,
+            config_path=setting.loaded.path,
+            software=SOFTWARE,
+            crash=crash,
         )
         self._workers = [
             Worker(
@@ -96,7 +100,7 @@ class Helper:
                 only_runs={run_id},
                 start=From.time(since_ms),
                 settings=WorkerSettings(software=SOFTWARE),
-                crash=CrashPoints.from_environment(os.environ),
+                crash=crash,
             )
             for service in (
                 build_rules_service(setting.topics, setting.config),
@@ -148,6 +152,15 @@ class Helper:
             if not await worker.caught_up(max(0.0, deadline - loop.time())):
                 return False
         return await self._actions.drain(max(0.0, deadline - loop.time()))
+
+
+def _signing_key() -> SigningKey:
+    """This machine's key, or one that nobody trusts: then each stop is refused, and says why."""
+    try:
+        return own_key(keys_folder(os.environ))
+    except ConfigurationError as error:
+        logger.warning("stops cannot be signed: %s", error, extra={"action": "start"})
+        return SigningKey.generate()
 
 
 async def _lease(bus: Bus, run_id: str) -> Lease:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from tocsin.console.setting import Setting, read_setting
+from tocsin.emitter.helper_child import helper_command
 from tocsin.emitter.identity import resolve_job_id, resolve_run_id
 from tocsin.emitter.plan import DRAIN_S, LaunchPlan
 from tocsin.schemas.config_values import parse_http_url
 from tocsin.schemas.errors import ConfigurationError
-
-HELPER_MODULE: Final = "tocsin.console.helper"
+from tocsin.schemas.signing import keys_folder, own_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +53,8 @@ def plan_run(
     run_id = resolve_run_id(options.run_id, env)
     # Made here for what may be wrong with it, and for its URL as any process here can use it.
     bus = setting.open_bus()
+    if setting.embedded and options.stop:
+        _have_a_key(env)
     config = setting.config
     trusted = config.stop.trusted_keys or ()
     return LaunchPlan(
@@ -89,13 +90,16 @@ def _check_address(address: str) -> None:
 
 def _helper(setting: Setting, options: RunOptions, run_id: str, url: str) -> tuple[str, ...]:
     """The command line of the helper process that serves this run on the embedded bus."""
-    command = [sys.executable, "-m", HELPER_MODULE, "--run-id", run_id, "--bus", url]
     # Everything of this job comes later than now; the bus may hold days of other runs.
-    command += ["--since-ms", str(time.time_ns() // 1_000_000)]
-    if setting.loaded.path is not None:
-        command += ["--config", str(setting.loaded.path)]
-    for address in options.notify:
-        command += ["--notify", address]
-    if not options.stop:
-        command.append("--no-stop")
-    return tuple(command)
+    now_ms = time.time_ns() // 1_000_000
+    command = helper_command(
+        run_id, url, since_ms=now_ms, config=setting.loaded.path, stop=options.stop
+    )
+    return (*command, *(word for address in options.notify for word in ("--notify", address)))
+
+
+def _have_a_key(env: Mapping[str, str]) -> None:
+    """On the embedded bus this machine signs and obeys; it needs a key pair for that."""
+    # Without one the run is watched all the same; the launcher says that stops will be refused.
+    with contextlib.suppress(ConfigurationError):
+        own_key(keys_folder(env))

@@ -35,7 +35,7 @@ def run_lease(run_id: str) -> str:
 async def run_rules(setting: Setting, *, http: str | None = None) -> int:
     """Telemetry in, issues out, until SIGTERM or SIGINT. The exit code."""
 
-    def build(bus: Bus) -> Service:
+    def build(bus: Bus, metrics: Metrics, crash: CrashPoints) -> Service:
         return build_rules_service(setting.topics, setting.config)
 
     return await _run(setting, build, group="tocsin-rules", http=http)
@@ -50,7 +50,7 @@ async def run_actions(
         ConfigurationError: a CIDR is wrong, or the signing key cannot be made.
     """
 
-    def build(bus: Bus) -> Service:
+    def build(bus: Bus, metrics: Metrics, crash: CrashPoints) -> Service:
         return build_actions_service(
             setting.topics,
             setting.config,
@@ -59,15 +59,24 @@ async def run_actions(
             key=own_key(keys_folder(os.environ)),
             embedded=False,
             allow_cidr=allow_cidr,
+            config_path=setting.loaded.path,
+            metrics=metrics,
+            software=SOFTWARE,
+            crash=crash,
         )
 
     return await _run(setting, build, group="tocsin-actions", http=http)
 
 
 async def _run(
-    setting: Setting, build: Callable[[Bus], Service], *, group: str, http: str | None
+    setting: Setting,
+    build: Callable[[Bus, Metrics, CrashPoints], Service],
+    *,
+    group: str,
+    http: str | None,
 ) -> int:
     metrics = Metrics()
+    crash = CrashPoints.from_environment(os.environ)
     stopping = asyncio.Event()
     with stop_signals(stopping):
         async with setting.open_bus() as bus:
@@ -75,13 +84,13 @@ async def _run(
                 await bus.init(setting.topics.specs())
             worker = Worker(
                 bus,
-                build(bus),
+                build(bus, metrics, crash),
                 topics=setting.topics,
                 group=group,
                 skip=_held_by_its_helper(bus) if setting.embedded else None,
                 metrics=metrics,
                 settings=WorkerSettings(software=SOFTWARE),
-                crash=CrashPoints.from_environment(os.environ),
+                crash=crash,
             )
             parts: list[Part] = [worker]
             if http is not None:
