@@ -53,6 +53,10 @@ def content(path: Path) -> bytes:
     return path.read_bytes() if path.exists() else b""
 
 
+def is_there(path: Path) -> bool:
+    return path.exists()
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "bus.db"
@@ -353,7 +357,7 @@ async def test_a_bus_with_a_long_path_has_its_doorbell_elsewhere(
     bell = Bell.hang(path, ["topic"])
     assert bell.works
     bell.close()
-    assert not os.path.exists(bell_folder(path))
+    assert not is_there(bell_folder(path))
 
 
 async def test_an_idle_bus_costs_next_to_nothing(world: World, bus: Bus) -> None:
