@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from tocsin.actions import stop as stops
-from tocsin.actions.decision import Decision, Outcome, RetryPolicy
+from tocsin.actions.decision import Decision, RetryPolicy
+from tocsin.actions.lanes import Attempted, Lane, Lanes
 from tocsin.actions.ledger import Ledger, Settled
 from tocsin.actions.records import delivery_record, expired_letter, tombstone
 from tocsin.actions.routing import STOP, Planned, Routing
@@ -38,41 +37,15 @@ from tocsin.schemas.topics import (
     ISSUE_PARTITIONS,
     TELEMETRY_PARTITIONS,
     Topics,
+    issue_partition,
     telemetry_partition,
 )
 from tocsin.schemas.wire import decode, read_meta
 
 logger = logging.getLogger(__name__)
 
-PER_RECEIVER: Final = 16
-"""Attempts at one receiver at a time. What is due beyond that waits in the ledger's schedule."""
-
-STOPS_AT_ONCE: Final = 1_000
-
 _UNKNOWN_RECEIVER_MS: Final = 60_000
-_SKIPPED_MS: Final = 2_000
-
-Attempt = Callable[[Delivery, int], Awaitable[Outcome]]
-"""Makes one attempt; given the time. Raises nothing but CancelledError."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lane:
-    """How to reach one receiver, or runs that are to stop; `give_up_ms` after the decision."""
-
-    attempt: Attempt
-    give_up_ms: int = 24 * 3_600_000
-    at_once: int = PER_RECEIVER
-
-
-@dataclass(frozen=True, slots=True)
-class _Result:
-    """What came of an attempt; without an outcome: time to look what became of a stop."""
-
-    delivery_id: str
-    outcome: Outcome | None
-    at_ms: int
-    duration_ms: int
+_NOT_OURS_MS: Final = 2_000
 
 
 class ActionsService(Service):
@@ -103,19 +76,15 @@ class ActionsService(Service):
         self.restores = (topics.actions,)
         self._topics = topics
         self._routing = routing
-        self._lanes = dict(lanes)
         self._only: frozenset[str] | None = None
         self._skip: Skip | None = None
         self._requested_by = requested_by
         self._metrics = metrics or Metrics()
-        self._crash = crash
-        self._closers = closers
+        self._lanes = Lanes(lanes, self._report, crash=crash, closers=closers)
         self._ledger = Ledger(policy)
         self._runs: dict[str, RunFacts] = {}
         self._outputs: list[Outgoing] = []
-        self._inbox: deque[_Result] = deque()
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._flying: dict[str, int] = {}
+        self._inbox: deque[Attempted] = deque()
         self._nudge: Callable[[], None] = lambda: None
         self._owned: frozenset[int] = frozenset()
         self._now_ms = 0
@@ -184,7 +153,7 @@ class ActionsService(Service):
 
     def next_due_ms(self) -> int | None:
         """See `Service`."""
-        full = [action for action in self._ledger.actions() if self._room(action) <= 0]
+        full = [action for action in self._ledger.actions() if self._lanes.room(action) <= 0]
         return self._ledger.next_due_ms(full)
 
     def wants_checkpoint(self) -> bool:
@@ -195,23 +164,17 @@ class ActionsService(Service):
     async def checkpointed(self) -> None:
         """See `Service`: the ledger is on the bus, so what is due may be sent."""
         for action in self._ledger.actions():
-            room = self._room(action)
+            room, busy = self._lanes.room(action), self._lanes.busy()
             if room > 0:
-                for delivery in self._ledger.due(action, self._now_ms, self._tasks, room):
+                for delivery in self._ledger.due(action, self._now_ms, busy, room):
                     await self._start(delivery)
         self._metrics.set(names.PENDING, self._ledger.open())
         self._unsaved = False
         self._round.set()
 
     async def ended(self) -> None:
-        """See `Service`. Attempts under way are cut off: whoever comes next makes them again."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        for close in self._closers:
-            await close()
+        """See `Service`."""
+        await self._lanes.close()
 
     # -- what others call --------------------------------------------------------------------
 
@@ -304,7 +267,7 @@ class ActionsService(Service):
         facts = self._runs.get(issue.run_id)
         return stops.before_asking(facts, issue.incarnation, delivery_id=identity, age_ms=age_ms)
 
-    def _settle(self, result: _Result, now_ms: int) -> None:
+    def _settle(self, result: Attempted, now_ms: int) -> None:
         before = self._ledger.get(result.delivery_id)
         if before is None:
             return
@@ -389,15 +352,11 @@ class ActionsService(Service):
 
     # -- sending (event loop) ------------------------------------------------------------------
 
-    def _room(self, action: str) -> int:
-        lane = self._lanes.get(action)
-        at_once = lane.at_once if lane is not None else PER_RECEIVER
-        return at_once - self._flying.get(action, 0)
-
     async def _start(self, delivery: Delivery) -> None:
         now_ms = self._now_ms
-        if self._skip is not None and await self._skip(delivery.run_id):
-            self._ledger.postpone(delivery, now_ms + _SKIPPED_MS)
+        mine = issue_partition(delivery.run_id) in self._owned
+        if not mine or (self._skip is not None and await self._skip(delivery.run_id)):
+            self._ledger.postpone(delivery, now_ms + _NOT_OURS_MS)
             return
         lane = self._lanes.get(delivery.action)
         if lane is None and now_ms < delivery.give_up_ms:
@@ -407,31 +366,12 @@ class ActionsService(Service):
             return
         late = now_ms > delivery.created_ms + stops.NOT_AFTER_MS
         if lane is None or (delivery.kind == STOP and (delivery.attempts > 0 or late)):
-            self._inbox.append(_Result(delivery.delivery_id, None, now_ms, 0))
-            self._nudge()
+            self._report(Attempted(delivery.delivery_id, None, now_ms))
             return
-        self._flying[delivery.action] = self._flying.get(delivery.action, 0) + 1
-        task = asyncio.create_task(
-            self._attempt(lane, delivery, now_ms), name=f"tocsin-delivery-{delivery.delivery_id}"
-        )
-        self._tasks[delivery.delivery_id] = task
+        self._lanes.start(lane, delivery, now_ms)
 
-    async def _attempt(self, lane: Lane, delivery: Delivery, now_ms: int) -> None:
-        started = time.monotonic()
-        identity = delivery.delivery_id
-        outcome = Outcome(failure="no connection")
-        try:
-            self._crash("attempting")
-            outcome = await lane.attempt(delivery, now_ms)
-            self._crash("attempted")
-        except Exception:
-            # One action's fault must not end the others: it counts as a failed attempt.
-            logger.exception("attempt failed by a bug", extra={"action": delivery.kind})
-        finally:
-            self._flying[delivery.action] -= 1
-            self._tasks.pop(identity, None)
-        took_ms = round(1000 * (time.monotonic() - started))
-        self._inbox.append(_Result(identity, outcome, now_ms, took_ms))
+    def _report(self, attempted: Attempted) -> None:
+        self._inbox.append(attempted)
         self._nudge()
 
 

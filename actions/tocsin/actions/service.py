@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from pydantic import SecretStr
 
@@ -12,7 +13,8 @@ from tocsin.actions import stop as stops
 from tocsin.actions.address_guard import AddressGuard, parse_networks
 from tocsin.actions.config import routing_of, webhook_targets
 from tocsin.actions.decision import Outcome, RetryPolicy
-from tocsin.actions.pipeline import STOPS_AT_ONCE, ActionsService, Lane
+from tocsin.actions.lanes import Lane
+from tocsin.actions.pipeline import ActionsService
 from tocsin.actions.routing import STOP
 from tocsin.actions.webhook import WebhookSender, WebhookTarget
 from tocsin.bus.port import Bus, BusUnavailable, Producer
@@ -23,6 +25,8 @@ from tocsin.schemas.deliveries import Delivery
 from tocsin.schemas.errors import RecordError
 from tocsin.schemas.signing import SigningKey
 from tocsin.schemas.topics import Topics
+
+_STOPS_AT_ONCE: Final = 1_000
 
 
 class _StopLane:
@@ -99,7 +103,7 @@ def build_actions_service(
     """
     networks = parse_networks(allow_cidr)
     stop_lane = _StopLane(bus, topics, key)
-    lanes = {STOP: Lane(stop_lane.attempt, at_once=STOPS_AT_ONCE)}
+    lanes = {STOP: Lane(stop_lane.attempt, at_once=_STOPS_AT_ONCE)}
     closers: list[Callable[[], Awaitable[None]]] = [stop_lane.close]
     targets = webhook_targets(config, secrets, notify)
     if targets:

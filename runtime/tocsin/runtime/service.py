@@ -143,7 +143,10 @@ class Service(Protocol):
         return None
 
     async def checkpointed(self) -> None:
-        """On the event loop, after each checkpoint: what was handed out is on the bus. Short."""
+        """On the event loop, after each checkpoint: what was handed out is on the bus. Short.
+
+        Not after one before partitions are given up, or the last.
+        """
         return None
 
     async def ended(self) -> None:

@@ -297,7 +297,8 @@ class Worker:
         self._dirty_since_ms = None
         self._count(names.CHECKPOINTS, 1)
         self._count(names.CHECKPOINT_SECONDS, time.perf_counter() - started)
-        await self._service.checkpointed()
+        if not force:
+            await self._service.checkpointed()
 
     def _committable(self, partition: Partition, offset: int) -> int:
         offset = self._skipped.before(partition, offset)
@@ -331,6 +332,7 @@ class Worker:
             self._wiring.drop(partitions)
             self._skipped.drop(partitions)
             self._count_partitions()
+        self._nudged.set()
 
     async def on_assigned(self, partitions: frozenset[Partition]) -> None:
         """See `tocsin.bus.port.AssignmentListener`. Never raises BusUnavailable into the bus."""

@@ -1,0 +1,111 @@
+"""A real HTTP server on loopback that answers each path with the fault that the path names.
+
+`/status/429?after=2` answers 429 with `Retry-After: 2`; `/then/503,200` answers in that order;
+`/reset` cuts the connection, `/timeout` never answers, `/drip` sends its head byte by byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from urllib.parse import unquote
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One request, header names in lower case."""
+
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass
+class FaultServer:
+    """What came in, and where it listens."""
+
+    port: int = 0
+    seen: list[Seen] = field(default_factory=list)
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.port}{path}"
+
+    def ids(self) -> list[str]:
+        return [request.headers["webhook-id"] for request in self.seen]
+
+
+@asynccontextmanager
+async def fault_server() -> AsyncIterator[FaultServer]:
+    """Listen on a free port of 127.0.0.1."""
+    state = FaultServer()
+    counts: dict[str, int] = {}
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while await one(reader, writer):
+                pass
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        path = head[0].split(" ")[1]
+        headers = {
+            name.lower(): value
+            for name, _, value in (line.partition(": ") for line in head[1:] if line)
+        }
+        body = await reader.readexactly(int(headers.get("content-length", "0")))
+        state.seen.append(Seen(path, headers, body))
+        state.arrived.set()
+        what, _, query = path.partition("?")
+        parts = what.strip("/").split("/")
+        if parts[0] == "reset":
+            writer.transport.abort()
+            return False
+        if parts[0] == "timeout":
+            await asyncio.sleep(60)
+            return False
+        if parts[0] == "drip":
+            for byte in b"HTTP/1.1 200 OK\r\nx-slow: " + b"x" * 10_000:
+                writer.write(bytes([byte]))
+                await writer.drain()
+                await asyncio.sleep(0.05)
+            return False
+        if parts[0] == "then":
+            statuses = parts[1].split(",")
+            turn = counts.get(path, 0)
+            counts[path] = turn + 1
+            status = statuses[min(turn, len(statuses) - 1)]
+        else:
+            status = parts[1]
+        extra = ""
+        if query.startswith("after="):
+            extra += f"Retry-After: {unquote(query.removeprefix('after='))}\r\n"
+        if status.startswith("3"):
+            extra += f"Location: {state.url('/status/200')}\r\n"
+        text = "" if status == "204" else "the body says: SECRET-IN-BODY"
+        length = "" if status == "204" else f"Content-Length: {len(text)}\r\n"
+        writer.write(f"HTTP/1.1 {status} whatever\r\n{extra}{length}\r\n{text}".encode())
+        await writer.drain()
+        return True
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(serve(reader, writer))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    state.port = server.sockets[0].getsockname()[1]
+    try:
+        yield state
+    finally:
+        server.close()
+        for task in list(tasks):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

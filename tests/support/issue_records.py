@@ -1,0 +1,85 @@
+"""Issues, run views and their records, made for tests of the actions."""
+
+from __future__ import annotations
+
+from tocsin.bus.port import Outgoing, Partition
+from tocsin.schemas.events import Data, Event
+from tocsin.schemas.identity import incarnation_id, issue_id
+from tocsin.schemas.issues import IssueFiring, IssueResolved, Severity, Subject
+from tocsin.schemas.runs import RunView, StopView
+from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
+from tocsin.schemas.wire import meta_of
+
+TOPICS = Topics()
+NOW_MS = 1_795_258_012_300
+
+
+def incarnation(run: str = "run-1", training: int = 0) -> str:
+    return incarnation_id(run, "job", 0, training)
+
+
+def issue(
+    run: str = "run-1",
+    rule: str = "nonfinite",
+    episode: str = "1",
+    *,
+    severity: Severity = "critical",
+    stop_worthy: bool = True,
+    resolved: bool = False,
+    training: int = 0,
+) -> IssueFiring:
+    made = incarnation(run, training)
+    kind = IssueResolved if resolved else IssueFiring
+    return kind(
+        run_id=run,
+        incarnation=made,
+        issue_id=issue_id(run, made, rule, 1, episode),
+        rule=rule,
+        use=rule,
+        rule_version=1,
+        severity=severity,
+        stop_worthy=stop_worthy,
+        subject=Subject(kind="loss", name="loss"),
+        reason=f"NaN in the loss at step {episode}",
+        first_step=3,
+        at_ms=NOW_MS,
+    )
+
+
+def issue_record(value: IssueFiring) -> Outgoing:
+    event = Event.of(
+        value,
+        id=f"{value.issue_id}/{value.state}/0",
+        source=f"/runs/{value.run_id}/rules",
+        time_ms=NOW_MS,
+    )
+    return record(event, TOPICS.issues, issue_partition(value.run_id), value.run_id)
+
+
+def view(
+    run: str = "run-1",
+    *,
+    ended: bool = False,
+    stop: StopView | None = None,
+    training: int = 0,
+    next_offset: int = 1,
+) -> RunView:
+    return RunView(
+        run_id=run,
+        incarnation=incarnation(run, training),
+        state="ended" if ended else "running",
+        exit_code=79 if ended else None,
+        stop=stop,
+        next_offset=next_offset,
+    )
+
+
+def view_record(value: RunView) -> Outgoing:
+    event = Event.of(value, id="view", source="/rules", time_ms=NOW_MS)
+    return record(event, TOPICS.runs, telemetry_partition(value.run_id), value.run_id)
+
+
+def record(event: Event[Data], topic: str, number: int, key: str) -> Outgoing:
+    return Outgoing(
+        Partition(topic, number), key.encode(), event.encode(), meta_of(event).headers()
+    )

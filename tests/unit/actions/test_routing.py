@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.issue_records import issue
+from tocsin.actions.config import check_receivers, notify_names, places, routing_of
+from tocsin.actions.routing import Planned, Routing
+from tocsin.schemas.config import Config, SectionRegistry, check_config
+
+HOOK = "https://hooks.example.com/ml?token=SECRET"
+
+
+def config_of(text: str) -> Config:
+    config, problems = check_config(f"version: 1\n{text}", "tocsin.yaml")
+    assert config is not None, problems
+    return config
+
+
+def actions(planned: list[Planned]) -> list[str]:
+    return [item.action for item in planned]
+
+
+def test_without_a_config_only_critical_stop_worthy_issues_stop() -> None:
+    routing = Routing({})
+    assert actions(routing.plan(issue())) == ["stop"]
+    assert routing.plan(issue())[0].decided_by.startswith("default:")
+    assert routing.plan(issue(severity="warning")) == []
+    assert routing.plan(issue(stop_worthy=False)) == []
+    assert routing.plan(issue(resolved=True)) == []
+
+
+def test_notify_gets_firing_and_resolved_from_warning_up() -> None:
+    routing = routing_of(Config(), notify=[HOOK])
+    (name,) = notify_names([HOOK])
+    assert actions(routing.plan(issue())) == ["stop", name]
+    assert actions(routing.plan(issue(severity="warning"))) == [name]
+    assert actions(routing.plan(issue(resolved=True))) == [name]
+    assert routing.plan(issue(severity="info")) == []
+
+
+def test_a_notify_name_shows_the_host_and_not_the_token() -> None:
+    (name,) = notify_names([HOOK])
+    assert name.startswith("notify:hooks.example.com-")
+    assert "SECRET" not in name
+    assert notify_names([HOOK, "http://a", HOOK]) == [name, *notify_names(["http://a"])]
+
+
+def test_a_rules_list_decides_alone() -> None:
+    text = """
+receivers:
+  ml: {type: webhook, url: "https://hooks.example.com/ml"}
+rules:
+  - nonfinite: [ml]
+  - loss_diverged: [stop, ml]
+  - exploding_gradient: []
+"""
+    routing = routing_of(config_of(text))
+    assert actions(routing.plan(issue())) == ["ml"]
+    stop_warning = issue(rule="loss_diverged", severity="warning", stop_worthy=False)
+    assert actions(routing.plan(stop_warning)) == ["stop", "ml"]
+    assert routing.plan(issue(rule="exploding_gradient")) == []
+    resolved = issue(rule="loss_diverged", resolved=True)
+    assert actions(routing.plan(resolved)) == ["ml"]
+
+
+def test_a_decision_names_its_line(tmp_path: Path) -> None:
+    text = """version: 1
+receivers:
+  ml: {type: webhook, url: "https://hooks.example.com/ml"}
+rules:
+  - nonfinite: [stop, ml]
+"""
+    file = tmp_path / "tocsin.yaml"
+    file.write_text(text)
+    config, _ = check_config(text, "tocsin.yaml")
+    assert config is not None
+    planned = routing_of(config, path=file).plan(issue())
+    assert [item.decided_by for item in planned] == ["tocsin.yaml:5:17", "tocsin.yaml:5:23"]
+    assert places(None)(("rules", 0)) == "config: rules.0"
+
+
+def test_stops_that_are_off_are_recorded_as_suppressed() -> None:
+    (planned,) = routing_of(Config(), stops_off="--no-stop").plan(issue())
+    assert planned.forbidden == "--no-stop"
+
+
+def test_the_options_of_a_stop_are_kept() -> None:
+    text = "rules:\n  - nonfinite: [{stop: {grace: 5s, checkpoint: skip}}]\n"
+    (planned,) = routing_of(config_of(text)).plan(issue())
+    assert planned.options is not None
+    assert planned.options.grace.total_seconds() == 5
+    assert planned.options.checkpoint == "skip"
+
+
+def test_mistakes_in_our_sections_are_found_at_their_places() -> None:
+    text = """version: 1
+receivers:
+  ml:
+    type: webhook
+    url: "https://hooks.example.com/ml"
+    headers: {"webhook-id": x, "bad name": y, X-A: "1", x-a: "2"}
+rules:
+  - nonfinite: [ml, stop, ml]
+"""
+    registry = SectionRegistry()
+    registry.register("receivers", check_receivers)
+    config, problems = check_config(text, "tocsin.yaml", registry)
+    assert config is None
+    assert [(p.line, p.code) for p in problems] == [
+        (6, "header"),
+        (6, "header"),
+        (6, "header"),
+        (8, "duplicate_action"),
+    ]
