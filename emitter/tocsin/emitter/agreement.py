@@ -11,6 +11,11 @@ Ranks that do not step together would wait for one another here. They may, for a
 time; beyond it, or when a round fails, the agreement ends for good and each rank leaves at its own
 edge.
 
+At exit. A gloo thread that lets go of a tensor needs the interpreter; after its end that aborts the
+process (measured: SIGABRT at the exit of a healthy run). So there is one tensor for all rounds, and
+`close`, called before the group is destroyed and when the training ends, takes the round under way
+to its end; if it has none, its tensor is never freed.
+
 The collective runs on a gloo group of its own, made inside the wrapped `init_process_group`, where
 all ranks are. A rank without tocsin would never come to `new_group`; so the ranks first look for
 each other in the store, for `HERE_S` at most.
@@ -18,6 +23,7 @@ each other in the store, for `HERE_S` at most.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import logging
 import math
@@ -47,6 +53,9 @@ PATIENCE_S: Final = 0.5
 PATIENCE_SHARE: Final = 0.005
 """A rank waits in rounds for at most `PATIENCE_S` plus this share of the time, before any stop."""
 
+CLOSE_S: Final = 1.0
+"""How long the end of a training waits for the last round, seconds."""
+
 HEARD_PATIENCE_S: Final = 5.0
 """Once a stop was heard a rank waits this long for the others, seconds."""
 
@@ -69,6 +78,10 @@ class Round(Protocol):
         """The maxima; only once it is done. Raises RuntimeError."""
         ...
 
+    def abandon(self) -> None:
+        """It will never be done: keep what it works on for as long as the process lives."""
+        ...
+
 
 class Collective(Protocol):
     """Takes maxima over all ranks."""
@@ -84,7 +97,7 @@ class Agreement:
     def __init__(
         self, collective: Collective, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._collective = collective
+        self._collective: Collective | None = collective
         self._clock = clock
         self._began = clock()
         self._waited_s = 0.0
@@ -95,6 +108,24 @@ class Agreement:
         self._edges_since = 0
         self._interval = 1
         self.broken: str | None = None
+        self.closed = False
+
+    def close(self) -> None:
+        """Let go of the group, after the round under way; waits for that at most `CLOSE_S`."""
+        if self.closed:
+            return
+        self.closed = True
+        pending, self._round = self._round, None
+        if pending is not None:
+            try:
+                until = self._clock() + CLOSE_S
+                while not pending.done() and self._clock() < until:
+                    time.sleep(_POLL_S)
+                if not pending.done():
+                    pending.abandon()
+            except RuntimeError as error:
+                logger.debug("the last round failed: %s", error)
+        self._collective = None
 
     def at_edge(self, heard: bool) -> bool:
         """Count an edge; True if all ranks leave at this one. `broken` says why there is no more.
@@ -102,6 +133,9 @@ class Agreement:
         A rank that has heard may wait here for up to `HEARD_PATIENCE_S`, once.
         """
         edge, self._edges = self._edges, self._edges + 1
+        collective = self._collective
+        if collective is None:
+            return False
         try:
             if self._round is not None:
                 if not self._await(self._round, heard):
@@ -114,7 +148,7 @@ class Agreement:
                 self._next_round = edge - 1 + max(1, interval)
             if edge >= self._next_round:
                 self._measure()
-                self._round = self._collective.start(int(heard), self._interval)
+                self._round = collective.start(int(heard), self._interval)
         except (RuntimeError, ValueError, TypeError) as error:
             self.broken = f"a round failed: {error}".splitlines()[0][:200]
         return False
@@ -157,6 +191,10 @@ class _GlooRound:
         heard, interval = self._numbers.tolist()
         return int(heard), int(interval)
 
+    def abandon(self) -> None:
+        for each in (self._work, self._numbers):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
+
 
 class GlooCollective:
     """On a gloo group of its own; tensors on the CPU whatever the main backend is."""
@@ -164,12 +202,16 @@ class GlooCollective:
     def __init__(self, torch_distributed: ModuleType, group: object) -> None:
         self._dist = torch_distributed
         self._group = group
+        self._numbers: torch.Tensor | None = None
 
     def start(self, heard: int, interval: int) -> Round:
-        """See Collective."""
-        import torch
+        """See Collective. There is at most one round at a time."""
+        numbers = self._numbers
+        if numbers is None:
+            import torch
 
-        numbers = torch.tensor((heard, interval), dtype=torch.int64)
+            numbers = self._numbers = torch.zeros(2, dtype=torch.int64)
+        numbers[0], numbers[1] = heard, interval
         maximum = self._dist.ReduceOp.MAX
         work = self._dist.all_reduce(numbers, op=maximum, group=self._group, async_op=True)
         if work is None:
@@ -178,11 +220,16 @@ class GlooCollective:
 
 
 _collective: GlooCollective | None = None
+_agreement: Agreement | None = None
 
 
 def current() -> Agreement | None:
     """A fresh agreement among the ranks of the process group; None without one, or for one rank."""
-    return None if _collective is None else Agreement(_collective)
+    global _agreement
+    if _agreement is not None:
+        _agreement.close()
+    _agreement = None if _collective is None else Agreement(_collective)
+    return _agreement
 
 
 def wrap_init_process_group(torch_distributed: ModuleType) -> None:
@@ -226,8 +273,10 @@ def _before(original: Callable[P, R], first: Callable[[], None]) -> Callable[P, 
 
 
 def _forget() -> None:
-    global _collective
-    _collective = None
+    global _agreement, _collective
+    if _agreement is not None:
+        _agreement.close()
+    _agreement = _collective = None
 
 
 def _make_group(torch_distributed: ModuleType, environ: Mapping[str, str]) -> None:

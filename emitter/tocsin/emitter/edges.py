@@ -131,6 +131,10 @@ class Rank:
             leave = self._agreed.at_edge(command is not None)
             if self._agreed.broken is not None:
                 self._end_agreement(self._agreed.broken, step)
+            elif self._agreed.closed:
+                # The script has destroyed its process group: it steps alone from here on.
+                self._agreed = None
+                self.awake = command is not None
             elif leave:
                 # Another rank heard; the datagram to this one may be on its way still, or lost.
                 self._told.wait(TOLD_S)
@@ -187,6 +191,8 @@ class Rank:
             return
         self._closed = True
         self.awake = False
+        if self._agreed is not None:
+            self._agreed.close()
         if self._endpoint is not None:
             if self._launcher:
                 link.send(

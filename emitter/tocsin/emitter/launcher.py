@@ -182,6 +182,7 @@ class _Launch:
             )
         finally:
             housekeeping.cancel()
+        self._end_task("heartbeats")
         self._take_datagrams()
         self._stopper.job_gone()
         assert job.returncode is not None
@@ -273,6 +274,13 @@ class _Launch:
 
         assert self._watch is not None
         self._watch.tasks.append(asyncio.create_task(guarded(), name=name))
+
+    def _end_task(self, name: str) -> asyncio.Task[None] | None:
+        tasks = [] if self._watch is None else self._watch.tasks
+        found = next((task for task in tasks if task.get_name() == name), None)
+        if found is not None:
+            found.cancel()
+        return found
 
     async def _tell_start(self, watch: _Watch) -> None:
         plan = self.plan
@@ -437,10 +445,9 @@ class _Launch:
 
     async def _read_the_rest(self, watch: _Watch) -> None:
         """What rules and actions wrote last, whatever the follower has read so far."""
-        for task in watch.tasks:
-            if task.get_name() == "follow":
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        follower = self._end_task("follow")
+        if follower is not None:
+            await asyncio.gather(follower, return_exceptions=True)
         async with asyncio.timeout(FLUSH_S):
             partitions = partitions_of(self._topics, self.plan.run_id)
             await read_to_end(watch.view, partitions, self._take_record)

@@ -191,6 +191,7 @@ class Peers:
     answers: Callable[[int, int], tuple[int, int]] = lambda heard, interval: (heard, interval)
     ready: bool = True
     rounds: list[tuple[int, int]] = field(default_factory=list)
+    abandoned: int = 0
 
     def start(self, heard: int, interval: int) -> PeersRound:
         self.rounds.append((heard, interval))
@@ -207,6 +208,9 @@ class PeersRound:
 
     def result(self) -> tuple[int, int]:
         return self.value
+
+    def abandon(self) -> None:
+        self.peers.abandoned += 1
 
 
 class Ticking:
@@ -293,6 +297,29 @@ def test_a_broken_group_ends_the_agreement(place: Place) -> None:
     assert isinstance(degraded, CaptureDegraded)
     assert "Connection closed" in degraded.reason
     assert not rank.awake
+    rank.close()
+
+
+def test_the_end_takes_the_last_round_to_its_end_or_keeps_it() -> None:
+    for ready, abandoned in ((True, 0), (False, 1)):
+        peers = Peers(ready=ready)
+        agreement = Agreement(peers, clock=Ticking(0.3))
+        agreement.at_edge(False)
+        agreement.close()
+        agreement.close()
+        assert peers.abandoned == abandoned
+        assert not agreement.at_edge(True)
+
+
+def test_a_rank_whose_group_was_destroyed_leaves_alone(place: Place) -> None:
+    agreement = Agreement(Peers())
+    rank = rank_with(place, agreement)
+    rank.at_edge("optimizer_step", 0)
+    agreement.close()
+    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    with pytest.raises(StopTraining):
+        rank.at_edge("optimizer_step", 1)
+    assert place.of(CaptureDegraded) == []
     rank.close()
 
 

@@ -1,0 +1,51 @@
+"""Reads what a run has said, from the bus of a test's folder."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import TypeVar
+
+from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.port import EARLIEST, Partition
+from tocsin.schemas.events import Data, Event
+from tocsin.schemas.topics import Topics, telemetry_partition
+from tocsin.schemas.wire import decode, read_meta
+
+D = TypeVar("D", bound=Data)
+
+
+def said(folder: Path, kind: type[D], run_id: str = "r1") -> list[D]:
+    """All events of that type on the run's telemetry partition."""
+    partition = Partition(Topics().telemetry, telemetry_partition(run_id))
+
+    async def read() -> list[D]:
+        found: list[D] = []
+        async with EmbeddedBus(folder / "bus.db") as bus:
+            reader = await bus.reader({partition: EARLIEST})
+            end = (await reader.ends([partition]))[partition]
+            while await reader.position(partition) < end:
+                for record in await reader.poll(timeout_s=1.0):
+                    meta = read_meta(record.headers)
+                    if meta.type == kind.event_type and record.value is not None:
+                        event = decode(meta, record.value)
+                        assert isinstance(event, Event)
+                        assert isinstance(event.data, kind)
+                        found.append(event.data)
+            await reader.close()
+        return found
+
+    return asyncio.run(read())
+
+
+def wait_for(folder: Path, kind: type[D], count: int, *, timeout_s: float = 60.0) -> list[D]:
+    """Until that many were said."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        if (folder / "bus.db").exists():
+            found = said(folder, kind)
+            if len(found) >= count:
+                return found
+        assert time.monotonic() < deadline, f"not {count} of {kind.event_type} in {timeout_s:g} s"
+        time.sleep(0.05)
