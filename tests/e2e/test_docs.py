@@ -36,12 +36,12 @@ def command_lines() -> Iterator[object]:
     for page in PAGES:
         for match in _FENCE.finditer(page.read_text()):
             for line in match[2].splitlines() if match[1] == "console" else ():
-                text = line.removeprefix("$ ").split("#")[0].strip()
+                text = re.split("#| > ", line.removeprefix("$ "))[0].strip()
                 if text:
                     yield pytest.param(text, id=text[:60])
 
 
-@pytest.mark.parametrize("line", command_lines())
+@pytest.mark.parametrize("line", list(command_lines()))
 def test_each_command_shown_is_one_that_there_is(line: str) -> None:
     words = shlex.split(line)
     if words[0] == "make":
@@ -59,13 +59,13 @@ def test_each_command_shown_is_one_that_there_is(line: str) -> None:
     command.make_context("tocsin", rest, parent=context)  # raises for an option that is not there
 
 
-@pytest.mark.parametrize("text", blocks("yaml"))
+@pytest.mark.parametrize("text", list(blocks("yaml")))
 def test_each_configuration_shown_is_valid(text: str) -> None:
     _, problems = check_config(text, "docs", section_registry())
     assert problems == []
 
 
-@pytest.mark.parametrize("text", blocks("python"))
+@pytest.mark.parametrize("text", list(blocks("python")))
 def test_each_python_example_runs(text: str, embedded_site: Site) -> None:
     example = embedded_site.folder / "example.py"
     example.write_text(text)

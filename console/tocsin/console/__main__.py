@@ -202,6 +202,51 @@ def status(
         print_status(view, bus_url=url, now_ms=time.time_ns() // 1_000_000, console=Console())
 
 
+@app.command(epilog="Example: tocsin check tocsin.yaml")
+def check(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[FILE…]",
+            help="Files to check [default: $TOCSIN_CONFIG, else ./tocsin.yaml].",
+            show_default=False,
+        ),
+    ] = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Check the configuration: all that is wrong, with its place, or what holds.
+
+    The exit code is 0 if it can be used, 2 if not.
+    """
+    from tocsin.console.check import as_json, as_text, check_files
+
+    found = check_files(files or (), os.environ, Path.cwd())
+    typer.echo(as_json(found) if json_output else "\n".join(map(as_text, found)))
+    raise typer.Exit(2 if any(checked.problems for checked in found) else 0)
+
+
+@app.command(epilog="Example: tocsin schema > tocsin.schema.json")
+def schema() -> None:
+    """Print the JSON Schema of the configuration, for editors."""
+    from tocsin.console.editor_schema import as_text, editor_schema
+    from tocsin.stream_rules.catalogue import built_in
+
+    typer.echo(as_text(editor_schema(built_in())), nl=False)
+
+
+@app.command(epilog="Example: tocsin init && tocsin check")
+def init(
+    file: Annotated[
+        Path, typer.Argument(metavar="[FILE]", help="The file to write; it must not be there yet.")
+    ] = Path("tocsin.yaml"),
+) -> None:
+    """Write a configuration that changes nothing, with an example of everything in comments."""
+    from tocsin.console.init import write_config
+
+    write_config(file)
+    typer.echo(f"wrote {file}; what holds with it: tocsin check {file}")
+
+
 @bus_app.command("init", epilog="Example: tocsin bus init --bus kafka://kafka-1:9092")
 def bus_init(
     config: ConfigOption = None, bus: BusOption = None, json_output: JsonOption = False

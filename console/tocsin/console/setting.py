@@ -71,5 +71,11 @@ def read_setting(
 
 def section_registry() -> SectionRegistry:
     """All services' checks of their own sections."""
+    # What the services import is not paid by who reads no configuration.
+    from tocsin.actions.config import check_receivers
+    from tocsin.stream_rules.instances import rule_findings
+
     registry = SectionRegistry()
+    registry.register("receivers", check_receivers)
+    registry.register("rules", rule_findings())
     return registry

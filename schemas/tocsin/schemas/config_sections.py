@@ -261,9 +261,9 @@ class RuleEntry(Section):
     params: Mapping[str, Plain] = Field(default_factory=dict)
     """Parameters as the file has them; the rule's own model checks them."""
     severity: Severity | None = None
-    """Severity of its issues; None: the rule's own."""
+    """Severity of its issues; absent: the rule's own."""
     actions: tuple[ActionEntry, ...] | None = None
-    """What to do; None: the default for the severity."""
+    """What to do; absent: the default for the severity."""
     loc: Loc = Field(default=(), repr=False, exclude=True)
     """Where it stands in the document."""
     short: bool = Field(default=False, repr=False, exclude=True)

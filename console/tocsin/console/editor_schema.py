@@ -1,0 +1,97 @@
+"""The JSON Schema of the configuration, with the parameters of each rule: for editors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from typing import Any, Final
+
+from pydantic import TypeAdapter
+
+from tocsin.schemas.config import config_json_schema
+from tocsin.schemas.config_values import format_duration
+from tocsin.stream_rules.catalogue import Catalogue
+from tocsin.stream_rules.rule import AnyRule
+
+_REFERENCE: Final = "#/$defs/{model}"
+
+Node = dict[str, Any]
+
+
+def editor_schema(catalogue: Catalogue) -> Mapping[str, object]:
+    """The schema of a file whose rules are those of the catalogue (draft 2020-12)."""
+    schema: Node = dict(config_json_schema())
+    schema["title"] = "tocsin.yaml"
+    schema["description"] = "The configuration of tocsin, an alarm bell for training."
+    for node in _nodes(schema):
+        _in_the_form_of_the_file(node)
+    schema["properties"] = {
+        key: node if key == "version" else _or_empty(node)
+        for key, node in schema["properties"].items()
+    }
+    defs: Node = schema["$defs"]
+    rules = list(catalogue)
+    for rule in rules:
+        defs |= _params_schema(rule)
+    names = [rule.meta.name for rule in rules]
+    short_form, long_form = defs["RuleEntry"]["anyOf"]
+    # Completion in the short form, with what each rule is about.
+    short_form["properties"] = {
+        rule.meta.name: {"description": rule.meta.meaning, **short_form["additionalProperties"]}
+        for rule in rules
+    }
+    short_form["propertyNames"] = {"enum": names}
+    long_form["properties"]["use"]["enum"] = names
+    long_form["allOf"] = [_when(rule) for rule in rules]
+    return schema
+
+
+def as_text(schema: Mapping[str, object]) -> str:
+    """What `tocsin schema` prints and `docs/schemas/config.json` holds."""
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+def _params_schema(rule: type[AnyRule]) -> Node:
+    """The model of a rule's parameters and what it refers to, by name."""
+    model = rule.meta.params
+    schema: Node = model.model_json_schema(ref_template=_REFERENCE)
+    inner: Node = schema.pop("$defs", {})
+    for node in _nodes(schema):
+        _in_the_form_of_the_file(node)
+    return {**inner, model.__name__: schema}
+
+
+def _when(rule: type[AnyRule]) -> Node:
+    """If an entry is of this rule, by `use` or, without it, by `name`: its parameters."""
+    named = {"const": rule.meta.name}
+    by_name = {"properties": {"name": named}, "required": ["name"], "not": {"required": ["use"]}}
+    return {
+        "if": {"anyOf": [{"properties": {"use": named}, "required": ["use"]}, by_name]},
+        "then": {
+            "properties": {"params": {"$ref": _REFERENCE.format(model=rule.meta.params.__name__)}}
+        },
+    }
+
+
+def _or_empty(node: Node) -> Node:
+    """A section may stand there with nothing in it."""
+    kept: Node = {key: node[key] for key in ("description", "default", "examples") if key in node}
+    return {**kept, "anyOf": [node, {"type": "null"}]}
+
+
+def _in_the_form_of_the_file(node: Node) -> None:
+    """Durations as they are written (`24h`); pydantic says defaults in ISO 8601 (`P1D`)."""
+    default, pattern = node.get("default"), node.get("pattern", "")
+    if isinstance(default, str) and default.startswith("P") and "(ms|s|m|h|d)" in pattern:
+        node["default"] = format_duration(TypeAdapter(timedelta).validate_python(default))
+
+
+def _nodes(value: object) -> Iterator[Node]:
+    if isinstance(value, dict):
+        yield value
+        for item in value.values():
+            yield from _nodes(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _nodes(item)

@@ -1,0 +1,185 @@
+"""`tocsin init`: a configuration with an example of everything, in comments.
+
+A comment that begins with "# " explains; any other is an example, which works once its "#" is
+removed. An example may use what those above it define.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from tocsin.console.model_fields import field_texts
+from tocsin.schemas.errors import ConfigurationError
+from tocsin.stream_rules.catalogue import Catalogue, built_in
+from tocsin.stream_rules.rule import AnyRule
+
+EXAMPLE: Final = re.compile(r"^( *)#(?! \S)(?=.)", re.MULTILINE)
+"""The mark of a line that is an example; removing it, all but the indentation, uncomments it."""
+
+_WIDTH: Final = 100
+
+_HEAD: Final = """\
+# What tocsin watches, whom it tells and what it may stop. Nothing here is needed: what a key is not
+# given for holds as it stands in the comments.
+#
+# A line that begins with "# " explains. One that begins with "#" and anything else is an example:
+# remove the "#" to use it. An example may use names from examples above it.
+#
+# `tocsin check` says what is wrong with this file, or what holds with it. docs/config.md has all
+# keys one by one. For completion in an editor: tocsin schema > tocsin.schema.json, and as the first
+# line here: # yaml-language-server: $schema=tocsin.schema.json
+version: 1
+
+# Labels of each run; TOCSIN_LABELS and --label add to them. Rules can match them.
+labels:
+  #env: prod
+  #team: vision
+
+# The only place where secrets are named; elsewhere {secret: NAME} stands for the value. The value
+# comes from a file or from a variable of the environment, never from here.
+secrets:
+  # A relative path starts at the folder of this file. One line break at the end is left out.
+  #kafka-password: {file: secrets/kafka-password}
+  # optional: what uses it goes without where it is missing. Default: false.
+  #hook-url: {env: TOCSIN_HOOK_URL, optional: true}
+  #hook-key: {env: TOCSIN_HOOK_KEY}
+  #hook-key-before: {env: TOCSIN_HOOK_KEY_BEFORE, optional: true}
+
+# What all parts of tocsin talk over: one SQLite file (embedded:PATH, no server, one machine) or
+# Kafka (a fleet). Default: embedded:.tocsin/bus.db; --bus and TOCSIN_BUS come before this.
+bus:
+  # First part of the topics' names: one per team.
+  #prefix: tocsin
+  # Kafka, with `tocsin rules` and `tocsin actions` as workers. sasl: PLAIN, SCRAM-SHA-256 or
+  # SCRAM-SHA-512. tls: {} takes the system's authorities.
+  #url: kafka://kafka-1:9092,kafka-2:9092
+  #sasl: {mechanism: SCRAM-SHA-512, username: tocsin, password: {secret: kafka-password}}
+  #tls: {ca: tls/ca.pem, certificate: tls/client.pem, key: tls/client.key}
+
+# What the training process records.
+capture:
+  # Most of the step time that capture may take, percent.
+  #budget: 0.5%
+  # How often each kind of tensors is summarised, in steps.
+  #collections:
+  #  gradients: {every: 10}
+  #  weights: {every: 10}
+
+# What holds where a rule says nothing else.
+defaults:
+  # Whether rules that are not listed below run: all or none.
+  #rules: all
+  # What a stop does: enforce stops the job.
+  #mode: enforce
+
+# Whom issues are sent to, by name. `tocsin run --notify URL` adds one for a single run.
+receivers:
+  # A webhook posts each issue as a CloudEvent.
+  #ml-hook: {type: webhook, url: "https://hooks.example.com/ml"}
+  # With all that can be said: the URL from a secret, headers, a signature (Standard Webhooks; the
+  # key before is used beside the new one while it is being replaced), and how long to try (ms, s,
+  # m, h or d; default 24h).
+  #signed-hook:
+  #  type: webhook
+  #  url: {secret: hook-url}
+  #  headers: {x-team: vision}
+  #  sign: {scheme: standard, key: {secret: hook-key}, previous_key: {secret: hook-key-before}}
+  #  retry: {give_up_after: 24h}
+
+# Whose stop commands a training process obeys: files of public keys. Default: those in tocsin's key
+# folder, ~/.config/tocsin/keys.
+stop:
+  #trusted_keys: [keys/actions.pub]
+
+# Rules, each with what is done about its issues beside the line on the terminal: stop, and names of
+# receivers. The list alone decides; without one a run is stopped where it says so below. Forms:
+# "- RULE: [stop, RECEIVER]", "- RULE: off", and with all keys as below, where the values are the
+# defaults.
+rules:
+"""
+
+_INSTANCE: Final = """
+  # A further instance: only for runs whose labels match (* and ? stand for any characters), with
+  # another severity (info, warning, critical), and a stop with all its options. checkpoint:
+  # protect_last_good names the newest checkpoint from before the onset, skip does not. grace: the
+  # time between asking, SIGTERM and SIGKILL (ms, s, m, h or d; 1d at most; default 30s).
+  #- name: exploding-in-prod
+  #  use: exploding_gradient
+  #  match: {env: prod, team: [vision, "speech-*"]}
+  #  params: {factor: 10.0}
+  #  severity: critical
+  #  actions: [ml-hook, {stop: {mode: enforce, checkpoint: protect_last_good, grace: 30s}}]
+"""
+
+
+def config_text(catalogue: Catalogue | None = None) -> str:
+    """The text of the file, with the rules of the catalogue. Pure."""
+    rules = list(catalogue or built_in())
+    return _HEAD + "\n".join(map(_rule, rules)) + _INSTANCE
+
+
+def write_config(path: Path) -> None:
+    """Write the file; never over another.
+
+    Raises:
+        ConfigurationError: there is one, or it cannot be written.
+    """
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(config_text())
+    except FileExistsError:
+        raise ConfigurationError(
+            f"{path} is there already; nothing was written. Try another name: "
+            f"tocsin init {path.with_stem(path.stem + '-new')}"
+        ) from None
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def uncomment(text: str) -> str:
+    """The text with all examples in use."""
+    return EXAMPLE.sub(r"\1", text)
+
+
+def severity_text(rule: type[AnyRule]) -> str:
+    """How grave its issues are, and whether they stop a run by default."""
+    meta = rule.meta
+    text = f"Severity: {meta.severity}"
+    if meta.stop_worthy:
+        text += "; stops the run" if meta.severity == "critical" else "; if critical, stops the run"
+    return text + "."
+
+
+def _rule(rule: type[AnyRule]) -> str:
+    """A rule with its parameters at their defaults."""
+    meta = rule.meta
+    about = f"{meta.name}: {meta.meaning} {severity_text(rule)}"
+    lines = [*_prose(about), f"  #- name: {meta.name}"]
+    fields = field_texts(meta.params)
+    if fields:
+        lines.append("  #  params:")
+    values = [f"  #    {field.key}: {field.default or 'null'}" for field in fields]
+    width = max(map(len, values), default=0)
+    for field, value in zip(fields, values, strict=True):
+        unit = f" ({field.unit})" if field.unit else ""
+        lines += _beside(value.ljust(width + 2) + "# ", f"{field.meaning}{unit}")
+    # A list of actions would end the default of a rule that stops only by its critical issues.
+    if not meta.stop_worthy:
+        lines.append("  #  actions: [ml-hook]")
+    elif meta.severity == "critical":
+        lines.append("  #  actions: [stop, ml-hook]")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _prose(text: str) -> Iterable[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent="  # ", subsequent_indent="  # ")
+
+
+def _beside(before: str, text: str) -> Iterator[str]:
+    """A comment behind a value, going on below where it is long."""
+    rest = "  #" + " " * (len(before) - 5) + "# "
+    yield from textwrap.wrap(text, _WIDTH, initial_indent=before, subsequent_indent=rest)

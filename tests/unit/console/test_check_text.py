@@ -1,0 +1,185 @@
+"""What `tocsin check` says: all problems with places and codes, or what holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tocsin.console.check import NO_FILE, as_json, as_text, check_file, check_files
+from tocsin.schemas.errors import ConfigurationError
+
+GOOD = """\
+version: 1
+labels: {team: vision}
+secrets:
+  hook: {env: CHECK_TEST_HOOK}
+receivers:
+  ml-hook: {type: webhook, url: "https://hooks.example.com/ml", sign: {key: {secret: hook}}}
+rules:
+  - nonfinite: [stop, ml-hook]
+  - name: loose
+    use: exploding_gradient
+    match: {env: [prod, "test-*"]}
+    actions: []
+  - loss_not_decreasing: off
+"""
+HOOK = {"CHECK_TEST_HOOK": "whsec_c2VjcmV0"}
+
+
+def written(folder: Path, text: str, name: str = "tocsin.yaml") -> Path:
+    path = Path(name)
+    (folder / path).write_text(text)
+    return path
+
+
+def test_all_problems_are_said_with_place_caret_code_and_hint(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        "version: 1\nrules:\n  - nonfinit: [stop]\n"
+        "  - {name: nonfinite, params: {for_step: 2}, actions: [hok]}\n",
+    )
+
+    checked = check_file(path, {}, tmp_path)
+
+    assert checked.holds is None
+    assert as_text(checked).splitlines() == [
+        "tocsin.yaml:3:5: unknown rule 'nonfinit' [unknown_rule]",
+        "     3 |   - nonfinit: [stop]",
+        "       |     ^",
+        "         try: nonfinite",
+        "tocsin.yaml:4:32: unknown key 'for_step' [unknown_key]",
+        "     4 |   - {name: nonfinite, params: {for_step: 2}, actions: [hok]}",
+        "       |                                ^",
+        "         try: for_steps",
+        "tocsin.yaml:4:56: unknown receiver 'hok' [unknown_receiver]",
+        "     4 |   - {name: nonfinite, params: {for_step: 2}, actions: [hok]}",
+        "       |                                                        ^",
+        "         try: one of by_route, stop",
+        "tocsin.yaml: 3 problems",
+    ]
+
+
+def test_the_services_checks_are_among_them(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        "version: 1\nreceivers:\n  a: {type: webhook, url: 'https://e.example/', headers: "
+        "{Host: x}}\nrules:\n  - nonfinite: [a, a]\n",
+    )
+
+    codes = [problem.code for problem in check_file(path, {}, tmp_path).problems]
+
+    assert codes == ["header", "duplicate_action"]
+
+
+def test_a_good_file_says_what_holds(tmp_path: Path) -> None:
+    checked = check_file(written(tmp_path, GOOD), HOOK, tmp_path)
+
+    assert not checked.problems
+    assert not checked.warnings
+    assert not checked.notes
+    assert checked.holds is not None
+    assert as_text(checked).splitlines() == [
+        "tocsin.yaml: no problems",
+        "  bus        embedded:.tocsin/bus.db (the default)",
+        "  labels     team=vision",
+        "  secrets    hook (variable CHECK_TEST_HOOK)",
+        "  rules      "
+        f"{len(checked.holds.rules_on)} on: {', '.join(checked.holds.rules_on)}; "
+        "1 off: loss_not_decreasing",
+        "  receivers  ml-hook (webhook)",
+        "  told       nonfinite: stop, ml-hook",
+        "  told       loose (runs with env=prod|test-*): nothing",
+        "  told       all others: the terminal of the run",
+        "  stops      critical issues of loss_diverged stop their run",
+    ]
+
+
+def test_the_environment_comes_before_the_file(tmp_path: Path) -> None:
+    path = written(tmp_path, GOOD.replace("labels:", "bus: embedded:one.db\nlabels:"))
+    environ = {**HOOK, "TOCSIN_BUS": "kafka://k:9092", "TOCSIN_LABELS": "env=prod"}
+
+    holds = check_file(path, environ, tmp_path).holds
+
+    assert holds is not None
+    assert (holds.bus, holds.bus_origin) == ("kafka://k:9092", "environment")
+    assert holds.labels == {"team": "vision", "env": "prod"}
+
+
+def test_a_secret_that_is_not_on_this_machine_is_a_note(tmp_path: Path) -> None:
+    checked = check_file(written(tmp_path, GOOD), {}, tmp_path)
+
+    assert not checked.problems
+    assert list(checked.notes) == ["secret 'hook': variable CHECK_TEST_HOOK is not set"]
+    assert "tocsin.yaml: note: secret 'hook': variable" in as_text(checked)
+
+
+def test_what_works_though_hardly_as_meant_is_warned_of(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        "version: 1\ncapture: {collections: {gradient: {every: 5}}}\ndefaults: {rules: none}\n"
+        "receivers:\n  lonely: {type: webhook, url: 'https://e.example/hidden-path'}\n",
+    )
+
+    checked = check_file(path, {}, tmp_path)
+
+    assert not checked.problems
+    assert [warning.code for warning in checked.warnings] == [
+        "unknown_collection",
+        "no_rules",
+        "unused_receiver",
+    ]
+    text = as_text(checked)
+    assert "tocsin.yaml:2:25: warning: the collection 'gradient'" in text
+    assert "try: gradients" in text
+    assert "hidden-path" not in text
+
+
+def test_the_file_is_found_as_the_other_commands_find_it(tmp_path: Path) -> None:
+    assert [checked.source for checked in check_files([], {}, tmp_path)] == [NO_FILE]
+    written(tmp_path, GOOD)
+    written(tmp_path, GOOD, "other.yaml")
+
+    assert [checked.source for checked in check_files([], HOOK, tmp_path)] == ["tocsin.yaml"]
+    environ = {**HOOK, "TOCSIN_CONFIG": "other.yaml"}
+    assert [checked.source for checked in check_files([], environ, tmp_path)] == ["other.yaml"]
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"nothing\.yaml"):
+        check_files([Path("nothing.yaml")], {}, tmp_path)
+
+
+def test_a_wrong_variable_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="TOCSIN_BUS"):
+        check_files([], {"TOCSIN_BUS": "rabbit://x"}, tmp_path)
+
+
+def test_json_has_everything_but_lines_of_the_file(tmp_path: Path) -> None:
+    bad = "version: 1\nreceivers:\n  a: {type: webhook, url: 'ftp://hidden.example/'}\n"
+    files = [written(tmp_path, GOOD), written(tmp_path, bad, "bad.yaml")]
+
+    text = as_json(check_files(files, HOOK, tmp_path))
+
+    assert "hidden" not in text
+    found = json.loads(text)
+    assert found["version"] == 1
+    good, wrong = found["files"]
+    assert (good["file"], good["ok"], good["problems"]) == ("tocsin.yaml", True, [])
+    assert good["holds"]["receivers"] == {"ml-hook": "webhook"}
+    assert good["holds"]["told"][0] == {
+        "rule": "nonfinite",
+        "match": {},
+        "actions": ["stop", "ml-hook"],
+    }
+    assert (wrong["ok"], wrong["holds"]) == (False, None)
+    assert wrong["problems"] == [
+        {
+            "line": 3,
+            "column": 27,
+            "code": "invalid_value",
+            "message": "expected a URL like https://hooks.example.com/ml, or {secret: NAME}",
+            "hint": None,
+        }
+    ]
