@@ -19,7 +19,7 @@ from tocsin.runtime.testing import CRASH_AT, CRASH_POINTS
 from tocsin.schemas.topics import Topics, telemetry_partition
 
 TOPICS = Topics()
-TESTS = Path(__file__).parents[2]
+TESTS = Path(__file__).parents[1]
 NUMBERS = {"run-1": [7 * i % 97 for i in range(60)], "run-2": [i * i % 89 for i in range(60)]}
 
 
@@ -96,8 +96,7 @@ async def test_a_crash_at_any_point_repeats_and_never_invents(tmp_path: Path, po
     async with EmbeddedBus(path) as bus:
         await fill(bus)
 
-        for nth in (1, 3, 5):
-            assert await process(path, crash_at=f"{point}:{nth}") == 137
+        assert await process(path, crash_at=f"{point}:3") == 137
         assert await process(path) == 0
 
         for run, row in NUMBERS.items():
@@ -118,14 +117,16 @@ async def test_the_check_finds_a_snapshot_without_its_offset(tmp_path: Path) -> 
         assert await states(bus) != expected_states()
 
 
-async def test_random_crashes(tmp_path: Path) -> None:
+@pytest.mark.torture
+@pytest.mark.parametrize("seed", range(20))
+async def test_random_crashes(tmp_path: Path, seed: int) -> None:
     path = tmp_path / "bus.db"
-    dice = random.Random(20261121)
+    dice = random.Random(seed)
     async with EmbeddedBus(path) as bus:
         await fill(bus)
 
         deaths = 0
-        for _ in range(6):
+        for _ in range(8):
             crash_at = f"{dice.choice(CRASH_POINTS)}:{dice.randint(1, 8)}"
             deaths += await process(path, crash_at=crash_at) == 137
         assert await process(path) == 0

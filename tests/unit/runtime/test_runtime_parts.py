@@ -1,0 +1,175 @@
+"""Positions, metrics, HTTP endpoints, signals and the order of the end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import aiohttp
+import pytest
+
+from tocsin.bus.port import FencedMember, Partition, Record
+from tocsin.runtime import metrics as names
+from tocsin.runtime.http import HttpEndpoints
+from tocsin.runtime.metrics import HELP, Metrics
+from tocsin.runtime.positions import Positions
+from tocsin.runtime.shutdown import serve, stop_signals
+from tocsin.runtime.testing import CrashPoints
+from tocsin.schemas.errors import ConfigurationError
+
+P0 = Partition("t", 0)
+
+
+def records(*offsets: int) -> list[Record]:
+    return [Record(P0, offset, 0, b"run-1", b"") for offset in offsets]
+
+
+def admitted(positions: Positions, *offsets: int) -> tuple[list[int], dict[Partition, int]]:
+    fresh, refetch = positions.admit(records(*offsets), lambda record: True)
+    return [record.offset for record in fresh], refetch
+
+
+def test_records_of_partitions_that_are_not_ours_are_dropped() -> None:
+    assert admitted(Positions(["t"]), 0, 1) == ([], {})
+
+
+def test_a_hole_is_fetched_once_more_and_then_believed() -> None:
+    positions = Positions(["t"])
+    positions.take(0, {"t": 5})
+    assert admitted(positions, 5, 6, 9, 10) == ([5, 6], {P0: 7})
+    assert admitted(positions, 7, 8, 9) == ([7, 8, 9], {}), "they had been lost in between"
+    assert admitted(positions, 12) == ([], {P0: 10})
+    assert admitted(positions, 12) == ([12], {}), "the log has a hole there"
+
+
+def test_offsets_that_go_back_mean_another_log() -> None:
+    positions = Positions(["t"])
+    positions.take(0, {"t": 5})
+    with pytest.raises(FencedMember):
+        admitted(positions, 4)
+
+
+def test_a_partition_comes_back_without_a_restore_if_nobody_went_on() -> None:
+    positions = Positions(["t"])
+    positions.take(0, {"t": None})
+    admitted(positions, 0, 1)
+    positions.was_committed({P0: 2})
+    positions.park([0])
+    assert positions.numbers() == frozenset()
+    assert positions.take_back(0, {"t": 2})
+    positions.park([0])
+    assert not positions.take_back(0, {"t": 3})
+
+
+def test_no_lag_is_said_only_of_what_was_asked_for() -> None:
+    positions = Positions(["t"])
+    positions.take(0, {"t": 5})
+    assert positions.caught_up({}, 100) == {}
+    assert positions.caught_up({P0: 6}, 100) == {}
+    found = positions.caught_up({P0: 5}, 200)[0]
+    assert (found.as_of_ms, found.since_ms) == (200, 200)
+    assert positions.caught_up({P0: 5}, 300)[0].since_ms == 200
+
+
+def test_metrics_are_text_that_prometheus_reads() -> None:
+    metrics = Metrics()
+    metrics.add(names.RECORDS, 3, service="rules")
+    metrics.add(names.RECORDS, 2, service='a"b')
+    metrics.set(names.PENDING, 4)
+    assert metrics.text() == (
+        f"# HELP {names.PENDING} {HELP[names.PENDING]}\n"
+        f"# TYPE {names.PENDING} gauge\n"
+        f"{names.PENDING} 4\n"
+        f"# HELP {names.RECORDS} {HELP[names.RECORDS]}\n"
+        f"# TYPE {names.RECORDS} counter\n"
+        f'{names.RECORDS}{{service="a\\"b"}} 2\n'
+        f'{names.RECORDS}{{service="rules"}} 3\n'
+    )
+    with pytest.raises(KeyError):
+        metrics.add("tocsin_unheard_of_total")
+
+
+async def test_the_http_endpoints_answer() -> None:
+    metrics, ready = Metrics(), asyncio.Event()
+    metrics.add(names.RECORDS, service="rules")
+    endpoints = HttpEndpoints("127.0.0.1", 0, metrics, [ready.is_set])
+    task = asyncio.create_task(endpoints.run())
+    await asyncio.wait_for(endpoints.listening.wait(), 5)
+    base = f"http://127.0.0.1:{endpoints.port}"
+    async with aiohttp.ClientSession() as session:
+        answers = {}
+        for path in ("/healthz", "/readyz", "/metrics", "/other"):
+            async with session.get(base + path) as response:
+                answers[path] = response.status
+        ready.set()
+        async with session.get(f"{base}/readyz") as response:
+            assert response.status == 200
+    endpoints.stop()
+    await task
+    assert answers == {"/healthz": 200, "/readyz": 503, "/metrics": 200, "/other": 404}
+
+
+async def test_an_address_in_use_is_said() -> None:
+    first = HttpEndpoints("127.0.0.1", 0, Metrics())
+    task = asyncio.create_task(first.run())
+    await asyncio.wait_for(first.listening.wait(), 5)
+    with pytest.raises(ConfigurationError, match="cannot listen there"):
+        await HttpEndpoints("127.0.0.1", first.port, Metrics()).run()
+    first.stop()
+    await task
+
+
+class Part:
+    def __init__(self, ended: list[str], name: str, *, fails: bool = False) -> None:
+        self._ended, self._name, self._fails = ended, name, fails
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> None:
+        if self._fails:
+            raise RuntimeError("broken")
+        await self._stopping.wait()
+        self._ended.append(self._name)
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+
+class Deaf(Part):
+    def stop(self) -> None:
+        pass
+
+
+async def test_a_signal_ends_all_parts_in_their_order() -> None:
+    ended: list[str] = []
+    stopping = asyncio.Event()
+    with stop_signals(stopping):
+        task = asyncio.create_task(serve([Part(ended, "a"), Part(ended, "b")], stopping))
+        await asyncio.sleep(0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await asyncio.wait_for(task, 5) == 0
+    assert ended == ["a", "b"]
+
+
+async def test_a_part_that_fails_ends_the_others_with_code_1() -> None:
+    ended: list[str] = []
+    parts = [Part(ended, "a", fails=True), Part(ended, "b")]
+    assert await serve(parts, asyncio.Event()) == 1
+    assert ended == ["b"]
+
+
+async def test_a_part_that_does_not_end_in_time_is_cut_off() -> None:
+    ended: list[str] = []
+    stopping = asyncio.Event()
+    stopping.set()
+    assert await serve([Deaf(ended, "a"), Part(ended, "b")], stopping, budget_s=0.02) == 1
+    assert ended == ["b"]
+
+
+def test_a_crash_point_fires_at_its_pass_alone() -> None:
+    deaths: list[str] = []
+    crash = CrashPoints("applied:2", die=lambda: deaths.append("x"))
+    for name in ("polled", "applied", "polled", "applied", "applied"):
+        crash(name)
+    assert deaths == ["x"]
+    assert crash.passed == {"polled": 2, "applied": 3}
