@@ -21,7 +21,7 @@ from tocsin.bus.port import (
 )
 from tocsin.runtime import metrics as names
 from tocsin.runtime.metrics import Metrics
-from tocsin.runtime.positions import Positions
+from tocsin.runtime.positions import Offsets, Positions
 from tocsin.runtime.restore import read_whole
 from tocsin.runtime.service import Service
 from tocsin.schemas.topics import Topics, telemetry_partition
@@ -151,36 +151,48 @@ class Wiring:
             return {}
         return await self.consumer.ends(partitions)
 
-    async def take_partition(self, number: int, partitions: Sequence[Partition]) -> None:
-        """Restore the state of an input partition, unless ours is what was committed last.
+    async def take_partitions(self, partitions: Collection[Partition]) -> None:
+        """Restore the state of input partitions, unless ours is what was committed last.
+
+        One reader for all of them: on Kafka each costs a connection.
 
         Raises:
-            BusUnavailable: the partition is not ours then.
+            BusUnavailable: those that are not restored are not ours then.
         """
         consumer, service = self.consumer, self._service
         if consumer is None:
             # The port says that partitions are assigned within `poll`.
             raise BusUnavailable("partitions were assigned before there was a consumer")
-        committed = {p.topic: await consumer.committed(p) for p in partitions}
-        if self._positions.take_back(number, committed):
-            return
         started = time.perf_counter()
-        await self._owner.in_thread(service.forget, frozenset({number}))
-        followed = service.follows(number)
-        whole = [*(Partition(topic, number) for topic in service.restores), *followed]
+        fresh: dict[int, Offsets] = {}
+        for number in sorted({p.number for p in partitions}):
+            mine = [p for p in partitions if p.number == number]
+            committed: Offsets = {p.topic: await consumer.committed(p) for p in mine}
+            if not self._positions.take_back(number, committed):
+                fresh[number] = committed
+        if not fresh:
+            return
+        await self._owner.in_thread(service.forget, frozenset(fresh))
+        followed = {p: number for number in fresh for p in service.follows(number)}
+        whole = {Partition(topic, number): number for topic in service.restores for number in fresh}
+        belongs = whole | followed
 
         async def sink(records: Sequence[Record]) -> None:
-            await self._owner.in_thread(service.restore, number, self._ours(records))
+            rows: dict[int, list[Record]] = {}
+            for record in self._ours(records):
+                rows.setdefault(belongs[record.partition], []).append(record)
+            for number, row in rows.items():
+                await self._owner.in_thread(service.restore, number, row)
 
-        ends = await read_whole(self._bus, list(dict.fromkeys(whole)), sink)
-        await self._owner.in_thread(service.restored, number, committed.get(service.inputs[0]))
-        if self._start is not None:
-            for partition in partitions:
-                if committed[partition.topic] is None:
-                    await consumer.seek(partition, self._start)
+        ends = await read_whole(self._bus, list(belongs), sink)
         self._following.update({p: ends[p] for p in followed})
-        self._positions.take(number, committed)
-        self._metrics.add(names.RESTORES, service=service.name)
+        for number, committed in fresh.items():
+            await self._owner.in_thread(service.restored, number, committed.get(service.inputs[0]))
+            for topic, offset in committed.items():
+                if offset is None and self._start is not None:
+                    await consumer.seek(Partition(topic, number), self._start)
+            self._positions.take(number, committed)
+        self._metrics.add(names.RESTORES, len(fresh), service=service.name)
         self._metrics.add(
             names.RESTORE_SECONDS, time.perf_counter() - started, service=service.name
         )

@@ -336,15 +336,11 @@ class Worker:
 
     async def on_assigned(self, partitions: frozenset[Partition]) -> None:
         """See `tocsin.bus.port.AssignmentListener`. Never raises BusUnavailable into the bus."""
-        numbers = sorted({p.number for p in partitions})
         async with self._lock:
             try:
-                gone = self._positions.unpark(numbers)
+                gone = self._positions.unpark({p.number for p in partitions})
                 await self.in_thread(self._service.forget, gone)
-                for number in numbers:
-                    await self._wiring.take_partition(
-                        number, [p for p in partitions if p.number == number]
-                    )
+                await self._wiring.take_partitions(partitions)
                 await self._wiring.follow()
             except BusUnavailable as error:
                 self._complain(names.BUS_AWAY, "partitions not restored, joining again", error)

@@ -1,0 +1,106 @@
+"""The worker on a real Kafka: members share, one takes over, one goes on after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from support.fold_service import FoldService, expected_outputs
+from tocsin.bus.port import EARLIEST, Bus, Outgoing, Partition, Record
+from tocsin.bus.urls import open_bus
+from tocsin.runtime.worker import Worker, WorkerSettings
+from tocsin.schemas.topics import Topics, telemetry_partition
+
+pytestmark = pytest.mark.kafka
+RUNS = [f"run-{i}" for i in range(8)]
+
+
+@pytest.fixture
+async def bus(kafka_url: str) -> AsyncIterator[tuple[Bus, Topics]]:
+    topics = Topics(f"worker-{uuid.uuid4().hex[:8]}")
+    async with open_bus(kafka_url) as bus:
+        await bus.init(topics.specs())
+        yield bus, topics
+
+
+@asynccontextmanager
+async def running(bus: Bus, topics: Topics) -> AsyncIterator[tuple[Worker, FoldService]]:
+    service = FoldService(topics)
+    worker = Worker(
+        bus,
+        service,
+        topics=topics,
+        group=f"{topics.prefix}-fold",
+        settings=WorkerSettings(checkpoint_s=0.1),
+    )
+    task = asyncio.create_task(worker.run())
+    try:
+        yield worker, service
+    finally:
+        worker.stop()
+        await task
+
+
+async def send(bus: Bus, topics: Topics, numbers: Sequence[int]) -> None:
+    producer = await bus.producer()
+    for number in numbers:
+        await producer.publish(
+            [
+                Outgoing(
+                    Partition(topics.telemetry, telemetry_partition(run)),
+                    run.encode(),
+                    b"%d" % number,
+                )
+                for run in RUNS
+            ]
+        )
+    await producer.close()
+
+
+async def outputs(bus: Bus, topics: Topics) -> list[tuple[str, int]]:
+    partitions = [Partition(topics.issues, number) for number in range(12)]
+    reader = await bus.reader(dict.fromkeys(partitions, EARLIEST))
+    ends = await reader.ends(partitions)
+    records: list[Record] = []
+    while any([await reader.position(p) < ends[p] for p in partitions]):
+        records += await reader.poll(timeout_s=1.0)
+    await reader.close()
+    rows = [json.loads(record.value or b"") for record in records]
+    return [(row["id"], row["state"]) for row in rows]
+
+
+def expected(numbers: Sequence[int]) -> dict[str, int]:
+    return {k: v for run in RUNS for k, v in expected_outputs(run, numbers).items()}
+
+
+async def eventually(check: Callable[[], bool], within_s: float = 30.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not check():  # noqa: ASYNC110  (what is waited for has no event)
+            await asyncio.sleep(0.02)
+
+
+async def test_members_share_take_over_and_go_on(bus: tuple[Bus, Topics]) -> None:
+    on, topics = bus
+    async with running(on, topics) as (first, one):
+        await send(on, topics, range(10))
+        assert await first.caught_up(60)
+        async with running(on, topics) as (second, two):
+            await eventually(lambda: bool(two.partitions) and second.ready.is_set())
+            await send(on, topics, range(10, 20))
+            await eventually(lambda: one.applied + two.applied >= 20 * len(RUNS))
+        await send(on, topics, range(20, 30))
+        await eventually(lambda: one.applied + two.applied >= 30 * len(RUNS))
+        assert await first.caught_up(60)
+    async with running(on, topics) as (third, three):
+        await send(on, topics, range(30, 35))
+        assert await third.caught_up(60)
+        assert three.applied == 5 * len(RUNS), "it went on from the snapshots"
+
+    found = await outputs(on, topics)
+    assert set(found) == set(expected(range(35)).items())
+    assert len(found) == len(expected(range(35))), "an orderly change of members repeats nothing"
