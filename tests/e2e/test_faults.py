@@ -35,10 +35,10 @@ def _check_stopped(finished: Finished, *, rules: set[str]) -> dict[str, object]:
     assert summary["exit_code"] == 79
     critical = [issue for issue in finished.issues if issue["rule"] in rules]
     assert critical, finished
-    assert summary["stop"]["state"] == "exited", finished
-    states = {(d["rule"], d["action"]): d["state"] for d in summary["deliveries"]}
-    assert states[(critical[0]["rule"], "stop")] == "delivered", finished
-    assert states[(critical[0]["rule"], "hook")] == "delivered", finished
+    assert summary["stop"]["how"] == "edge", finished
+    states = {(d["issue"], d["action"]): d["state"] for d in summary["deliveries"]}
+    assert states[(critical[0]["id"], "stop")] == "delivered", finished
+    assert states[(critical[0]["id"], "hook")] == "delivered", finished
     found: dict[str, object] = critical[0]
     return found
 
