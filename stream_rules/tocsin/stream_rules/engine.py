@@ -77,13 +77,20 @@ class Engine:
 
     # -- state comes and goes --------------------------------------------------------------
 
-    def adopt(self, partition: int, run_id: str, snapshots: Mapping[str, Snapshot]) -> None:
-        """Go on with a run from its snapshots, by rule name."""
+    def adopt(
+        self, partition: int, run_id: str, snapshots: Mapping[str, Snapshot], *, next_offset: int
+    ) -> None:
+        """Go on with a run from its snapshots, by rule name.
+
+        `next_offset` is that of the record that will come next. Snapshots of a checkpoint that was
+        torn may be ahead of it; their time must not be, for what is still to be read.
+        """
         state = self._partition(partition)
         run = RunEngine(run_id, self._specs)
         run.restore(snapshots)
         state.runs[run_id] = run
-        state.clock_ms = max([state.clock_ms, *(s.saved_at_ms for s in snapshots.values())])
+        times = [s.saved_at_ms for s in snapshots.values() if s.next_offset <= next_offset]
+        state.clock_ms = max([state.clock_ms, *times])
         _schedule(state, run_id)
 
     def forget(self, partitions: Collection[int]) -> None:

@@ -60,7 +60,7 @@ class RunEngine:
                 self._equip(offset)
             before = (self.state.ended, self.state.stop, self.state.lost)
             self.state.learn(value, meta, now_ms)
-            self.dirty = True
+            self.dirty, self.expired = True, False
             self.urgent |= before != (self.state.ended, self.state.stop, self.state.lost)
         elif standing != "current":
             return []
@@ -206,6 +206,8 @@ class RunEngine:
         """Take back what was saved, by rule name. What cannot be read starts cold."""
         self._restored = dict(snapshots)
         own = self._restored.pop(RUN_KEY, None)
+        # What is left of a run whose own state was never written is not kept for ever either.
+        self.state.heard_ms = max((s.saved_at_ms for s in snapshots.values()), default=0)
         if own is None or own.rule_version != RUN_STATE_VERSION:
             return
         try:
@@ -224,9 +226,11 @@ class RunEngine:
         self.instances = [Instance(spec) for spec in self._specs]
         for instance in self.instances:
             saved = self._restored.get(instance.spec.name)
-            if saved is None or saved.incarnation != self.state.incarnation:
+            if saved is None or saved.next_offset <= offset:
                 continue
-            if saved.next_offset <= offset:
+            if saved.incarnation != self.state.incarnation:
+                # A torn checkpoint: the rule is further, in an incarnation that comes later.
+                instance.covers = saved.next_offset
                 continue
             if saved.rule_version != instance.version:
                 _cold(saved, f"version {instance.version} cannot read it")

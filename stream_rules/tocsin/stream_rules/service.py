@@ -80,17 +80,17 @@ class RulesService(Service):
     def restored(self, partition: int, next_offset: int | None) -> None:
         if self._adopt:
             for run_id in list(self._saved.get(partition, {})):
-                self._take_up(partition, run_id)
+                self._take_up(partition, run_id, next_offset or 0)
 
     def forget(self, partitions: Collection[int]) -> None:
         self.engine.forget(partitions)
         for number in partitions:
             self._saved.pop(number, None)
 
-    def _take_up(self, partition: int, run_id: str) -> None:
+    def _take_up(self, partition: int, run_id: str, next_offset: int) -> None:
         snapshots = self._saved.get(partition, {}).pop(run_id, None)
         if snapshots:
-            self.engine.adopt(partition, run_id, snapshots)
+            self.engine.adopt(partition, run_id, snapshots, next_offset=next_offset)
 
     # -- rounds ----------------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ class RulesService(Service):
         for record in records:
             number = record.partition.number
             if self._saved.get(number):
-                self._take_up(number, record.key.decode(errors="replace"))
+                self._take_up(number, record.key.decode(errors="replace"), record.offset)
             try:
                 self._told += self.engine.apply(record)
             except UnusableRecord as error:

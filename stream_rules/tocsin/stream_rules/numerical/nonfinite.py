@@ -67,6 +67,7 @@ class _State:
     open_since: int | None = None
     healthy_since: int | None = None
     with_lr: list[int] = field(default_factory=list)
+    skipped: dict[int, int] = field(default_factory=dict)
     lead: Lead = field(default_factory=Lead)
 
 
@@ -134,6 +135,8 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
         state, rank = self.state, frame.speaker.rank
         counts = self._counts(frame)
         bad = counts is not None and bool(counts.any())
+        if frame.collection in (GRADIENTS, LOCAL) and state.skipped.get(rank) == frame.step:
+            return
         if bad and state.open_since is not None:
             state.healthy_since = None
             yield Holds(frame.step)
@@ -266,7 +269,9 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
         if any(name.startswith("lr.") for name in frame.columns):
             if rank not in self.state.with_lr:
                 self.state.with_lr.append(rank)
+            self.state.skipped.pop(rank, None)
         elif rank in self.state.with_lr:
+            self.state.skipped[rank] = int(frame.steps[-1])
             return none, True
         counted, norm = frame.column("gradient_nonfinite"), frame.column("gradient_norm")
         if counted is not None and not self.params.only_nan:

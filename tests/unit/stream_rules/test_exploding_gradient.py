@@ -1,0 +1,90 @@
+"""`exploding_gradient` on made series, and on the published spike of BLOOM's training."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from tocsin.stream_rules.testing import RunBuilder, assert_fires, assert_quiet, issues_of, only
+
+SPECS = only("exploding_gradient")
+
+
+def run_of(norms: list[float], losses: list[float] | None = None) -> RunBuilder:
+    run = RunBuilder()
+    run.started()
+    losses = losses or [2.0] * len(norms)
+    run.steps(range(len(norms)), loss=losses, gradient_norm=norms, gradient_nonfinite=0)
+    return run
+
+
+def test_two_outliers_in_a_row_fire() -> None:
+    assert_fires(
+        run_of([1.0] * 50 + [30.0, 30.0]).records, "exploding_gradient", first_step=50, specs=SPECS
+    )
+
+
+def test_one_outlier_does_not() -> None:
+    assert_quiet(run_of([1.0] * 50 + [30.0] + [1.0] * 50).records, specs=SPECS)
+
+
+def test_a_huge_one_fires_at_once() -> None:
+    issue = assert_fires(
+        run_of([1.0] * 50 + [500.0]).records, "exploding_gradient", first_step=50, specs=SPECS
+    )
+    assert (issue.severity, issue.stop_worthy) == ("warning", False)
+
+
+def test_nothing_fires_during_warm_up() -> None:
+    assert_quiet(run_of([1e-3] * 10 + [900.0] * 9 + [800.0] * 40).records, specs=SPECS)
+
+
+def test_a_memorised_data_set_may_have_an_ordinary_batch() -> None:
+    norms = list(np.geomspace(2.0, 1e-3, 400)) + [1e-3] * 300 + [0.5, 0.4, 0.3] + [1e-3] * 20
+    assert_quiet(run_of([float(n) for n in norms]).records, specs=SPECS)
+
+
+def test_it_is_critical_when_the_loss_follows() -> None:
+    losses = [2.0] * 51 + [9.0, 20.0]
+    issues = issues_of(
+        run_of([1.0] * 50 + [30.0, 40.0, 900.0], losses).records, "exploding_gradient"
+    )
+    assert [(i.severity, i.stop_worthy) for i in issues] == [
+        ("warning", False),
+        ("critical", False),
+    ]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_norms_that_are_no_numbers_are_left_to_another_rule(value: float) -> None:
+    assert_quiet(run_of([1.0] * 50 + [value] * 5 + [1.0] * 50).records, specs=SPECS)
+
+
+def test_the_first_spike_of_bloom_is_seen_before_the_loss_shows_it() -> None:
+    chance = np.random.default_rng(0)
+    norms = [float(n) for n in 0.24 + 0.02 * chance.standard_normal(200)]
+    norms += [0.242, 0.947, 2.39, 15.9, 145.0, 960.0]
+    norms += [float(n) for n in np.geomspace(300, 0.4, 12)] + [0.3] * 40
+    losses = [2.2] * 200 + [2.20, 2.22, 2.60, 2.24, 2.35, 5.10]
+    losses += [float(n) for n in np.linspace(4, 2.3, 12)] + [2.25] * 40
+    run = run_of(norms, losses)
+    issues = issues_of(run.records)
+    first = issues[0]
+    assert first.rule == "exploding_gradient"
+    assert first.step is not None
+    assert losses[first.step] < 2.7
+    assert not any(issue.stop_worthy for issue in issues)
+    resolved = [i for i in issues if i.state == "resolved" and i.issue_id == first.issue_id]
+    assert resolved[0].step is not None
+    assert resolved[0].step - first.step <= 35
+
+
+def test_a_higher_rank_is_not_mixed_in() -> None:
+    run = RunBuilder(world_size=2)
+    run.steps(range(50), rank=1, gradient_norm=1e-4)
+    run.steps(range(50), rank=0, gradient_norm=1.0)
+    run.steps(range(50, 60), rank=1, gradient_norm=1e-4)
+    run.steps(range(50, 60), rank=0, gradient_norm=1.0)
+    assert_quiet(run.records, specs=SPECS)

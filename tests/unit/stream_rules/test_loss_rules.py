@@ -1,0 +1,163 @@
+"""`loss_diverged` and `loss_not_decreasing` on made series and on a real one."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from tocsin.stream_rules.testing import RunBuilder, assert_fires, assert_quiet, issues_of, only
+
+DIVERGED = only("loss_diverged")
+FLAT = only("loss_not_decreasing")
+SHORT = only("loss_not_decreasing", num_steps=40)
+
+Losses = npt.NDArray[np.float64] | list[float]
+
+
+def run_of(losses: Losses, *, optimizers: int = 1, per_frame: int = 1) -> RunBuilder:
+    run = RunBuilder()
+    run.started(optimizers=optimizers)
+    run.steps(range(len(losses)), loss=losses, gradient_norm=1.0, per_frame=per_frame)
+    return run
+
+
+def real_losses() -> npt.NDArray[np.float64]:
+    table = np.loadtxt(Path(__file__).parent / "data/nanogpt_losses.csv", delimiter=",", skiprows=4)
+    return np.asarray(table[:, 1], np.float64)
+
+
+def falling(steps: int = 200) -> list[float]:
+    chance = np.random.default_rng(1)
+    curve = 0.2 + 2.1 * np.exp(-np.arange(steps) / 40) + 0.05 * chance.standard_normal(steps)
+    return [float(x) for x in curve]
+
+
+# -- loss_diverged
+
+
+def test_a_loss_ten_times_its_own_past_is_worth_a_stop() -> None:
+    run = run_of([*falling(), *[20.0] * 60])
+    issue = assert_fires(run.records, "loss_diverged", first_step=200, specs=DIVERGED)
+    assert (issue.severity, issue.stop_worthy) == ("critical", True)
+
+
+def test_twice_its_past_is_a_warning() -> None:
+    run = run_of([*falling(), *[2.5] * 60])
+    issue = assert_fires(run.records, "loss_diverged", first_step=200, specs=DIVERGED)
+    assert (issue.severity, issue.stop_worthy) == ("warning", False)
+
+
+def test_a_hundred_times_needs_ten_steps_only() -> None:
+    run = run_of([*falling(), *[300.0] * 10])
+    issue = assert_fires(run.records, "loss_diverged", specs=DIVERGED)
+    assert issue.stop_worthy
+    assert issue.step is not None
+    assert issue.step <= 206
+
+
+def test_divergence_from_the_second_step_on_is_seen() -> None:
+    run = run_of([2.3, *[4000.0] * 15])
+    assert_fires(run.records, "loss_diverged", first_step=1, specs=DIVERGED)
+
+
+def test_with_two_optimizers_it_only_warns() -> None:
+    run = run_of([*falling(), *[400.0] * 60], optimizers=2)
+    issue = assert_fires(run.records, "loss_diverged", specs=DIVERGED)
+    assert (issue.severity, issue.stop_worthy) == ("warning", False)
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        pytest.param([*falling(), *[5.0] * 8, *[0.2] * 100], id="spike of eight steps"),
+        pytest.param([2.3, 40.0, 72.0, 60.0, 20.0, 4.0, 2.0, *falling(300)], id="bad start"),
+        pytest.param([-1.0 - 0.01 * i for i in range(300)], id="negative and falling"),
+        pytest.param([0.0] * 200, id="all zero"),
+        pytest.param(
+            [float(x) for x in np.geomspace(2.3, 1e-6, 400)] + [1e-3] * 60, id="near zero"
+        ),
+        pytest.param([math.nan] * 200, id="all NaN"),
+    ],
+)
+def test_healthy_losses_are_left_alone(losses: list[float]) -> None:
+    assert_quiet(run_of(losses).records, specs=DIVERGED)
+
+
+def test_it_resolves_when_the_loss_comes_back() -> None:
+    issues = issues_of(run_of([*falling(), *[2.5] * 60, *[0.2] * 200]).records, specs=DIVERGED)
+    assert [issue.state for issue in issues] == ["firing", "resolved"]
+
+
+# -- loss_not_decreasing
+
+
+def test_a_loss_that_never_falls_is_reported() -> None:
+    chance = np.random.default_rng(0)
+    issue = assert_fires(
+        run_of(2.3 + 0.02 * chance.standard_normal(600)).records,
+        "loss_not_decreasing",
+        first_step=0,
+        specs=SHORT,
+    )
+    assert (issue.severity, issue.stop_worthy) == ("warning", False)
+    assert "has not fallen" in issue.reason
+
+
+def test_a_loss_that_rises_for_long_is_reported() -> None:
+    losses = np.concatenate([np.linspace(2.0, 0.5, 200), np.linspace(0.5, 3.0, 3000)])
+    issues = issues_of(run_of(losses, per_frame=50).records, specs=FLAT)
+    assert [i.state for i in issues] == ["firing"]
+    assert "rising" in issues[0].reason
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        pytest.param(falling(1200), id="falls, then a plateau"),
+        pytest.param([1.0] * 30, id="thirty steps"),
+        pytest.param([-0.001 * i for i in range(2000)], id="negative and falling"),
+        pytest.param([float(x) for x in np.geomspace(2.3, 1e-6, 2000)], id="to zero"),
+        pytest.param([math.nan] * 2000, id="all NaN"),
+    ],
+)
+def test_runs_that_learn_are_left_alone(losses: list[float]) -> None:
+    assert_quiet(run_of(losses, per_frame=10).records, specs=FLAT)
+
+
+def test_evaluation_losses_are_watched_where_asked() -> None:
+    run = RunBuilder()
+    run.steps(range(500), mode="eval", loss=1.0)
+    assert_quiet(run.records, specs=SHORT)
+    specs = only("loss_not_decreasing", num_steps=40, mode="eval")
+    assert_fires(run.records, "loss_not_decreasing", specs=specs)
+
+
+def test_long_runs_are_remembered_in_bounded_space() -> None:
+    run = run_of(np.full(5000, 2.0), per_frame=100)
+    issue = assert_fires(run.records, "loss_not_decreasing", specs=FLAT)
+    assert issue.evidence.series is not None
+    assert len(issue.evidence.series.steps) <= 128
+
+
+# -- a real run: one-step spikes from 3.8 to 5.1, which recover at once
+
+
+def test_a_completed_gpt_training_gives_no_issue_at_all() -> None:
+    losses = real_losses()
+    assert len(losses) == 1530
+    assert losses[900:].max() > 5
+    assert issues_of(run_of(losses, per_frame=7).records) == []
+
+
+def test_the_same_training_resumed_in_the_middle_gives_none() -> None:
+    assert issues_of(run_of(real_losses()[300:], per_frame=7).records) == []
+
+
+def test_the_same_training_with_its_learning_rate_at_zero_is_reported() -> None:
+    chance = np.random.default_rng(0)
+    stuck = 10.8 + 0.1 * chance.standard_normal(4000)
+    assert_fires(run_of(stuck, per_frame=20).records, "loss_not_decreasing", specs=FLAT)

@@ -1,0 +1,314 @@
+"""`nonfinite`: what fires it, what does not, and where it says that it began."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from tocsin.schemas.issues import IssueFiring
+from tocsin.stream_rules.testing import RunBuilder, assert_fires, assert_quiet, issues_of, only
+
+NAN, INF = math.nan, math.inf
+ROWS = ("head.weight", "blocks.1.weight", "blocks.0.weight")
+
+
+def healthy(run: RunBuilder, steps: range, rank: int = 0) -> None:
+    run.steps(
+        steps,
+        rank=rank,
+        loss=2.0,
+        gradient_norm=1.0,
+        gradient_nonfinite=0,
+        columns={"lr.0": 0.1},
+    )
+
+
+def bad_gradients(
+    run: RunBuilder,
+    step: int,
+    nans: Mapping[str, int],
+    *,
+    loss: float = 2.0,
+    rank: int = 0,
+    local: Sequence[str] = (),
+) -> None:
+    run.steps(
+        [step],
+        rank=rank,
+        loss=loss,
+        gradient_norm=NAN,
+        gradient_nonfinite=len(nans),
+        columns={"lr.0": 0.1},
+    )
+    run.tensors(step, "gradients", ROWS, rank=rank, nans=nans)
+    if local:
+        run.tensors(step, "local_gradients", local, rank=rank, nans=dict.fromkeys(local, 1))
+
+
+def started(world_size: int = 1) -> RunBuilder:
+    run = RunBuilder(world_size=world_size, step_ms=10)
+    for rank in range(world_size):
+        run.started(rank=rank)
+    return run
+
+
+def found(run: RunBuilder, first_step: int) -> IssueFiring:
+    return assert_fires(run.records, "nonfinite", first_step=first_step)
+
+
+def test_one_bad_gradient_is_named() -> None:
+    run = started()
+    healthy(run, range(30))
+    bad_gradients(run, 30, {"blocks.1.weight": 3})
+    issue = found(run, 30)
+    assert (issue.subject.kind, issue.subject.name) == ("tensor", "blocks.1.weight")
+    assert issue.subject.collection == "gradients"
+    assert (issue.severity, issue.stop_worthy, issue.first_rank) == ("critical", True, 0)
+    assert {fact.name: fact.value for fact in issue.evidence.facts}["nans"] == 3
+    assert issue.evidence.series is not None
+    assert len(issue.evidence.series.steps) == 31
+
+
+def test_of_some_bad_gradients_the_first_in_backward_order_is_named() -> None:
+    run = started()
+    healthy(run, range(5))
+    bad_gradients(run, 5, {"blocks.0.weight": 1, "blocks.1.weight": 1})
+    issue = found(run, 5)
+    assert issue.subject.name == "blocks.1.weight"
+    assert issue.evidence.also == ("blocks.0.weight",)
+    assert issue.evidence.followed == 1
+
+
+def test_all_gradients_at_once_point_at_the_loss() -> None:
+    run = started()
+    bad_gradients(run, 0, dict.fromkeys(ROWS, 1))
+    issue = found(run, 0)
+    assert issue.subject.kind == "loss"
+    assert issue.evidence.followed == 3
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+def test_a_bad_loss_is_named_before_its_gradients(value: float) -> None:
+    run = started()
+    healthy(run, range(5))
+    bad_gradients(run, 5, {"blocks.0.weight": 1}, loss=value)
+    issue = found(run, 5)
+    assert issue.subject.kind == "loss"
+    loss = next(fact.value for fact in issue.evidence.facts if fact.name == "loss")
+    assert loss == value or (isinstance(loss, float) and math.isnan(loss))
+
+
+def test_tensors_may_come_before_the_scalars() -> None:
+    run = started()
+    healthy(run, range(5))
+    run.tensors(5, "gradients", ROWS, nans={"blocks.1.weight": 1})
+    assert issues_of(run.records) == []
+    run.steps([5], loss=2.0, gradient_norm=NAN, gradient_nonfinite=1, columns={"lr.0": 0.1})
+    assert found(run, 5).subject.name == "blocks.1.weight"
+
+
+def test_parts_of_a_step_are_waited_for() -> None:
+    run = started()
+    healthy(run, range(5))
+    run.steps([5], loss=2.0, gradient_norm=NAN, gradient_nonfinite=1, columns={"lr.0": 0.1})
+    assert issues_of(run.records) == []
+    run.tensors(5, "gradients", ROWS, nans={"blocks.0.weight": 1})
+    assert found(run, 5).subject.name == "blocks.0.weight"
+
+
+def test_when_the_summaries_do_not_come_the_next_step_decides() -> None:
+    run = started()
+    healthy(run, range(5))
+    run.steps([5], loss=2.0, gradient_norm=NAN, gradient_nonfinite=2, columns={"lr.0": 0.1})
+    healthy(run, range(6, 7))
+    issue = found(run, 5)
+    assert issue.subject.kind == "scalar"
+    assert issue.step == 6
+
+
+def test_when_nothing_comes_a_timer_decides() -> None:
+    run = started()
+    run.steps([0], loss=2.0, gradient_norm=NAN, gradient_nonfinite=2)
+    assert issues_of(run.records, until_ms=run.now_ms + 199) == []
+    issue = assert_fires(run.records, "nonfinite", until_ms=run.now_ms + 200)
+    assert issue.at_ms == run.now_ms + 200
+
+
+def test_the_end_of_the_run_decides() -> None:
+    run = started()
+    run.steps([0], loss=2.0, gradient_norm=NAN, gradient_nonfinite=2)
+    run.ended()
+    found(run, 0)
+
+
+def test_a_frame_of_many_steps_is_looked_at_step_by_step() -> None:
+    run = started()
+    losses = [2.0, 2.0, NAN, NAN, NAN]
+    run.steps(range(5), loss=losses, per_frame=5, gradient_nonfinite=0)
+    found(run, 2)
+
+
+def test_a_bad_weight_alone_is_named() -> None:
+    run = started()
+    healthy(run, range(10))
+    run.tensors(9, "weights", ["a", "b"], infs={"b": 2})
+    issue = found(run, 9)
+    assert (issue.subject.name, issue.subject.collection) == ("b", "weights")
+
+
+def test_a_bad_gradient_comes_before_the_weight_that_it_made() -> None:
+    run = started()
+    healthy(run, range(9))
+    bad_gradients(run, 9, {"blocks.1.weight": 1})
+    run.tensors(9, "weights", ROWS, nans={"blocks.1.weight": 1})
+    run.steps(range(10, 20), loss=NAN, gradient_norm=NAN, gradient_nonfinite=3)
+    assert found(run, 9).subject.collection == "gradients"
+
+
+def test_only_the_rank_whose_own_gradients_were_bad_is_named() -> None:
+    run = started(world_size=3)
+    for step in range(5):
+        for rank in range(3):
+            healthy(run, range(step, step + 1), rank)
+    # All have the reduced NaN; rank 2 alone had it before the reduce, and is the last to say so.
+    for rank in range(3):
+        local = ("blocks.1.weight",) if rank == 2 else ()
+        bad_gradients(run, 5, {"blocks.1.weight": 1, "blocks.0.weight": 1}, rank=rank, local=local)
+    issue = found(run, 5)
+    assert issue.first_rank == 2
+    assert issue.subject.name == "blocks.1.weight"
+    facts = {fact.name: fact.value for fact in issue.evidence.facts}
+    assert facts["bad_ranks"] == 3
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_the_rank_with_the_bad_loss_is_named_in_any_order(order: tuple[int, int]) -> None:
+    run = started(world_size=2)
+    for rank in order:
+        healthy(run, range(5), rank)
+    for rank in order:
+        loss = NAN if rank == 1 else 2.0
+        bad_gradients(run, 5, dict.fromkeys(ROWS, 1), loss=loss, rank=rank)
+    issue = found(run, 5)
+    assert (issue.first_rank, issue.subject.kind) == (1, "loss")
+
+
+def test_an_earlier_step_of_a_slow_rank_wins() -> None:
+    run = started(world_size=2)
+    bad_gradients(run, 6, {"blocks.1.weight": 1}, rank=0, local=("blocks.1.weight",))
+    healthy(run, range(5), 1)
+    bad_gradients(run, 5, {"blocks.0.weight": 1}, rank=1, local=("blocks.0.weight",))
+    healthy(run, range(6, 8), 1)
+    issue = found(run, 5)
+    assert (issue.first_rank, issue.subject.name) == (1, "blocks.0.weight")
+
+
+def test_a_silent_rank_is_waited_for_one_second_at_most() -> None:
+    run = started(world_size=2)
+    bad_gradients(run, 0, {"blocks.1.weight": 1}, loss=NAN)
+    assert issues_of(run.records, until_ms=run.now_ms + 999) == []
+    assert_fires(run.records, "nonfinite", until_ms=run.now_ms + 1000)
+
+
+def test_a_step_that_a_loss_scaler_skipped_is_no_issue() -> None:
+    run = started()
+    healthy(run, range(5))
+    # Without a learning rate: the optimizer has not stepped.
+    run.steps([5], loss=2.0, gradient_norm=INF, gradient_nonfinite=3)
+    run.tensors(5, "gradients", ROWS, infs=dict.fromkeys(ROWS, 1))
+    run.steps([5], loss=2.0, gradient_norm=INF, gradient_nonfinite=3)
+    healthy(run, range(5, 40))
+    assert_quiet(run.records, specs=only("nonfinite"))
+
+
+def test_but_a_bad_loss_is_one_though_the_step_was_skipped() -> None:
+    run = started()
+    healthy(run, range(5))
+    run.steps([5], loss=NAN)
+    found(run, 5)
+
+
+def test_infinities_in_activations_are_normal() -> None:
+    run = started()
+    healthy(run, range(5))
+    run.tensors(4, "activations", ["mask"], infs={"mask": 50})
+    assert_quiet(run.records)
+
+
+def test_unless_they_were_asked_for() -> None:
+    run = started()
+    healthy(run, range(5))
+    run.tensors(4, "activations", ["mask", "out"], infs={"mask": 50, "out": 1})
+    specs = only("nonfinite", tensors=("activations/out*",))
+    issue = assert_fires(run.records, "nonfinite", specs=specs)
+    assert issue.subject.name == "out"
+
+
+def test_only_nan_lets_infinities_pass() -> None:
+    run = started()
+    run.steps([0], loss=INF, gradient_norm=INF, gradient_nonfinite=2)
+    run.tensors(0, "gradients", ROWS, infs={"head.weight": 1})
+    run.steps(range(1, 5), loss=2.0, gradient_norm=1.0, gradient_nonfinite=0)
+    specs = only("nonfinite", only_nan=True)
+    assert_quiet(run.records, specs=specs, until_ms=run.now_ms + 5000)
+    run.steps([5], loss=NAN, gradient_norm=1.0, gradient_nonfinite=0)
+    assert_fires(run.records, "nonfinite", specs=specs, first_step=5)
+
+
+def test_for_steps_asks_for_a_row_of_bad_steps() -> None:
+    specs = only("nonfinite", for_steps=3)
+    run = started()
+    healthy(run, range(5))
+    for step in (5, 6):
+        bad_gradients(run, step, {"head.weight": 1})
+    healthy(run, range(7, 9))
+    assert_quiet(run.records, specs=specs, until_ms=run.now_ms + 5000)
+    for step in (9, 10, 11):
+        bad_gradients(run, step, {"head.weight": 1})
+    assert_fires(run.records, "nonfinite", specs=specs, first_step=9)
+
+
+@pytest.mark.parametrize(("mode", "column"), [("eval", "loss"), ("train", "log.reward")])
+def test_evaluation_losses_and_named_scalars_only_warn(mode: str, column: str) -> None:
+    run = started()
+    healthy(run, range(5))
+    run.steps([4], mode=mode, columns={column: NAN})  # type: ignore[arg-type]
+    issue = assert_fires(run.records, "nonfinite")
+    assert (issue.severity, issue.stop_worthy) == ("warning", False)
+
+
+def test_it_resolves_and_a_later_one_is_a_new_issue() -> None:
+    run = started()
+    healthy(run, range(5))
+    bad_gradients(run, 5, {"head.weight": 1})
+    healthy(run, range(6, 60))
+    bad_gradients(run, 60, {"head.weight": 1})
+    issues = issues_of(run.records, "nonfinite")
+    assert [(i.state, i.first_step) for i in issues] == [
+        ("firing", 5),
+        ("resolved", 5),
+        ("firing", 60),
+    ]
+    assert issues[0].issue_id == issues[1].issue_id != issues[2].issue_id
+
+
+def test_nan_for_ever_is_one_issue() -> None:
+    run = started()
+    healthy(run, range(5))
+    run.steps(range(5, 300), loss=NAN, gradient_norm=NAN, gradient_nonfinite=3)
+    assert [issue.state for issue in issues_of(run.records, "nonfinite")] == ["firing"]
+
+
+def test_the_checkpoint_from_before_the_onset_is_named() -> None:
+    run = started()
+    healthy(run, range(10))
+    run.checkpoint(4)
+    run.checkpoint(8)
+    run.checkpoint(9, finite=False)
+    bad_gradients(run, 10, {"head.weight": 1})
+    run.checkpoint(10)
+    checkpoint = found(run, 10).last_good_checkpoint
+    assert checkpoint is not None
+    assert checkpoint.step == 8

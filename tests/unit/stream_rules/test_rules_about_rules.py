@@ -1,0 +1,123 @@
+"""`rule_has_no_input` and `rule_failed`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import pytest
+
+from tocsin.schemas.config_sections import RuleEntry
+from tocsin.schemas.issues import Subject
+from tocsin.schemas.telemetry import StepFrame
+from tocsin.stream_rules.catalogue import Catalogue, built_in
+from tocsin.stream_rules.engine import Engine
+from tocsin.stream_rules.instances import rule_specs
+from tocsin.stream_rules.rule import Finding, Moment, Outcome, Params, Rule, RuleMeta, scalar
+from tocsin.stream_rules.testing import RunBuilder, issues_of
+from tocsin.stream_rules.view import run_view
+
+
+class RaisingParams(Params):
+    """Parameters of the rule below."""
+
+    at_step: int = 5
+
+
+@dataclass(slots=True)
+class RaisingState:
+    """It remembers nothing."""
+
+
+class Raising(Rule[RaisingParams, RaisingState]):
+    """A rule with a defect."""
+
+    meta = RuleMeta(
+        name="raising",
+        version=1,
+        family="progress",
+        meaning="Raises.",
+        severity="critical",
+        stop_worthy=True,
+        inputs=(scalar("loss"),),
+        remedy="None.",
+        params=RaisingParams,
+    )
+    state_type = RaisingState
+
+    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+        if frame.steps[-1] >= self.params.at_step:
+            yield Finding(subject=Subject(kind="run", name="x"), reason="half said")
+            raise ZeroDivisionError("division by a planted zero")
+
+
+class Spinning(Raising):
+    """A rule whose timer does not move on."""
+
+    def next_due_ms(self) -> int | None:
+        return 5
+
+
+def with_rule(rule: type[Rule[RaisingParams, RaisingState]]) -> Catalogue:
+    catalogue = built_in()
+    catalogue.add(rule)
+    return catalogue
+
+
+@pytest.mark.parametrize(("rule", "what"), [(Raising, "planted zero"), (Spinning, "timer")])
+def test_a_rule_that_raises_is_quarantined_and_the_others_go_on(
+    rule: type[Rule[RaisingParams, RaisingState]], what: str
+) -> None:
+    run = RunBuilder()
+    run.started()
+    run.steps(range(10), loss=1.0)
+    run.steps([10], loss=float("nan"))
+    engine = Engine(rule_specs(catalogue=with_rule(rule)))
+    issues = [one.issue for record in run.records for one in engine.apply(record)]
+    assert [issue.rule for issue in issues] == ["rule_failed", "nonfinite"]
+    assert issues[0].subject.name == "raising"
+    assert what in issues[0].reason
+    assert (issues[0].severity, issues[0].stop_worthy) == ("warning", False)
+    state = engine.run("made")
+    assert state is not None
+    rules = run_view(state, next_offset=0).rules
+    assert rules["raising"] == "error"
+    assert rules["nonfinite"] == "issues_found"
+    assert rules["loss_diverged"] == "in_progress"
+
+
+def test_switched_off_it_is_quarantined_in_silence() -> None:
+    run = RunBuilder()
+    run.steps(range(10), loss=1.0)
+    entry = RuleEntry(name="rule_failed", use="rule_failed", off=True)
+    specs = rule_specs([entry], catalogue=with_rule(Raising))
+    assert issues_of(run.records, specs=specs) == []
+
+
+def test_a_rule_without_input_is_named_once() -> None:
+    run = RunBuilder()
+    run.started()
+    run.steps(range(200), gradient_norm=1.0)
+    entry = RuleEntry(name="loss_diverged", use="loss_diverged")
+    issues = issues_of(run.records, specs=rule_specs([entry]))
+    assert [(i.rule, i.state, i.severity) for i in issues] == [
+        ("rule_has_no_input", "firing", "warning")
+    ]
+    assert issues[0].subject.name == "loss_diverged"
+    assert "train/gradient_norm" in issues[0].evidence.explanation
+    assert "backward()" in issues[0].remedy
+
+
+def test_for_rules_at_their_defaults_it_is_an_info() -> None:
+    run = RunBuilder()
+    run.started()
+    run.steps(range(200), gradient_norm=1.0)
+    issues = issues_of(run.records)
+    assert [(i.rule, i.severity) for i in issues] == [("rule_has_no_input", "info")]
+
+
+def test_a_short_run_is_not_reproached() -> None:
+    run = RunBuilder()
+    run.started()
+    run.steps(range(30), gradient_norm=1.0)
+    assert issues_of(run.records) == []
