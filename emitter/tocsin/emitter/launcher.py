@@ -10,21 +10,21 @@ import asyncio
 import contextlib
 import logging
 import os
-import platform
 import signal
 import sys
-from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Final
 
-from tocsin.bus.port import Bus, BusError, Producer, Reader, Record
-from tocsin.emitter import facts, launcher_report, link
+from tocsin.bus.port import BusError, Record
+from tocsin.emitter import launcher_report, link, settings
 from tocsin.emitter.escalation import Stopper
 from tocsin.emitter.helper_process import HelperProcess
 from tocsin.emitter.identity import restart_count
 from tocsin.emitter.job import CannotStart, Job
-from tocsin.emitter.launcher_view import OwnRun, open_reader, partitions_of, read_to_end
-from tocsin.emitter.launcher_voice import Voice, wall_ms
+from tocsin.emitter.launcher_records import StopState, heartbeat, run_ended, run_started
+from tocsin.emitter.launcher_view import OwnRun
+from tocsin.emitter.launcher_voice import wall_ms
+from tocsin.emitter.launcher_watch import Watch
 from tocsin.emitter.listener import Listener
 from tocsin.emitter.members import Members
 from tocsin.emitter.plan import LaunchPlan, job_environment
@@ -39,7 +39,7 @@ from tocsin.schemas.errors import TocsinError
 from tocsin.schemas.events import Data
 from tocsin.schemas.identity import incarnation_id
 from tocsin.schemas.issues import IssueFiring
-from tocsin.schemas.runs import Heartbeat, Outcome, RunEnded, RunStarted
+from tocsin.schemas.runs import Outcome
 from tocsin.schemas.topics import Topics
 
 logger = logging.getLogger(__name__)
@@ -75,17 +75,8 @@ def launch(plan: LaunchPlan) -> int:
         if job is None:
             raise
         launcher.say("watching ended by a failure of tocsin itself; the job goes on")
-        return job.wait_blocking()
-
-
-class _Watch:
-    """What exists only while a bus is open: reading, saying, listening."""
-
-    def __init__(self, bus: Bus, voice: Voice, view: Reader) -> None:
-        self.bus = bus
-        self.voice = voice
-        self.view = view
-        self.tasks: list[asyncio.Task[None]] = []
+        job.wait_blocking()
+        return launcher.sum_up(job)
 
 
 class _Launch:
@@ -101,11 +92,10 @@ class _Launch:
         self._own = OwnRun(plan.run_id)
         self._reaper = Reaper()
         self._helper: HelperProcess | None = None
-        self._watch: _Watch | None = None
+        self._watch: Watch | None = None
         self._cancelled: signal.Signals | None = None
         self._hurry = asyncio.Event()
         self._starting: asyncio.Task[Job | None] | None = None
-        self._bus_lost = ""
         self._settled = True
         self._key_paths = trusted_paths(os.environ, plan.trusted_keys)
         self._stopper = Stopper(
@@ -140,9 +130,7 @@ class _Launch:
         try:
             async with contextlib.AsyncExitStack() as stack:
                 try:
-                    runtime = link.job_folder(os.environ)
-                    stack.callback(link.remove_folder, runtime)
-                    return await self._launched(stack, handlers, terminal, runtime)
+                    return await self._launched(stack, handlers, terminal)
                 finally:
                     await self._let_go()
         finally:
@@ -155,17 +143,14 @@ class _Launch:
         stack: contextlib.AsyncExitStack,
         handlers: ForwardedSignals,
         terminal: Terminal | None,
-        runtime: Path,
     ) -> int:
-        self._starting = asyncio.create_task(
-            self._start(stack, terminal, runtime), name="start the job"
-        )
+        self._starting = asyncio.create_task(self._start(stack, terminal), name="start the job")
         try:
             job = await self._starting
         except CannotStart as error:
             self.say(str(error))
             await self._tell_end(error.exit_code, 0.0, str(error))
-            return self._sum_up(error.exit_code, 0.0)
+            return self.sum_up(None, error.exit_code)
         except asyncio.CancelledError:
             if self._cancelled is None:
                 raise
@@ -182,8 +167,9 @@ class _Launch:
             )
         finally:
             housekeeping.cancel()
-        self._end_task("heartbeats")
-        self._take_datagrams()
+        if self._watch is not None:
+            self._watch.end("heartbeats")
+            self._watch.take_datagrams()
         self._stopper.job_gone()
         assert job.returncode is not None
         await self._tell_end(job.returncode, job.duration_s())
@@ -191,53 +177,53 @@ class _Launch:
             if self._watch is not None:
                 await self._drain(self._watch)
         finally:
-            exit_code = self._sum_up(job.returncode, job.duration_s())
+            exit_code = self.sum_up(job)
         return exit_code
 
     # Start
 
     async def _start(
-        self, stack: contextlib.AsyncExitStack, terminal: Terminal | None, runtime: Path
+        self, stack: contextlib.AsyncExitStack, terminal: Terminal | None
     ) -> Job | None:
         """Bus, helper, RunStarted, job; None if there is no bus and one is required."""
         plan, environ = self.plan, dict(os.environ)
         try:
-            self._watch = await self._open_watch(stack)
-        except (TocsinError, TimeoutError, OSError) as error:
+            environ = await self._start_watching(stack, environ)
+        except Exception as error:
+            # The launcher's wall: what fails on our side costs the watching, never the job.
+            if not isinstance(error, (TocsinError, TimeoutError, OSError)):
+                logger.exception("watching cannot begin")
             reason = str(error) or f"{plan.bus_url} did not answer within {OPEN_S:g} s"
             if plan.require_bus:
                 self.say(f"the bus cannot be opened: {reason}")
                 return None
-            self._bus_lost = reason
+            await self._let_go()
+            self._watch = self._helper = None
             self.say(launcher_report.unwatched_line(reason))
-        else:
-            self._endpoint = link.Endpoint(runtime / link.LAUNCHER_SOCKET)
-            asyncio.get_running_loop().add_reader(self._endpoint.fileno(), self._take_datagrams)
-            environ = job_environment(plan, environ, runtime, self._endpoint.path)
-            environ["TOCSIN_BUS"] = self._watch.bus.url
-            self._start_helper(environ, runtime)
-            self._begin_tasks(self._watch)
-            await self._tell_start(self._watch)
         self.job = Job(plan.command, environ, self._reaper, terminal)
         if self._helper is not None:
             self._helper.job_started(self.job.pid)
         return self.job
 
-    async def _open_watch(self, stack: contextlib.AsyncExitStack) -> _Watch:
+    async def _start_watching(
+        self, stack: contextlib.AsyncExitStack, base: dict[str, str]
+    ) -> dict[str, str]:
+        """Open what is needed to watch; the job's environment. Raises whatever went wrong."""
         plan = self.plan
-        async with asyncio.timeout(OPEN_S):
-            bus = await stack.enter_async_context(_bounded(plan.open_bus()))
-            if bus.url.startswith("embedded:"):
-                await bus.init(self._topics.specs())
-            notice = getattr(bus, "notice", None)
-            if isinstance(notice, str):
-                self.note(notice)
-            view = await open_reader(bus, self._topics, plan.run_id)
-            stack.push_async_callback(_close, view)
-            producer = await bus.producer()
-            stack.push_async_callback(_close, producer)
-        voice = Voice(producer, self._topics, plan.run_id, observe=plan.observe)
-        return _Watch(bus, voice, view)
+        runtime = link.job_folder(os.environ)
+        stack.callback(link.remove_folder, runtime)
+        bus = plan.open_bus()
+        watch = await Watch.open(stack, bus, plan, self._topics, self.say, timeout_s=OPEN_S)
+        notice = getattr(bus, "notice", None)
+        self.note(notice if isinstance(notice, str) else None)
+        endpoint = watch.listen_to_processes(runtime, self._members.heard)
+        self._watch = watch
+        environ = job_environment(plan, base, runtime, endpoint.path)
+        environ[settings.BUS] = bus.url
+        self._start_helper(environ, runtime)
+        self._begin_tasks(watch)
+        await self._tell_start(watch)
+        return environ
 
     def _start_helper(self, environ: dict[str, str], runtime: Path) -> None:
         plan = self.plan
@@ -253,60 +239,22 @@ class _Launch:
             self._helper = None
             self.say(f"the helper cannot be started: {error}; records are kept, nobody reads them")
 
-    def _begin_tasks(self, watch: _Watch) -> None:
-        self._begin("publish", watch.voice.publish())
-        self._begin("listen", self._listen(watch))
-        self._begin("follow", self._follow(watch))
-        self._begin("heartbeats", self._heartbeats(watch))
+    def _begin_tasks(self, watch: Watch) -> None:
+        watch.begin("publish", watch.voice.publish())
+        watch.begin("listen", self._listen(watch))
+        watch.begin("follow", watch.follow(self._take_record))
+        watch.begin("heartbeats", self._heartbeats(watch))
         if self._helper is not None:
-            self._begin("helper", self._helper.keep())
+            watch.begin("helper", self._helper.keep())
 
-    def _begin(self, name: str, coroutine: Coroutine[None, None, None]) -> None:
-        """Start a task whose failure costs a line, not the job."""
-
-        async def guarded() -> None:
-            try:
-                await coroutine
-            except Exception as error:
-                # The launcher's wall, per task: the others and the job go on.
-                logger.exception("a task of the launcher failed", extra={"task": name})
-                self.say(f"{name} ended: {launcher_report.one_line(str(error))}; the job goes on")
-
-        assert self._watch is not None
-        self._watch.tasks.append(asyncio.create_task(guarded(), name=name))
-
-    def _end_task(self, name: str) -> asyncio.Task[None] | None:
-        tasks = [] if self._watch is None else self._watch.tasks
-        found = next((task for task in tasks if task.get_name() == name), None)
-        if found is not None:
-            found.cancel()
-        return found
-
-    async def _tell_start(self, watch: _Watch) -> None:
+    async def _tell_start(self, watch: Watch) -> None:
         plan = self.plan
-        stop: Final = "off" if not plan.stop else "trusted_key"
-        trusted = stop == "off" or len(read_keys(self._key_paths)) > 0
-        if not trusted:
+        stop: StopState = "off"
+        if plan.stop:
+            stop = "trusted_key" if len(read_keys(self._key_paths)) else "no_trusted_key"
+        if stop == "no_trusted_key":
             self.note("no trusted key: stops of this run will be refused")
-        folder = Path.cwd()
-        watch.voice.say(
-            RunStarted(
-                run_id=plan.run_id,
-                incarnation=self._members.first,
-                role="launcher",
-                job_id=plan.job_id,
-                restart_count=self._restarts,
-                labels=dict(plan.labels),
-                node=platform.node(),
-                pid=os.getpid(),
-                command=facts.command_line(plan.command),
-                folder=str(folder),
-                git_commit=facts.git_commit(folder),
-                versions=facts.versions({}),
-                heartbeat_s=HEARTBEAT_S,
-                stop=stop if trusted else "no_trusted_key",
-            )
-        )
+        watch.voice.say(run_started(plan, self._members.first, self._restarts, stop))
         await watch.voice.flush(FLUSH_S)
 
     # While it runs
@@ -322,11 +270,6 @@ class _Launch:
             # The job is over: whoever is in a hurry need not wait for the drain.
             self._hurry.set()
 
-    def _take_datagrams(self) -> None:
-        if self._watch is not None:
-            for message in self._endpoint.drain():
-                self._members.heard(message)
-
     async def _housekeep(self, job: Job) -> None:
         told = self._watch is None
         while True:
@@ -338,32 +281,16 @@ class _Launch:
                     interpreter = launcher_report.interpreter_of(self.plan.command)
                     self.note(launcher_report.unheard_line(interpreter))
 
-    async def _heartbeats(self, watch: _Watch) -> None:
+    async def _heartbeats(self, watch: Watch) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             watch.voice.say(
-                Heartbeat(
-                    run_id=self.plan.run_id,
-                    incarnation=self._members.incarnation,
-                    world_size=self._members.world_size,
-                    role="launcher",
-                )
+                heartbeat(self.plan, self._members.incarnation, self._members.world_size)
             )
 
-    async def _listen(self, watch: _Watch) -> None:
+    async def _listen(self, watch: Watch) -> None:
         listener = Listener(self._topics, self.plan.run_id, self._stopper)
         await listener.listen(watch.bus)
-
-    async def _follow(self, watch: _Watch) -> None:
-        while True:
-            try:
-                records = await watch.view.poll(timeout_s=_POLL_S)
-            except BusError:
-                logger.warning("the bus cannot be read now", exc_info=True)
-                await asyncio.sleep(_REAP_S)
-                continue
-            for record in records:
-                self._take_record(record)
 
     def _take_record(self, record: Record) -> None:
         news = self._own.apply(record, self._members.incarnations(), wall_ms())
@@ -394,23 +321,22 @@ class _Launch:
         if self._watch is None:
             return
         outcome, exit_code = self._end(returncode)
-        steps = self._members.steps()
+        members = self._members
         self._watch.voice.say(
-            RunEnded(
-                run_id=self.plan.run_id,
-                incarnation=self._members.incarnation,
-                world_size=self._members.world_size,
-                role="launcher",
+            run_ended(
+                self.plan,
+                members.incarnation,
                 outcome=outcome,
                 exit_code=exit_code,
                 reason=reason,
-                last_step=steps - 1 if steps else None,
+                steps=members.steps(),
+                world_size=members.world_size,
                 duration_s=duration_s,
             )
         )
         await self._watch.voice.flush(FLUSH_S)
 
-    async def _drain(self, watch: _Watch) -> None:
+    async def _drain(self, watch: Watch) -> None:
         """Wait until rules and deliveries are done with this run, for `--drain` at most."""
         helper, drain_s = self._helper, self.plan.drain_s
         if helper is not None:
@@ -426,7 +352,7 @@ class _Launch:
                         break
                     await asyncio.sleep(_DRAIN_LOOK_S)
         with contextlib.suppress(TimeoutError, BusError):
-            await self._read_the_rest(watch)
+            await watch.read_the_rest(self._take_record, timeout_s=FLUSH_S)
         ended = self._own.ended(self._members.incarnation)
         if helper is not None and helper.returncode == 0 and ended:
             self._settled = True
@@ -443,16 +369,13 @@ class _Launch:
                 )
             )
 
-    async def _read_the_rest(self, watch: _Watch) -> None:
-        """What rules and actions wrote last, whatever the follower has read so far."""
-        follower = self._end_task("follow")
-        if follower is not None:
-            await asyncio.gather(follower, return_exceptions=True)
-        async with asyncio.timeout(FLUSH_S):
-            partitions = partitions_of(self._topics, self.plan.run_id)
-            await read_to_end(watch.view, partitions, self._take_record)
+    def sum_up(self, job: Job | None, exit_code: int = 0) -> int:
+        """Write the summary and the last line; returns the exit code of the launcher.
 
-    def _sum_up(self, returncode: int, duration_s: float) -> int:
+        `exit_code` is for a job that could not be started.
+        """
+        returncode = exit_code if job is None or job.returncode is None else job.returncode
+        duration_s = 0.0 if job is None else job.duration_s()
         plan, stopper = self.plan, self._stopper
         outcome, exit_code = self._end(returncode)
         steps = max(self._own.steps(), self._members.steps())
@@ -481,7 +404,7 @@ class _Launch:
                 summary.write(plan.summary)
             except OSError as error:
                 self.say(f"the summary cannot be written: {error}")
-        if not self._bus_lost:
+        if self._watch is not None:
             issues = len(self._own.issues)
             self.note(launcher_report.end_line(steps, issues, self._own.capture()))
         return exit_code
@@ -495,29 +418,5 @@ class _Launch:
         await self._stopper.close()
         if self._helper is not None:
             await self._helper.close(HELPER_CLOSE_S)
-        if self._watch is None:
-            return
-        await self._watch.voice.flush(FLUSH_S)
-        for task in self._watch.tasks:
-            task.cancel()
-        await asyncio.gather(*self._watch.tasks, return_exceptions=True)
-        asyncio.get_running_loop().remove_reader(self._endpoint.fileno())
-        self._endpoint.close()
-
-
-@contextlib.asynccontextmanager
-async def _bounded(bus: Bus) -> AsyncIterator[Bus]:
-    """The bus, entered; leaving it cannot hold up the exit."""
-    await bus.__aenter__()
-    try:
-        yield bus
-    finally:
-        with contextlib.suppress(TimeoutError, BusError):
-            async with asyncio.timeout(CLOSE_S):
-                await bus.__aexit__(None, None, None)
-
-
-async def _close(part: Reader | Producer) -> None:
-    with contextlib.suppress(TimeoutError, BusError):
-        async with asyncio.timeout(CLOSE_S):
-            await part.close()
+        if self._watch is not None:
+            await self._watch.close(FLUSH_S)

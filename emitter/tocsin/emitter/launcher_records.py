@@ -1,0 +1,71 @@
+"""What a launcher says about its run: that it began, lives, has ended."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Literal
+
+from tocsin.emitter import facts
+from tocsin.emitter.plan import LaunchPlan
+from tocsin.emitter.settings import HEARTBEAT_S
+from tocsin.schemas.events import clip
+from tocsin.schemas.runs import Heartbeat, Outcome, RunEnded, RunStarted
+
+StopState = Literal["trusted_key", "no_trusted_key", "off"]
+
+
+def run_started(
+    plan: LaunchPlan, incarnation: str, restart_count: int, stop: StopState
+) -> RunStarted:
+    """The job is about to start."""
+    folder = Path.cwd()
+    return RunStarted(
+        run_id=plan.run_id,
+        incarnation=incarnation,
+        role="launcher",
+        job_id=plan.job_id,
+        restart_count=restart_count,
+        labels=dict(plan.labels),
+        node=platform.node(),
+        pid=os.getpid(),
+        command=facts.command_line(plan.command),
+        folder=clip(str(folder)),
+        git_commit=facts.git_commit(folder),
+        versions=facts.versions({}),
+        heartbeat_s=HEARTBEAT_S,
+        stop=stop,
+    )
+
+
+def heartbeat(plan: LaunchPlan, incarnation: str, world_size: int) -> Heartbeat:
+    """The launcher lives, and so does its job."""
+    return Heartbeat(
+        run_id=plan.run_id, incarnation=incarnation, world_size=world_size, role="launcher"
+    )
+
+
+def run_ended(
+    plan: LaunchPlan,
+    incarnation: str,
+    *,
+    outcome: Outcome,
+    exit_code: int,
+    reason: str,
+    steps: int,
+    world_size: int,
+    duration_s: float,
+) -> RunEnded:
+    """The job has ended, or could not be started; `reason` says why in the latter case."""
+    return RunEnded(
+        run_id=plan.run_id,
+        incarnation=incarnation,
+        world_size=world_size,
+        role="launcher",
+        outcome=outcome,
+        exit_code=exit_code,
+        reason=clip(reason),
+        last_step=steps - 1 if steps else None,
+        duration_s=duration_s,
+    )

@@ -1,0 +1,154 @@
+"""What a launcher has open while it watches: the bus, its voice on it, its view of its own run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Final
+
+from tocsin.bus.port import Bus, BusError, Producer, Reader, Record
+from tocsin.emitter import link
+from tocsin.emitter.launcher_report import one_line
+from tocsin.emitter.launcher_view import open_reader, partitions_of, read_to_end
+from tocsin.emitter.launcher_voice import Voice
+from tocsin.emitter.plan import LaunchPlan
+from tocsin.schemas.topics import Topics
+
+logger = logging.getLogger(__name__)
+
+CLOSE_S: Final = 5.0
+"""How long each part of the bus may take to close, seconds."""
+
+_POLL_S: Final = 5.0
+_PAUSE_S: Final = 1.0
+
+
+class Watch:
+    """The open parts, and the tasks that use them."""
+
+    def __init__(
+        self, bus: Bus, voice: Voice, view: Reader, plan: LaunchPlan, say: Callable[[str], None]
+    ) -> None:
+        self.bus: Final = bus
+        self.voice: Final = voice
+        self._view = view
+        self._partitions = partitions_of(Topics(plan.bus_prefix), plan.run_id)
+        self._say = say
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._endpoint: link.Endpoint | None = None
+        self._heard: Callable[[link.Message], None] | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        stack: contextlib.AsyncExitStack,
+        bus: Bus,
+        plan: LaunchPlan,
+        topics: Topics,
+        say: Callable[[str], None],
+        *,
+        timeout_s: float,
+    ) -> Watch:
+        """Open the bus and what is needed on it; `stack` closes it.
+
+        Raises:
+            TimeoutError: not within `timeout_s`.
+            TocsinError, OSError: what the bus says.
+        """
+        async with asyncio.timeout(timeout_s):
+            await stack.enter_async_context(_bounded(bus))
+            if bus.url.startswith("embedded:"):
+                await bus.init(topics.specs())
+            view = await open_reader(bus, topics, plan.run_id)
+            stack.push_async_callback(_close, view)
+            producer = await bus.producer()
+            stack.push_async_callback(_close, producer)
+        voice = Voice(producer, topics, plan.run_id, observe=plan.observe)
+        return cls(bus, voice, view, plan, say)
+
+    def listen_to_processes(
+        self, runtime: Path, heard: Callable[[link.Message], None]
+    ) -> link.Endpoint:
+        """Bind the launcher's socket in `runtime`; each message goes to `heard`. Raises OSError."""
+        endpoint = link.Endpoint(runtime / link.LAUNCHER_SOCKET)
+        self._endpoint, self._heard = endpoint, heard
+        asyncio.get_running_loop().add_reader(endpoint.fileno(), self.take_datagrams)
+        return endpoint
+
+    def take_datagrams(self) -> None:
+        """Take what processes have said by now."""
+        if self._endpoint is not None and self._heard is not None:
+            for message in self._endpoint.drain():
+                self._heard(message)
+
+    def begin(self, name: str, coroutine: Coroutine[None, None, None]) -> None:
+        """Start a task whose failure costs a line, not the job."""
+
+        async def guarded() -> None:
+            try:
+                await coroutine
+            except Exception as error:
+                # The launcher's wall, per task: the others and the job go on.
+                logger.exception("a task of the launcher failed", extra={"task": name})
+                self._say(f"{name} ended: {one_line(str(error))}; the job goes on")
+
+        self._tasks[name] = asyncio.create_task(guarded(), name=name)
+
+    def end(self, name: str) -> None:
+        """Cancel a task."""
+        task = self._tasks.get(name)
+        if task is not None:
+            task.cancel()
+
+    async def follow(self, take: Callable[[Record], None]) -> None:
+        """Hand over what is written about this run, for ever."""
+        while True:
+            try:
+                records = await self._view.poll(timeout_s=_POLL_S)
+            except BusError:
+                logger.warning("the bus cannot be read now", exc_info=True)
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            for record in records:
+                take(record)
+
+    async def read_the_rest(self, take: Callable[[Record], None], *, timeout_s: float) -> None:
+        """End `follow`, and hand over what was written last. Raises BusError, TimeoutError."""
+        follower = self._tasks.pop("follow", None)
+        if follower is not None:
+            follower.cancel()
+            await asyncio.gather(follower, return_exceptions=True)
+        async with asyncio.timeout(timeout_s):
+            await read_to_end(self._view, self._partitions, take)
+
+    async def close(self, flush_s: float) -> None:
+        """Say what is still to be said, then end all tasks and the socket."""
+        if "publish" in self._tasks:
+            await self.voice.flush(flush_s)
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        if self._endpoint is not None:
+            asyncio.get_running_loop().remove_reader(self._endpoint.fileno())
+            self._endpoint.close()
+
+
+@contextlib.asynccontextmanager
+async def _bounded(bus: Bus) -> AsyncIterator[Bus]:
+    """The bus, entered; leaving it cannot hold up the exit."""
+    await bus.__aenter__()
+    try:
+        yield bus
+    finally:
+        with contextlib.suppress(TimeoutError, BusError):
+            async with asyncio.timeout(CLOSE_S):
+                await bus.__aexit__(None, None, None)
+
+
+async def _close(part: Reader | Producer) -> None:
+    with contextlib.suppress(TimeoutError, BusError):
+        async with asyncio.timeout(CLOSE_S):
+            await part.close()
