@@ -20,11 +20,13 @@ from tocsin.actions.service import build_actions_service
 from tocsin.bus.port import Bus, From, Lease
 from tocsin.console.services import SOFTWARE, run_lease
 from tocsin.console.setting import Setting, read_setting
+from tocsin.emitter.node_report import NodeReport
 from tocsin.runtime.shutdown import stop_signals
 from tocsin.runtime.testing import CrashPoints
 from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.signing import SigningKey, keys_folder, own_key
+from tocsin.schemas.telemetry import Speaker
 from tocsin.stream_rules.service import build_rules_service
 
 logger = logging.getLogger(__name__)
@@ -75,8 +77,10 @@ class Helper:
         notify: Sequence[str],
         stop: bool,
         orders: Orders,
+        report: NodeReport | None,
     ) -> None:
         self._orders = orders
+        self._report = report
         crash = CrashPoints.from_environment(os.environ)
         self._actions = build_actions_service(
             setting.topics,
@@ -119,6 +123,9 @@ class Helper:
             for number, worker in enumerate(self._workers)
         ]
         ended = asyncio.create_task(stopping.wait(), name="signal")
+        beside = [orders, ended]
+        if self._report is not None:
+            beside.append(asyncio.create_task(self._report.run(), name="node-report"))
         code = 0
         try:
             while not (self._orders.gone or stopping.is_set()):
@@ -126,6 +133,8 @@ class Helper:
                 await asyncio.wait({changed, ended, *parts}, return_when=asyncio.FIRST_COMPLETED)
                 changed.cancel()
                 self._orders.changed.clear()
+                if self._report is not None:
+                    self._report.node.root_pid = self._orders.job
                 if any(part.done() for part in parts):
                     code = 1
                     break
@@ -136,8 +145,9 @@ class Helper:
             for worker in self._workers:
                 worker.stop()
             done = await asyncio.gather(*parts, return_exceptions=True)
-            orders.cancel()
-            ended.cancel()
+            for task in beside:
+                task.cancel()
+            await asyncio.wait(beside)
         for error in done:
             if isinstance(error, BaseException):
                 logger.error("a worker failed", exc_info=error, extra={"action": "stop"})
@@ -161,6 +171,13 @@ def _signing_key() -> SigningKey:
     except ConfigurationError as error:
         logger.warning("stops cannot be signed: %s", error, extra={"action": "start"})
         return SigningKey.generate()
+
+
+def _report(bus: Bus, setting: Setting, arguments: argparse.Namespace) -> NodeReport | None:
+    if arguments.incarnation is None:
+        return None
+    speaker = Speaker(run_id=arguments.run_id, incarnation=arguments.incarnation)
+    return NodeReport(bus, setting.topics, speaker, folder=Path.cwd())
 
 
 async def _lease(bus: Bus, run_id: str) -> Lease:
@@ -187,6 +204,7 @@ async def serve(setting: Setting, arguments: argparse.Namespace) -> int:
                     notify=arguments.notify,
                     stop=not arguments.no_stop,
                     orders=orders,
+                    report=_report(bus, setting, arguments),
                 )
                 return await helper.run(stopping)
             finally:
@@ -199,6 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--run-id", required=True)
     parser.add_argument("--bus", required=True)
     parser.add_argument("--since-ms", type=int, required=True, help="nothing older is read")
+    parser.add_argument("--incarnation", help="under which the node's samples are sent")
     parser.add_argument("--config", type=Path)
     parser.add_argument("--notify", action="append", default=[], metavar="URL")
     parser.add_argument("--no-stop", action="store_true")

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from tocsin.console.setting import Setting, read_setting
 from tocsin.emitter.helper_child import helper_command
-from tocsin.emitter.identity import resolve_job_id, resolve_run_id
+from tocsin.emitter.identity import resolve_job_id, resolve_run_id, restart_count
 from tocsin.emitter.plan import DRAIN_S, LaunchPlan
 from tocsin.schemas.config_values import parse_http_url
 from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.identity import incarnation_id
 from tocsin.schemas.signing import keys_folder, own_key
 
 
@@ -51,6 +52,8 @@ def plan_run(
         _check_address(address)
     setting = read_setting(options.config, options.bus, labels=options.labels, environ=env)
     run_id = resolve_run_id(options.run_id, env)
+    job_id = resolve_job_id(env)
+    incarnation = incarnation_id(run_id, job_id, restart_count(env), 0)
     # Made here for what may be wrong with it, and for its URL as any process here can use it.
     bus = setting.open_bus()
     if setting.embedded and options.stop:
@@ -60,10 +63,11 @@ def plan_run(
     return LaunchPlan(
         command=tuple(command),
         run_id=run_id,
-        job_id=resolve_job_id(env),
+        job_id=job_id,
         bus_url=bus.url,
         bus_prefix=setting.topics.prefix,
         open_bus=setting.open_bus,
+        config=setting.loaded.path,
         labels=setting.settings.labels,
         capture=config.capture.model_dump_json(exclude_defaults=True),
         stop=options.stop,
@@ -72,7 +76,7 @@ def plan_run(
         quiet=options.quiet,
         summary=options.summary,
         require_bus=options.require_bus,
-        helper=_helper(setting, options, run_id, bus.url) if setting.embedded else (),
+        helper=_helper(setting, options, run_id, bus.url, incarnation) if setting.embedded else (),
     )
 
 
@@ -88,12 +92,19 @@ def _check_address(address: str) -> None:
         raise ConfigurationError(f"--notify: {error}") from error
 
 
-def _helper(setting: Setting, options: RunOptions, run_id: str, url: str) -> tuple[str, ...]:
+def _helper(
+    setting: Setting, options: RunOptions, run_id: str, url: str, incarnation: str
+) -> tuple[str, ...]:
     """The command line of the helper process that serves this run on the embedded bus."""
     # Everything of this job comes later than now; the bus may hold days of other runs.
     now_ms = time.time_ns() // 1_000_000
     command = helper_command(
-        run_id, url, since_ms=now_ms, config=setting.loaded.path, stop=options.stop
+        run_id,
+        url,
+        since_ms=now_ms,
+        config=setting.loaded.path,
+        stop=options.stop,
+        incarnation=incarnation,
     )
     return (*command, *(word for address in options.notify for word in ("--notify", address)))
 

@@ -24,13 +24,21 @@ KILL_S: Final = 2.0
 
 
 def helper_command(
-    run_id: str, bus_url: str, *, since_ms: int, config: Path | None, stop: bool
+    run_id: str,
+    bus_url: str,
+    *,
+    since_ms: int,
+    config: Path | None,
+    stop: bool,
+    incarnation: str | None = None,
 ) -> tuple[str, ...]:
-    """The command line of the helper of this run."""
+    """The command line of the helper of this run; with an incarnation it samples the node too."""
     command = [sys.executable, "-m", MODULE, "--run-id", run_id, "--bus", bus_url]
     command += ["--since-ms", str(since_ms)]
     if config is not None:
         command += ["--config", str(config)]
+    if incarnation is not None:
+        command += ["--incarnation", incarnation]
     if not stop:
         command.append("--no-stop")
     return tuple(command)

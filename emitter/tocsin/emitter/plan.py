@@ -11,6 +11,7 @@ from typing import Final
 from tocsin.bus.port import Bus
 from tocsin.emitter import settings
 from tocsin.emitter.stop_command import STOP, STOP_KEYS, trusted_paths
+from tocsin.schemas.config import CONFIG_VARIABLE
 from tocsin.schemas.events import Data
 
 DRAIN_S: Final = 15.0
@@ -27,9 +28,10 @@ class LaunchPlan:
     """One launch. `open_bus` gives the bus that `bus_url` names, not yet entered.
 
     `helper` is the command line of the helper process, or empty on a bus that others serve; it is
-    driven through its stdin, see `tocsin.emitter.helper_process`. `capture` is the config file's
-    section as JSON. `stop` False is `--no-stop`. `say` gets each line for the terminal, without
-    the prefix; by default it goes to stderr as `tocsin: LINE`.
+    driven through its stdin, see `tocsin.emitter.helper_process`. `config` is the configuration
+    file, for the job's processes; `capture` its section as JSON. `stop` False is `--no-stop`. `say`
+    gets each line for the terminal, without the prefix; by default it goes to stderr as
+    `tocsin: LINE`.
     """
 
     command: tuple[str, ...]
@@ -38,6 +40,7 @@ class LaunchPlan:
     bus_url: str
     open_bus: Callable[[], Bus]
     bus_prefix: str = "tocsin"
+    config: Path | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     capture: str = ""
     stop: bool = True
@@ -63,6 +66,8 @@ def job_environment(
     environ[settings.PREFIX] = plan.bus_prefix
     environ[settings.LABELS] = ",".join(f"{key}={value}" for key, value in plan.labels.items())
     environ[settings.CAPTURE] = plan.capture
+    if plan.config is not None:
+        environ[CONFIG_VARIABLE] = str(plan.config.absolute())
     environ[settings.RUNTIME_DIR] = str(runtime)
     environ[settings.LAUNCHER] = str(launcher_socket)
     paths = trusted_paths(base, plan.trusted_keys)

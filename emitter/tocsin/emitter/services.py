@@ -11,7 +11,13 @@ from typing import Final
 from tocsin.bus.place import default_place
 from tocsin.emitter import facts, link
 from tocsin.emitter.helper_child import DRAIN_S, HelperChild, helper_command
-from tocsin.emitter.identity import rank_of, resolve_job_id, resolve_run_id, scheduler_job
+from tocsin.emitter.identity import (
+    rank_of,
+    resolve_job_id,
+    resolve_run_id,
+    restart_count,
+    scheduler_job,
+)
 from tocsin.emitter.listener import ThreadListener
 from tocsin.emitter.sender import say
 from tocsin.emitter.settings import (
@@ -28,8 +34,8 @@ from tocsin.emitter.training import Training, bus_opener
 from tocsin.schemas.config import LoadedConfig
 from tocsin.schemas.config_settings import resolve_settings
 from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.identity import incarnation_id
 from tocsin.schemas.topics import Topics
-
 
 LEFTOVERS: Final = 3
 """Exit code of a helper that leaves something in the ledger."""
@@ -107,6 +113,7 @@ class Services:
                 since_ms=time.time_ns() // 1_000_000,
                 config=loaded.path,
                 stop=environ.get(STOP) != "off",
+                incarnation=_first_incarnation(added, environ),
             )
             self._helper = HelperChild(command, self._log)
 
@@ -149,3 +156,10 @@ class Services:
                 lines = []
             last = f": {lines[-1]}" if lines else ""
             say(f"the helper with rules and actions ended with {code}{last}")
+
+
+def _first_incarnation(added: Mapping[str, str], environ: Mapping[str, str]) -> str | None:
+    """Of this job's first training; None while the job is not known yet."""
+    if JOB_ID not in added:
+        return None
+    return incarnation_id(added[RUN_ID], added[JOB_ID], restart_count(environ), 0)
