@@ -152,7 +152,7 @@ class Engine:
             # Only a record that can be used makes a run known.
             run.state.standing(value, meta)
             state.runs[run_id] = run
-        else:
+        elif run.held_back:
             told = run.fire(state.clock_ms)
         told += run.apply(value, meta, offset=record.offset, now_ms=state.clock_ms)
         _schedule(state, run_id)

@@ -113,6 +113,11 @@ class RunEngine:
                 )
         return told
 
+    @property
+    def held_back(self) -> bool:
+        """Whether a timer is past its due time, because a live worker had not earned it yet."""
+        return bool(self._not_before)
+
     # -- time ------------------------------------------------------------------------------
 
     def fire(self, now_ms: int, *, since_ms: int | None = None) -> list[Told]:
@@ -121,6 +126,7 @@ class RunEngine:
         `since_ms` is for a live worker: since when it has had no lag. None: a record is the proof.
         """
         told: list[Told] = []
+        self._not_before.clear()
         while True:
             due = self._due_by(now_ms, since_ms)
             if due is None:

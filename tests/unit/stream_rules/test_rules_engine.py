@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -165,7 +166,12 @@ def test_the_view_follows_a_stop() -> None:
     run = RunBuilder()
     run.started(role="launcher")
     run.started()
-    who = {"run_id": "made", "incarnation": "made-1", "command_id": "c1", "issue_id": "i1"}
+    who: dict[str, Any] = {
+        "run_id": "made",
+        "incarnation": "made-1",
+        "command_id": "c1",
+        "issue_id": "i1",
+    }
     run.event(StopAcknowledged(**who, step=7, leave_at=9))
     run.event(StopLeft(**who, step=9, edge="optimizer_step"))
     run.event(StopRefused(**{**who, "command_id": "c2"}, why="replayed"))

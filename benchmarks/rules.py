@@ -1,0 +1,154 @@
+"""How many tensor rows and records a second the rules take in, on one core.
+
+    python benchmarks/rules.py [--rows 2000] [--seconds 3] [--json]
+
+The engine gets whole records as the bus would give them: headers, decoding, identity, all rules at
+their defaults, timers. Also each rule alone, beside the engine with no rule at all, and what a
+snapshot of all rules costs. Times are CPU time of this process, so that other processes matter little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+
+from tocsin.bus.port import Record
+from tocsin.schemas.wire import decode, read_meta
+from tocsin.stream_rules.engine import Engine
+from tocsin.stream_rules.instances import RuleSpec, rule_specs
+from tocsin.stream_rules.testing import RunBuilder
+
+FRAMES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured line. `rows` are tensor rows, or step rows where there are no tensors."""
+
+    what: str
+    records_per_s: float
+    rows_per_s: float
+    us_per_record: float
+
+
+def tensor_records(rows: int) -> list[Record]:
+    """Gradient summaries of FRAMES steps, each with its scalars before it."""
+    run = RunBuilder("bench")
+    run.started()
+    names = [f"model.layers.{i // 8}.attention.projection_{i % 8}.weight" for i in range(rows)]
+    for step in range(FRAMES):
+        run.steps([step], loss=2.0, gradient_norm=1.0, gradient_nonfinite=0, columns={"lr.0": 0.1})
+        run.tensors(step, "gradients", names)
+    return run.records
+
+
+def step_records(per_frame: int) -> list[Record]:
+    """Scalars alone: `per_frame` steps in each record."""
+    run = RunBuilder("bench")
+    run.started()
+    chance = np.random.default_rng(0)
+    steps = FRAMES * per_frame
+    run.steps(
+        range(steps),
+        per_frame=per_frame,
+        loss=2.0 + 0.1 * chance.standard_normal(steps),
+        gradient_norm=1.0 + 0.1 * np.abs(chance.standard_normal(steps)),
+        gradient_nonfinite=0,
+        step_time_s=0.1,
+        columns={"lr.0": 0.1},
+    )
+    return run.records
+
+
+def measure(
+    what: str, records: Sequence[Record], rows: int, specs: Sequence[RuleSpec], seconds: float
+) -> Figure:
+    """The best of the rounds that fit into `seconds`."""
+    best, until = float("inf"), time.process_time() + seconds
+    while time.process_time() < until:
+        engine = Engine(specs)
+        started = time.process_time()
+        told = [one for record in records for one in engine.apply(record)]
+        best = min(best, time.process_time() - started)
+        if told:
+            raise SystemExit(f"{what}: a healthy run gave {told[0].issue.reason}")
+    return Figure(what, len(records) / best, rows / best, best / len(records) * 1e6)
+
+
+def measure_decoding(records: Sequence[Record], rows: int, seconds: float) -> Figure:
+    """What reading the bytes alone costs."""
+    best, until = float("inf"), time.process_time() + seconds
+    while time.process_time() < until:
+        started = time.process_time()
+        for record in records:
+            decode(read_meta(record.headers), record.value or b"")
+        best = min(best, time.process_time() - started)
+    return Figure("decoding alone", len(records) / best, rows / best, best / len(records) * 1e6)
+
+
+def measure_snapshot(records: Sequence[Record], seconds: float) -> tuple[float, int]:
+    """Milliseconds for all snapshots of one run, and their bytes."""
+    engine = Engine(rule_specs())
+    for record in records:
+        engine.apply(record)
+    run = engine.run("bench")
+    if run is None:
+        raise SystemExit("the run is not there")
+    best, size, until = float("inf"), 0, time.process_time() + seconds
+    while time.process_time() < until:
+        started = time.process_time()
+        snapshots = run.snapshots(next_offset=1, clock_ms=0, software="")
+        size = sum(len(snapshot.encode()) for snapshot in snapshots)
+        best = min(best, time.process_time() - started)
+    return best * 1000, size
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=2000, help="tensors of a frame")
+    parser.add_argument("--seconds", type=float, default=3.0, help="for each line")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    rows, seconds = arguments.rows, arguments.seconds
+    specs = rule_specs()
+    tensors = tensor_records(rows)
+    figures = [
+        measure(f"all rules, {rows:,} tensors", tensors, FRAMES * rows, specs, seconds),
+        measure_decoding(tensors, FRAMES * rows, seconds),
+        measure("no rule", tensors, FRAMES * rows, (), seconds),
+    ]
+    for spec in specs:
+        alone = (replace(spec, watched=()),)
+        figures.append(measure(spec.name, tensors, FRAMES * rows, alone, seconds / 3))
+    for per_frame in (1, 20):
+        records = step_records(per_frame)
+        what = f"all rules, scalars of {per_frame} step{'s' if per_frame > 1 else ''} a record"
+        figures.append(measure(what, records, FRAMES * per_frame, specs, seconds))
+    snapshot_ms, snapshot_bytes = measure_snapshot(step_records(20), seconds)
+    if arguments.json:
+        print(
+            json.dumps(
+                {
+                    "figures": [asdict(figure) for figure in figures],
+                    "snapshot_ms": snapshot_ms,
+                    "snapshot_bytes": snapshot_bytes,
+                }
+            )
+        )
+        return 0
+    for figure in figures:
+        print(
+            f"{figure.what:45} {figure.records_per_s:10,.0f} records/s "
+            f"{figure.rows_per_s:14,.0f} rows/s {figure.us_per_record:9,.1f} us/record"
+        )
+    print(f"snapshot of all rules of a run: {snapshot_ms:.2f} ms, {snapshot_bytes:,} bytes")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
