@@ -4,7 +4,7 @@
 
 The engine gets whole records as the bus would give them: headers, decoding, identity, all rules at
 their defaults, timers. Also each rule alone, beside the engine with no rule at all, and what a
-snapshot of all rules costs. Times are CPU time of this process, so that other processes matter little.
+snapshot of all rules costs. Times are CPU times of this process: what else runs matters little.
 """
 
 from __future__ import annotations
