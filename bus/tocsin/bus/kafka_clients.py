@@ -158,9 +158,13 @@ class KafkaReader:
 
     async def begin(self, start: Mapping[Partition, From]) -> None:
         """Take the partitions and find the places to start from. Raises BusUnavailable."""
-        self._client.assign([TopicPartition(*partition) for partition in start])
-        for partition, place in start.items():
-            await self.seek(partition, place)
+        places = {TopicPartition(*partition): place for partition, place in start.items()}
+        self._client.assign(list(places))
+        with translated("finding the places to start from"):
+            async with asyncio.timeout(self._request_s):
+                offsets = await self._offsets(places)
+        for place, offset in offsets.items():
+            self._client.seek(place, offset)
 
     async def poll(self, *, timeout_s: float, max_records: int = 500) -> Sequence[Record]:
         """See the port."""
@@ -178,8 +182,8 @@ class KafkaReader:
         place = TopicPartition(*partition)
         with translated(f"finding a place in {partition.topic}-{partition.number}"):
             async with asyncio.timeout(self._request_s):
-                offset = await self._offset(place, start)
-        self._client.seek(place, offset)
+                offsets = await self._offsets({place: start})
+        self._client.seek(place, offsets[place])
 
     async def position(self, partition: Partition) -> int:
         """See the port."""
@@ -224,16 +228,20 @@ class KafkaReader:
         if not self._reads(partition):
             raise ValueError(f"this reader does not read {partition.topic}-{partition.number}")
 
-    async def _offset(self, place: TopicPartition, start: From) -> int:
-        if start.kind == "offset":
-            return start.value
-        if start.kind == "earliest":
-            return int((await self._client.beginning_offsets([place]))[place])
-        if start.kind == "time":
-            found = (await self._client.offsets_for_times({place: start.value}))[place]
-            if found is not None:
-                return int(found.offset)
-        return int((await self._client.end_offsets([place]))[place])
+    async def _offsets(self, places: Mapping[TopicPartition, From]) -> dict[TopicPartition, int]:
+        """All of a kind with one question: each waits behind a fetch, for up to half a second."""
+        found = {place: start.value for place, start in places.items() if start.kind == "offset"}
+        times = {place: start.value for place, start in places.items() if start.kind == "time"}
+        if times:
+            answer = await self._client.offsets_for_times(times)
+            found |= {place: at.offset for place, at in answer.items() if at is not None}
+        earliest = [place for place, start in places.items() if start.kind == "earliest"]
+        if earliest:
+            found |= await self._client.beginning_offsets(earliest)
+        latest = [place for place in places if place not in found]
+        if latest:
+            found |= await self._client.end_offsets(latest)
+        return found
 
 
 def flattened(batches: Mapping[TopicPartition, Sequence[ConsumerRecord]]) -> Sequence[Record]:
