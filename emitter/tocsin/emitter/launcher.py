@@ -21,7 +21,7 @@ from tocsin.emitter.escalation import Stopper
 from tocsin.emitter.helper_process import HelperProcess
 from tocsin.emitter.identity import restart_count
 from tocsin.emitter.job import CannotStart, Job
-from tocsin.emitter.launcher_records import StopState, heartbeat, run_ended, run_started
+from tocsin.emitter.launcher_records import StopState, keep_beating, run_ended, run_started
 from tocsin.emitter.launcher_view import OwnRun
 from tocsin.emitter.launcher_voice import wall_ms
 from tocsin.emitter.launcher_watch import Watch
@@ -29,7 +29,6 @@ from tocsin.emitter.listener import Listener
 from tocsin.emitter.members import Members
 from tocsin.emitter.plan import LaunchPlan, job_environment
 from tocsin.emitter.process_group import Reaper, become_subreaper, process_lives
-from tocsin.emitter.settings import HEARTBEAT_S
 from tocsin.emitter.signals import ENDING, ForwardedSignals
 from tocsin.emitter.stop_command import read_keys, trusted_paths
 from tocsin.emitter.summary import StopFigures, Summary, decide_end
@@ -53,11 +52,8 @@ UNHEARD_S: Final = 10.0
 """A job that ran this long without a word from the hook gets a line that says why."""
 
 HELPER_CLOSE_S: Final = 3.0
-CLOSE_S: Final = 5.0
-
 _DRAIN_LOOK_S: Final = 0.05
 _REAP_S: Final = 1.0
-_POLL_S: Final = 5.0
 
 
 def launch(plan: LaunchPlan) -> int:
@@ -96,7 +92,6 @@ class _Launch:
         self._cancelled: signal.Signals | None = None
         self._hurry = asyncio.Event()
         self._starting: asyncio.Task[Job | None] | None = None
-        self._settled = True
         self._key_paths = trusted_paths(os.environ, plan.trusted_keys)
         self._stopper = Stopper(
             plan.run_id,
@@ -241,9 +236,10 @@ class _Launch:
 
     def _begin_tasks(self, watch: Watch) -> None:
         watch.begin("publish", watch.voice.publish())
-        watch.begin("listen", self._listen(watch))
+        listener = Listener(self._topics, self.plan.run_id, self._stopper)
+        watch.begin("listen", listener.listen(watch.bus))
         watch.begin("follow", watch.follow(self._take_record))
-        watch.begin("heartbeats", self._heartbeats(watch))
+        watch.begin("heartbeats", keep_beating(self.plan, self._members, watch.voice))
         if self._helper is not None:
             watch.begin("helper", self._helper.keep())
 
@@ -281,17 +277,6 @@ class _Launch:
                     interpreter = launcher_report.interpreter_of(self.plan.command)
                     self.note(launcher_report.unheard_line(interpreter))
 
-    async def _heartbeats(self, watch: Watch) -> None:
-        while True:
-            await asyncio.sleep(HEARTBEAT_S)
-            watch.voice.say(
-                heartbeat(self.plan, self._members.incarnation, self._members.world_size)
-            )
-
-    async def _listen(self, watch: Watch) -> None:
-        listener = Listener(self._topics, self.plan.run_id, self._stopper)
-        await listener.listen(watch.bus)
-
     def _take_record(self, record: Record) -> None:
         news = self._own.apply(record, self._members.incarnations(), wall_ms())
         if news is None:
@@ -308,7 +293,8 @@ class _Launch:
         if self._watch is not None:
             self._watch.voice.say(data)
         command = self._stopper.command
-        self.note(launcher_report.stop_line(data, reason="" if command is None else command.reason))
+        reason = "" if command is None else command.reason
+        self.note(launcher_report.stop_line(data, reason=reason))
 
     def _keeping(self) -> frozenset[int]:
         """Children of ours that are not the job's."""
@@ -341,33 +327,25 @@ class _Launch:
         helper, drain_s = self._helper, self.plan.drain_s
         if helper is not None:
             helper.drain(drain_s)
-        self._settled = False
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(drain_s):
-                while not self._hurry.is_set():
-                    if self._own.settled(self._members.incarnation, wall_ms()):
-                        self._settled = True
-                        break
+                while not self._hurry.is_set() and not self._is_settled():
                     if helper is not None and helper.has_drained:
                         break
                     await asyncio.sleep(_DRAIN_LOOK_S)
         with contextlib.suppress(TimeoutError, BusError):
             await watch.read_the_rest(self._take_record, timeout_s=FLUSH_S)
-        ended = self._own.ended(self._members.incarnation)
-        if helper is not None and helper.returncode == 0 and ended:
-            self._settled = True
-        if self._own.settled(self._members.incarnation, wall_ms()):
-            self._settled = True
-        if not self._settled:
-            self.note(
-                launcher_report.left_over_line(
-                    self._own.open_deliveries(),
-                    ended,
-                    drain_s,
-                    watch.bus.url,
-                    embedded=watch.bus.url.startswith("embedded:"),
-                )
-            )
+        own, url = self._own, watch.bus.url
+        ended = own.ended(self._members.incarnation)
+        finished = helper is not None and helper.returncode == 0 and ended
+        if not finished and not self._is_settled():
+            left = own.open_deliveries()
+            embedded = url.startswith("embedded:")
+            line = launcher_report.left_over_line(left, ended, drain_s, url, embedded=embedded)
+            self.note(line)
+
+    def _is_settled(self) -> bool:
+        return self._own.settled(self._members.incarnation, wall_ms())
 
     def sum_up(self, job: Job | None, exit_code: int = 0) -> int:
         """Write the summary and the last line; returns the exit code of the launcher.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 from pathlib import Path
 from typing import Literal
 
 from tocsin.emitter import facts
+from tocsin.emitter.launcher_voice import Voice
+from tocsin.emitter.members import Members
 from tocsin.emitter.plan import LaunchPlan
 from tocsin.emitter.settings import HEARTBEAT_S
 from tocsin.schemas.events import clip
@@ -39,11 +42,18 @@ def run_started(
     )
 
 
-def heartbeat(plan: LaunchPlan, incarnation: str, world_size: int) -> Heartbeat:
-    """The launcher lives, and so does its job."""
-    return Heartbeat(
-        run_id=plan.run_id, incarnation=incarnation, world_size=world_size, role="launcher"
-    )
+async def keep_beating(plan: LaunchPlan, members: Members, voice: Voice) -> None:
+    """Say every `HEARTBEAT_S` that the launcher lives, and so does its job."""
+    while True:
+        await asyncio.sleep(HEARTBEAT_S)
+        voice.say(
+            Heartbeat(
+                run_id=plan.run_id,
+                incarnation=members.incarnation,
+                world_size=members.world_size,
+                role="launcher",
+            )
+        )
 
 
 def run_ended(

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+from tocsin.bus.port import Partition, Record
+from tocsin.emitter import launcher_report
+from tocsin.emitter.launcher_view import UNANSWERED_MS, OwnRun
+from tocsin.schemas.control import StopExited, StopRefused
+from tocsin.schemas.deliveries import Delivery, DeliveryState
+from tocsin.schemas.events import Data, Event
+from tocsin.schemas.issues import IssueFiring, IssueOngoing, Subject
+from tocsin.schemas.runs import CaptureFigures, RunState, RunView
+from tocsin.schemas.wire import meta_of
+
+MINE = frozenset({"i1", "i2"})
+
+
+def record(data: Data) -> Record:
+    event = Event.of(data, id="x", source="/runs/r1/rules", time_ms=1)
+    return Record(Partition("t", 0), 0, 1, b"r1", event.encode(), meta_of(event).headers())
+
+
+def issue(kind: type[IssueFiring] = IssueFiring, **changes: object) -> IssueFiring:
+    fields: dict[str, object] = {
+        "run_id": "r1", "incarnation": "i1", "world_size": 2, "issue_id": "x",
+        "rule": "nonfinite", "use": "nonfinite", "rule_version": 1, "severity": "critical",
+        "subject": Subject(kind="tensor", name="layer.weight"), "reason": "NaN\nin it",
+        "first_step": 1200, "first_rank": 1,
+    }  # fmt: skip
+    return kind.model_validate(fields | changes)
+
+
+def delivery(state: DeliveryState = "pending", **changes: object) -> Delivery:
+    fields: dict[str, object] = {
+        "delivery_id": "d", "issue_id": "x", "run_id": "r1", "incarnation": "i1",
+        "rule": "nonfinite", "issue_state": "firing", "action": "chat", "kind": "webhook",
+        "state": state, "reason": "accepted", "created_ms": 1, "updated_ms": 1, "give_up_ms": 9,
+    }  # fmt: skip
+    return Delivery.model_validate(fields | changes)
+
+
+def view(state: RunState = "running", **changes: object) -> RunView:
+    fields: dict[str, object] = {"run_id": "r1", "incarnation": "i1", "state": state}
+    return RunView.model_validate(fields | changes)
+
+
+def test_only_news_of_this_job_counts() -> None:
+    own = OwnRun("r1")
+    assert own.apply(record(issue()), MINE, 0) is not None
+    assert own.apply(record(issue()), MINE, 0) is None
+    assert own.apply(record(issue(IssueOngoing)), MINE, 0) is not None
+    assert own.apply(record(issue(run_id="r2", issue_id="y")), MINE, 0) is None
+    assert own.apply(record(issue(incarnation="i0", issue_id="z")), MINE, 0) is None
+    bad = Record(Partition("t", 0), 0, 1, b"r1", b"rubbish", ())
+    assert own.apply(bad, MINE, 0) is None
+    assert list(own.issues) == ["x"]
+
+
+def test_a_run_is_settled_when_it_ended_and_its_deliveries_are_final() -> None:
+    own = OwnRun("r1")
+    assert not own.settled("i1", 0)
+    own.apply(record(issue()), MINE, 0)
+    own.apply(record(view("ended")), MINE, 0)
+    assert not own.settled("i1", 100)
+    own.apply(record(delivery()), MINE, 100)
+    assert not own.settled("i1", 10 * UNANSWERED_MS)
+    own.apply(record(delivery("delivered")), MINE, 200)
+    assert own.settled("i1", 200)
+    assert not own.settled("i2", 200)
+
+
+def test_an_issue_that_nobody_is_told_about_does_not_hold_up_the_end() -> None:
+    own = OwnRun("r1")
+    own.apply(record(issue()), MINE, 0)
+    own.apply(record(view("ended")), MINE, 0)
+    assert not own.settled("i1", UNANSWERED_MS)
+    assert own.settled("i1", UNANSWERED_MS + 1)
+
+
+def test_an_older_view_does_not_replace_a_newer_one() -> None:
+    own = OwnRun("r1")
+    own.apply(record(view("ended", next_offset=9, last_step=4)), MINE, 0)
+    own.apply(record(view("running", next_offset=5, last_step=2)), MINE, 0)
+    assert own.ended("i1")
+    own.apply(record(view("ended", incarnation="i2", last_step=9)), MINE, 0)
+    assert own.steps() == 5 + 10
+
+
+def test_figures_of_all_incarnations_are_joined() -> None:
+    own = OwnRun("r1")
+    for name, share in (("i1", 0.2), ("i2", 0.5)):
+        figures = CaptureFigures(overhead_percent=share, records=5, dropped=1, degraded=("a",))
+        own.apply(record(view(incarnation=name, capture=figures)), MINE, 0)
+    joined = own.capture()
+    assert joined is not None
+    assert (joined.overhead_percent, joined.records, joined.degraded) == (0.5, 10, ("a",))
+
+
+def test_the_lines_for_people() -> None:
+    line = "critical: nonfinite at step 1,200, rank 1, layer.weight: NaN in it"
+    assert launcher_report.issue_line(issue()) == line
+    assert launcher_report.delivery_line(delivery()) is None
+    done = "  nonfinite -> chat: delivered (accepted)"
+    assert launcher_report.delivery_line(delivery("delivered")) == done
+    assert launcher_report.delivery_line(delivery("delivered", kind="stop")) is None
+    figures = CaptureFigures(overhead_percent=0.31, records=5, dropped=0)
+    end = "1,200 steps watched, 0 issues, overhead 0.3 %"
+    assert launcher_report.end_line(1200, 0, figures) == end
+    assert launcher_report.end_line(1, 1, None) == "1 step watched, 1 issue"
+    assert launcher_report.end_line(0, 0, figures) == "no training seen, 0 issues"
+
+
+def test_the_lines_about_a_stop() -> None:
+    who = {"run_id": "r1", "incarnation": "i1", "command_id": "c"}
+    exited = StopExited.model_validate({**who, "how": "SIGTERM", "exit_code": 143})
+    assert launcher_report.stop_line(exited) == "  the job is stopped: it left by SIGTERM"
+    refused = StopRefused.model_validate({**who, "why": "expired", "reason": "too late"})
+    assert launcher_report.stop_line(refused) == "a stop was refused (expired): too late"
+
+
+def test_the_lines_that_say_what_to_do() -> None:
+    unheard = launcher_report.unheard_line("/opt/python")
+    assert "/opt/python has no tocsin" in unheard
+    left = launcher_report.left_over_line([delivery()], True, 15, "embedded:/b", embedded=True)
+    assert left == (
+        "1 delivery not final (chat) after 15 s; `tocsin actions --bus embedded:/b` finishes "
+        "what is left"
+    )
+    assert launcher_report.interpreter_of(["python3", "x.py"]) == "python3"
+    assert launcher_report.interpreter_of(["/bin/true"]) is None
