@@ -143,17 +143,17 @@ class Site:
 
     def service(self, *arguments: str) -> subprocess.Popen[str]:
         """Start a worker; what it prints goes to a file in the folder."""
-        log = (self.folder / f"{arguments[0]}-{time.monotonic_ns()}.log").open("w")
-        return subprocess.Popen(
-            [sys.executable, "-m", "tocsin.console", *arguments, "--config", str(self.config)],
-            cwd=self.folder,
-            env={**os.environ, **self.environ},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            text=True,
-            start_new_session=True,
-        )
+        with (self.folder / f"{arguments[0]}-{time.monotonic_ns()}.log").open("w") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "tocsin.console", *arguments, "--config", str(self.config)],
+                cwd=self.folder,
+                env={**os.environ, **self.environ},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
 
 
 def _site(kind: str, folder: Path, url: str, prefix: str, receiver: Receiver) -> Site:

@@ -1,0 +1,413 @@
+"""`deploy/` holds together: what it runs, copies, mounts and names is there.
+
+A container engine is not needed: the files are read as the engine reads them, and the commands in
+them are run here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.main import get_command
+
+from support.kafka_broker import free_ports
+from support.site import Site, end, until
+from tocsin.console.__main__ import app
+from tocsin.console.setting import section_registry
+from tocsin.schemas.config import Config, check_config
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+WORKERS = {name: service for name, service in SERVICES.items() if name != "kafka"}
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+# What the Compose Specification knows of a service, as far as it is used or likely to be.
+SERVICE_KEYS = {
+    "build", "cap_drop", "command", "depends_on", "deploy", "entrypoint", "environment",
+    "healthcheck", "image", "ports", "read_only", "restart", "secrets", "security_opt",
+    "stop_grace_period", "tmpfs", "user", "volumes",
+}  # fmt: skip
+CONDITIONS = {"service_started", "service_healthy", "service_completed_successfully"}
+
+
+def parse_command(words: list[str]) -> None:
+    """Fails if this is no command line of tocsin."""
+    command: Any = get_command(app)
+    context = command.make_context("tocsin", [words[0]], resilient_parsing=True)
+    rest = list(words)
+    while hasattr(command, "commands"):
+        command = command.commands[rest.pop(0)]
+    command.make_context("tocsin", rest, parent=context)
+
+
+def subcommand(words: list[str]) -> list[str]:
+    """The leading words: before the first option."""
+    end = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
+    return words[:end]
+
+
+# -- compose.yaml
+
+
+def test_the_composition_has_its_shape() -> None:
+    assert {key for key in COMPOSE if not key.startswith("x-")} == {
+        "name",
+        "services",
+        "volumes",
+        "secrets",
+    }
+    assert set(SERVICES) == {"kafka", "topics", "rules", "actions"}
+    for name, service in SERVICES.items():
+        assert set(service) <= SERVICE_KEYS, name
+        assert service["restart"] in ("unless-stopped", "on-failure:5")
+    assert SERVICES["rules"]["deploy"] == {"replicas": 2}
+
+
+def test_what_services_wait_for_can_come() -> None:
+    for name, service in SERVICES.items():
+        for other, how in service.get("depends_on", {}).items():
+            assert how["condition"] in CONDITIONS
+            if how["condition"] == "service_healthy":
+                assert SERVICES[other]["healthcheck"]["test"][0] == "CMD"
+            if how["condition"] == "service_completed_successfully":
+                assert SERVICES[other]["restart"].startswith("on-failure"), "it must be let end"
+            assert other != name
+    assert set(WORKERS["topics"]["depends_on"]) == {"kafka"}
+    assert all(set(WORKERS[name]["depends_on"]) == {"topics"} for name in ("rules", "actions"))
+
+
+def test_what_services_mount_is_declared_and_there() -> None:
+    for service in SERVICES.values():
+        for volume in service.get("volumes", ()):
+            source = volume.split(":")[0]
+            if source.startswith("."):
+                assert (DEPLOY / source).is_dir()
+            else:
+                assert source in COMPOSE["volumes"]
+        assert set(service.get("secrets", ())) <= set(COMPOSE["secrets"])
+    for secret in COMPOSE["secrets"].values():
+        assert (DEPLOY / secret["file"]).parent.is_dir()
+        ignored = subprocess.run(
+            ["git", "check-ignore", "--quiet", str(DEPLOY / secret["file"])], cwd=ROOT
+        )
+        assert ignored.returncode == 0, "a secret's file could be committed"
+
+
+@pytest.mark.parametrize("name", sorted(WORKERS))
+def test_a_worker_s_command_is_one_of_tocsin(name: str) -> None:
+    parse_command(WORKERS[name]["command"])
+
+
+@pytest.mark.parametrize("name", sorted(WORKERS))
+def test_a_worker_is_confined(name: str) -> None:
+    worker = WORKERS[name]
+
+    assert worker["read_only"] is True
+    assert worker["cap_drop"] == ["ALL"]
+    assert worker["security_opt"] == ["no-new-privileges:true"]
+    assert "ports" not in worker
+
+
+def config_of(worker: dict[str, Any]) -> Config:
+    """The configuration that its command names, seen through its volumes."""
+    words = worker["command"]
+    path = Path(words[words.index("--config") + 1])
+    mounts = {volume.split(":")[1]: volume.split(":")[0] for volume in worker["volumes"]}
+    text = (DEPLOY / mounts[str(path.parent)] / path.name).read_text()
+    config, problems = check_config(text, path.name, section_registry())
+    assert problems == []
+    assert config is not None
+    return config
+
+
+@pytest.mark.parametrize("name", sorted(WORKERS))
+def test_a_worker_s_configuration_is_valid_and_its_secrets_are_mounted(name: str) -> None:
+    config = config_of(WORKERS[name])
+
+    mounted = {Path("/run/secrets") / secret for secret in WORKERS[name]["secrets"]}
+    assert {source.file for source in config.secrets.values()} <= mounted
+
+
+def test_the_workers_use_the_broker_s_inner_listener() -> None:
+    kafka = SERVICES["kafka"]["environment"]
+    listeners = dict(item.split("://") for item in kafka["KAFKA_ADVERTISED_LISTENERS"].split(","))
+
+    assert config_of(WORKERS["rules"]).bus.url == f"kafka://{listeners['INSIDE']}"
+    assert kafka["KAFKA_AUTO_CREATE_TOPICS_ENABLE"] == "false"
+    assert all(isinstance(value, str) for value in kafka.values()), "quote numbers and booleans"
+    names = {item.split(":")[0] for item in kafka["KAFKA_LISTENERS"].split(",")}
+    protocols = kafka["KAFKA_LISTENER_SECURITY_PROTOCOL_MAP"].split(",")
+    assert {item.split(":")[0] for item in protocols} == names == {*listeners, "CONTROLLER"}
+
+
+def test_the_published_port_is_this_machine_s_unless_told_otherwise() -> None:
+    (port,) = SERVICES["kafka"]["ports"]
+
+    assert port == "${TOCSIN_KAFKA_BIND:-127.0.0.1}:9092:9092"
+
+
+# -- Containerfile
+
+
+def instructions() -> Iterator[tuple[str, str]]:
+    text = (DEPLOY / "Containerfile").read_text().replace("\\\n", " ")
+    for line in text.splitlines():
+        if line.strip() and not line.startswith("#"):
+            name, _, rest = line.partition(" ")
+            yield name, " ".join(rest.split())
+
+
+INSTRUCTIONS = list(instructions())
+
+
+def of(name: str) -> list[str]:
+    return [rest for what, rest in INSTRUCTIONS if what == name]
+
+
+def copied() -> list[str]:
+    """What is copied from the repository."""
+    return [
+        source
+        for rest in of("COPY")
+        if "--from" not in rest
+        for source in rest.split()[:-1]
+    ]  # fmt: skip
+
+
+def test_the_image_is_built_in_two_stages_from_a_plain_base_image() -> None:
+    bases = [rest.split()[0] for rest in of("FROM")]
+
+    assert len(bases) == 2
+    for image in [*bases, SERVICES["kafka"]["image"]]:
+        first = image.split("/")[0] if "/" in image else ""
+        assert not re.search(r"[.:]", first), f"{image} names a registry"
+        assert re.search(r":\d+\.\d+", image), f"{image} may change its version"
+    python = re.search(r"python:(\d+\.\d+)", bases[0])
+    assert python is not None
+    assert PYPROJECT["project"]["requires-python"] == f">={python[1]}"
+    assert {"AS build"} == {rest.split(" ", 1)[1] for rest in of("FROM") if " " in rest}
+
+
+def test_all_that_is_copied_is_there_and_all_that_is_needed_is_copied() -> None:
+    sources = copied()
+
+    assert [source for source in sources if not (ROOT / source).exists()] == []
+    packages = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    needed = {package.split("/")[0] for package in packages}
+    needed |= {"pyproject.toml", PYPROJECT["project"]["readme"], "constraints.txt"}
+    needed |= set(PYPROJECT["project"]["license-files"])
+    assert needed == set(sources)
+
+
+def test_only_what_is_copied_goes_to_the_engine() -> None:
+    lines = (DEPLOY / "Containerfile.dockerignore").read_text().splitlines()
+    kept = {line[1:] for line in lines if line.startswith("!")}
+
+    assert "*" in lines
+    assert kept == set(copied())
+
+
+def test_pip_installs_extras_that_there_are_within_the_constraints() -> None:
+    (install,) = (words for rest in of("RUN") if "install" in (words := shlex.split(rest)))
+
+    assert install[install.index("--constraint") + 1] == "constraints.txt"
+    extras = re.fullmatch(r"\.\[(.*)\]", install[-1])
+    assert extras is not None
+    assert set(extras[1].split(",")) <= set(PYPROJECT["project"]["optional-dependencies"])
+    assert "index-url" not in " ".join(install)
+
+
+def test_the_image_runs_tocsin_without_root() -> None:
+    assert json.loads(of("ENTRYPOINT")[-1]) == ["tocsin"]
+    (user,) = of("USER")
+    assert all(int(part) >= 1000 for part in user.split(":"))
+    assert f"--uid {user.split(':')[0]}" in " ".join(of("RUN"))
+    names = [name for name, _ in INSTRUCTIONS]
+    assert names.index("USER") > max(i for i, name in enumerate(names) if name in ("RUN", "COPY"))
+
+
+# -- units
+
+
+def unit_lines(unit: Path) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for line in unit.read_text().splitlines():
+        key, equals, value = line.partition("=")
+        if equals and not line.startswith("#"):
+            found.setdefault(key, []).append(value)
+    return found
+
+
+def unit_command(unit: Path) -> list[str]:
+    (command,) = unit_lines(unit)["ExecStart"]
+    return shlex.split(command.replace("%i", "1"))
+
+
+def installed(folder: Path) -> list[Path]:
+    """The units as on a host where tocsin is installed: ours, instead of /opt/tocsin."""
+    tocsin = folder / "tocsin"
+    tocsin.write_text(f'#!/bin/sh\nexec {sys.executable} -m tocsin.console "$@"\n')
+    tocsin.chmod(0o755)
+    units = []
+    for unit in UNITS:
+        path = folder / unit.name.replace("@.", "@1.")
+        path.write_text(unit.read_text().replace("/opt/tocsin/bin/tocsin", str(tocsin)))
+        units.append(path)
+    return units
+
+
+def systemd_analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    return subprocess.run(
+        ["systemd-analyze", "--no-pager", *arguments], capture_output=True, text=True, timeout=60
+    )
+
+
+def test_systemd_finds_nothing_wrong_with_the_units(tmp_path: Path) -> None:
+    done = systemd_analyze("verify", "--man=no", *map(str, installed(tmp_path)))
+
+    said = [line for line in done.stderr.splitlines() if "tocsin" in line]
+    assert (done.returncode, said) == (0, []), done.stderr
+
+
+def test_the_units_are_little_exposed(tmp_path: Path) -> None:
+    for unit in installed(tmp_path):
+        # In tenths: 10 is fully exposed, below 2 is what systemd calls OK.
+        done = systemd_analyze("security", "--offline=true", "--threshold=20", str(unit))
+        if "unrecognized option" in done.stderr:
+            pytest.skip("this systemd-analyze cannot look at a unit that is not loaded")
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_a_unit_starts_a_worker_and_gives_it_time_to_end(unit: Path) -> None:
+    program, *words = unit_command(unit)
+    lines = unit_lines(unit)
+
+    assert program == "/opt/tocsin/bin/tocsin"
+    parse_command(words)
+    assert lines["RestartPreventExitStatus"] == ["2"]
+    assert int(lines["TimeoutStopSec"][0]) >= 2 * 15
+    user = (DEPLOY / "systemd" / "tocsin.sysusers").read_text().splitlines()[-1].split()[1]
+    assert lines["User"] == [user]
+
+
+# -- what is run
+
+
+def commands() -> list[list[str]]:
+    """The distinct subcommands that are started anywhere in deploy/."""
+    lines = [worker["command"] for worker in WORKERS.values()]
+    lines += [unit_command(unit)[1:] for unit in UNITS]
+    return [list(words) for words in sorted({tuple(subcommand(line)) for line in lines})]
+
+
+@pytest.mark.parametrize("words", commands(), ids=" ".join)
+def test_each_command_explains_itself(words: list[str], embedded_site: Site) -> None:
+    done = embedded_site.tocsin(*words, "--help")
+
+    assert done.returncode == 0, done.stderr
+    assert f"tocsin {' '.join(words)}" in done.stdout
+
+
+def at(words: list[str], site: Site, port: int) -> list[str]:
+    """A worker's command with this site's configuration and port."""
+    words = list(words)
+    words[words.index("--config") + 1] = str(site.config)
+    if "--http" in words:
+        words[words.index("--http") + 1] = f"127.0.0.1:{port}"
+    return words
+
+
+def start(name: str, site: Site, port: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tocsin.console"]
+    with (site.folder / f"deploy-{name}.log").open("w") as log:
+        return subprocess.Popen(
+            [*command, *at(WORKERS[name]["command"], site, port)],
+            cwd=site.folder,
+            env={**os.environ, **site.environ},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            text=True,
+        )
+
+
+def healthy(name: str, port: int) -> bool:
+    """What the engine would find."""
+    _, _, *check = WORKERS[name]["healthcheck"]["test"]
+    check[-1] = check[-1].replace("9464", str(port))
+    return subprocess.run([sys.executable, *check], capture_output=True).returncode == 0
+
+
+@pytest.mark.kafka
+def test_the_services_start_in_their_order_and_become_healthy(kafka_site: Site) -> None:
+    topics = kafka_site.tocsin(*at(WORKERS["topics"]["command"], kafka_site, 0))
+    assert topics.returncode == 0, topics.stderr
+    ports = dict(zip(("rules", "actions"), free_ports(2), strict=True))
+    assert not healthy("rules", ports["rules"])
+    started = []
+    try:
+        for name, port in ports.items():
+            started.append(start(name, kafka_site, port))
+        for name, port in ports.items():
+            until(partial(healthy, name, port), timeout_s=60, what=f"{name} is healthy")
+    finally:
+        codes = [end(process, 30) for process in started]
+    assert codes == [0, 0]
+
+
+# -- README.md
+
+
+README = (DEPLOY / "README.md").read_text()
+
+
+def shown_commands() -> list[str]:
+    blocks = re.findall(r"^```console\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    return [re.split(r"\s# |\s{2,}#", line.removeprefix("$ "))[0].strip() for line in lines]
+
+
+def test_each_tocsin_command_of_the_page_is_one() -> None:
+    found = 0
+    for line in shown_commands():
+        words = shlex.split(line)
+        if Path(words[0]).name == "tocsin":
+            parse_command(words[1:])
+            found += 1
+    assert found >= 6
+
+
+def test_each_file_that_the_page_names_is_there() -> None:
+    for target in re.findall(r"\]\((?!https?://)([^)#]+)", README):
+        assert (DEPLOY / target).exists(), target
+    for path in re.findall(r"(?<![\w/.])deploy/[\w./@-]+", README):
+        assert (ROOT / path).exists(), path
+
+
+def test_each_service_and_unit_that_the_page_names_is_there() -> None:
+    units = {unit.name.removesuffix(".service").removesuffix("@") for unit in UNITS}
+    for line in shown_commands():
+        words = shlex.split(line)
+        if words[:3] == ["docker", "compose", "restart"]:
+            assert set(words[3:]) <= set(SERVICES)
+        if words[:2] == ["systemctl", "enable"]:
+            assert {word.split("@")[0] for word in words[3:]} == units
