@@ -90,6 +90,7 @@ class ActionsService(Service):
         self._now_ms = 0
         self._look_at_stops = False
         self._unsaved = False
+        self._draining = 0
         self._round = asyncio.Event()
 
     # -- what the worker calls ---------------------------------------------------------------
@@ -159,7 +160,9 @@ class ActionsService(Service):
     def wants_checkpoint(self) -> bool:
         """See `Service`: attempts begin after a checkpoint, so one is wanted when any is due."""
         due = self.next_due_ms()
-        return due is not None and due <= self._now_ms
+        # Another worker's entry may end a delivery without anything to be written here: whoever
+        # waits in `drain` must hear of each round.
+        return self._draining > 0 or (due is not None and due <= self._now_ms)
 
     async def checkpointed(self) -> None:
         """See `Service`: the ledger is on the bus, so what is due may be sent."""
@@ -183,15 +186,18 @@ class ActionsService(Service):
 
         Call it after `Worker.caught_up`. Returns whether they are; `unfinished` says which not.
         """
+        self._draining += 1
         try:
             async with asyncio.timeout(timeout_s):
+                self._nudge()
                 while self._inbox or self._unsaved or self._ledger.open(run_id):
                     self._round.clear()
-                    self._nudge()
                     await self._round.wait()
             return True
         except TimeoutError:
             return False
+        finally:
+            self._draining -= 1
 
     def unfinished(self, run_id: str | None = None) -> list[Delivery]:
         """The deliveries (of one run) that are not final."""
