@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from tocsin.console.editor_schema import as_text, editor_schema
 from tocsin.console.init import severity_text
 from tocsin.console.model_fields import REQUIRED, FieldText, field_texts, summary_of
+from tocsin.console.problem_codes import PROBLEM_CODES, WARNING_CODES
 from tocsin.schemas.config import Config
 from tocsin.schemas.config_sections import (
     LATER_RECEIVERS,
@@ -98,6 +99,17 @@ of the rules for which it is said below stop their run.
 
 """
 
+_CODES: Final = """
+## What `tocsin check` answers
+
+One line for each problem, `file:line:column: message [code]`, the line itself with a caret, and
+what to try. The exit code is 0, or 2 if there is any problem; warnings and notes (a secret that is
+not on this machine, for example) leave it at 0. With `--json` it is one object: `version` (1) and
+`files`, each with `file`, `ok`, `problems` and `warnings` (`line`, `column`, `code`, `message`,
+`hint`), `notes`, and `holds`: what the file means, or null. The codes:
+
+"""
+
 _RULE_KEYS: Final = frozenset({"name", "use", "match", "params", "severity", "actions"})
 
 
@@ -115,7 +127,7 @@ def config_page(catalogue: Catalogue | None = None) -> str:
     out += ["The values under `params`, rule by rule.\n"]
     for rule in catalogue or built_in():
         out += _rule(rule)
-    return "".join(out) + _later()
+    return "".join(out) + _later() + _codes()
 
 
 def write_docs(folder: Path) -> None:
@@ -166,6 +178,17 @@ def _later() -> str:
         return ""
     head = "\n## Not yet\n\nRecognised, and refused with the code `not_supported_yet`:\n\n"
     return head + "".join(f"{line}\n" for line in lines)
+
+
+def _codes() -> str:
+    """What `check` may answer."""
+    kinds = (("problem", PROBLEM_CODES), ("warning", WARNING_CODES))
+    rows = [
+        f"| `{code}` | {kind} | {_cell(meaning)} |\n"
+        for kind, codes in kinds
+        for code, meaning in codes.items()
+    ]
+    return f"{_CODES}| code | | meaning |\n| --- | --- | --- |\n{''.join(rows)}"
 
 
 def _table(fields: Iterable[FieldText]) -> str:

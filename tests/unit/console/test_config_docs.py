@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -14,12 +16,15 @@ from pydantic import BaseModel, Field
 from tocsin.console.config_docs import COMMAND, config_page, write_docs
 from tocsin.console.editor_schema import as_text, editor_schema
 from tocsin.console.model_fields import field_texts, in_yaml
+from tocsin.console.problem_codes import PROBLEM_CODES, WARNING_CODES
+from tocsin.schemas.config_problems import Finding
 from tocsin.schemas.config_values import Duration, Percent, SecretRef
 from tocsin.schemas.yaml_loader import load
 from tocsin.stream_rules.catalogue import built_in
 from tocsin.stream_rules.rule import Params
 
-DOCS = Path(__file__).parents[3] / "docs"
+ROOT = Path(__file__).parents[3]
+DOCS = ROOT / "docs"
 SCHEMA: Any = editor_schema(built_in())
 
 
@@ -49,6 +54,34 @@ def test_every_rule_and_parameter_is_on_the_page() -> None:
         assert rule.meta.meaning in section
         for key in rule.meta.params.model_fields:
             assert f"| `{key}` |" in section
+
+
+def codes_in_the_source(calls: Mapping[str, int]) -> set[str]:
+    """The texts that are passed as `code` to these calls, by position or by name."""
+    found: set[str] = set()
+    for path in ROOT.glob("*/tocsin/**/*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+            if name in calls:
+                place = calls[name]
+                given = node.args[place : place + 1]
+                given += [word.value for word in node.keywords if word.arg == "code"]
+                found |= {
+                    item.value
+                    for item in given
+                    if isinstance(item, ast.Constant) and isinstance(item.value, str)
+                }
+    return found
+
+
+def test_every_code_has_a_meaning() -> None:
+    problems = codes_in_the_source({"Finding": 2, "Problem": 3, "_note": 1, "_fatal": 1})
+
+    assert problems | {Finding((), "").code} == set(PROBLEM_CODES)
+    assert codes_in_the_source({"warning": 1}) == set(WARNING_CODES)
+    assert list(PROBLEM_CODES) == sorted(PROBLEM_CODES)
 
 
 def test_every_key_has_a_meaning() -> None:

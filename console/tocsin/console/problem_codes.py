@@ -1,0 +1,43 @@
+"""The codes of `tocsin check`: words for programs, which stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+PROBLEM_CODES: Final[Mapping[str, str]] = {
+    "alias": "An alias (`*name`), which YAML knows and this file does not.",
+    "anchor": "An anchor (`&name`), likewise.",
+    "documents": "More than one document in the file.",
+    "duplicate_action": "An action is twice in one list.",
+    "duplicate_key": "A key is twice in one mapping.",
+    "duplicate_rule": "A rule, or a name of an instance, is listed twice.",
+    "encoding": "The file is not UTF-8 text.",
+    "header": "An HTTP header that cannot be sent, or that tocsin sets itself.",
+    "invalid_value": "A value of the wrong kind, or out of its bounds.",
+    "key": "A key that is not text.",
+    "merge_key": "A merge key (`<<`), which this file does not know.",
+    "missing_key": "A key that is needed is not there.",
+    "name": "A name with characters that it may not have.",
+    "not_supported_yet": "Known, and left to a later release.",
+    "number": "A number that does not fit into 64 bits.",
+    "syntax": "Not YAML.",
+    "tag": "A tag (`!name`), which this file does not know.",
+    "too_deep": "Nested too deeply.",
+    "too_large": "The file is too large.",
+    "too_many_nodes": "Too many values.",
+    "too_many_problems": "So many problems that reading ended.",
+    "unknown_key": "A key or section that there is not.",
+    "unknown_receiver": "An action names a receiver that there is not.",
+    "unknown_rule": "A rule that there is not.",
+    "unknown_secret": "A secret that the section `secrets` does not name.",
+    "version": "A version of the file that this release does not read.",
+}
+"""With any of them the file cannot be used."""
+
+WARNING_CODES: Final[Mapping[str, str]] = {
+    "no_rules": "No rule is on.",
+    "unknown_collection": "A collection that is not captured; it is left out.",
+    "unused_receiver": "No rule names this receiver.",
+}
+"""The file works with them, though hardly as meant."""
