@@ -78,7 +78,8 @@ class Capture:
             ),
         )
         self._primary = id(primary)
-        self.roots: frozenset[int] = frozenset()
+        self._root: weakref.ref[torch.nn.Module] | None = None
+        training.is_evaluating = self._is_evaluating
         self._name_of: dict[int, str] = {}
         for optimizer in (primary, *(o for o in alive if o is not primary)):
             self._watch(optimizer)
@@ -131,7 +132,8 @@ class Capture:
             live = [m for m in (ref() for ref in self._modules) if m is not None]
             names = models.name_parameters(parameters, live)
             order = names.order
-            self.roots = self.roots | names.roots
+            if self._root is None and names.root is not None:
+                self._root = weakref.ref(names.root)
             taken = set(self._name_of.values())
             for group, place, parameter in entries:
                 if id(parameter) in self._name_of:
@@ -162,6 +164,11 @@ class Capture:
             watched = self._watch(optimizer)
             watched.steps = steps
         return watched
+
+    def _is_evaluating(self) -> bool:
+        """Whether `model.eval()` was called; on the sender's thread too."""
+        root = None if self._root is None else self._root()
+        return root is not None and not root.training
 
     # -- what the hooks see --------------------------------------------------------------------
 
@@ -273,7 +280,7 @@ class Capture:
 
     def evaluation_loss(self, value: float) -> None:
         """A loss that was computed without a gradient."""
-        self.training.evaluating = True
+        self.training.activity += 1
         step = self.training.last_step
         if step is not None:
             row = StepRow(step, time.time_ns() // 1000, ("loss",), (value,), "eval")

@@ -15,6 +15,7 @@ from typing import Final
 from tocsin.schemas.events import clip
 
 MASK: Final = "***"
+_PLACE: Final = "@@@"
 
 _SECRET_NAME: Final = re.compile(
     r"(?:^|[^a-z])(?:pass(?:word|wd|phrase)?|pwd|secret|token|credential|auth|bearer"
@@ -42,7 +43,9 @@ _HARMLESS: Final = re.compile(
 
 def command_line(arguments: Sequence[str]) -> str:
     """The command as one would type it, secrets masked, cut to what a record holds."""
-    return clip(shlex.join(mask_arguments(arguments)).replace(f"'{MASK}'", MASK))
+    # An asterisk would be quoted by the shell's rules: it comes in afterwards.
+    spared = [argument.replace(MASK, _PLACE) for argument in mask_arguments(arguments)]
+    return clip(shlex.join(spared).replace(_PLACE, MASK))
 
 
 def mask_arguments(arguments: Sequence[str]) -> list[str]:

@@ -53,13 +53,13 @@ def _kind(kind: type) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """`by_id[id(parameter)]` is its name; `order` its place in forward order. `roots` are ids of
-    the modules that a training calls.
+    """`by_id[id(parameter)]` is its name; `order` its place in forward order. `root` is the module
+    that holds most of the parameters.
     """
 
     by_id: dict[int, str]
     order: dict[int, int]
-    roots: frozenset[int]
+    root: nn.Module | None
 
 
 def name_parameters(parameters: Sequence[torch.Tensor], modules: Iterable[nn.Module]) -> Names:
@@ -72,13 +72,13 @@ def name_parameters(parameters: Sequence[torch.Tensor], modules: Iterable[nn.Mod
     by_id: dict[int, str] = {}
     order: dict[int, int] = {}
     taken: set[str] = set()
-    roots: set[int] = set()
+    first: nn.Module | None = None
     for root in _roots(wanted, modules):
         named = [(n, p) for n, p in root.named_parameters() if id(p) in wanted]
         new = [(clean(n, root), p) for n, p in named if id(p) not in by_id]
         if not new:
             continue
-        roots |= {id(root)} | {id(m) for m in _unwrapped(root)}
+        first = root if first is None else first
         clash = any(name in taken for name, _ in new)
         for name, parameter in new:
             unique = f"{type(root).__name__}.{name}" if clash else name
@@ -89,7 +89,7 @@ def name_parameters(parameters: Sequence[torch.Tensor], modules: Iterable[nn.Mod
             taken.add(unique)
             order[id(parameter)] = len(order)
             by_id[id(parameter)] = unique
-    return Names(by_id, order, frozenset(roots))
+    return Names(by_id, order, first)
 
 
 def _roots(wanted: set[int], modules: Iterable[nn.Module]) -> list[nn.Module]:

@@ -87,9 +87,7 @@ def part_of(names: list[str], flat: list[torch.Tensor], *, full: bool) -> Part:
 def rows_now(flat: list[torch.Tensor]) -> Rows:
     """Full rows of tensors on the CPU."""
     with torch.no_grad():
-        summary = Summary(flat)
-        packed = summary.packed
-        return summary.rows(np.zeros(0) if packed is None else packed.numpy())
+        return Summary(flat).rows()
 
 
 def _norms_of(rows: Rows) -> Floats:

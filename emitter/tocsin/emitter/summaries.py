@@ -28,12 +28,14 @@ from tocsin.emitter.arrays import CHUNK as CHUNK_EXACT
 from tocsin.emitter.arrays import Doubles, ExactRow
 from tocsin.schemas.telemetry import COUNT_COLUMNS, STATISTIC_COLUMNS, Counts, Floats
 
-CHUNK: Final = 1 << 18
-"""Elements that are read by all reductions while they are in the cache (CPU)."""
+CHUNK: Final = 1 << 15
+"""Elements that all reductions read while they are in the cache (CPU). Up to here torch uses one
+thread: where the cores are busy, waiting for a second one costs 100 times the reduction."""
 
 CANCELLATION: Final = 1e-3
 """Below this share of the mean square, a variance from sum and norm is too inexact in float32."""
 
+_WIDE: Final = (torch.float32, torch.float64)
 _PARTS: Final = 5  # sum, l2, l1, min, max
 
 
@@ -78,6 +80,8 @@ def norms(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 def _norm(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dtype is torch.float32:
         return torch.linalg.vector_norm(tensor)
+    if tensor.dtype is torch.float64:
+        return torch.linalg.vector_norm(tensor).float()
     if tensor.dtype.itemsize == 1:  # float8 has no reductions
         tensor = tensor.float()
     # A float16 norm of 1e6 values near 300 is inf: sum in float32.
@@ -101,56 +105,80 @@ class Rows:
 class Summary:
     """Full rows of flat tensors on one device, in two steps.
 
-    `packed` is ready to be copied to the host when the constructor returns (on a GPU: queued).
-    `rows` turns the copy into statistics; on the CPU it may read the tensors once more, so it must
-    be called before they change.
+    On a GPU `packed` is queued when the constructor returns, to be copied to the host; `rows` turns
+    the copy into statistics. On the CPU the numbers are there at once and `packed` is None; `rows`
+    may read the tensors once more, so it must be called before they change.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = tensors
         self._on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
         self._numel = np.array([tensor.numel() for tensor in tensors], np.uint64)
-        cells: list[torch.Tensor] = []
-        nonzero: list[torch.Tensor] = []
+        self._host: Doubles | None = None
+        self.packed: torch.Tensor | None = None
+        if self._on_cpu:
+            self._read()
+        else:
+            self._queue()
+
+    def _read(self) -> None:
+        """On the CPU: a Python number costs less than a tensor of one element to be packed."""
+        cells: list[float] = []
+        nonzero: list[float] = []
         owner: list[int] = []
-        scratch: torch.Tensor | None = None
-        for i, tensor in enumerate(tensors):
+        scratch = torch.empty(CHUNK, dtype=torch.float32)
+        reduce_sum, norm, count = torch.sum, torch.linalg.vector_norm, torch.count_nonzero
+        for i, tensor in enumerate(self._tensors):
             n = tensor.numel()
             if n == 0:
                 continue
-            chunks = tensor.split(CHUNK) if self._on_cpu and n > CHUNK else (tensor,)
-            for chunk in chunks:
-                x = chunk if chunk.dtype in (torch.float32, torch.float64) else chunk.float()
+            for chunk in tensor.split(CHUNK) if n > CHUNK else (tensor,):
+                x = chunk if chunk.dtype in _WIDE else chunk.float()
                 low, high = torch.aminmax(x)
-                if self._on_cpu and x.dtype is torch.float32:
-                    if scratch is None:
-                        scratch = torch.empty(
-                            min(CHUNK, int(self._numel.max())), dtype=torch.float32
-                        )
-                    l1 = torch.abs(x, out=scratch[: x.numel()]).sum()
+                if x.dtype is torch.float32:
+                    l1 = reduce_sum(torch.abs(x, out=scratch[: x.numel()]))
                 else:
-                    l1 = torch.linalg.vector_norm(x, 1)
-                cells += (x.sum(), torch.linalg.vector_norm(x), l1, low, high)
-                nonzero.append(torch.count_nonzero(x))
+                    l1 = norm(x, 1)
+                cells += (
+                    reduce_sum(x).item(),
+                    norm(x).item(),
+                    l1.item(),
+                    low.item(),
+                    high.item(),
+                )
+                nonzero.append(count(x).item())
                 owner.append(i)
         self._owner = np.array(owner, np.int64)
-        # float64: a count of non-zeros of up to 2**53 is exact in it.
-        self.packed: torch.Tensor | None = (
-            torch.stack([cell.double() for cell in cells] + [count.double() for count in nonzero])
-            if cells
-            else None
-        )
-        if not self._on_cpu:
-            # On a GPU the tensors will have changed by the time the copy is there.
-            self._direct: torch.Tensor | None = (
-                torch.stack([_direct_std(t) for t in tensors if t.numel()]) if cells else None
-            )
-            if self._direct is not None and self.packed is not None:
-                self.packed = torch.cat((self.packed, self._direct))
-            self._tensors = ()
+        self._host = np.array(cells + nonzero, np.float64)
 
-    def rows(self, packed: Doubles) -> Rows:
-        """The statistics, from a copy of `packed` on the host."""
+    def _queue(self) -> None:
+        """On a GPU: everything in one tensor, so that it is asked once."""
+        cells: list[torch.Tensor] = []
+        nonzero: list[torch.Tensor] = []
+        direct: list[torch.Tensor] = []
+        owner: list[int] = []
+        for i, tensor in enumerate(self._tensors):
+            if tensor.numel() == 0:
+                continue
+            x = tensor if tensor.dtype in _WIDE else tensor.float()
+            low, high = torch.aminmax(x)
+            cells += (x.sum(), torch.linalg.vector_norm(x), torch.linalg.vector_norm(x, 1))
+            cells += (low, high)
+            nonzero.append(torch.count_nonzero(x))
+            # The tensors will have changed by the time the copy is there: no second look.
+            direct.append(torch.std(x, correction=0))
+            owner.append(i)
+        self._owner = np.array(owner, np.int64)
+        self._tensors = ()
+        if cells:
+            # float64 holds counts of up to 2**53.
+            self.packed = torch.stack([cell.double() for cell in cells + nonzero + direct])
+
+    def rows(self, copied: Doubles | None = None) -> Rows:
+        """The statistics; on a GPU from a copy of `packed` on the host."""
+        packed = np.zeros(0) if copied is None else copied
+        if self._host is not None:
+            packed = self._host
         n = len(self._numel)
         values = np.zeros((n, len(STATISTIC_COLUMNS)), np.float64)
         counts = np.zeros((n, len(COUNT_COLUMNS)), np.uint64)
@@ -195,7 +223,7 @@ def summarise(tensors: Sequence[torch.Tensor]) -> Rows:
     """Full rows at once; on a GPU this waits for it."""
     summary = Summary(tensors)
     packed = summary.packed
-    return summary.rows(np.zeros(0) if packed is None else packed.cpu().numpy())
+    return summary.rows(None if packed is None else packed.cpu().numpy())
 
 
 def rows_of_norms(norm: Floats | Doubles, numel: Sequence[int]) -> tuple[Floats, Counts]:

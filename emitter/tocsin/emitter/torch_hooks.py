@@ -9,9 +9,9 @@ Where they sit, and why there:
 - the global hooks before and after each `Optimizer.step`: no graph break under torch.compile;
 - `torch.autograd.backward`, which `Tensor.backward` calls too: the loss;
 - `GradScaler.scale` and `.update`: the loss before it was scaled, and steps that were skipped;
-- the global hooks of `Module.__call__`: a count of forward calls, and losses without a gradient;
-  they do nothing while torch.compile traces. None sits on a module of the user's: it would be
-  pickled with it;
+- the loss modules' `__call__`: losses without a gradient. Nothing sits on other modules: a hook of
+  an instance would be pickled with it, and a global one makes torch.compile warn;
+- the iterators of data loaders: that something goes on between two steps;
 - the constructor of DistributedDataParallel: the rank's own gradients, before they are averaged;
 - `torch.save`.
 
@@ -46,12 +46,6 @@ if TYPE_CHECKING:
 BACKWARDS_WITHOUT_STEP: Final = 16
 """Backward calls without an optimizer step after which each is an edge; or twice as many as this
 training has ever made between two steps, where that is more."""
-
-_LOSSES: Final = frozenset(
-    kind
-    for kind in vars(loss_modules).values()
-    if isinstance(kind, type) and issubclass(kind, loss_modules._Loss)
-)
 
 
 def _say(probe: str, reason: str) -> None:
@@ -117,6 +111,7 @@ class Hooks:
         self.losses.take()
         self.local.clear()
         self.backwards = self.most_backwards = 0
+        self.wall.report = _say
 
     def watch_local(self, parameter: torch.Tensor) -> None:
         """Look at this rank's own gradient of the parameter whenever it is complete."""
@@ -159,7 +154,7 @@ class Hooks:
             self.losses.add(loss, begun=self.capture is not None)
         self.backwards += 1
         if self.capture is not None:
-            self.capture.training.evaluating = False
+            self.capture.training.activity += 1
 
     def on_scale(self, before: object, after: object) -> None:
         """Behind `GradScaler.scale`."""
@@ -174,18 +169,15 @@ class Hooks:
         self.capture.scaler_updated(made_step)
         return True
 
-    def on_forward(self, module: torch.nn.Module) -> bool:
-        """In front of a forward call; whether it is one batch of an evaluation."""
-        capture = self.capture
-        if capture is None or id(module) not in capture.roots:
+    def on_batch(self) -> bool:
+        """Behind a batch of a data loader; whether it is one of an evaluation."""
+        if self.capture is None:
             return False
-        training = capture.training
-        training.forward_calls += 1
-        training.evaluating = not torch.is_grad_enabled()
-        return training.evaluating
+        self.capture.training.activity += 1
+        return self.capture.training.is_evaluating()
 
     def on_loss(self, value: object) -> None:
-        """Behind the forward call of a loss module without a gradient."""
+        """Behind the call of a loss module without a gradient."""
         if self.capture is None or not isinstance(value, torch.Tensor) or value.numel() != 1:
             return
         if value.device.type == "cpu":  # on a GPU the number would have to be waited for
@@ -209,7 +201,15 @@ def install() -> None:
     if _installed:
         return
     _installed = True
-    for place in (_optimizers, _backward, _grad_scaler, _modules, _data_parallel, _save):
+    for place in (
+        _optimizers,
+        _backward,
+        _grad_scaler,
+        _loss_modules,
+        _data_loaders,
+        _data_parallel,
+        _save,
+    ):
         hooks.wall.call(place.__name__.strip("_"), place)
     os.register_at_fork(after_in_child=_in_child)
 
@@ -278,24 +278,34 @@ def _grad_scaler() -> None:
     scaler.scale, scaler.update = scale, update
 
 
-def _modules() -> None:
-    module = torch.nn.modules.module
-    module.register_module_forward_pre_hook(_before_forward)
-    module.register_module_forward_hook(_after_forward)
+def _loss_modules() -> None:
+    original = loss_modules._Loss.__call__
+
+    @functools.wraps(original)
+    def call(self: torch.nn.Module, *args: object, **kwargs: object) -> object:
+        result = original(self, *args, **kwargs)
+        if not torch.compiler.is_compiling() and hooks.capture is not None:
+            if torch.is_grad_enabled():
+                return result
+            hooks.wall.call("evaluation", hooks.on_loss, result)
+            hooks.check("evaluation")
+        return result
+
+    loss_modules._Loss.__call__ = call
 
 
-def _before_forward(module: torch.nn.Module, args: object) -> None:
-    if torch.compiler.is_compiling() or hooks.capture is None:
-        return
-    if hooks.wall.call("forward", hooks.on_forward, module):
-        hooks.check("evaluation")
+def _data_loaders() -> None:
+    iterator = torch.utils.data.dataloader._BaseDataLoaderIter
+    original = iterator.__next__
 
+    @functools.wraps(original)
+    def following(self: object) -> object:
+        batch = original(self)
+        if hooks.capture is not None and hooks.wall.call("batches", hooks.on_batch):
+            hooks.check("evaluation")
+        return batch
 
-def _after_forward(module: torch.nn.Module, args: object, result: object) -> None:
-    if type(module) not in _LOSSES or torch.compiler.is_compiling() or torch.is_grad_enabled():
-        return
-    if hooks.capture is not None:
-        hooks.wall.call("evaluation", hooks.on_loss, result)
+    iterator.__next__ = following
 
 
 def _data_parallel() -> None:
@@ -352,7 +362,6 @@ def _in_child() -> None:
     _inherited.append((current.session, hooks.capture))
     current.session = None
     hooks.forget()
-    hooks.wall.report = _say
 
 
 _inherited: Final[list[tuple[Session | None, Capture | None]]] = []

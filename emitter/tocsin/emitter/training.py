@@ -77,11 +77,12 @@ class Training:
         self.wall: Final = wall
         self.speaker: Final = identity.speaker
         self.next_step = 0
-        self.forward_calls = 0
-        self.calls_at_step = 0
-        self.evaluating = False
+        self.activity = 0
+        """Backward calls and batches of data loaders so far: that something goes on."""
+        self.is_evaluating: Callable[[], bool] = lambda: False
         self.phases: list[str] = []
         self.left = False
+        self._activity_at_step = 0
         self._labels = parse_labels(environ.get(LABELS, ""))
         self._wall_before = 0.0
         self._began = time.monotonic()
@@ -151,8 +152,7 @@ class Training:
         """Count a step of the primary optimizer; return its number."""
         step = self.next_step
         self.next_step = step + 1
-        self.calls_at_step = self.forward_calls
-        self.evaluating = False
+        self._activity_at_step = self.activity
         if step <= 1:
             # The first step pays for imports and names once: that is not what watching costs.
             self._wall_before = self.wall.seconds
@@ -200,13 +200,13 @@ class Training:
 
     def heartbeat(self) -> Heartbeat:
         """That this rank lives; called on the sender's thread."""
-        busy = self.phases[-1] if self.phases else ("evaluation" if self.evaluating else None)
+        busy = self.phases[-1] if self.phases else ("evaluation" if self.is_evaluating() else None)
         return Heartbeat(
             **self.who,
             last_step=self.last_step,
-            steps_in_flight=self.forward_calls > self.calls_at_step,
+            steps_in_flight=self.activity > self._activity_at_step,
             busy=None if busy is None else clip(busy, 100),
-            forward_calls=self.forward_calls,
+            forward_calls=self.activity,
             capture=self.figures(),
         )
 

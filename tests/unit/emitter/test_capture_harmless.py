@@ -1,0 +1,263 @@
+"""Nothing of capture reaches the training: not its faults, not its time, not its numbers."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from support.captured import captured, said
+from tocsin.bus.embedded import EmbeddedProducer
+from tocsin.bus.port import BusUnavailable
+from tocsin.emitter import capture, torch_hooks, training
+from tocsin.emitter.losses import LocalGradients
+from tocsin.schemas.runs import CaptureDegraded, RunEnded
+
+STEPS = 12
+
+
+def train(folder: Path, steps: int = STEPS) -> tuple[list[torch.Tensor], torch.Tensor, list[float]]:
+    """Weights, the next random numbers, losses."""
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(6, 8), torch.nn.Dropout(0.3), torch.nn.ReLU(), torch.nn.Linear(8, 1)
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    criterion = torch.nn.MSELoss()
+    losses = []
+    for step in range(steps):
+        loss = criterion(model(torch.randn(16, 6)), torch.zeros(16, 1))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        if step == steps // 2:
+            torch.save(model.state_dict(), folder / "c.pt")
+            with torch.no_grad():
+                criterion(model(torch.randn(16, 6)), torch.zeros(16, 1))
+    return [p.detach().clone() for p in model.parameters()], torch.randn(4), losses
+
+
+def assert_same(
+    one: tuple[list[torch.Tensor], torch.Tensor, list[float]],
+    other: tuple[list[torch.Tensor], torch.Tensor, list[float]],
+) -> None:
+    assert all(torch.equal(a, b) for a, b in zip(one[0], other[0], strict=True))
+    assert torch.equal(one[1], other[1])
+    assert one[2] == other[2]
+
+
+def test_weights_random_numbers_and_losses_are_bit_identical(tmp_path: Path) -> None:
+    plain = train(tmp_path)
+    with captured(tmp_path, TOCSIN_CAPTURE='{"collections": {"gradients": {"every": 1}}}'):
+        watched = train(tmp_path)
+    assert_same(plain, watched)
+    assert len(said(tmp_path).steps()) == STEPS
+
+
+def fail(*args: object, **kwargs: object) -> None:
+    raise RuntimeError("planted")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "probe"),
+    [
+        (capture.Capture, "gradients", "gradients"),
+        (capture.Capture, "stepped", "steps"),
+        (capture.Capture, "saved", "checkpoints"),
+        (capture.Capture, "evaluation_loss", "evaluation"),
+        (torch_hooks.Hooks, "on_backward", "losses"),
+        (torch_hooks.Hooks, "on_loss", "evaluation"),
+        (torch_hooks.Hooks, "begin", "gradients"),
+        (training.Training, "stepped", "steps"),
+        (training.edges, "started", "stop"),
+        (training.facts, "command_line", "gradients"),
+    ],
+)
+def test_an_exception_in_a_hook_switches_off_that_probe_alone(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    owner: object,
+    name: str,
+    probe: str,
+) -> None:
+    plain = train(tmp_path)
+    monkeypatch.setattr(owner, name, fail)
+    with captured(tmp_path) as hooks:
+        watched = train(tmp_path)
+        assert list(hooks.wall.off) == [probe]
+    assert_same(plain, watched)
+    if not (tmp_path / "bus.db").exists() or not said(tmp_path).events:
+        assert f"capture of {probe} was switched off" in capsys.readouterr().err
+        return
+    (degraded,) = said(tmp_path).of(CaptureDegraded)
+    assert (degraded.probe, degraded.reason) == (probe, "RuntimeError: planted")
+    ended = said(tmp_path).of(RunEnded)[-1]
+    assert ended.capture is not None
+    assert ended.capture.degraded == (f"{probe}: RuntimeError: planted",)
+
+
+def test_a_bus_that_is_away_is_said_once_and_drops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = train(tmp_path)
+
+    def away(*args: object) -> Callable[[], None]:
+        def refuse() -> None:
+            raise BusUnavailable("planted: no broker")
+
+        return refuse
+
+    monkeypatch.setattr(training, "bus_opener", away)
+    with captured(tmp_path):
+        watched = train(tmp_path)
+    assert_same(plain, watched)
+    assert capsys.readouterr().err.count("planted: no broker") == 1
+
+
+def test_a_deleted_bus_file_does_no_harm(tmp_path: Path) -> None:
+    plain = train(tmp_path)
+    with captured(tmp_path) as hooks:
+        train(tmp_path, 2)
+        assert hooks.capture is not None
+        assert hooks.capture.training.sender.flush(10.0)
+        for file in tmp_path.glob("bus.db*"):
+            file.unlink()
+        watched = train(tmp_path)
+    assert_same(plain, watched)
+    assert said(tmp_path).of(RunEnded)
+
+
+def test_a_full_disk_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = train(tmp_path)
+
+    async def full(*args: object) -> None:
+        raise BusUnavailable("database or disk is full")
+
+    monkeypatch.setattr(EmbeddedProducer, "publish", full)
+    with captured(tmp_path):
+        watched = train(tmp_path)
+    assert_same(plain, watched)
+
+
+def test_a_refused_thread_does_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = train(tmp_path)
+
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with captured(tmp_path):
+            watched = train(tmp_path)
+    assert_same(plain, watched)
+    assert "can't start new thread" in capsys.readouterr().err
+
+
+def test_a_forked_child_is_not_captured(tmp_path: Path) -> None:
+    with captured(tmp_path):
+        train(tmp_path, 3)
+        child = os.fork()
+        if child == 0:
+            try:
+                train(tmp_path, 3)
+            finally:
+                os._exit(0 if torch_hooks.hooks.capture is None else 1)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        train(tmp_path, 2)
+    found = said(tmp_path)
+    assert sorted(found.steps()) == [0, 1, 2, 3, 4]
+    assert len(found.of(RunEnded)) == 1
+
+
+def test_workers_of_a_data_loader_leave_it_alone(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.utils.data.TensorDataset(torch.randn(12, 3))
+    loader = torch.utils.data.DataLoader(data, batch_size=3, num_workers=2)
+    with captured(tmp_path):
+        for _ in range(2):
+            for (x,) in loader:
+                optimizer.zero_grad()
+                model(x).pow(2).mean().backward()
+                optimizer.step()
+    assert sorted(said(tmp_path).steps()) == list(range(8))
+
+
+def test_torch_compile_sees_no_other_graph(tmp_path: Path) -> None:
+    def count() -> tuple[int, int]:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+        compiled = torch.compile(model, backend="aot_eager")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(4):
+            optimizer.zero_grad()
+            compiled(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+        counters = torch._dynamo.utils.counters
+        return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+
+    with captured(tmp_path):
+        watched = count()
+    assert watched == (1, 0)
+    found = said(tmp_path)
+    assert sorted(found.steps()) == [0, 1, 2, 3]
+    assert found.frame("weights", 0).rows[0] == "0.weight"
+
+
+def test_memory_is_flat_over_two_thousand_steps(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(256, 256)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    x = torch.randn(4, 256)
+
+    def steps(n: int) -> int:
+        for _ in range(n):
+            optimizer.zero_grad()
+            model(x).pow(2).mean().backward()
+            optimizer.step()
+        gc.collect()
+        return int(psutil.Process().memory_info().rss)
+
+    with captured(tmp_path):
+        before = steps(500)
+        after = steps(2000)
+    assert after - before < 8_000_000
+    assert len(said(tmp_path).steps()) == 2500
+
+
+def test_nothing_is_left_on_the_users_objects(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = {**vars(model)}, {**vars(model.weight)}, set(vars(optimizer))
+    with captured(tmp_path) as hooks:
+        hooks.watch_local(model.weight)
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+    assert ({**vars(model)}, {**vars(model.weight)}) == before[:2]
+    assert set(vars(optimizer)) == before[2]
+    assert not model._forward_pre_hooks
+    assert model.state_dict().keys() == {"weight", "bias"}
+
+
+def test_local_gradients_name_what_was_bad_before_the_reduce() -> None:
+    local = LocalGradients()
+    good, bad = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))
+    good.grad, bad.grad = torch.ones(3), torch.tensor([1.0, float("nan"), 2.0])
+    local.look(good)
+    local.look(bad)
+    ((name, _, counts),) = local.take({id(bad): "b", id(good): "g"})
+    assert (name, counts.tolist()) == ("b", [3, 0, 1, 0])
+    assert local.take({}) == []

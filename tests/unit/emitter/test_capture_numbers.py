@@ -1,0 +1,296 @@
+"""What capture says of small trainings, against numbers computed by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from support.captured import captured, said
+from tocsin.emitter import summaries
+from tocsin.emitter.summaries import Summary, dense, exact_row, summarise
+from tocsin.schemas.runs import CheckpointWritten, RunEnded, RunStarted
+from tocsin.schemas.telemetry import STATISTIC_COLUMNS
+
+COLUMN = {name: i for i, name in enumerate(STATISTIC_COLUMNS)}
+
+
+def model_and_optimizer() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def batch(step: int) -> torch.Tensor:
+    return torch.randn(8, 6, generator=torch.Generator().manual_seed(step))
+
+
+def train(
+    steps: int, before_step: Callable[[int, torch.nn.Module], None] | None = None
+) -> tuple[torch.nn.Module, list[float], list[float]]:
+    model, optimizer = model_and_optimizer()
+    losses, norms = [], []
+    for step in range(steps):
+        loss = model(batch(step)).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        if before_step is not None:
+            before_step(step, model)
+        losses.append(loss.item())
+        squares = [float(p.grad.double().pow(2).sum()) for p in model.parameters()]
+        norms.append(math.sqrt(sum(squares)))
+        optimizer.step()
+    return model, losses, norms
+
+
+def test_step_scalars_are_exact(tmp_path: Path) -> None:
+    with captured(tmp_path):
+        _, losses, norms = train(25)
+    steps = said(tmp_path).steps()
+    assert sorted(steps) == list(range(25))
+    np.testing.assert_allclose([steps[i]["loss"] for i in range(25)], losses, rtol=1e-6)
+    np.testing.assert_allclose([steps[i]["gradient_norm"] for i in range(25)], norms, rtol=1e-5)
+    assert {values["gradient_nonfinite"] for values in steps.values()} == {0.0}
+    assert steps[7]["lr.0"] == pytest.approx(0.1)
+    assert "step_time_s" not in steps[0]
+    assert steps[9]["step_time_s"] > 0
+
+
+def test_full_rows_every_ten_steps_with_names_in_order(tmp_path: Path) -> None:
+    kept = {}
+
+    def keep(step: int, model: torch.nn.Module) -> None:
+        if step == 10:
+            kept.update({n: p.grad.clone() for n, p in model.named_parameters()})
+
+    with captured(tmp_path):
+        train(21, keep)
+    found = said(tmp_path)
+    assert [f.step for f in found.frames if f.collection == "gradients"] == [0, 10, 20]
+    assert [f.step for f in found.frames if f.collection == "weights"] == [0, 10, 20]
+    gradients = found.frame("gradients", 10)
+    assert gradients.rows == ("2.bias", "2.weight", "0.bias", "0.weight")
+    assert found.frame("weights", 10).rows == ("0.weight", "0.bias", "2.weight", "2.bias")
+    for i, name in enumerate(gradients.rows):
+        g = kept[name].double().numpy().reshape(-1)
+        expected = (
+            g.min(), g.max(), g.mean(), g.std(), np.abs(g).sum(), np.linalg.norm(g), np.abs(g).max()
+        )  # fmt: skip
+        np.testing.assert_allclose(gradients.values[i], expected, rtol=2e-4, atol=1e-7)
+        assert gradients.counts[i].tolist() == [g.size, int((g == 0).sum()), 0, 0]
+
+
+def test_life_of_a_run(tmp_path: Path) -> None:
+    with captured(tmp_path, TOCSIN_LABELS="team=vision"):
+        train(3)
+    found = said(tmp_path)
+    (started,), (ended,) = found.of(RunStarted), found.of(RunEnded)
+    assert (started.optimizer, started.tensors, started.parameters) == ("SGD", 4, 53)
+    assert started.labels == {"team": "vision"}
+    assert started.collections == ("losses", "gradients", "weights")
+    assert (ended.last_step, ended.outcome) == (2, "completed")
+    assert ended.capture is not None
+    assert ended.capture.degraded == ()
+    assert [meta.seq for meta in found.metas] == list(range(len(found.metas)))
+    assert len({meta.boot for meta in found.metas}) == 1
+
+
+def test_one_nan_in_one_gradient_is_named_at_its_step(tmp_path: Path) -> None:
+    def poison(step: int, model: torch.nn.Module) -> None:
+        if step == 4:
+            next(model.parameters()).grad[2, 3] = float("nan")
+
+    with captured(tmp_path):
+        train(12, poison)
+    found = said(tmp_path)
+    steps = found.steps()
+    assert steps[3]["gradient_nonfinite"] == 0
+    assert steps[4]["gradient_nonfinite"] == 1
+    assert math.isfinite(steps[4]["loss"])
+    assert math.isnan(steps[5]["loss"])
+    frame = found.frame("gradients", 4)
+    nans, infs = frame.count("nans"), frame.count("infs")
+    assert nans is not None
+    assert infs is not None
+    assert dict(zip(frame.rows, nans.tolist(), strict=True))["0.weight"] == 1
+    assert nans.sum() == 1
+    assert infs.sum() == 0
+    assert np.isfinite(frame.values).all()
+    # Three odd steps at once, then only when their interval comes.
+    assert [f.step for f in found.frames if f.collection == "gradients"] == [0, 4, 5, 6, 10]
+
+
+def test_accumulation_says_sum_and_mean(tmp_path: Path) -> None:
+    model, optimizer = model_and_optimizer()
+    with captured(tmp_path):
+        losses = []
+        for micro in range(3):
+            loss = model(batch(micro)).pow(2).mean() / 3
+            loss.backward()
+            losses.append(loss.item())
+        optimizer.step()
+    (values,) = said(tmp_path).steps().values()
+    assert values["loss"] == pytest.approx(sum(losses), rel=1e-5)
+    assert values["loss_mean"] == pytest.approx(sum(losses) / 3, rel=1e-5)
+    assert values["micro_batches"] == 3
+
+
+def test_closures_and_lbfgs(tmp_path: Path) -> None:
+    model, _ = model_and_optimizer()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+    firsts = []
+    with captured(tmp_path):
+        for step in range(3):
+            calls: list[float] = []
+
+            def closure(step: int = step, calls: list[float] = calls) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = model(batch(step)).pow(2).mean()
+                loss.backward()
+                calls.append(loss.item())
+                return loss
+
+            optimizer.step(closure)
+            firsts.append(calls[0])
+    steps = said(tmp_path).steps()
+    assert [steps[i]["loss"] for i in range(3)] == pytest.approx(firsts, rel=1e-5)
+    assert all(steps[i]["gradient_norm"] > 0 for i in range(3))
+
+
+def test_two_optimizers_share_a_step_and_keep_their_names(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    generator, critic = torch.nn.Linear(6, 6), torch.nn.Linear(6, 1)
+    large = torch.optim.SGD(generator.parameters(), lr=0.1)
+    small = torch.optim.Adam(critic.parameters(), lr=0.01)
+    losses = []
+    with captured(tmp_path):
+        for step in range(12):
+            small.zero_grad()
+            critic(generator(batch(step)).detach()).mean().backward()
+            if step == 7:
+                critic.weight.grad[0, 0] = float("inf")
+            small.step()
+            large.zero_grad()
+            loss = -critic(generator(batch(step))).mean()
+            loss.backward()
+            losses.append(loss.item())
+            large.step()
+    found = said(tmp_path)
+    steps = found.steps()
+    assert sorted(steps) == list(range(12))
+    assert [steps[i]["loss"] for i in range(7)] == pytest.approx(losses[:7], rel=1e-5)
+    assert steps[7]["gradient_nonfinite"] >= 1
+    assert len(found.frame("gradients", 0).rows) == 4
+    assert len(set(found.frame("gradients", 0).rows)) == 4
+    assert found.of(RunStarted)[0].optimizers == 2
+
+
+def test_a_skipped_scaler_step_is_no_step(tmp_path: Path) -> None:
+    model, optimizer = model_and_optimizer()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    losses = []
+    with captured(tmp_path):
+        for step in range(5):
+            optimizer.zero_grad()
+            loss = model(batch(step)).pow(2).mean()
+            scaler.scale(loss).backward()
+            if step == 2:
+                next(model.parameters()).grad[0, 0] = float("inf")
+            else:
+                losses.append(loss.item())
+            scaler.step(optimizer)
+            scaler.update()
+    steps = said(tmp_path).steps()
+    assert sorted(steps) == [0, 1, 2, 3]
+    assert [steps[i]["loss"] for i in range(4)] == pytest.approx(losses, rel=1e-5)
+    assert {values["gradient_nonfinite"] for values in steps.values()} == {0.0}
+    assert steps[2]["scaler_skipped"] == 1
+
+
+def test_evaluation_losses_have_their_own_mode(tmp_path: Path) -> None:
+    model, optimizer = model_and_optimizer()
+    criterion = torch.nn.MSELoss()
+    with captured(tmp_path) as hooks:
+        criterion(model(batch(0)), torch.zeros(8, 3)).backward()
+        optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            value = criterion(model(batch(1)), torch.zeros(8, 3)).item()
+        assert hooks.capture is not None
+        beat = hooks.capture.training.heartbeat()
+    assert (beat.busy, beat.steps_in_flight, beat.last_step) == ("evaluation", True, 0)
+    assert said(tmp_path).steps("eval") == {0: {"loss": pytest.approx(value, rel=1e-5)}}
+
+
+def test_a_checkpoint_is_named_by_its_final_path(tmp_path: Path) -> None:
+    model, optimizer = model_and_optimizer()
+    with captured(tmp_path):
+        for step in range(3):
+            model(batch(step)).pow(2).mean().backward()
+            optimizer.step()
+            if step == 1:
+                torch.save(model.state_dict(), tmp_path / "c.pt.partial")
+                (tmp_path / "c.pt.partial").rename(tmp_path / "c.pt")
+    (written,) = said(tmp_path).of(CheckpointWritten)
+    assert written.checkpoint.path == str(tmp_path / "c.pt")
+    assert (written.checkpoint.step, written.checkpoint.finite) == (1, True)
+    assert written.checkpoint.size_bytes == (tmp_path / "c.pt").stat().st_size
+
+
+def test_users_error_in_save_is_his_own(tmp_path: Path) -> None:
+    model, optimizer = model_and_optimizer()
+    with captured(tmp_path):
+        model(batch(0)).sum().backward()
+        optimizer.step()
+        with pytest.raises(RuntimeError, match="does not exist"):
+            torch.save({}, tmp_path / "no" / "where.pt")
+    assert said(tmp_path).of(CheckpointWritten) == []
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.linspace(-3, 5, 100_001),
+        torch.full((256,), 1.0) + 1e-4 * torch.linspace(-1, 1, 256),
+        torch.linspace(-1, 1, 77).to(torch.float16),
+        torch.linspace(-300, 300, 5000).to(torch.bfloat16),
+        torch.linspace(-1, 1, 50, dtype=torch.float64),
+        torch.arange(12.0).reshape(3, 4).t(),
+        torch.zeros(5),
+        torch.tensor(3.5),
+        torch.full((1_000_000,), 300.0).to(torch.float16),
+        torch.complex(torch.ones(4), -torch.ones(4)),
+        torch.linspace(-2, 2, 64).to(torch.float8_e4m3fn),
+    ],
+)
+def test_rows_agree_with_float64(tensor: torch.Tensor) -> None:
+    flat = dense(tensor)
+    assert flat is not None
+    rows = summarise([flat])
+    values, counts = exact_row(flat)
+    np.testing.assert_allclose(rows.values[0], values, rtol=1e-3, atol=1e-6)
+    assert rows.counts[0].tolist() == counts.tolist()
+    norm = float(summaries.norms([flat])[0])
+    assert norm == pytest.approx(values[COLUMN["l2"]], rel=1e-3)
+
+
+def test_odd_tensors() -> None:
+    sparse = torch.sparse_coo_tensor([[0, 3, 3]], [1.0, 2.0, 3.0], (10,), check_invariants=True)
+    assert dense(torch.empty(3, device="meta")) is None
+    assert dense(torch.ones(3, dtype=torch.int64)) is None
+    values = dense(sparse)
+    assert values is not None
+    assert values.tolist() == [1.0, 5.0]
+    empty = Summary([torch.zeros(0), torch.ones(3)]).rows()
+    assert empty.counts[:, 0].tolist() == [0, 3]
+    mixed = torch.tensor([1.0, float("nan"), float("-inf"), 3.0, float("inf"), 0.0])
+    row = summarise([mixed])
+    assert row.counts[0].tolist() == [6, 1, 1, 2]
+    expected = (0, 3, 4 / 3, np.std([1, 3, 0]), 4, math.sqrt(10), 3)
+    np.testing.assert_allclose(row.values[0], expected, rtol=1e-6)
+    overflowing = summarise([torch.full((4,), 3e38)])
+    assert not overflowing.nonfinite.any()
