@@ -6,8 +6,9 @@ when the median of the last `for_steps` losses > ref + (F - 1) · max(abs(ref), 
 spread keeps a memorised data set, with losses near zero, from counting as a small reference.
 
 Beyond a hundred times, the median over `quick_steps` is enough: no completed run that was looked at
-comes near (75 public GPT trainings stay below 1.6 on 50 steps), and a ResNet whose learning rate
-was raised a thousandfold is beyond it after five steps.
+comes near (the highest factor of 75 public GPT trainings was 1.04 on 50 steps and 1.13 on 10, of
+small GPTs and ResNets 1.09 and 1.18), and a ResNet whose learning rate was raised a thousandfold is
+beyond it after five steps.
 """
 
 from __future__ import annotations
