@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from tocsin.bus.place import default_place
+from tocsin.bus.port import Bus
 from tocsin.emitter import facts, link
 from tocsin.emitter.helper_child import DRAIN_S, HelperChild, helper_command
 from tocsin.emitter.identity import (
@@ -36,6 +37,9 @@ from tocsin.schemas.config_settings import resolve_settings
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.identity import incarnation_id
 from tocsin.schemas.topics import Topics
+
+FIRST_RECORD_S: Final = 1.5
+"""How long the listener waits for the sender's first record before it opens the bus, seconds."""
 
 LEFTOVERS: Final = 3
 """Exit code of a helper that leaves something in the ledger."""
@@ -121,8 +125,17 @@ class Services:
         """Hear stops, once the training's identity is known. Raises OSError."""
         if not self._mine:
             return
+        open_bus = bus_opener(self._environ.get(BUS), self._environ)
+
+        def open_after_the_first_record() -> Bus:
+            # It is the sender that makes the topics of an embedded bus. In the listener's thread.
+            until = time.monotonic() + FIRST_RECORD_S
+            while training.sender.records == 0 and time.monotonic() < until:
+                time.sleep(0.01)
+            return open_bus()
+
         self._listener = ThreadListener(
-            bus_opener(self._environ.get(BUS), self._environ),
+            open_after_the_first_record,
             Topics(self._environ[PREFIX]),
             training.speaker,
             training.emit,

@@ -15,7 +15,7 @@ import torch
 from support.captured import captured, said
 from tocsin.bus.embedded import EmbeddedProducer
 from tocsin.bus.port import BusUnavailable
-from tocsin.emitter import capture, torch_hooks, training
+from tocsin.emitter import capture, edges, facts, torch_hooks, training
 from tocsin.emitter.losses import LocalGradients
 from tocsin.schemas.runs import CaptureDegraded, RunEnded
 
@@ -76,8 +76,8 @@ def fail(*args: object, **kwargs: object) -> None:
         (torch_hooks.Hooks, "on_loss", "evaluation"),
         (torch_hooks.Hooks, "begin", "gradients"),
         (training.Training, "stepped", "steps"),
-        (training.edges, "started", "stop"),
-        (training.facts, "command_line", "gradients"),
+        (edges, "started", "stop"),
+        (facts, "command_line", "gradients"),
     ],
 )
 def test_an_exception_in_a_hook_switches_off_that_probe_alone(

@@ -290,7 +290,7 @@ def test_odd_tensors() -> None:
     mixed = torch.tensor([1.0, float("nan"), float("-inf"), 3.0, float("inf"), 0.0])
     row = summarise([mixed])
     assert row.counts[0].tolist() == [6, 1, 1, 2]
-    expected = (0, 3, 4 / 3, np.std([1, 3, 0]), 4, math.sqrt(10), 3)
+    expected = [0.0, 3.0, 4 / 3, float(np.std([1, 3, 0])), 4.0, math.sqrt(10), 3.0]
     np.testing.assert_allclose(row.values[0], expected, rtol=1e-6)
     overflowing = summarise([torch.full((4,), 3e38)])
     assert not overflowing.nonfinite.any()

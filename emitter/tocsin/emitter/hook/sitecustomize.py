@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # as type checkers know it; `typing` would take longer than all the rest here
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
@@ -97,8 +97,9 @@ def _loaded(name: str, module: ModuleType) -> None:
 
 def _hand_on() -> None:
     """Run the sitecustomize that stands behind this one on sys.path, in its place."""
-    from importlib.machinery import PathFinder
-    from importlib.util import module_from_spec
+    # What importlib.machinery and .util hand on; those would have to be read from files.
+    from _frozen_importlib import module_from_spec
+    from _frozen_importlib_external import PathFinder
 
     here = os.path.realpath(os.path.dirname(__file__))
     others = [entry for entry in sys.path if os.path.realpath(entry or os.curdir) != here]
