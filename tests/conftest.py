@@ -10,6 +10,17 @@ import pytest
 
 from support.kafka_broker import Broker, skip_or_fail, unavailable
 
+SHARED = ("kafka_url", "undisturbed_id")
+"""Session fixtures that cost seconds: tests with one of them go to one worker of pytest-xdist."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep tests that share a broker or a long run together."""
+    for item in items:
+        if item.get_closest_marker("kafka") or set(SHARED) & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.xdist_group("shared"))
+
 
 @pytest.fixture(scope="session")
 def kafka_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:

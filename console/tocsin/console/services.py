@@ -38,7 +38,7 @@ async def run_rules(setting: Setting, *, http: str | None = None) -> int:
     def build(bus: Bus, metrics: Metrics, crash: CrashPoints) -> Service:
         return build_rules_service(setting.topics, setting.config)
 
-    return await _run(setting, build, group="tocsin-rules", http=http)
+    return await _run(setting, build, group=f"{setting.topics.prefix}-rules", http=http)
 
 
 async def run_actions(
@@ -65,7 +65,7 @@ async def run_actions(
             crash=crash,
         )
 
-    return await _run(setting, build, group="tocsin-actions", http=http)
+    return await _run(setting, build, group=f"{setting.topics.prefix}-actions", http=http)
 
 
 async def _run(
