@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import SecretStr
@@ -63,7 +63,10 @@ def read_setting(
         ConfigurationError: a flag, a variable or a secret is wrong.
     """
     env = os.environ if environ is None else environ
+    from tocsin.stream_rules.instances import with_own_names
+
     loaded = load_config(config, env, registry=section_registry())
+    loaded = replace(loaded, config=with_own_names(loaded.config))
     settings = resolve_settings(loaded.config, env, bus=bus, labels=labels)
     secrets = resolve_secrets(loaded.config, env, folder=loaded.folder)
     return Setting(loaded, settings, secrets)

@@ -162,7 +162,7 @@ def _parse_rule(raw: Plain, loc: Loc, findings: list[Finding]) -> RuleEntry | No
 
 def _parse_short_rule(use: str, raw: Plain, loc: Loc, findings: list[Finding]) -> RuleEntry | None:
     here = (*loc, use)
-    if not _named(use, here, findings, at="key"):
+    if not _named(use, here, findings, at="key", rule=True):
         return None
     if raw == "off":
         return RuleEntry(name=use, use=use, off=True, loc=loc, short=True)
@@ -183,7 +183,9 @@ def _parse_long_rule(raw: dict[str, Plain], loc: Loc, findings: list[Finding]) -
     names: dict[str, str] = {}
     for key in ("name", "use"):
         value = raw.get(key)
-        if value is not None and _named(value, (*loc, key), findings):
+        # Without `use`, the name is that of the rule itself.
+        rule = key == "use" or "use" not in raw
+        if value is not None and _named(value, (*loc, key), findings, rule=rule):
             names[key] = str(value)
     if not names:
         if not {"name", "use"} & set(raw):
@@ -282,10 +284,16 @@ def _receiver_name(name: object) -> str:
 
 
 def _named(
-    raw: Plain, loc: Loc, findings: list[Finding], at: Literal["key", "value"] = "value"
+    raw: Plain,
+    loc: Loc,
+    findings: list[Finding],
+    at: Literal["key", "value"] = "value",
+    *,
+    rule: bool = False,
 ) -> bool:
     try:
-        parse_name(raw)
+        # The alias of a rule has capitals (ExplodingTensor); what a file names itself has none.
+        parse_name(raw.lower() if rule and isinstance(raw, str) else raw)
     except ValueError as err:
         findings.append(Finding(loc, str(err), at=at))
         return False

@@ -93,6 +93,18 @@ def rule_specs(
     return _beside(specs.values())
 
 
+def with_own_names(config: Config, catalogue: Catalogue | None = None) -> Config:
+    """The same configuration, each alias replaced by the rule's own name, as issues will say it."""
+    known = catalogue or built_in()
+
+    def renamed(entry: RuleEntry) -> RuleEntry:
+        own = known.get(entry.use).meta.name
+        name = own if entry.name == entry.use else entry.name
+        return entry.model_copy(update={"name": name, "use": own})
+
+    return config.model_copy(update={"rules": tuple(renamed(entry) for entry in config.rules)})
+
+
 def rule_findings(catalogue: Catalogue | None = None) -> SectionValidator:
     """The validator of the section `rules`, for `SectionRegistry.register("rules", …)`."""
     known = catalogue or built_in()

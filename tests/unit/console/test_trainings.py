@@ -71,7 +71,9 @@ def test_a_healthy_training_learns(
 
 
 @pytest.mark.parametrize(
-    ("train", "arguments"), [(gpt.main, SMALL_GPT), (resnet.main, SMALL_RESNET)], ids=str
+    ("train", "arguments"),
+    [(gpt.main, SMALL_GPT), (resnet.main, SMALL_RESNET)],
+    ids=["gpt", "resnet"],
 )
 def test_the_same_seed_gives_the_same_weights(
     train: Train, arguments: list[str], capsys: pytest.CaptureFixture[str]

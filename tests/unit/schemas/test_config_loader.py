@@ -328,7 +328,7 @@ def test_the_whole_language_is_known_and_what_is_missing_says_so() -> None:
         ("rules: [a: [stp: {}]]", 13, "unknown action 'stp'", "stop"),
         ("rules: [a: [3]]", 13, "expected an action", None),
         ("rules: [a: off, a: off]", 17, "listed already", "name: another-name"),
-        ("rules: [Nope: off]", 9, "expected a name", None),
+        ("rules: [No!e: off]", 9, "expected a name", None),
     ],
 )
 def test_each_mistake_has_its_place_its_words_and_its_hint(
