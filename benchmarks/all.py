@@ -1,0 +1,42 @@
+"""Run all benchmarks of docs/performance.md, one after the other, on a machine that does nothing else.
+
+python benchmarks/all.py                        # about half an hour
+python benchmarks/all.py --kafka kafka://127.0.0.1:9092
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def main() -> int:
+    """Run them; the number of those that failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kafka", metavar="URL", help="also measure on this Kafka")
+    arguments = parser.parse_args()
+    kafka = arguments.kafka
+    commands = [
+        ["codec.py"],
+        ["bus.py", *(["--kafka", kafka] if kafka else [])],
+        ["rules.py"],
+        ["step_time.py"],
+        ["stop_latency.py"],
+        *([["stop_latency.py", "--bus", kafka]] if kafka else []),
+    ]
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
+    failed = 0
+    for name, *options in commands:
+        print(f"\n== {name} {' '.join(options)}", flush=True)
+        failed += subprocess.run([sys.executable, str(HERE / name), *options]).returncode != 0
+    return failed
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
