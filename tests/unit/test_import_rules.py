@@ -32,7 +32,16 @@ TORCH_USERS = {"emitter", "console"}
 # What may be missing on a training node. It is imported at the top of its adapters only, and others
 # import these inside functions only: importing tocsin never needs it.
 ADAPTERS: dict[str, set[str]] = {
-    "torch": {"tocsin.emitter.summaries", "tocsin.console.trainings"},
+    "torch": {
+        "tocsin.emitter.capture",
+        "tocsin.emitter.host_copy",
+        "tocsin.emitter.losses",
+        "tocsin.emitter.models",
+        "tocsin.emitter.step_report",
+        "tocsin.emitter.summaries",
+        "tocsin.emitter.torch_hooks",
+        "tocsin.console.trainings",
+    },
     "torchvision": set(),
     "lightning": set(),
     "aiokafka": {"tocsin.bus.kafka*"},
