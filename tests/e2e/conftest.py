@@ -38,10 +38,9 @@ def kafka_site(
             end(worker)
 
 
-@pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
+@pytest.fixture
 def site(request: pytest.FixtureRequest) -> Site:
-    """Both buses, one after the other."""
-    name = "embedded_site" if request.param == "embedded" else "kafka_site"
-    found = request.getfixturevalue(name)
+    """One of the two: tests say which with the marks of `support.site`."""
+    found = request.getfixturevalue(f"{request.param}_site")
     assert isinstance(found, Site)
     return found

@@ -6,16 +6,29 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 from cloudevents.core.formats.json import JSONFormat
 from standardwebhooks import Webhook
 
 from support.receiver import Receiver
-from support.site import GPT, HOOK_SECRET, RESNET, SCRIPTS, Finished, Site, until
+from support.site import (
+    GPT,
+    HOOK_SECRET,
+    RESNET,
+    SCRIPTS,
+    Finished,
+    Site,
+    on_both_buses,
+    on_embedded,
+    until,
+)
 
 K = 25
 """The step of each fault."""
+
+HEALTHY = ("--steps", "120", "--weights-hash")
 
 
 def _verified_hooks(receiver: Receiver, run_id: str) -> list[dict[str, object]]:
@@ -43,6 +56,7 @@ def _check_stopped(finished: Finished, *, rules: set[str]) -> dict[str, object]:
     return found
 
 
+@on_both_buses
 def test_a_nan_in_one_gradient_of_the_gpt_is_named_and_the_job_stopped(
     site: Site, receiver: Receiver
 ) -> None:
@@ -78,6 +92,7 @@ def test_a_webhook_is_a_cloudevent_that_the_sdk_reads(
     assert request.headers["content-type"].startswith("application/cloudevents+json")
 
 
+@on_both_buses
 def test_a_corrupt_batch_of_the_resnet_is_seen_in_the_loss(site: Site, receiver: Receiver) -> None:
     run_id = f"resnet-nan-{site.kind}"
     finished = site.train(RESNET, "--fault", "nan_batch", "--fault-at", str(K), run_id=run_id)
@@ -88,6 +103,7 @@ def test_a_corrupt_batch_of_the_resnet_is_seen_in_the_loss(site: Site, receiver:
     assert _verified_hooks(receiver, run_id)
 
 
+@on_embedded
 def test_a_learning_rate_that_is_a_thousand_times_too_high_is_stopped(site: Site) -> None:
     finished = site.train(
         RESNET, "--fault", "diverge", "--fault-at", str(K), "--steps", "400",
@@ -96,21 +112,27 @@ def test_a_learning_rate_that_is_a_thousand_times_too_high_is_stopped(site: Site
     _check_stopped(finished, rules={"nonfinite", "loss_diverged"})
 
 
-@pytest.mark.parametrize("module", [GPT, RESNET])
-def test_a_healthy_training_is_left_alone_bit_for_bit(site: Site, module: str) -> None:
-    arguments = ["--steps", "120", "--weights-hash"]
+@cache
+def plain_output(module: str) -> str:
+    """What a training prints without tocsin; the last line is the SHA-256 of the weights."""
     plain = subprocess.run(
-        [sys.executable, "-m", module, "--threads", "1", *arguments],
+        [sys.executable, "-m", module, "--threads", "1", *HEALTHY],
         capture_output=True,
         text=True,
         timeout=90,
-        env={**os.environ, **site.environ},
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert plain.returncode == 0, plain.stderr
-    watched = site.train(module, *arguments, run_id=f"healthy-{module.split('.')[-1]}-{site.kind}")
+    assert "weights sha256" in plain.stdout
+    return plain.stdout
+
+
+@on_both_buses
+@pytest.mark.parametrize("module", [GPT, RESNET])
+def test_a_healthy_training_is_left_alone_bit_for_bit(site: Site, module: str) -> None:
+    watched = site.train(module, *HEALTHY, run_id=f"healthy-{module.split('.')[-1]}-{site.kind}")
     assert watched.exit_code == 0, watched
-    assert watched.stdout == plain.stdout  # the last line is the SHA-256 of the weights
-    assert "weights sha256" in watched.stdout
+    assert watched.stdout == plain_output(module)
     assert watched.issues == [], watched
     assert watched.summary["outcome"] == "completed"
     assert watched.summary["steps"] == 120
@@ -119,7 +141,16 @@ def test_a_healthy_training_is_left_alone_bit_for_bit(site: Site, module: str) -
     assert "120 steps watched, 0 issues" in watched.stderr
 
 
-@pytest.mark.parametrize("fault", ["nan_batch", "nan_gradient"])
+@pytest.mark.parametrize(
+    ("site", "fault"),
+    [
+        ("embedded", "nan_gradient"),
+        pytest.param("kafka", "nan_batch", marks=pytest.mark.kafka),
+        pytest.param("embedded", "nan_batch", marks=pytest.mark.torture),
+        pytest.param("kafka", "nan_gradient", marks=[pytest.mark.kafka, pytest.mark.torture]),
+    ],
+    indirect=["site"],
+)
 def test_under_torchrun_the_rank_is_named_and_no_rank_is_restarted(site: Site, fault: str) -> None:
     finished = site.run(
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
@@ -135,6 +166,7 @@ def test_under_torchrun_the_rank_is_named_and_no_rank_is_restarted(site: Site, f
     assert "done after" not in finished.stdout
 
 
+@on_both_buses
 def test_a_restarted_job_that_hits_the_same_nan_is_a_new_issue_and_is_stopped_again(
     site: Site,
 ) -> None:

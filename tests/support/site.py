@@ -14,7 +14,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from support.receiver import Receiver
+
+KAFKA = pytest.param("kafka", marks=pytest.mark.kafka)
+LATER_KAFKA = pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.torture])
+
+on_both_buses = pytest.mark.parametrize("site", ["embedded", KAFKA], indirect=True)
+"""The test runs on both buses, always."""
+
+on_embedded = pytest.mark.parametrize("site", ["embedded", LATER_KAFKA], indirect=True)
+"""The test runs on the embedded bus, and in `make torture` on Kafka too: a run takes seconds."""
+
 
 SCRIPTS = Path(__file__).parents[1] / "e2e" / "scripts"
 """Small training scripts of other people, as it were."""
