@@ -87,11 +87,13 @@ def left_over_line(
 
 def unheard_line(interpreter: str | None) -> str:
     """The hook never spoke, though the job ran."""
-    who = f"{interpreter} has" if interpreter else "the job's python has"
-    return (
-        f"nothing was heard from the job: {who} no tocsin, or runs with -I or -E, which ignore "
-        "PYTHONPATH; try installing tocsin there, or tocsin.emitter.start() in the script"
+    who = interpreter or "if it runs python, that"
+    line = (
+        f"nothing was heard from the job: {who} lacks tocsin's hook (-I, -E and -S leave it out, "
+        "and so does an environment without our PYTHONPATH); try without that, or "
+        "tocsin.emitter.start() in the script"
     )
+    return line if interpreter else f"{line}. A program that is no python is watched from outside"
 
 
 def unwatched_line(reason: str) -> str:
