@@ -34,6 +34,7 @@ class Said:
     metas: list[Meta] = field(default_factory=list)
     events: list[Data] = field(default_factory=list)
     frames: list[TensorFrame] = field(default_factory=list)
+    samples: list[SystemFrame] = field(default_factory=list)
     rows: list[tuple[int, str, dict[str, float]]] = field(default_factory=list)
 
     def of(self, kind: type[D]) -> list[D]:
@@ -79,6 +80,7 @@ def said(folder: Path, run_id: str = "r1") -> Said:
                             found.rows.append((int(step), value.mode, cells))
                     else:
                         assert isinstance(value, SystemFrame)
+                        found.samples.append(value)
             await reader.close()
 
     asyncio.run(read())

@@ -21,6 +21,7 @@ from tocsin.emitter.edges import STOPPED
 from tocsin.emitter.job import Job
 from tocsin.emitter.members import Members
 from tocsin.emitter.stop_command import Facts, SignedCommand, Verdict, read_keys
+from tocsin.emitter.summary import StopFigures
 from tocsin.schemas.control import (
     StopAcknowledged,
     StopEscalated,
@@ -82,6 +83,15 @@ class Stopper:
     def stopped(self) -> bool:
         """Whether a stop was acknowledged: it decides the exit code."""
         return self.command is not None
+
+    @property
+    def figures(self) -> StopFigures | None:
+        """How it went, for the summary; None without a stop."""
+        if self.command is None:
+            return None
+        return StopFigures(
+            command=self.command, how=self.how, step=self.step, exit_code=self.exit_code
+        )
 
     def facts(self) -> Facts:
         """See Hands."""

@@ -20,6 +20,36 @@ class Gpus:
         self._nvml: Any = None
         self._handles: dict[int, Any] = {}
         self._failed: dict[int, int] = {}
+        self._opened = False
+
+    def sample(self) -> dict[str, float]:
+        """One reading. May block as long as the driver does; the first loads it, for seconds."""
+        if not self._opened:
+            self._open()
+        found: dict[str, float] = {}
+        for n, handle in list(self._handles.items()):
+            try:
+                found.update(self._read(n, handle))
+                self._failed[n] = 0
+            # The wall of a probe, as above.
+            except Exception as error:
+                self._failed[n] = self._failed.get(n, 0) + 1
+                if self._failed[n] >= FAILURES:
+                    del self._handles[n]
+                    self._tell(f"GPU {n} is not sampled any more: {error}")
+        return found
+
+    def close(self) -> None:
+        """Let go of NVML, for good."""
+        self._opened = True
+        if self._nvml is not None:
+            with contextlib.suppress(Exception):
+                self._nvml.nvmlShutdown()
+            self._nvml = None
+            self._handles = {}
+
+    def _open(self) -> None:
+        self._opened = True
         try:
             import pynvml
 
@@ -37,32 +67,6 @@ class Gpus:
                 "NVMLError_NoDevice",
             ):
                 self._tell(f"GPUs are not sampled: {error}")
-
-    def __len__(self) -> int:
-        return len(self._handles)
-
-    def sample(self) -> dict[str, float]:
-        """One reading. May block as long as the driver does."""
-        found: dict[str, float] = {}
-        for n, handle in list(self._handles.items()):
-            try:
-                found.update(self._read(n, handle))
-                self._failed[n] = 0
-            # The wall of a probe, as above.
-            except Exception as error:
-                self._failed[n] = self._failed.get(n, 0) + 1
-                if self._failed[n] >= FAILURES:
-                    del self._handles[n]
-                    self._tell(f"GPU {n} is not sampled any more: {error}")
-        return found
-
-    def close(self) -> None:
-        """Let go of NVML."""
-        if self._nvml is not None:
-            with contextlib.suppress(Exception):
-                self._nvml.nvmlShutdown()
-            self._nvml = None
-            self._handles = {}
 
     def _read(self, n: int, handle: Any) -> dict[str, float]:
         nvml = self._nvml

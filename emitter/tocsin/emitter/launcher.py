@@ -31,7 +31,7 @@ from tocsin.emitter.plan import LaunchPlan, job_environment
 from tocsin.emitter.process_group import Reaper, become_subreaper, process_lives
 from tocsin.emitter.signals import ENDING, ForwardedSignals
 from tocsin.emitter.stop_command import read_keys, trusted_paths
-from tocsin.emitter.summary import StopFigures, Summary, decide_end
+from tocsin.emitter.summary import Summary, decide_end
 from tocsin.emitter.terminal import Terminal
 from tocsin.schemas.deliveries import Delivery
 from tocsin.schemas.errors import TocsinError
@@ -39,6 +39,7 @@ from tocsin.schemas.events import Data
 from tocsin.schemas.identity import incarnation_id
 from tocsin.schemas.issues import IssueFiring
 from tocsin.schemas.runs import Outcome
+from tocsin.schemas.telemetry import Speaker
 from tocsin.schemas.topics import Topics
 
 logger = logging.getLogger(__name__)
@@ -163,7 +164,8 @@ class _Launch:
         finally:
             housekeeping.cancel()
         if self._watch is not None:
-            self._watch.end("heartbeats")
+            # The last samples stand before the end of the run.
+            await self._watch.end("heartbeats", "sample")
             self._watch.take_datagrams()
         self._stopper.job_gone()
         assert job.returncode is not None
@@ -196,8 +198,9 @@ class _Launch:
             self._watch = self._helper = None
             self.say(launcher_report.unwatched_line(reason))
         self.job = Job(plan.command, environ, self._reaper, terminal)
-        if self._helper is not None:
-            self._helper.job_started(self.job.pid)
+        for looking in (self._helper, self._watch):
+            if looking is not None:
+                looking.job_started(self.job.pid)
         return self.job
 
     async def _start_watching(
@@ -242,6 +245,8 @@ class _Launch:
         watch.begin("heartbeats", keep_beating(self.plan, self._members, watch.voice))
         if self._helper is not None:
             watch.begin("helper", self._helper.keep())
+        if not self.plan.helper:
+            watch.sample_node(Speaker(run_id=self.plan.run_id, incarnation=self._members.first))
 
     async def _tell_start(self, watch: Watch) -> None:
         plan = self.plan
@@ -354,17 +359,9 @@ class _Launch:
         """
         returncode = exit_code if job is None or job.returncode is None else job.returncode
         duration_s = 0.0 if job is None else job.duration_s()
-        plan, stopper = self.plan, self._stopper
+        plan = self.plan
         outcome, exit_code = self._end(returncode)
         steps = max(self._own.steps(), self._members.steps())
-        stop = None
-        if stopper.command is not None:
-            stop = StopFigures(
-                command=stopper.command,
-                how=stopper.how,
-                step=stopper.step,
-                exit_code=stopper.exit_code,
-            )
         summary = Summary(
             run_id=plan.run_id,
             outcome=outcome,
@@ -374,7 +371,7 @@ class _Launch:
             issues=list(self._own.issues.values()),
             rules=self._own.rules(),
             deliveries=list(self._own.deliveries.values()),
-            stop=stop,
+            stop=self._stopper.figures,
             capture=self._own.capture(),
         )
         if plan.summary is not None:

@@ -14,7 +14,9 @@ from tocsin.emitter import link
 from tocsin.emitter.launcher_report import one_line
 from tocsin.emitter.launcher_view import open_reader, partitions_of, read_to_end
 from tocsin.emitter.launcher_voice import Voice
+from tocsin.emitter.node_report import NodeReport
 from tocsin.emitter.plan import LaunchPlan
+from tocsin.schemas.telemetry import Speaker
 from tocsin.schemas.topics import Topics
 
 logger = logging.getLogger(__name__)
@@ -35,11 +37,13 @@ class Watch:
         self.bus: Final = bus
         self.voice: Final = voice
         self._view = view
-        self._partitions = partitions_of(Topics(plan.bus_prefix), plan.run_id)
+        self._topics = Topics(plan.bus_prefix)
+        self._partitions = partitions_of(self._topics, plan.run_id)
         self._say = say
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._endpoint: link.Endpoint | None = None
         self._heard: Callable[[link.Message], None] | None = None
+        self._report: NodeReport | None = None
 
     @classmethod
     async def open(
@@ -97,11 +101,23 @@ class Watch:
 
         self._tasks[name] = asyncio.create_task(guarded(), name=name)
 
-    def end(self, name: str) -> None:
-        """Cancel a task."""
-        task = self._tasks.get(name)
-        if task is not None:
+    def sample_node(self, speaker: Speaker) -> None:
+        """Sample this node, under that name: where no helper does so."""
+        self._report = NodeReport(self.bus, self._topics, speaker, folder=Path.cwd())
+        self.begin("sample", self._report.run())
+
+    def job_started(self, pid: int) -> None:
+        """The job runs: its processes are looked at from now on."""
+        if self._report is not None:
+            self._report.node.root_pid = pid
+
+    async def end(self, *names: str) -> None:
+        """Cancel these tasks and wait until they have ended, for `CLOSE_S` at most."""
+        tasks = {self._tasks[name] for name in names if name in self._tasks}
+        for task in tasks:
             task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=CLOSE_S)
 
     async def follow(self, take: Callable[[Record], None]) -> None:
         """Hand over what is written about this run, for ever."""

@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 WAITING: Final = 32
 """Frames kept while the bus is away: the newest, about three minutes' worth."""
 
+LAST_S: Final = 2.0
+"""How long the last frames may take to be published once the report is cancelled, seconds."""
+
 
 class NodeReport:
     """Samples this node and publishes the frames under the run's name; one per run and node."""
@@ -37,20 +40,38 @@ class NodeReport:
         self._frames: asyncio.Queue[SystemFrame] = asyncio.Queue(WAITING)
 
     async def run(self) -> None:
-        """Sample and publish until cancelled. What the bus does not take is dropped."""
-        sampler = Sampler(self.node, Packer(self._speaker, platform.node()), self._put)
-        sampling = asyncio.create_task(sampler.run(), name="sampler")
+        """Sample and publish until cancelled; what was sampled by then is published still.
+
+        What the bus does not take is dropped. Cancelled, it ends within about `LAST_S`.
+        """
+        sampling = asyncio.create_task(self._sample(), name="sampler")
         try:
             async with contextlib.AsyncExitStack() as stack:
                 producer = await self._bus.producer()
                 stack.push_async_callback(producer.close)
-                while True:
-                    await self._publish(producer, await self._frames.get())
+                try:
+                    while True:
+                        await self._publish(producer, await self._frames.get())
+                finally:
+                    sampling.cancel()
+                    await asyncio.wait({sampling})
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(LAST_S):
+                            while not self._frames.empty():
+                                await self._publish(producer, self._frames.get_nowait())
         except BusError as error:
             logger.warning("the node is not sampled: %s", error, extra={"action": "sample"})
         finally:
             sampling.cancel()
             await asyncio.wait({sampling})
+
+    async def _sample(self) -> None:
+        sampler = Sampler(self.node, Packer(self._speaker, platform.node()), self._put)
+        try:
+            await sampler.run()
+        # The wall of a probe: what it runs beside goes on.
+        except Exception:
+            logger.exception("the node is not sampled any more", extra={"action": "sample"})
 
     def _put(self, frame: SystemFrame) -> None:
         if self._frames.full():

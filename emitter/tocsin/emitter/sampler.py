@@ -11,7 +11,9 @@ frame begins.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -46,6 +48,7 @@ class Node:
         self._disk: tuple[int, int] | None = None
         self._network: tuple[int, int] | None = None
         self._tree: dict[int, psutil.Process] = {}
+        self._walked: int | None = None
         self._cpu_s: dict[int, float] = {}
         self._n = 0
         psutil.cpu_percent(interval=None)
@@ -80,7 +83,8 @@ class Node:
     def _processes(self, found: Sample, elapsed_s: float | None) -> None:
         if self.root_pid is None:
             return
-        if self._n % TREE_EVERY == 0:
+        if self._n % TREE_EVERY == 0 or self._walked != self.root_pid:
+            self._walked = self.root_pid
             self._walk(self.root_pid)
         cpu_s: dict[int, float] = {}
         memory = 0
@@ -200,8 +204,7 @@ class Sampler:
         due = time.monotonic()
         try:
             while True:
-                # In a thread: a slow NVML or disk must not hold up the loop.
-                sample = await asyncio.to_thread(self._node.sample, time.monotonic())
+                sample = await _in_thread(self._node, time.monotonic())
                 for frame in self._packer.add(sample, time.time_ns() // 1000):
                     self._send(frame)
                 due = max(due + self._interval_s, time.monotonic())
@@ -209,3 +212,34 @@ class Sampler:
         finally:
             for frame in self._packer.flush():
                 self._send(frame)
+
+
+async def _in_thread(node: Node, now_s: float) -> Sample:
+    """A sample, taken in a thread: a slow NVML or disk must not hold up the loop.
+
+    In a daemon thread of its own: a pool's would be waited for when the loop and the process end,
+    and a driver or a network file system can hang for ever.
+    """
+    loop = asyncio.get_running_loop()
+    taken: asyncio.Future[Sample] = loop.create_future()
+
+    def settle(sample: Sample | None, error: Exception | None) -> None:
+        if taken.done():  # cancelled meanwhile
+            return
+        if sample is not None:
+            taken.set_result(sample)
+        elif error is not None:
+            taken.set_exception(error)
+
+    def work() -> None:
+        sample, failure = None, None
+        try:
+            sample = node.sample(now_s)
+        # Handed to whoever waits for the sample.
+        except Exception as error:
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle, sample, failure)
+
+    threading.Thread(target=work, name="tocsin-sample", daemon=True).start()
+    return await taken

@@ -15,11 +15,13 @@ import pexpect
 import psutil
 import pytest
 
+from support.captured import said
 from support.launches import Launched, command_line, environment, start
 from support.stops import StopSigner, outgoing
 from support.waiting import wait_until
 from tocsin.bus.embedded import EmbeddedBus
 from tocsin.emitter.stop_command import SignedCommand
+from tocsin.schemas.telemetry import SystemFrame
 
 PYTHON = sys.executable
 
@@ -159,6 +161,31 @@ def test_a_killed_launcher_leaves_the_job_running(tmp_path: Path) -> None:
     assert job.wait() == -9
     wait_until((tmp_path / "end").exists)
     wait_until(lambda: gone(pid))
+
+
+# Samples of the node
+
+
+def test_without_a_helper_the_launcher_samples_the_node_and_the_job(tmp_path: Path) -> None:
+    job = start(tmp_path, "sh", "-c", "sleep 1.3")
+    assert job.wait() == 0
+    told = said(tmp_path)
+    frame = told.samples[-1]
+    assert frame.speaker.incarnation == job.incarnation()
+    assert {"memory.used_bytes", "cpu.percent"} <= set(frame.columns)
+    of_the_job = [each for each in told.samples if "memory.process_tree_bytes" in each.columns]
+    column = of_the_job[0].columns.index("memory.process_tree_bytes")
+    assert of_the_job[0].values[:, column].max() > 0
+    # What was sampled last, of less than a whole frame, stands before the end of the run.
+    kinds = [meta.type for meta in told.metas]
+    last_sample = max(i for i, kind in enumerate(kinds) if kind == SystemFrame.type)
+    assert last_sample < kinds.index("tocsin.run.ended")
+
+
+def test_with_a_helper_the_launcher_leaves_the_samples_to_it(tmp_path: Path) -> None:
+    job = start(tmp_path, "sh", "-c", "sleep 0.7", helper=helper_option(tmp_path))
+    assert job.wait() == 0
+    assert said(tmp_path).samples == []
 
 
 # Stops of a job without a training
