@@ -74,8 +74,8 @@ def view(
     )
 
 
-def view_record(value: RunView) -> Outgoing:
-    event = Event.of(value, id="view", source="/rules", time_ms=NOW_MS)
+def view_record(value: RunView, *, time_ms: int = NOW_MS) -> Outgoing:
+    event = Event.of(value, id="view", source="/rules", time_ms=time_ms)
     return record(event, TOPICS.runs, telemetry_partition(value.run_id), value.run_id)
 
 

@@ -112,6 +112,17 @@ def decide(
     return Decision("pending", text, min(now_ms + wait_ms, give_up_ms))
 
 
+def too_late(age_ms: int, give_up_ms: int) -> str | None:
+    """Why a notice of an issue that came `age_ms` ago is not begun any more; None if it is.
+
+    A worker that is new on an old bus finds a month of issues, of which nobody wants to hear now.
+    """
+    if age_ms <= give_up_ms:
+        return None
+    age, most = (f"{ms / 3_600_000:,.1f} h" for ms in (age_ms, give_up_ms))
+    return f"the issue is {age} old, and a notice is given up after {most}"
+
+
 def backoff_ms(delivery_id: str, attempts: int, policy: RetryPolicy) -> int:
     """The wait after attempt number `attempts`: random up to an exponential limit (full jitter).
 

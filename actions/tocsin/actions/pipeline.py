@@ -15,13 +15,13 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from tocsin.actions import stop as stops
-from tocsin.actions.decision import Decision, RetryPolicy
+from tocsin.actions.decision import Decision, RetryPolicy, too_late
 from tocsin.actions.lanes import Attempted, Lane, Lanes
-from tocsin.actions.ledger import Ledger, Settled
+from tocsin.actions.ledger import Ledger
 from tocsin.actions.records import delivery_record, expired_letter, tombstone
 from tocsin.actions.routing import STOP, Planned, Routing
 from tocsin.actions.run_facts import RunFacts
-from tocsin.bus.port import Outgoing, Partition, Record
+from tocsin.bus.port import BusUnavailable, Outgoing, Partition, Record
 from tocsin.runtime import metrics as names
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.service import Attachment, Poison, Service, Tick
@@ -142,8 +142,8 @@ class ActionsService(Service):
                 logger.exception("issue not understood", extra={"action": "actions"})
                 poison.append(Poison(record, MalformedRecord(f"{type(error).__name__} (a bug)")))
         self._confirm(tick.now_ms)
-        for settled in self._ledger.outdated(tick.now_ms):
-            self._remove(settled)
+        outdated = self._ledger.outdated(tick.now_ms)
+        self._outputs += [tombstone(self._topics, settled) for settled in outdated]
         return poison
 
     def outputs(self) -> Sequence[Outgoing]:
@@ -164,8 +164,9 @@ class ActionsService(Service):
         # waits in `drain` must hear of each round.
         return self._draining > 0 or (due is not None and due <= self._now_ms)
 
-    async def checkpointed(self) -> None:
+    async def checkpointed(self, now_ms: int) -> None:
         """See `Service`: the ledger is on the bus, so what is due may be sent."""
+        self._now_ms = now_ms
         for action in self._ledger.actions():
             room, busy = self._lanes.room(action), self._lanes.busy()
             if room > 0:
@@ -239,6 +240,8 @@ class ActionsService(Service):
         else:
             if lane is None:
                 why_not = why_not or "the receiver is not there: its secret is missing"
+            else:
+                why_not = why_not or too_late(now_ms - append_ms, lane.give_up_ms)
             payload = event.encode()
             give_up_ms = now_ms + (lane.give_up_ms if lane is not None else 0)
         delivery = Delivery(
@@ -271,6 +274,9 @@ class ActionsService(Service):
                 return f"a stop of this incarnation is under way (delivery {other})"
             return f"this incarnation was stopped already (delivery {other})"
         facts = self._runs.get(issue.run_id)
+        if facts is not None and facts.behind(issue):
+            del self._runs[issue.run_id]
+            facts = None
         return stops.before_asking(facts, issue.incarnation, delivery_id=identity, age_ms=age_ms)
 
     def _settle(self, result: Attempted, now_ms: int) -> None:
@@ -309,12 +315,13 @@ class ActionsService(Service):
         if record.value is None:
             return
         try:
-            data = _read(record).data
+            event = _read(record)
         except RecordError as error:
             logger.warning(
                 "record skipped", extra={"action": "actions", "reason": clip(str(error), 300)}
             )
             return
+        data = event.data
         if isinstance(data, RunView | Delivery) and (
             self._only is not None and data.run_id not in self._only
         ):
@@ -322,7 +329,7 @@ class ActionsService(Service):
         if isinstance(data, RunView):
             known = self._runs.get(data.run_id)
             if known is None or data.next_offset >= known.next_offset:
-                self._runs[data.run_id] = RunFacts.of(data)
+                self._runs[data.run_id] = RunFacts.of(data, event.time_ms)
                 self._look_at_stops = True
         elif isinstance(data, Delivery):
             self._ledger.read(data)
@@ -353,15 +360,12 @@ class ActionsService(Service):
         if delivery.final:
             self._metrics.add(names.DELIVERIES, kind=delivery.kind, state=delivery.state)
 
-    def _remove(self, settled: Settled) -> None:
-        self._outputs.append(tombstone(self._topics, settled))
-
     # -- sending (event loop) ------------------------------------------------------------------
 
     async def _start(self, delivery: Delivery) -> None:
         now_ms = self._now_ms
         mine = issue_partition(delivery.run_id) in self._owned
-        if not mine or (self._skip is not None and await self._skip(delivery.run_id)):
+        if not mine or await self._is_skipped(delivery.run_id):
             self._ledger.postpone(delivery, now_ms + _NOT_OURS_MS)
             return
         lane = self._lanes.get(delivery.action)
@@ -375,6 +379,13 @@ class ActionsService(Service):
             self._report(Attempted(delivery.delivery_id, None, now_ms))
             return
         self._lanes.start(lane, delivery, now_ms)
+
+    async def _is_skipped(self, run_id: str) -> bool:
+        try:
+            return self._skip is not None and await self._skip(run_id)
+        except BusUnavailable:
+            # Not known now; the delivery has left the schedule and must come back to it.
+            return True
 
     def _report(self, attempted: Attempted) -> None:
         self._inbox.append(attempted)

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tocsin.schemas.issues import Issue
 from tocsin.schemas.runs import RunState, RunView, StopView
 
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """A run as its newest view says."""
+    """A run as its newest view says; `as_of_ms` is the time up to which the view speaks."""
 
     incarnation: str
     state: RunState
     exit_code: int | None
     stop: StopView | None
     next_offset: int
+    as_of_ms: int
 
     @classmethod
-    def of(cls, view: RunView) -> RunFacts:
+    def of(cls, view: RunView, as_of_ms: int) -> RunFacts:
         """What of a view matters here."""
-        return cls(view.incarnation, view.state, view.exit_code, view.stop, view.next_offset)
+        return cls(
+            view.incarnation, view.state, view.exit_code, view.stop, view.next_offset, as_of_ms
+        )
+
+    def behind(self, issue: Issue) -> bool:
+        """Whether the issue is of an incarnation of which this view cannot know yet.
+
+        Issues are on the bus before the view that covers them.
+        """
+        return self.incarnation != issue.incarnation and self.as_of_ms <= issue.at_ms
 
     def over(self, incarnation: str) -> str | None:
         """Why an incarnation cannot be stopped any more; None if it may still run."""

@@ -142,10 +142,11 @@ class Service(Protocol):
         """When `apply` must be called even if no record comes (Unix milliseconds); None: never."""
         return None
 
-    async def checkpointed(self) -> None:
+    async def checkpointed(self, now_ms: int) -> None:
         """On the event loop, after each checkpoint: what was handed out is on the bus. Short.
 
-        Not after one before partitions are given up, or the last.
+        `now_ms` may be long after that of the last `apply`, if the bus was away meanwhile.
+        Not called after the checkpoint before partitions are given up, nor after the last.
         """
         return None
 

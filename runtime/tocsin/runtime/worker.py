@@ -298,7 +298,7 @@ class Worker:
         self._count(names.CHECKPOINTS, 1)
         self._count(names.CHECKPOINT_SECONDS, time.perf_counter() - started)
         if not force:
-            await self._service.checkpointed()
+            await self._service.checkpointed(self._clock.now_ms())
 
     def _committable(self, partition: Partition, offset: int) -> int:
         offset = self._skipped.before(partition, offset)

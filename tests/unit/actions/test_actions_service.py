@@ -16,6 +16,7 @@ from standardwebhooks.webhooks import Webhook
 
 from support.fault_server import FaultServer, fault_server
 from support.issue_records import (
+    NOW_MS,
     TOPICS,
     incarnation,
     issue,
@@ -174,7 +175,7 @@ async def test_it_is_tried_until_it_works_with_one_id(bench: Bench) -> None:
 
 
 async def test_what_is_given_up_becomes_a_dead_letter_with_its_event(bench: Bench) -> None:
-    config = bench.config("/status/503", more="retry: {give_up_after: 100ms}")
+    config = bench.config("/status/503", more="retry: {give_up_after: 1s}")
     async with bench.worker(config) as (worker, service):
         await bench.send(issue_record(issue()))
         assert await worker.caught_up(10)
@@ -269,6 +270,51 @@ async def test_a_run_that_has_ended_is_not_stopped(bench: Bench) -> None:
 
     assert [d.state for d in (await bench.ledger())["stop/firing"]] == ["suppressed"]
     assert await bench.commands() == []
+
+
+async def test_the_end_of_an_earlier_incarnation_does_not_forbid_the_stop_of_the_next(
+    bench: Bench,
+) -> None:
+    async with bench.worker(Config()) as (worker, service):
+        await bench.send(view_record(view(ended=True)))
+        await eventually(lambda: "run-1" in service._runs)
+        await bench.send(issue_record(issue(training=1)))
+        assert await worker.caught_up(10)
+        await eventually(lambda: any(d.attempts for d in service.unfinished()))
+
+    (command,) = await bench.commands()
+    assert command.key == stop_key("run-1", incarnation(training=1)).encode()
+
+
+async def test_a_later_incarnation_is_not_stopped_for_an_earlier_one(bench: Bench) -> None:
+    later = view_record(view(training=1), time_ms=NOW_MS + 1)
+    async with bench.worker(Config()) as (worker, service):
+        await bench.send(later)
+        await eventually(lambda: "run-1" in service._runs)
+        await bench.send(issue_record(issue()))
+        assert await worker.caught_up(10)
+        assert await service.drain(10)
+
+    (delivery,) = (await bench.ledger())["stop/firing"]
+    assert (delivery.state, delivery.reason) == (
+        "suppressed",
+        "another incarnation of the run has begun",
+    )
+
+
+async def test_an_issue_older_than_its_receiver_waits_is_not_sent(bench: Bench) -> None:
+    await bench.send(issue_record(issue()))
+    await asyncio.sleep(0.02)
+    async with bench.worker(bench.config(more="retry: {give_up_after: 10ms}")) as (_, service):
+        await eventually(
+            lambda: bool(service._ledger.knows(delivery_id(issue().issue_id, "ml", "firing")))
+        )
+        assert await service.drain(10)
+
+    (delivery,) = (await bench.ledger())["ml/firing"]
+    assert delivery.state == "suppressed"
+    assert "old, and a notice is given up after" in delivery.reason
+    assert bench.server.seen == []
 
 
 async def test_no_stop_says_so_in_the_ledger(bench: Bench) -> None:

@@ -62,7 +62,7 @@ def facts(
     if state is not None:
         how, code = ("edge", 79) if state == "exited" else (None, None)
         stop = StopView(state=state, command_id=command_id, how=how, exit_code=code, reason="r")
-    return RunFacts.of(view(ended=ended, stop=stop, training=training))
+    return RunFacts.of(view(ended=ended, stop=stop, training=training), NOW_MS)
 
 
 def test_a_repeat_from_the_ledger_is_the_same_to_the_byte() -> None:
@@ -128,6 +128,16 @@ def test_before_asking(known: RunFacts | None, why: str | None) -> None:
     found = stops.before_asking(known, ISSUE.incarnation, delivery_id=COMMAND_ID, age_ms=0)
     assert (found is None) == (why is None)
     assert (why or "") in (found or "")
+
+
+@pytest.mark.parametrize(
+    ("training", "as_of_ms", "behind"),
+    [(0, NOW_MS - 1, False), (1, NOW_MS - 1, True), (1, NOW_MS, True), (1, NOW_MS + 1, False)],
+)
+def test_a_view_from_before_the_issue_knows_nothing_of_its_incarnation(
+    training: int, as_of_ms: int, behind: bool
+) -> None:
+    assert RunFacts.of(view(training=training), as_of_ms).behind(ISSUE) is behind
 
 
 def test_an_old_issue_of_an_unknown_run_stops_nothing() -> None:
