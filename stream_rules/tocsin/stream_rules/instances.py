@@ -147,6 +147,7 @@ def _beside(specs: Iterable[RuleSpec]) -> tuple[RuleSpec, ...]:
             inputs=spec.rule.meta.inputs,
             capture_hint=spec.rule.meta.capture_hint,
             listed=spec.listed,
+            comes=spec.rule.meta.comes,
         )
         for spec in listed
     )

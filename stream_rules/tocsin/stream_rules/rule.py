@@ -50,12 +50,14 @@ class Input:
 
     `kind` says which records: `scalar` (a column of the step scalars, in `mode`), `tensors` (a
     collection), `system` (a column of the system samples), `event` (an event type). `pattern` may
-    have `*` and `?`.
+    have `*` and `?`. `beside`: of use only together with an input that is not; a rule that has seen
+    nothing else watches nothing.
     """
 
     kind: Literal["scalar", "tensors", "system", "event"]
     pattern: str
     mode: Mode | None = "train"
+    beside: bool = False
 
     def fits(self, name: str) -> bool:
         """Whether a column, collection or event type is meant."""
@@ -66,14 +68,19 @@ class Input:
         return f"{self.kind} {self.pattern}{where}"
 
 
-def scalar(pattern: str, mode: Mode | None = "train") -> Input:
+def scalar(pattern: str, mode: Mode | None = "train", *, beside: bool = False) -> Input:
     """A column of the step scalars; `mode` None: in any mode."""
-    return Input("scalar", pattern, mode)
+    return Input("scalar", pattern, mode, beside)
 
 
-def tensors(pattern: str) -> Input:
+def tensors(pattern: str, *, beside: bool = False) -> Input:
     """A collection of tensor summaries."""
-    return Input("tensors", pattern)
+    return Input("tensors", pattern, beside=beside)
+
+
+def system(pattern: str, *, beside: bool = False) -> Input:
+    """A column of the system samples."""
+    return Input("system", pattern, None, beside)
 
 
 def event(model: type[RunData]) -> Input:
@@ -91,7 +98,10 @@ class RuleMeta:
         meaning: one sentence.
         severity: of its findings, unless a finding or the configuration says otherwise.
         stop_worthy: whether a critical issue of it may stop the run by default.
-        inputs: what it reads; it has input once any of them was seen.
+        inputs: what it reads; it has input once any of them was seen that is not `beside`.
+        comes: when the input of a run comes: in the first steps of every run ("always"), in the
+            first steps or not at all ("maybe": not every model has a ReLU), or at any time, if at
+            all ("later": an evaluation, a GPU). Whether and when its absence is worth a word.
         capture_hint: how to capture what is missing.
         remedy: what to try, one or two sentences.
         alias: the name of the same rule in SageMaker Debugger.
@@ -108,6 +118,7 @@ class RuleMeta:
     inputs: tuple[Input, ...]
     remedy: str
     params: type[Params]
+    comes: Literal["always", "maybe", "later"] = "always"
     stop_worthy: bool = False
     capture_hint: str = ""
     alias: str | None = None
@@ -183,6 +194,7 @@ class Watched:
     inputs: tuple[Input, ...]
     capture_hint: str
     listed: bool
+    comes: Literal["always", "maybe", "later"] = "always"
 
 
 P = TypeVar("P", bound=Params)

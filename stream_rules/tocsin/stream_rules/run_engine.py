@@ -40,6 +40,7 @@ class RunEngine:
         self._covers = 0
         self._restored: dict[str, Snapshot] = {}
         self._listeners: dict[Hashable, tuple[Instance, ...]] = {}
+        self._fed: dict[Hashable, frozenset[str]] = {}
         self._not_before: dict[str, int] = {}
         self._failing: Final = next((s for s in specs if s.rule.meta.name == "rule_failed"), None)
 
@@ -105,12 +106,13 @@ class RunEngine:
             listeners = self._listeners[key] = tuple(
                 instance for instance in self.instances if _listens(instance, key)
             )
+            self._fed[key] = frozenset(i.spec.name for i in listeners if _feeds(i, key))
         told: list[Told] = []
+        fed = self._fed[key]
         for instance in self.instances if everyone else listeners:
             if offset >= instance.covers and instance.spec.fits(self.state.labels):
-                told += instance.call(
-                    method, at, fails_as=self._failing, input_seen=instance in listeners
-                )
+                seen = instance.spec.name in fed
+                told += instance.call(method, at, fails_as=self._failing, input_seen=seen)
         return told
 
     @property
@@ -262,6 +264,14 @@ def _listens(instance: Instance, key: Hashable) -> bool:
     assert isinstance(key, tuple)
     kind, mode, names = key
     return any(_reads(wanted, kind, mode, names) for wanted in instance.spec.rule.meta.inputs)
+
+
+def _feeds(instance: Instance, key: Hashable) -> bool:
+    """Whether what it listens to is more than what it reads beside its input."""
+    assert isinstance(key, tuple)
+    kind, mode, names = key
+    inputs = instance.spec.rule.meta.inputs
+    return any(_reads(wanted, kind, mode, names) for wanted in inputs if not wanted.beside)
 
 
 def _reads(wanted: Input, kind: str, mode: str | None, names: Iterable[str]) -> bool:

@@ -9,7 +9,7 @@ from typing import Final
 from pydantic import Field
 
 from tocsin.schemas.issues import Evidence, Fact, Subject
-from tocsin.schemas.runs import RunData
+from tocsin.schemas.runs import RunData, RunEnded
 from tocsin.schemas.telemetry import StepFrame, SystemFrame, TensorFrame
 from tocsin.stream_rules.rule import (
     Finding,
@@ -43,7 +43,11 @@ class _State:
 
 
 class RuleHasNoInput(Rule[RuleHasNoInputParams, _State]):
-    """A warning for rules that the configuration names; for those that run by default an info."""
+    """A warning for rules that the configuration names; for those that run by default an info.
+
+    What comes in some runs only (activations of a ReLU) is missed if the rule is named; what may
+    come late (an evaluation, a sample of a GPU) is missed at the end of the run.
+    """
 
     meta = RuleMeta(
         name="rule_has_no_input",
@@ -70,7 +74,12 @@ class RuleHasNoInput(Rule[RuleHasNoInputParams, _State]):
             return
         if int(frame.steps[-1]) >= self.params.grace:
             self.state.said = True
-            yield from self._missing(int(frame.steps[-1]))
+            waiting = [
+                one
+                for one in self._watched
+                if one.comes == "always" or (one.listed and one.comes == "maybe")
+            ]
+            yield from self._missing(waiting, int(frame.steps[-1]))
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
         _note(self.state.collections, (frame.collection,))
@@ -81,10 +90,14 @@ class RuleHasNoInput(Rule[RuleHasNoInputParams, _State]):
         return ()
 
     def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
-        return ()
+        if isinstance(data, RunEnded) and at.run.ended and at.run.last_step is not None:
+            late = [one for one in self._watched if one.listed and one.comes == "later"]
+            yield from self._missing(late, at.run.last_step, about="later")
 
-    def _missing(self, step: int) -> Iterable[Outcome]:
-        waiting = [one for one in self._watched if one.inputs and not self._has_input(one)]
+    def _missing(
+        self, watched: Iterable[Watched], step: int, *, about: str = ""
+    ) -> Iterable[Outcome]:
+        waiting = [one for one in watched if one.inputs and not self._has_input(one)]
         listed = [one for one in waiting if one.listed]
         if not waiting:
             return
@@ -93,6 +106,7 @@ class RuleHasNoInput(Rule[RuleHasNoInputParams, _State]):
         seen = [*state.scalars, *state.collections, *state.samples]
         others = [one.name for one in waiting if one is not first]
         yield Finding(
+            about=about,
             subject=Subject(kind="rule", name=first.name),
             reason=f"{', '.join(one.name for one in (listed or waiting)[:8])}: nothing to read in "
             f"the first {step + 1} steps",
@@ -112,7 +126,7 @@ class RuleHasNoInput(Rule[RuleHasNoInputParams, _State]):
         )
 
     def _has_input(self, one: Watched) -> bool:
-        return any(self._seen(wanted) for wanted in one.inputs)
+        return any(self._seen(wanted) for wanted in one.inputs if not wanted.beside)
 
     def _seen(self, wanted: Input) -> bool:
         state = self.state
