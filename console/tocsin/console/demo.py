@@ -56,8 +56,8 @@ class Scenario:
 
 def _resnet(name: ScenarioName, style: str, fault: str, says: str) -> Scenario:
     """A ResNet on handwritten digits, 2,000 steps if nobody stops it."""
-    arguments = ("--steps", "2000", "--print-every", "10")
-    arguments += ("--fault", fault, "--fault-at", str(FAULT_STEP))
+    length = ("--steps", "2000", "--print-every", "10")
+    arguments = (*length, "--fault", fault, "--fault-at", str(FAULT_STEP))
     text = f"a ResNet learns handwritten digits; at step {FAULT_STEP} {says}"
     return Scenario(name, style, text, f"{_TRAININGS}.resnet", arguments, says)
 
