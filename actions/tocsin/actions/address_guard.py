@@ -48,6 +48,22 @@ _NEVER: Final = tuple(
 
 _NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
 
+_HOLD_IPV4: Final = tuple(
+    ipaddress.ip_network(text)
+    for text in (
+        "64:ff9b::/96",
+        "64:ff9b:1::/48",  # translators of a site (RFC 8215)
+        "::ffff:0:0:0/96",  # IPv4-translated (RFC 2765)
+        "::/96",  # IPv4-compatible (RFC 4291), given up long ago
+    )
+)
+"""IPv6 addresses of which the last 32 bits are an IPv4 address."""
+
+_PLAIN_IPV6: Final = frozenset((ipaddress.ip_address("::"), ipaddress.ip_address("::1")))
+
+_GLOBAL_IPV6: Final = ipaddress.ip_network("2000::/3")
+"""All of IPv6 that was ever given out as public; `is_global` says yes to most of the rest, too."""
+
 
 @dataclass(slots=True)
 class Tried:
@@ -90,7 +106,7 @@ class AddressGuard:
                 return f"address {address} is never allowed (link-local, metadata or unusable)"
             if any(_inside(meant, network) for network in self._allow):
                 continue
-            if not meant.is_global and not self._private:
+            if not self._private and not _is_public(meant):
                 return f"address {address} is not public; --allow-cidr {meant} would allow it"
         return None
 
@@ -147,9 +163,15 @@ def _meanings(address: Address) -> list[Address]:
         meanings.append(address.sixtofour)
     if address.teredo is not None:
         meanings += address.teredo
-    if address in _NAT64:
+    if any(address in network for network in _HOLD_IPV4) and address not in _PLAIN_IPV6:
         meanings.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
     return meanings
+
+
+def _is_public(address: Address) -> bool:
+    if isinstance(address, ipaddress.IPv6Address):
+        return address in _NAT64 or (address in _GLOBAL_IPV6 and address.is_global)
+    return address.is_global
 
 
 def _inside(address: Address, network: Network) -> bool:
