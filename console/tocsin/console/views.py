@@ -63,6 +63,8 @@ async def read_view(bus: Bus, topics: Topics, run_id: str | None = None) -> BusV
         delivery = _data(record)
         if isinstance(delivery, Delivery):
             deliveries[record.key] = delivery
+        elif record.value is None:
+            deliveries.pop(record.key, None)
     return BusView(
         runs=sorted(
             (view for view in runs.values() if run_id in (None, view.run_id)),
