@@ -8,6 +8,7 @@ live worker that can prove that it has read everything up to a time.
 from __future__ import annotations
 
 import heapq
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -21,6 +22,8 @@ from tocsin.stream_rules.episodes import Told
 from tocsin.stream_rules.instances import RuleSpec
 from tocsin.stream_rules.run_engine import RunEngine
 from tocsin.stream_rules.run_state import Value
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -54,12 +57,17 @@ class Engine:
         state.next_offset = max(state.next_offset, record.offset + 1)
         told = self._advance(state, record.append_ms)
         try:
-            told += self._take(state, record)
+            self._take(state, record, told)
         except RecordError as error:
             if told:
                 # The issues of the timers must not be lost with the record.
                 raise UnusableRecord(error, told) from error
             raise
+        except Exception as error:
+            # One record must not end the rules of all runs, each time that it is read again.
+            logger.exception("record not understood", extra={"action": "rules"})
+            bug = MalformedRecord(f"{type(error).__name__} (a bug)")
+            raise UnusableRecord(bug, told) from error
         return told
 
     def tick(self, partition: int, as_of_ms: int, *, since_ms: int) -> list[Told]:
@@ -136,9 +144,9 @@ class Engine:
             _schedule(state, run_id)
         return told
 
-    def _take(self, state: PartitionState, record: Record) -> list[Told]:
+    def _take(self, state: PartitionState, record: Record, told: list[Told]) -> None:
         if record.value is None:
-            return []
+            return
         meta = read_meta(record.headers)
         try:
             run_id = record.key.decode()
@@ -146,21 +154,19 @@ class Engine:
             raise MalformedRecord("the key is not UTF-8") from error
         value = _telemetry(decode(meta, record.value))
         run = state.runs.get(run_id)
-        told: list[Told] = []
         if run is None:
             run = RunEngine(run_id, self._specs)
             # Only a record that can be used makes a run known.
             run.state.standing(value, meta)
             state.runs[run_id] = run
         elif run.held_back:
-            told = run.fire(state.clock_ms)
+            told += run.fire(state.clock_ms)
         told += run.apply(value, meta, offset=record.offset, now_ms=state.clock_ms)
         _schedule(state, run_id)
-        return told
 
 
 class UnusableRecord(RecordError):
-    """A record that cannot be used, after timers have found issues. `told` are these."""
+    """A record that cannot be used, after timers may have found issues. `told` are these."""
 
     def __init__(self, error: RecordError, told: list[Told]) -> None:
         super().__init__(str(error))

@@ -62,6 +62,7 @@ class RunEngine:
             before = (self.state.ended, self.state.stop, self.state.lost)
             self.state.learn(value, meta, now_ms)
             self.dirty, self.expired = True, False
+            self.urgent |= standing == "new"
             self.urgent |= before != (self.state.ended, self.state.stop, self.state.lost)
         elif standing != "current":
             return []

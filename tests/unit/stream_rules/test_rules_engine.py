@@ -16,6 +16,7 @@ from tocsin.schemas.runs import RunView
 from tocsin.stream_rules.engine import Engine, UnusableRecord
 from tocsin.stream_rules.instances import rule_specs
 from tocsin.stream_rules.run_engine import KEEP_MS, RunEngine
+from tocsin.stream_rules.run_state import RunState
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, issues_of, only
 from tocsin.stream_rules.view import run_view
 
@@ -183,11 +184,15 @@ def test_the_view_follows_a_stop() -> None:
     assert set(stop.states) == {"acknowledged", "left", "exited"}
 
 
-def test_a_stop_or_an_end_asks_for_a_checkpoint() -> None:
+def test_a_beginning_a_stop_or_an_end_asks_for_a_checkpoint() -> None:
     run = RunBuilder()
     run.started(role="launcher")
     run.steps(range(3), loss=1.0)
     engine, state = fed(run)
+    assert state.urgent
+    state.urgent = False
+    run.steps([3], loss=1.0)
+    engine.apply(run.records[-1])
     assert not state.urgent
     run.ended(role="launcher")
     engine.apply(run.records[-1])
@@ -255,6 +260,24 @@ def test_a_bad_record_is_refused_and_the_next_is_taken(which: int) -> None:
         engine.apply(bad)
     run.steps([2], loss=NAN)
     assert len(engine.apply(run.records[-1])) == 1
+
+
+def test_a_bug_sets_one_record_aside_and_the_next_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = RunBuilder()
+    run.steps([0], loss=1.0)
+    run.steps([1], loss=NAN)
+    engine = Engine(only("nonfinite"))
+
+    def fail(*_: object) -> None:
+        raise KeyError("planted")
+
+    with monkeypatch.context() as planted:
+        planted.setattr(RunState, "learn", fail)
+        with pytest.raises(UnusableRecord, match="KeyError"):
+            engine.apply(run.records[0])
+    assert len(engine.apply(run.records[1])) == 1
 
 
 def test_issues_of_timers_are_not_lost_with_a_bad_record() -> None:
