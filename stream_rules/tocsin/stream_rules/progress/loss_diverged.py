@@ -152,7 +152,7 @@ class LossDiverged(Rule[LossDivergedParams, _State]):
             f"reference of {state.reference:.4g}; above the limit since step {first}",
             first_step=first,
             first_rank=state.lead.rank,
-            onset_ms=state.high_ms or None,
+            onset_ms=state.high_ms if state.high_since is not None else None,
             severity="critical" if critical else None,
             stop_worthy=critical,
             evidence=Evidence(
