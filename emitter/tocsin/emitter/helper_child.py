@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -56,6 +57,7 @@ class HelperChild:
             self._popen = subprocess.Popen(
                 list(command),
                 stdin=subprocess.PIPE,
+                bufsize=0,
                 stdout=out,
                 stderr=out,
                 env=environ,
@@ -64,6 +66,7 @@ class HelperChild:
         self._pid = os.getpid()
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, self._popen.pid, NICE)
+        _started.add(self)
         self._order(f"job {os.getpid()}")
 
     @property
@@ -97,9 +100,20 @@ class HelperChild:
         if stdin is not None:
             with contextlib.suppress(OSError, ValueError):
                 stdin.write(f"{order}\n".encode())
-                stdin.flush()
 
     def _close(self) -> None:
         if self._popen.stdin is not None:
             with contextlib.suppress(OSError):
                 self._popen.stdin.close()
+
+
+_started: Final[weakref.WeakSet[HelperChild]] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    # A forked worker that outlives us would hold the pipe open, and the helper would never end.
+    for helper in _started:
+        helper._close()
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -102,6 +102,8 @@ class HelperProcess:
             self.restarts += 1
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            if self._closing:
+                return
             with contextlib.suppress(OSError):
                 self.start()
 
