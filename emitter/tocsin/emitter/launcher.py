@@ -150,15 +150,17 @@ class _Launch:
         except asyncio.CancelledError:
             if self._cancelled is None:
                 raise
-            return 128 + self._cancelled
+            await self._tell_end(-self._cancelled, 0.0, "interrupted before the job was started")
+            return self.sum_up(None, -self._cancelled)
         if job is None:
             return USAGE
         job.use(handlers)
         housekeeping = asyncio.create_task(self._housekeep(job), name="housekeeping")
         try:
-            await job.wait()
+            outcome, _ = self._end(await job.wait())
             await job.sweep(
-                everything=self._stopper.stopped or bool(job.passed_on & ENDING),
+                # Where somebody ended it; a terminal's signal does not come through us.
+                everything=outcome in ("stopped", "interrupted") or bool(job.passed_on & ENDING),
                 keeping=self._keeping(),
             )
         finally:
@@ -377,7 +379,7 @@ class _Launch:
         if plan.summary is not None:
             try:
                 summary.write(plan.summary)
-            except OSError as error:
+            except (OSError, ValueError) as error:
                 self.say(f"the summary cannot be written: {error}")
         if self._watch is not None:
             issues = len(self._own.issues)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -143,6 +144,28 @@ def test_an_orphan_outside_the_group_is_ended_with_an_interrupted_job(tmp_path: 
     job.signal(signal.SIGTERM)
     assert job.wait() == 143
     assert gone(pid)
+
+
+def test_an_orphan_is_ended_too_where_the_signal_did_not_come_through_us(tmp_path: Path) -> None:
+    # As Ctrl-C does: the terminal sends it to the job's group alone.
+    script = "setsid sh -c 'echo $$ > left; exec sleep 300' & while [ ! -s left ]; do :; done"
+    job = start(tmp_path, "sh", "-c", f"{script}; kill -INT $$; sleep 60")
+    assert job.wait() == 130
+    assert job.summary()["outcome"] == "interrupted"
+    assert gone(pid_in(tmp_path / "left"))
+
+
+def test_a_signal_before_the_job_is_started_starts_nothing(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        job = start(tmp_path, "touch", "ran", bus=f"kafka://127.0.0.1:{port}")
+        silent.settimeout(60)
+        silent.accept()[0].close()
+        job.signal(signal.SIGTERM)
+        assert job.wait() == 143
+    assert not (tmp_path / "ran").exists()
+    summary = job.summary()
+    assert (summary["outcome"], summary["exit_code"]) == ("interrupted", 143)
 
 
 def test_the_runtime_folder_is_private_and_taken_away(tmp_path: Path) -> None:
