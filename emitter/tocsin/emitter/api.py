@@ -103,7 +103,7 @@ class Run:
                 )
             try:
                 numbers.append(float(value))
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, OverflowError, RuntimeError) as error:
                 raise ConfigurationError(f"log: {name!r} is no number: {error}") from error
             columns.append(name)
         if step is not None and (not isinstance(step, int) or step < 0):

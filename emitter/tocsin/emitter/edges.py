@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import threading
 import time
 from collections import Counter
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Final, Literal, TypedDict
 
 from tocsin.emitter import agreement, link
+from tocsin.emitter.sender import say
 from tocsin.emitter.stop_command import (
     STOP,
     Facts,
@@ -275,7 +275,7 @@ class Rank:
             command_id = "" if command is None else command.command_id
             self._report_leaving(command_id, issue_id, edge, step)
             if not self._launcher:
-                print(f"tocsin: training stopped at step {step:,}: {reason}", file=sys.stderr)
+                say(f"training stopped at step {step:,}: {reason}")
         raise StopTraining(reason, step=step, issue_id=issue_id)
 
     def _report_leaving(self, command_id: str, issue_id: str | None, edge: Edge, step: int) -> None:
@@ -336,7 +336,12 @@ def check(edge: Edge, step: int) -> None:
     if rank is not None:
         rank.step = step
         if rank.awake:
-            rank.at_edge(edge, step)
+            try:
+                rank.at_edge(edge, step)
+            except Exception:
+                # An emitter hook's wall: only the stop leaves, and that is no `Exception`.
+                rank.awake = False
+                logger.warning("an edge has failed; the training goes on", exc_info=True)
 
 
 def finished() -> None:

@@ -50,7 +50,9 @@ class _Waiting:
         if name != "torch":
             return None
         for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(name, path, target)
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(name, path, target)
             if spec is not None:
                 self._follow(spec)
                 return spec

@@ -121,13 +121,16 @@ class Watch:
 
     async def follow(self, take: Callable[[Record], None]) -> None:
         """Hand over what is written about this run, for ever."""
+        away = False
         while True:
             try:
                 records = await self._view.poll(timeout_s=_POLL_S)
-            except BusError:
-                logger.warning("the bus cannot be read now", exc_info=True)
+            except BusError as error:
+                logger.log(logging.DEBUG if away else logging.WARNING, "cannot read: %s", error)
+                away = True
                 await asyncio.sleep(_PAUSE_S)
                 continue
+            away = False
             for record in records:
                 take(record)
 

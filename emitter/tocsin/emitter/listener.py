@@ -97,13 +97,16 @@ class Listener:
             await reader.close()
 
     async def _read(self, reader: Reader, before: int) -> None:
+        away = False
         while True:
             try:
                 records = await reader.poll(timeout_s=_POLL_S)
-            except BusError:
-                logger.warning("the control topic cannot be read now", exc_info=True)
+            except BusError as error:
+                _log_outage("the control topic cannot be read now", error, again=away)
+                away = True
                 await asyncio.sleep(_PAUSE_S)
                 continue
+            away = False
             for record in records:
                 self.take(record, earlier=record.offset < before)
 
@@ -241,13 +244,15 @@ class ThreadListener:
     async def _main(self) -> None:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         self._loop.add_reader(self._endpoint.fileno(), self._hellos)
+        away = False
         try:
             while not self._closed.is_set():
                 try:
                     async with self._open_bus() as bus:
                         await self.listener.listen(bus)
-                except BusError:
-                    logger.warning("the bus cannot be read for stops now", exc_info=True)
+                except BusError as error:
+                    _log_outage("the bus cannot be read for stops now", error, again=away)
+                    away = True
                     await asyncio.sleep(_PAUSE_S)
         finally:
             self._loop.remove_reader(self._endpoint.fileno())
@@ -255,3 +260,8 @@ class ThreadListener:
     def _hellos(self) -> None:
         for message in self._endpoint.drain():
             self.members.heard(message)
+
+
+def _log_outage(what: str, error: BusError, *, again: bool) -> None:
+    """Once per outage: stderr is the job's."""
+    logger.log(logging.DEBUG if again else logging.WARNING, "%s: %s", what, error)

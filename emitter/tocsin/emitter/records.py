@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -12,17 +12,21 @@ from tocsin.emitter.arrays import row_of
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.telemetry import COUNT_COLUMNS, STATISTIC_COLUMNS, Speaker, TensorFrame
 
+_NUMPY_FLOATS: Final = (".float16", ".float32", ".float64")
+
 
 def as_array(array: object) -> npt.NDArray[Any]:
-    """A NumPy view or copy of it.
+    """A NumPy view or copy of it. What NumPy has no type for (bfloat16) becomes float32.
 
     Raises:
         ConfigurationError: it is no array of numbers.
     """
     detach = getattr(array, "detach", None)
-    if detach is not None:  # a torch tensor: on a GPU this waits for it
-        array = detach().cpu()
     try:
+        if detach is not None:  # a torch tensor: on a GPU this waits for it
+            tensor: Any = detach().cpu()
+            known = not tensor.is_floating_point() or str(tensor.dtype).endswith(_NUMPY_FLOATS)
+            array = tensor if known else tensor.float()
         if hasattr(array, "__array__") or not hasattr(array, "__dlpack__"):
             found = np.asarray(array)
         else:

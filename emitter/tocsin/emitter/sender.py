@@ -11,6 +11,7 @@ over.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
 import time
@@ -60,7 +61,8 @@ def say(text: str) -> None:
 class Sender:
     """Sends records of one speaker on the telemetry topic. Safe to be called by any thread.
 
-    No method but `flush` and `close` ever waits for the bus.
+    No method but `flush` and `close` ever waits for the bus. In a forked child nothing is sent: the
+    thread is not there, and the lock may be held for ever.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Sender:
         self._tell = tell
         self.boot: Final = new_id()
         self._seq = 0
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._settled = threading.Condition(self._lock)
         self._busy = 0
@@ -129,6 +132,8 @@ class Sender:
 
     def flush(self, timeout_s: float = FLUSH_S) -> bool:
         """Wait until all that was handed in is acknowledged; False if the time was too short."""
+        if os.getpid() != self._pid:
+            return False
         with self._settled:
             if self._thread is None or not self._thread.is_alive():
                 return len(self._outbox) == 0
@@ -141,6 +146,8 @@ class Sender:
 
     def close(self, timeout_s: float = FLUSH_S) -> bool:
         """Flush, then end the thread and close the bus. Bounded by `timeout_s` and 2 s."""
+        if os.getpid() != self._pid:
+            return False
         sent = self.flush(timeout_s)
         with self._lock:
             self._closing = True
@@ -152,6 +159,8 @@ class Sender:
     def _put(
         self, item: Item, worth: Worth, *, urgent: bool, replaces: type[Data] | None = None
     ) -> None:
+        if os.getpid() != self._pid:
+            return
         with self._lock:
             self._outbox.put(item, worth, replaces=replaces)
             if urgent and not self._urgent:
@@ -291,7 +300,12 @@ class Sender:
             return
         while True:
             await asyncio.sleep(self._heartbeat_s)
-            self.say(self._heartbeat())
+            try:
+                self.say(self._heartbeat())
+            # An emitter hook's wall: it reads what the training thread changes meanwhile, and one
+            # that is left out does no harm; all of them would look like a dead rank.
+            except Exception:
+                continue
 
 
 class _Link:

@@ -70,6 +70,7 @@ class Session:
         if os.getpid() != self._pid or self._over:
             return
         self._over = True
+        self._leave_the_end()
         training = self.training
         if training is not None:
             if self.before_end is not None:
@@ -80,9 +81,15 @@ class Session:
         if self.on_exit is not None:
             self.wall.call("end", self.on_exit)
 
+    def _leave_the_end(self) -> None:
+        """Take our hooks away: a process may watch thousands of trainings, one after the other."""
+        atexit.unregister(self.end)
+        if sys.excepthook is self._note:
+            sys.excepthook = self._previous_hook
+
     def _watch_the_end(self) -> None:
         atexit.register(self.end)
-        previous = sys.excepthook
+        previous = self._previous_hook = sys.excepthook
 
         def note(
             kind: type[BaseException], error: BaseException, traceback: TracebackType | None
@@ -93,4 +100,4 @@ class Session:
             self._reason = kind.__name__
             previous(kind, error, traceback)
 
-        sys.excepthook = note
+        sys.excepthook = self._note = note
