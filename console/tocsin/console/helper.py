@@ -12,7 +12,7 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -117,20 +117,22 @@ class Helper:
 
         Returns the exit code: 0, 1 if a part failed, or `LEFTOVERS`.
         """
-        orders = asyncio.create_task(self._orders.listen(), name="orders")
         parts = [
             asyncio.create_task(worker.run(), name=f"worker-{number}")
             for number, worker in enumerate(self._workers)
         ]
         ended = asyncio.create_task(stopping.wait(), name="signal")
-        beside = [orders, ended]
+        beside: list[asyncio.Task[object]] = [ended]
         if self._report is not None:
             beside.append(asyncio.create_task(self._report.run(), name="node-report"))
         code = 0
+        draining: list[asyncio.Task[bool]] = []
         try:
             while not (self._orders.gone or stopping.is_set()):
                 changed = asyncio.create_task(self._orders.changed.wait(), name="changed")
-                await asyncio.wait({changed, ended, *parts}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    {changed, ended, *draining, *parts}, return_when=asyncio.FIRST_COMPLETED
+                )
                 changed.cancel()
                 self._orders.changed.clear()
                 if self._report is not None:
@@ -138,16 +140,19 @@ class Helper:
                 if any(part.done() for part in parts):
                     code = 1
                     break
-                if self._orders.drain_s is not None:
-                    code = 0 if await self._drain(self._orders.drain_s) else LEFTOVERS
+                if draining and draining[0].done():
+                    code = 0 if draining[0].result() else LEFTOVERS
                     break
+                if not draining and self._orders.drain_s is not None:
+                    drain = self._drain(self._orders.drain_s)
+                    draining.append(asyncio.create_task(drain, name="drain"))
         finally:
             for worker in self._workers:
                 worker.stop()
             done = await asyncio.gather(*parts, return_exceptions=True)
-            for task in beside:
+            for task in (*beside, *draining):
                 task.cancel()
-            await asyncio.wait(beside)
+            await asyncio.wait([*beside, *draining])
         for error in done:
             if isinstance(error, BaseException):
                 logger.error("a worker failed", exc_info=error, extra={"action": "stop"})
@@ -180,9 +185,14 @@ def _report(bus: Bus, setting: Setting, arguments: argparse.Namespace) -> NodeRe
     return NodeReport(bus, setting.topics, speaker, folder=Path.cwd())
 
 
-async def _lease(bus: Bus, run_id: str) -> Lease:
-    """Claim the run; a helper that was killed holds its claim for a few seconds more."""
+async def _lease(bus: Bus, run_id: str, over: Callable[[], bool]) -> Lease | None:
+    """Claim the run; a helper that was killed holds its claim for a few seconds more.
+
+    None: it is `over` before that, as somebody else serves the run for as long as he lives.
+    """
     while (lease := await bus.lease(run_lease(run_id))) is None:
+        if over():
+            return None
         logger.info("somebody else still serves run %s", run_id, extra={"action": "lease"})
         await asyncio.sleep(0.25)
     return lease
@@ -191,10 +201,13 @@ async def _lease(bus: Bus, run_id: str) -> Lease:
 async def serve(setting: Setting, arguments: argparse.Namespace) -> int:
     """Open the bus and serve. The exit code."""
     orders, stopping = Orders(), asyncio.Event()
+    listening = asyncio.create_task(orders.listen(), name="orders")
     with stop_signals(stopping):
         async with setting.open_bus() as bus:
             await bus.init(setting.topics.specs())
-            lease = await _lease(bus, arguments.run_id)
+            lease = await _lease(bus, arguments.run_id, lambda: orders.gone or stopping.is_set())
+            if lease is None:
+                return LEFTOVERS
             try:
                 helper = Helper(
                     bus,
@@ -208,6 +221,7 @@ async def serve(setting: Setting, arguments: argparse.Namespace) -> int:
                 )
                 return await helper.run(stopping)
             finally:
+                listening.cancel()
                 await lease.release()
 
 
