@@ -143,6 +143,8 @@ class Demo:
                 **os.environ,
                 HOOK_VARIABLE: receiver.secret,
                 "TOCSIN_CONFIG": str(config),
+                # A variable of the user's would come before the file.
+                "TOCSIN_BUS": self._url,
                 # Two trainings share the machine: one thread each.
                 "OMP_NUM_THREADS": "1",
             }
