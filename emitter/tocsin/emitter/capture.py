@@ -106,7 +106,13 @@ class Capture:
             "optimizer": type(optimizer).__name__[:200],
             "optimizers": self.optimizers,
             "groups": tuple(
-                Group(index=i, parameters=len(group["params"]), lr=_number(group.get("lr")))
+                Group(
+                    index=i,
+                    parameters=len(group["params"]),
+                    lr=_number(group.get("lr")),
+                    # Set by the constructor of a schedule (PyTorch's own and timm's).
+                    initial_lr=_number(group["initial_lr"]) if "initial_lr" in group else None,
+                )
                 for i, group in enumerate(optimizer.param_groups[:MAX_GROUPS])
             ),
             "tensors": len(watched.parameters),

@@ -48,6 +48,9 @@ class Group(Model):
     index: Whole
     parameters: Whole
     lr: Real
+    initial_lr: Real | None = Field(
+        default=None, description="base rate of a learning-rate schedule; None: none was declared"
+    )
 
 
 @EVENT_TYPES.register

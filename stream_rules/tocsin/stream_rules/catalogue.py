@@ -9,8 +9,10 @@ from tocsin.stream_rules.about_rules.rule_failed import RuleFailed
 from tocsin.stream_rules.about_rules.rule_has_no_input import RuleHasNoInput
 from tocsin.stream_rules.numerical.exploding_gradient import ExplodingGradient
 from tocsin.stream_rules.numerical.nonfinite import Nonfinite
+from tocsin.stream_rules.progress.learning_rate_anomaly import LearningRateAnomaly
 from tocsin.stream_rules.progress.loss_diverged import LossDiverged
 from tocsin.stream_rules.progress.loss_not_decreasing import LossNotDecreasing
+from tocsin.stream_rules.progress.loss_spike import LossSpike
 from tocsin.stream_rules.progress.stalled_training import StalledTraining
 from tocsin.stream_rules.progress.telemetry_lost import TelemetryLost
 from tocsin.stream_rules.rule import AnyRule
@@ -71,6 +73,8 @@ def built_in() -> Catalogue:
             ExplodingGradient,
             LossDiverged,
             LossNotDecreasing,
+            LossSpike,
+            LearningRateAnomaly,
             StalledTraining,
             TelemetryLost,
             RuleHasNoInput,

@@ -83,9 +83,9 @@ def system(pattern: str, *, beside: bool = False) -> Input:
     return Input("system", pattern, None, beside)
 
 
-def event(model: type[RunData]) -> Input:
+def event(model: type[RunData], *, beside: bool = False) -> Input:
     """A type of event."""
-    return Input("event", model.event_type, None)
+    return Input("event", model.event_type, None, beside)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,11 +27,13 @@ def problems(rules: str) -> list[tuple[int, int, str]]:
     return [(problem.line, problem.column, problem.message) for problem in found]
 
 
-def test_the_spine_has_its_eight_rules() -> None:
+def test_these_rules_there_are() -> None:
     assert built_in().names() == (
         "exploding_gradient",
+        "learning_rate_anomaly",
         "loss_diverged",
         "loss_not_decreasing",
+        "loss_spike",
         "nonfinite",
         "rule_failed",
         "rule_has_no_input",

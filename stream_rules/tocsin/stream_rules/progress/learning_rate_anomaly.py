@@ -1,0 +1,225 @@
+"""`learning_rate_anomaly`: the learning rate is zero, no number, jumps, or stands still.
+
+Four reasons, each an episode of its own:
+
+- not finite, in any parameter group.
+- zero in all groups for `zero_steps` steps: a schedule that began at zero and never rose, or that
+  ended before the training did. One group at zero is how people freeze a part of a model.
+- a jump: from one step to the next by more than `factor`, up or down. A rise to where it has been
+  already, or to the base rate of a schedule, is a warm restart or a warm-up by epochs; a change
+  like the one before, or like the one after, belongs to a warm-up or a decay by steps, which is why
+  a jump is decided one step later; a factor of ten exactly is how most schedules decay. None of
+  them counts.
+- constant where a schedule was declared, for the first `constant_steps` steps: an info only, since
+  a schedule that decays by epochs is constant for long.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from pydantic import Field
+
+from tocsin.schemas.issues import Evidence, Fact, Severity, Subject
+from tocsin.schemas.runs import RunData, RunStarted
+from tocsin.schemas.telemetry import StepFrame
+from tocsin.stream_rules.lead import Lead
+from tocsin.stream_rules.rule import (
+    Clear,
+    Finding,
+    Moment,
+    Outcome,
+    Params,
+    Rule,
+    RuleMeta,
+    event,
+    scalar,
+)
+
+_ROUNDING: Final = 1.01
+_STEADY: Final = 1.5
+
+
+class LearningRateAnomalyParams(Params):
+    """Parameters of `learning_rate_anomaly`."""
+
+    factor: float = Field(default=10.0, gt=1)
+    """By how much the rate may change from one step to the next."""
+    zero_steps: int = Field(default=20, ge=1)
+    """How long all groups may have a rate of zero. Unit: steps."""
+    constant_steps: int = Field(default=1000, ge=2)
+    """How long a declared schedule may leave the rate as it was at first. Unit: steps."""
+
+
+@dataclass(slots=True)
+class _Group:
+    lead: Lead = field(default_factory=Lead)
+    first: float | None = None
+    first_step: int = 0
+    last: float | None = None
+    highest: float = 0.0
+    change: float = 0.0
+    jump: tuple[int, float, float] | None = None
+    steps: int = 0
+
+
+@dataclass(slots=True)
+class _State:
+    groups: dict[str, _Group] = field(default_factory=dict)
+    bases: dict[int, float] = field(default_factory=dict)
+    zeros: dict[int, int] = field(default_factory=dict)
+    zero_since: int | None = None
+    zero_ms: int = 0
+    zero_steps: int = 0
+    changed: bool = False
+
+
+class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
+    """Warnings; a schedule that stands still is an info."""
+
+    meta = RuleMeta(
+        name="learning_rate_anomaly",
+        version=1,
+        family="progress",
+        meaning="The learning rate is zero, no number, jumps, or ignores its schedule.",
+        severity="warning",
+        inputs=(scalar("lr.*"), event(RunStarted, beside=True)),
+        capture_hint="learning rates are captured when an optimizer of PyTorch steps",
+        remedy="Check the schedule: its length in steps, whether scheduler.step() is called once "
+        "where it should be, and that its state is restored when a run is resumed.",
+        params=LearningRateAnomalyParams,
+        resolve_after_steps=20,
+    )
+    state_type = _State
+
+    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+        if isinstance(data, RunStarted) and data.role == "trainer":
+            for group in data.groups:
+                if group.initial_lr is not None and math.isfinite(group.initial_lr):
+                    self.state.bases[group.index] = group.initial_lr
+        return ()
+
+    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+        names = [name for name in frame.columns if name.startswith("lr.")]
+        zeros: dict[int, bool] = {}
+        for name in names:
+            group = self.state.groups.setdefault(name, _Group())
+            before = group.lead.rank
+            if not group.lead.takes(frame):
+                continue
+            if before is not None and before != group.lead.rank:
+                group = self.state.groups[name] = _Group(lead=group.lead)
+            for step, rate in group.lead.points(frame, name):
+                zeros[step] = zeros.get(step, True) and rate == 0
+                yield from self._point(name, group, step, rate, at)
+        for step, zero in sorted(zeros.items()):
+            yield from self._zero(step, zero, at)
+
+    def _point(
+        self, name: str, group: _Group, step: int, rate: float, at: Moment
+    ) -> Iterable[Outcome]:
+        group.steps += 1
+        if not math.isfinite(rate):
+            reason = f"the learning rate of {name} is {rate} since step {step}"
+            yield self._finding("not finite", name, step, reason, group, rate, None)
+            return
+        yield Clear(step, about=f"not finite {name}")
+        last, group.last = group.last, rate
+        if group.first is None:
+            group.first, group.first_step = rate, step
+        if last is not None:
+            yield from self._jump(name, group, step, last, rate)
+            yield from self._constant(name, group, step, rate)
+        group.highest = max(group.highest, rate)
+
+    def _jump(
+        self, name: str, group: _Group, step: int, last: float, rate: float
+    ) -> Iterable[Outcome]:
+        before, group.jump = group.jump, None
+        if before is not None and not _goes_on(before, rate):
+            yield self._jumped(name, group, before)
+        elif before is None:
+            yield Clear(step, about=f"jump {name}")
+        limit = self.params.factor * _ROUNDING
+        known = max(group.highest, self._base(name) or 0.0)
+        up = 0 < last * limit < rate and rate > known * _ROUNDING
+        down = 0 < rate * limit < last
+        # The last steps of a decay to near zero are large against the rate, not against the ones
+        # before.
+        steady = abs(rate - last) <= _STEADY * group.change
+        group.change = abs(rate - last)
+        if (up or down) and not steady:
+            group.jump = (step, last, rate)
+
+    def _jumped(self, name: str, group: _Group, jump: tuple[int, float, float]) -> Finding:
+        step, last, rate = jump
+        reason = f"the learning rate of {name} jumped from {last:.3g} to {rate:.3g} at step {step}"
+        edge = last * self.params.factor if rate > last else last / self.params.factor
+        return self._finding("jump", name, step, reason, group, rate, edge)
+
+    def _constant(self, name: str, group: _Group, step: int, rate: float) -> Iterable[Outcome]:
+        if rate != group.first:
+            self.state.changed = True
+            yield Clear(step, about="constant")
+        declared = self._base(name) is not None and not self.state.changed
+        if declared and rate > 0 and group.steps == self.params.constant_steps:
+            reason = (
+                f"a schedule was declared, but the learning rate has been {rate:.3g} in all of the "
+                f"first {group.steps:,} steps"
+            )
+            first = group.first_step
+            yield self._finding("constant", name, first, reason, group, rate, None, "info")
+
+    def _zero(self, step: int, zero: bool, at: Moment) -> Iterable[Outcome]:
+        state = self.state
+        if not zero:
+            state.zero_since, state.zero_steps = None, 0
+            yield Clear(step, about="zero")
+            return
+        if state.zero_since is None:
+            state.zero_since, state.zero_ms = step, at.now_ms
+        state.zero_steps += 1
+        if state.zero_steps >= self.params.zero_steps:
+            name = next(iter(state.groups))
+            reason = f"the learning rate is zero since step {state.zero_since}: nothing is learned"
+            first = state.zero_since
+            yield self._finding("zero", name, first, reason, state.groups[name], 0.0, None)
+
+    def _base(self, name: str) -> float | None:
+        number = name.removeprefix("lr.")
+        return self.state.bases.get(int(number)) if number.isdigit() else None
+
+    def _finding(
+        self,
+        why: str,
+        name: str,
+        step: int,
+        reason: str,
+        group: _Group,
+        rate: float,
+        limit: float | None,
+        severity: Severity | None = None,
+    ) -> Finding:
+        facts = [Fact(name="reason", value=why), Fact(name=name, value=rate, limit=limit)]
+        base = self._base(name)
+        if base is not None:
+            facts.append(Fact(name="base_of_schedule", value=base))
+        facts.append(Fact(name="highest_before", value=group.highest))
+        return Finding(
+            about=why if why in ("zero", "constant") else f"{why} {name}",
+            subject=Subject(kind="learning_rate", name=name),
+            reason=reason,
+            first_step=step,
+            first_rank=group.lead.rank,
+            severity=severity,
+            evidence=Evidence(facts=tuple(facts), series=group.lead.series(name, limit=limit)),
+        )
+
+
+def _goes_on(jump: tuple[int, float, float], rate: float) -> bool:
+    """Whether a rise goes on by about the same amount, up or (at the top of a cycle) down."""
+    _, last, risen = jump
+    return risen > last and abs(abs(rate - risen) - (risen - last)) < 0.2 * (risen - last)

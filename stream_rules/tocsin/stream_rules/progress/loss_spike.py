@@ -1,0 +1,161 @@
+"""`loss_spike`: the loss jumps out of its own noise, and stays out for some steps.
+
+With m the median and MAD the median absolute deviation of the last `window` losses, a loss is high
+when it is above m + max(k · 1.4826 · MAD, `least_percent` of abs(m)). Losses of a spike do not
+enter the window, so it is not taken for the new normal. A spike of a few steps is no issue: 75
+public GPT trainings that all completed have many that jump by a third for one step and are gone at
+the next.
+
+A spike is over when three losses in a row are not high. Most spikes recover by themselves: this
+rule never asks for a stop, and `loss_diverged` says when one has not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from pydantic import Field
+
+from tocsin.schemas.issues import Evidence, Fact, Subject
+from tocsin.schemas.telemetry import StepFrame
+from tocsin.stream_rules.lead import Lead
+from tocsin.stream_rules.rule import Clear, Finding, Moment, Outcome, Params, Rule, RuleMeta, scalar
+
+_BACK: Final = 3
+_SIGMA: Final = 1.4826
+_TINY: Final = 1e-12
+
+
+class LossSpikeParams(Params):
+    """Parameters of `loss_spike`."""
+
+    k: float = Field(default=8.0, gt=0)
+    """How far above the median a loss is high. Unit: robust standard deviations."""
+    window: int = Field(default=100, ge=10)
+    """How many losses before it make the median. Unit: steps."""
+    least_percent: float = Field(default=10.0, ge=0)
+    """How far above the median it must be in any case. Unit: percent of the median."""
+    for_steps: int = Field(default=10, ge=1)
+    """How long it stays high before it is an issue. Unit: steps."""
+    recover_steps: int = Field(default=100, ge=1)
+    """After how many steps without recovery it is critical. Unit: steps."""
+
+
+@dataclass(slots=True)
+class _State:
+    lead: Lead = field(default_factory=Lead)
+    window: list[float] = field(default_factory=list)
+    limit: float | None = None
+    median: float = 0.0
+    high_since: int | None = None
+    high_ms: int = 0
+    steps: int = 0
+    peak: float = 0.0
+    back: list[float] = field(default_factory=list)
+    back_since: int = 0
+
+
+class LossSpike(Rule[LossSpikeParams, _State]):
+    """A warning; critical once it has lasted for `recover_steps`. Never asks for a stop."""
+
+    meta = RuleMeta(
+        name="loss_spike",
+        version=1,
+        family="progress",
+        meaning="The training loss has jumped far above its own noise, and has not come back yet.",
+        severity="warning",
+        inputs=(scalar("loss"),),
+        capture_hint="the loss is seen when backward() is called on it; else run.log it as 'loss'",
+        remedy="Look at the batches around the first step, and at the gradient norm just before; "
+        "clip gradients or lower the learning rate if it comes back. Many spikes recover.",
+        params=LossSpikeParams,
+        resolve_after_steps=0,
+    )
+    state_type = _State
+
+    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+        before = self.state.lead.rank
+        if not self.state.lead.takes(frame):
+            return
+        if before is not None and before != self.state.lead.rank:
+            self.state = _State(lead=self.state.lead)
+        for step, loss in self.state.lead.points(frame, "loss"):
+            if math.isfinite(loss):
+                yield from self._point(step, loss, at)
+
+    def _point(self, step: int, loss: float, at: Moment) -> Iterable[Outcome]:
+        state = self.state
+        if len(state.window) < self.params.window:
+            self._learn([loss])
+            return
+        limit = self._limit()
+        if loss <= limit:
+            yield from self._low(step, loss)
+            return
+        if state.high_since is None:
+            state.high_since, state.high_ms = step, at.now_ms
+            state.steps, state.peak = 0, loss
+        state.steps += 1 + len(state.back)
+        state.back = []
+        state.peak = max(state.peak, loss)
+        if state.steps >= self.params.for_steps:
+            yield self._finding(loss, limit, about="")
+        if state.steps >= max(self.params.recover_steps, self.params.for_steps):
+            yield self._finding(loss, limit, about="not recovered")
+
+    def _low(self, step: int, loss: float) -> Iterable[Outcome]:
+        state = self.state
+        if state.high_since is None:
+            self._learn([loss])
+            return
+        if not state.back:
+            state.back_since = step
+        state.back.append(loss)
+        if len(state.back) >= _BACK:
+            self._learn(state.back)
+            state.back, state.high_since = [], None
+            yield Clear(step, since=state.back_since)
+            yield Clear(step, about="not recovered", since=state.back_since)
+
+    def _learn(self, losses: list[float]) -> None:
+        self.state.window = [*self.state.window, *losses][-self.params.window :]
+        self.state.limit = None
+
+    def _limit(self) -> float:
+        state, params = self.state, self.params
+        if state.limit is None:
+            losses = np.asarray(state.window)
+            state.median = float(np.median(losses))
+            spread = _SIGMA * float(np.median(np.abs(losses - state.median)))
+            least = params.least_percent / 100 * abs(state.median)
+            state.limit = state.median + max(params.k * spread, least, _TINY)
+        return state.limit
+
+    def _finding(self, loss: float, limit: float, *, about: str) -> Finding:
+        state = self.state
+        lasts = " and has not recovered" if about else ""
+        return Finding(
+            about=about,
+            subject=Subject(kind="loss", name="loss"),
+            reason=f"the loss has jumped from {state.median:.4g} to {state.peak:.4g} at step "
+            f"{state.high_since}, and is above {limit:.4g} for {state.steps} steps{lasts}",
+            first_step=state.high_since,
+            first_rank=state.lead.rank,
+            onset_ms=state.high_ms,
+            severity="critical" if about else None,
+            evidence=Evidence(
+                facts=(
+                    Fact(name="loss", value=loss, limit=limit),
+                    Fact(name="highest", value=state.peak),
+                    Fact(name="median_before", value=state.median),
+                    Fact(name="above_for", value=float(state.steps), unit="steps"),
+                ),
+                series=state.lead.series("loss", limit=limit),
+                explanation="the limit comes from median and median absolute deviation of the "
+                "losses before the spike; it is over when three losses in a row are below",
+            ),
+        )

@@ -1,0 +1,155 @@
+"""`learning_rate_anomaly` on made series, and on PyTorch's own schedules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.optim import lr_scheduler as schedules
+
+from tocsin.schemas.runs import Group, RunStarted
+from tocsin.stream_rules.testing import RunBuilder, assert_fires, assert_quiet, issues_of, only
+
+SPECS = only("learning_rate_anomaly")
+RULE = "learning_rate_anomaly"
+Schedule = Callable[[torch.optim.Optimizer], object]
+
+
+def run_of(rates: list[float], *, base: float | None = None, second: float = 1e-3) -> RunBuilder:
+    run = RunBuilder()
+    group = Group(index=0, parameters=1, lr=rates[0], initial_lr=base)
+    run.event(RunStarted(run_id=run.run_id, incarnation="made-1", job_id="job", groups=(group,)))
+    columns = {"lr.0": rates}
+    if second != 1e-3:
+        columns["lr.1"] = [second] * len(rates)
+    run.steps(range(len(rates)), loss=1.0, columns=columns)
+    return run
+
+
+def test_a_jump_up_fires_at_its_step() -> None:
+    run = run_of([1e-3] * 50 + [0.5] * 50)
+    issue = assert_fires(run.records, RULE, first_step=50, specs=SPECS)
+    assert (issue.severity, issue.stop_worthy) == ("warning", False)
+    assert (issue.subject.kind, issue.subject.name) == ("learning_rate", "lr.0")
+    states = [i.state for i in issues_of(run.records, specs=SPECS)]
+    assert states == ["firing", "resolved"]
+
+
+def test_a_jump_down_fires_too() -> None:
+    assert_fires(run_of([1e-3] * 50 + [1e-6] * 50).records, RULE, first_step=50, specs=SPECS)
+
+
+def test_a_jump_at_the_first_steps_fires() -> None:
+    assert_fires(run_of([1e-3, 1.0, 1.0]).records, RULE, first_step=1, specs=SPECS)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_no_number_fires(value: float) -> None:
+    assert_fires(run_of([1e-3] * 5 + [value] * 5).records, RULE, first_step=5, specs=SPECS)
+
+
+def test_all_nan_is_one_issue() -> None:
+    assert_fires(run_of([math.nan] * 100).records, RULE, first_step=0, specs=SPECS)
+
+
+def test_zero_for_twenty_steps_fires() -> None:
+    assert_fires(run_of([1e-3] * 5 + [0.0] * 20).records, RULE, first_step=5, specs=SPECS)
+    assert_fires(run_of([0.0] * 30).records, RULE, first_step=0, specs=SPECS)
+
+
+def test_a_schedule_that_stands_still_is_an_info() -> None:
+    issue = assert_fires(run_of([1e-3] * 1000, base=1e-3).records, RULE, specs=SPECS)
+    assert issue.severity == "info"
+    assert "schedule was declared" in issue.reason
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        pytest.param(run_of([1e-3] * 3000), id="constant, none declared"),
+        pytest.param(run_of([0.0] * 19 + [1e-3] * 50), id="begins at zero"),
+        pytest.param(run_of([0.0] * 100, second=1e-4), id="one group frozen"),
+        pytest.param(run_of([1e-6] * 30 + [2e-4] * 30, base=1e-3), id="warm-up by epochs"),
+        pytest.param(run_of([1e-3] * 50 + [1e-4] * 50), id="decay by ten"),
+        pytest.param(run_of([1e-6 + 1e-4 * n for n in range(50)]), id="warm-up by steps"),
+        pytest.param(run_of([1e-3]), id="one step"),
+    ],
+)
+def test_left_alone(run: RunBuilder) -> None:
+    assert_quiet(run.records, specs=SPECS)
+
+
+def test_duplicates_and_out_of_order_ranks_change_nothing() -> None:
+    run = RunBuilder(world_size=2)
+    for step in range(60):
+        run.steps([step], rank=1, columns={"lr.0": 10.0 ** (step % 5)})
+        run.steps([step], columns={"lr.0": 1e-3})
+        run.again(run.records[-1])
+    found = issues_of(run.records, specs=SPECS)
+    assert all(issue.first_rank == 1 and issue.first_step is not None for issue in found)
+    late = RunBuilder(world_size=2)
+    late.steps(range(60), rank=0, columns={"lr.0": 1e-3})
+    late.steps(range(60), rank=1, columns={"lr.0": 5.0})
+    assert_quiet(late.records, specs=SPECS)
+
+
+def test_a_resumed_run_starts_anew() -> None:
+    run = run_of([1e-3] * 50)
+    run.incarnation, run.boot = "made-2", "boot-2"
+    run.started()
+    run.steps(range(50, 100), columns={"lr.0": 1.0})
+    assert_quiet(run.records, specs=SPECS)
+
+
+def train(schedule: Schedule | None, *, steps: int = 60, forget: bool = False) -> RunBuilder:
+    """A tiny regression under a schedule; the rates that its optimizer has used."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    made = schedule(optimizer) if schedule is not None else None
+    run = RunBuilder()
+    group = optimizer.param_groups[0]
+    start = Group(index=0, parameters=2, lr=group["lr"], initial_lr=group.get("initial_lr"))
+    run.event(RunStarted(run_id=run.run_id, incarnation="made-1", job_id="job", groups=(start,)))
+    for step in range(steps):
+        x = torch.randn(8, 4)
+        loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        run.steps([step], loss=loss.item(), columns={"lr.0": group["lr"]})
+        if made is not None and not forget:
+            made.step()  # type: ignore[attr-defined]
+    return run
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        pytest.param(None, id="none"),
+        pytest.param(lambda o: schedules.StepLR(o, 20), id="steps"),
+        pytest.param(lambda o: schedules.CosineAnnealingLR(o, 60), id="cosine to zero"),
+        pytest.param(lambda o: schedules.CosineAnnealingWarmRestarts(o, 20), id="warm restarts"),
+        pytest.param(lambda o: schedules.OneCycleLR(o, max_lr=1.0, total_steps=61), id="one cycle"),
+        pytest.param(lambda o: schedules.LinearLR(o, 1e-8, total_iters=30), id="linear warm-up"),
+        pytest.param(lambda o: schedules.LambdaLR(o, lambda n: min(1.0, n / 30)), id="from zero"),
+        pytest.param(lambda o: schedules.ExponentialLR(o, 0.9), id="exponential"),
+        pytest.param(lambda o: schedules.CyclicLR(o, 1e-4, 0.1, step_size_up=10), id="cyclic"),
+    ],
+)
+def test_schedules_of_pytorch_are_left_alone(schedule: Schedule | None) -> None:
+    assert_quiet(train(schedule).records, specs=SPECS)
+
+
+def test_a_schedule_that_ends_before_the_training_is_seen() -> None:
+    run = train(lambda o: schedules.LinearLR(o, 1.0, 0.0, total_iters=20))
+    assert_fires(run.records, RULE, first_step=20, specs=SPECS)
+
+
+def test_a_schedule_that_is_never_stepped_is_seen() -> None:
+    run = train(lambda o: schedules.CosineAnnealingLR(o, 60), forget=True)
+    specs = only(RULE, constant_steps=50)
+    assert_fires(run.records, RULE, first_step=0, specs=specs)
+    assert_quiet(train(lambda o: schedules.CosineAnnealingLR(o, 60)).records, specs=specs)

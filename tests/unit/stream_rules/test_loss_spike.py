@@ -1,0 +1,130 @@
+"""`loss_spike` on made series, and on a real training with a few corrupt batches."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from tocsin.console.trainings.resnet import batches, digits
+from tocsin.stream_rules.testing import RunBuilder, assert_fires, assert_quiet, issues_of, only
+
+SPECS = only("loss_spike")
+
+
+def noisy(steps: int, level: float = 2.0, seed: int = 0) -> list[float]:
+    chance = np.random.default_rng(seed)
+    return [float(x) for x in level + 0.02 * chance.standard_normal(steps)]
+
+
+def run_of(losses: list[float], *, per_frame: int = 1, first: int = 0) -> RunBuilder:
+    run = RunBuilder()
+    run.started()
+    run.steps(range(first, first + len(losses)), loss=losses, per_frame=per_frame)
+    return run
+
+
+def test_a_jump_that_stays_is_a_warning() -> None:
+    run = run_of([*noisy(150), *noisy(10, 3.0)])
+    issue = assert_fires(run.records, "loss_spike", first_step=150, specs=SPECS)
+    assert (issue.severity, issue.stop_worthy, issue.step) == ("warning", False, 159)
+
+
+def test_one_that_does_not_recover_is_critical_and_never_worth_a_stop() -> None:
+    issues = issues_of(run_of([*noisy(150), *noisy(120, 3.0)]).records, specs=SPECS)
+    assert [(i.severity, i.state, i.step) for i in issues] == [
+        ("warning", "firing", 159),
+        ("critical", "firing", 249),
+    ]
+    assert not any(i.stop_worthy for i in issues)
+
+
+def test_a_spike_that_recovers_resolves_itself() -> None:
+    issues = issues_of(run_of([*noisy(150), *noisy(40, 3.0), *noisy(50)]).records, specs=SPECS)
+    assert [i.state for i in issues] == ["firing", "resolved"]
+    assert issues[1].step == 192
+
+
+def test_a_second_spike_is_another_issue() -> None:
+    losses = [*noisy(150), *noisy(20, 3.0), *noisy(50), *noisy(20, 3.0), *noisy(20)]
+    issues = issues_of(run_of(losses, per_frame=7).records, specs=SPECS)
+    assert [i.state for i in issues] == ["firing", "resolved"] * 2
+    assert len({i.issue_id for i in issues}) == 2
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        pytest.param([*noisy(150), *noisy(9, 5.0), *noisy(50)], id="nine steps"),
+        pytest.param([*noisy(150), *[5.0, 2.0, 2.0, 2.0] * 20], id="single steps"),
+        pytest.param(noisy(30), id="thirty steps"),
+        pytest.param([*noisy(30), *noisy(60, 5.0)], id="before the window is full"),
+        pytest.param([math.nan] * 300, id="all NaN"),
+        pytest.param([0.0] * 300, id="all zero"),
+        pytest.param([1.0] * 200 + [1.05] * 100, id="a step within ten percent"),
+        pytest.param([-2.0 - 0.01 * i for i in range(400)], id="negative and falling"),
+        pytest.param([float(x) for x in np.linspace(1, 3, 3000)], id="a slow rise"),
+    ],
+)
+def test_left_alone(losses: list[float]) -> None:
+    assert_quiet(run_of(losses).records, specs=SPECS)
+
+
+def test_no_number_is_neither_high_nor_a_recovery() -> None:
+    losses = [*noisy(150), *noisy(5, 3.0), *[math.nan] * 20, *noisy(5, 3.0)]
+    assert_fires(run_of(losses).records, "loss_spike", first_step=150, specs=SPECS)
+
+
+def test_duplicates_gaps_and_a_higher_rank_change_nothing() -> None:
+    run = RunBuilder(world_size=2)
+    losses = [*noisy(150), *noisy(12, 3.0)]
+    for step, loss in enumerate(losses):
+        run.steps([step + 10 * (step > 100)], rank=1, loss=50.0)
+        run.steps([step + 10 * (step > 100)], loss=loss)
+        run.again(run.records[-1])
+    assert_fires(run.records, "loss_spike", specs=only("loss_spike"))
+    (issue,) = issues_of(run.records, specs=SPECS)
+    assert (issue.first_rank, issue.first_step) == (0, 160)
+
+
+def test_a_resumed_run_starts_anew() -> None:
+    run = run_of(noisy(150))
+    run.incarnation, run.boot = "made-2", "boot-2"
+    run.started()
+    run.steps(range(150, 250), loss=noisy(100, 3.0))
+    assert_quiet(run.records, specs=SPECS)
+
+
+@cache
+def train(*, corrupt: int) -> RunBuilder:
+    """A perceptron on handwritten digits; `corrupt` batches in a row are of random labels."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    data = batches(*digits(), batch=64, seed=0)
+    run = RunBuilder()
+    run.started()
+    for step in range(400):
+        images, labels = next(data)
+        if 300 <= step < 300 + corrupt:
+            labels = (labels + 1) % 10
+        loss = torch.nn.functional.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        run.steps([step], loss=loss.item())
+    return run
+
+
+def test_wrong_labels_for_a_while_are_seen_at_their_first_step() -> None:
+    assert_fires(train(corrupt=15).records, "loss_spike", first_step=300, specs=SPECS)
+
+
+@pytest.mark.parametrize("corrupt", [0, 3])
+def test_without_them_or_with_three_of_them_it_is_quiet(corrupt: int) -> None:
+    assert_quiet(train(corrupt=corrupt).records, specs=SPECS)
