@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tocsin.bus.port import Bus, Outgoing, Partition, Producer, UnknownTopic
+from tocsin.emitter.daemon_pool import DaemonPool
 from tocsin.emitter.outbox import Item, Outbox, Said, StepRow, Worth, pack
 from tocsin.schemas.errors import ConfigurationError, RecordTooLarge
 from tocsin.schemas.events import Data, Event
@@ -194,6 +195,7 @@ class Sender:
         wake = asyncio.Event()
         with self._lock:
             self._loop, self._wake = asyncio.get_running_loop(), wake
+        self._loop.set_default_executor(DaemonPool())
         wake.set()
         beat = asyncio.create_task(self._beat(), name="tocsin-heartbeat")
         link = _Link(self._open_bus, self._address)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -161,6 +162,41 @@ def test_a_heartbeat_that_fails_does_not_end_the_heartbeats(tmp_path: Path) -> N
     wait_until(lambda: sending.records >= 1)
     assert sending.close()
     assert len(calls) >= 2
+
+
+LATE = """
+import asyncio, atexit, sys
+from pathlib import Path
+from tocsin.bus.embedded import EmbeddedBus
+from tocsin.emitter.sender import Address, Sender
+from tocsin.schemas.runs import Heartbeat
+from tocsin.schemas.telemetry import Speaker
+from tocsin.schemas.topics import Topics
+
+class Remote(EmbeddedBus):
+    async def __aenter__(self):
+        await asyncio.get_running_loop().getaddrinfo("localhost", 80)
+        return await super().__aenter__()
+
+speaker = Speaker(run_id="r1", incarnation="i1")
+address = Address(topics=Topics(), speaker=speaker, source="/runs/r1", create_topics=True)
+sending = Sender(lambda: Remote(Path(sys.argv[1])), address)
+sending.start()
+
+def end():
+    sending.say(Heartbeat(run_id="r1", incarnation="i1"))
+    print(sending.close())
+
+atexit.register(end)
+"""
+
+
+def test_a_bus_that_is_reached_only_at_the_exit_gets_the_last_records(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LATE, str(tmp_path / "bus.db")],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("True\n", "")
 
 
 class NoHands:
