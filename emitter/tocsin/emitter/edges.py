@@ -216,9 +216,10 @@ class Rank:
 
     def _open(self) -> link.Endpoint | None:
         folder = os.environ.get("TOCSIN_RUNTIME_DIR")
+        if not folder:
+            return None  # neither a launcher nor `start()`: nobody would know where
         try:
-            parent = Path(folder) if folder else link.job_folder(os.environ)
-            endpoint = link.Endpoint(parent / f"r{self.speaker.rank}-{os.getpid()}.sock")
+            endpoint = link.Endpoint(Path(folder) / f"r{self.speaker.rank}-{os.getpid()}.sock")
         except OSError as error:
             logger.warning("no stop can reach this rank: %s", error)
             return None
