@@ -94,7 +94,21 @@ def test_heartbeats_that_come_back_without_steps_show_the_stall() -> None:
     run = training()
     run.wait(400)
     beat(run, 20)
+    assert_quiet(run.records, specs=STALLED)
+    beat(run, 10)
     assert_fires(run.records, "stalled_training", specs=STALLED)
+
+
+def test_a_job_that_was_suspended_and_goes_on_has_not_stalled() -> None:
+    for pause_s in (290, 400):
+        run = training()
+        beat(run, 10)
+        run.wait(pause_s)
+        run.heartbeat(last_step=49)
+        run.wait(15)
+        run.steps(range(50, 60), loss=1.0, step_time_s=0.1)
+        beat(run, 100)
+        assert_quiet(run.records, specs=STALLED)
 
 
 def test_before_the_first_step_nothing_is_said() -> None:

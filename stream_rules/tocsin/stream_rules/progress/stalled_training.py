@@ -5,6 +5,9 @@ goes on (evaluation, checkpoint). When none came for the threshold although hear
 training stalls. Without heartbeats it is `telemetry_lost`, another rule: nothing is known of the
 steps then. Before the first step nothing is said: data may still be prepared.
 
+Heartbeats that come back after a silence say little at first: a job that was suspended needs a
+moment for its next step. It has five median steps for it, at least two heartbeats.
+
 The threshold is the larger of 300 s and 20 median step times, unless it is given.
 """
 
@@ -36,6 +39,7 @@ from tocsin.stream_rules.rule import (
 
 _FLOOR_MS: Final = 300_000
 _STEPS: Final = 20
+_STEPS_AFTER_SILENCE: Final = 5
 _RECENT: Final = 64
 _MAX_GRACE_MS: Final = 60_000
 
@@ -54,8 +58,8 @@ class _State:
     progress_seq: int = 0
     heartbeat_ms: int = 0
     heartbeat_every_ms: int = 10_000
+    back_ms: int = 0
     last_step: int = -1
-    slowest_rank: int = 0
     checked_ms: int = 0
     open: bool = False
     over: bool = False
@@ -115,11 +119,14 @@ class StalledTraining(Rule[StalledTrainingParams, _State]):
 
     def on_timer(self, at: Moment) -> Iterable[Outcome]:
         self.state.checked_ms = at.now_ms
-        if at.now_ms - self.state.heartbeat_ms <= 3 * self.state.heartbeat_every_ms:
+        silent = self._silent(at.now_ms, since_ms=self.state.heartbeat_ms)
+        if not silent and self._had_its_chance(at.now_ms):
             yield self._finding(at)
 
     def _heartbeat(self, data: Heartbeat, at: Moment) -> Iterable[Outcome]:
         state = self.state
+        if self._silent(at.now_ms, since_ms=max(state.heartbeat_ms, state.progress_ms or 0)):
+            state.back_ms = at.now_ms
         state.heartbeat_ms = at.now_ms
         state.heartbeat_every_ms = at.run.heartbeat_ms(data.rank)
         before = state.forward_calls.get(data.rank, 0)
@@ -132,6 +139,7 @@ class StalledTraining(Rule[StalledTrainingParams, _State]):
             state.progress_ms is not None
             and not state.over
             and at.now_ms - state.progress_ms >= self._threshold_ms()
+            and self._had_its_chance(at.now_ms)
         ):
             yield self._finding(at)
 
@@ -148,9 +156,21 @@ class StalledTraining(Rule[StalledTrainingParams, _State]):
     def _threshold_ms(self) -> int:
         if self.params.threshold is not None:
             return self.params.threshold // timedelta(milliseconds=1)
+        return max(_FLOOR_MS, _STEPS * self._step_ms())
+
+    def _step_ms(self) -> int:
+        """The median of the recent step times; 0 if it is not known."""
         recent = sorted(self.state.seconds)
         median = recent[len(recent) // 2] if recent else 0.0
-        return max(_FLOOR_MS, round(1000 * _STEPS * median) if median < 1e6 else _FLOOR_MS)
+        return round(1000 * median) if median < 1e6 else 0
+
+    def _silent(self, now_ms: int, *, since_ms: int) -> bool:
+        return now_ms - since_ms > 3 * self.state.heartbeat_every_ms
+
+    def _had_its_chance(self, now_ms: int) -> bool:
+        """Whether a healthy job would have made a step since its heartbeats came back."""
+        needed_ms = max(2 * self.state.heartbeat_every_ms, _STEPS_AFTER_SILENCE * self._step_ms())
+        return now_ms - self.state.back_ms >= min(needed_ms, self._threshold_ms())
 
     def _finding(self, at: Moment) -> Finding:
         state = self.state
