@@ -140,6 +140,13 @@ print(torch.value)
     assert done.stdout == "7\n"
     assert "has torch but not tocsin" in done.stderr
     assert done.stderr.count("\n") == 1
+    silent = python(
+        tmp_path,
+        code.replace("import torch", "sys.stderr = None\nimport torch"),
+        TOCSIN_RUN_ID="r1",
+        PYTHONPATH=f"{HOOK}{os.pathsep}{tmp_path}",
+    )
+    assert (silent.returncode, silent.stdout) == (0, "7\n")
 
 
 def test_spawned_children_are_left_alone(tmp_path: Path) -> None:

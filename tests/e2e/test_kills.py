@@ -35,6 +35,8 @@ from tocsin.schemas.issues import IssueFiring
 from tocsin.schemas.topics import Topics, issue_partition
 from tocsin.schemas.wire import decode, read_meta
 
+HELPER = "tocsin.console.helper"
+
 K = 60
 """The step of the NaN: late enough that all is up and the killing can begin before it."""
 
@@ -77,12 +79,19 @@ def look(site: Site, run_id: str) -> Found:
     return asyncio.run(read())
 
 
-def helpers_of(running: Running) -> list[psutil.Process]:
-    """The helper processes of a launcher that live."""
+def family_of(running: Running, word: str) -> list[psutil.Process]:
+    """The living processes under a launcher that have that word on their command line."""
     try:
         family = psutil.Process(running.process.pid).children(recursive=True)
-        return [p for p in family if "tocsin.console.helper" in p.cmdline()]
     except psutil.NoSuchProcess:
+        return []
+    return [process for process in family if any(word in part for part in _cmdline(process))]
+
+
+def _cmdline(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return []
 
 
@@ -121,9 +130,10 @@ def test_the_helper_is_killed_again_and_again(embedded_site: Site, undisturbed_i
     killed = 0
     while running.process.poll() is None and killed < 4:
         until(
-            lambda: helpers_of(running) or running.process.poll() is not None, what="a new helper"
+            lambda: family_of(running, HELPER) or running.process.poll() is not None,
+            what="a new helper",
         )
-        for helper in helpers_of(running):
+        for helper in family_of(running, HELPER):
             # Some die at their start, some at work.
             time.sleep(0.0 if killed % 2 else 0.04)
             helper.kill()
@@ -144,7 +154,7 @@ def test_the_helper_is_killed_while_the_stop_is_under_way(
         timeout_s=60,
         what="the issue",
     )
-    for helper in helpers_of(running):
+    for helper in family_of(running, HELPER):
         helper.kill()
     assert check(running.finish(), look(embedded_site, "killed")) == undisturbed_id
 
@@ -184,31 +194,13 @@ def test_the_launcher_is_killed_and_the_job_goes_on(embedded_site: Site) -> None
     running = embedded_site.start(
         sys.executable, "-u", str(SCRIPTS / "long_loop.py"), "--steps", "700", run_id="orphan"
     )
-    until(lambda: helpers_of(running), what="the helper")
-    family = psutil.Process(running.process.pid).children(recursive=True)
-    until(
-        lambda: any("long_loop.py" in " ".join(_cmdline(p)) for p in _family(running)),
-        what="the job",
-    )
-    family = _family(running)
-    jobs = [p for p in family if "long_loop.py" in " ".join(_cmdline(p))]
-    helpers = [p for p in family if "tocsin.console.helper" in _cmdline(p)]
+    until(lambda: "step 0" in running.stdout, timeout_s=60, what="the job trains")
+    until(lambda: family_of(running, HELPER), what="the helper")
+    jobs, helpers = family_of(running, "long_loop.py"), family_of(running, HELPER)
     running.process.kill()
     _, alive = psutil.wait_procs(helpers, timeout=15)
     assert alive == [], "the helper outlived its launcher"
     assert all(job.is_running() for job in jobs), "the job died with the launcher"
     _, alive = psutil.wait_procs(jobs, timeout=60)
     assert alive == []
-    stdout, _ = running.process.communicate(timeout=10)
-    assert "done after 700 steps" in stdout
-
-
-def _family(running: Running) -> list[psutil.Process]:
-    return psutil.Process(running.process.pid).children(recursive=True)
-
-
-def _cmdline(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except (psutil.NoSuchProcess, psutil.ZombieProcess):
-        return []
+    until(lambda: "done after 700 steps" in running.stdout, what="the last line of the job")

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -73,25 +74,44 @@ class Finished:
         )
 
 
-@dataclass
 class Running:
-    """A `tocsin run` under way, in a process group of its own."""
+    """A `tocsin run` under way, in a session of its own. What it prints is read as it comes."""
 
-    process: subprocess.Popen[str]
-    summary_path: Path
+    def __init__(self, process: subprocess.Popen[str], summary_path: Path) -> None:
+        self.process = process
+        self._summary_path = summary_path
+        self._printed: dict[str, list[str]] = {"stdout": [], "stderr": []}
+        self._readers = [
+            threading.Thread(target=self._read, args=(name,), daemon=True) for name in self._printed
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, name: str) -> None:
+        with getattr(self.process, name) as stream:
+            for line in stream:
+                self._printed[name].append(line)
+
+    @property
+    def stdout(self) -> str:
+        """What the job has printed so far."""
+        return "".join(self._printed["stdout"])
 
     def finish(self, timeout_s: float = 90) -> Finished:
         """Wait for its end; on a timeout kill it and fail with what it had printed."""
         try:
-            stdout, stderr = self.process.communicate(timeout=timeout_s)
+            self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            stdout, stderr = self.process.communicate(timeout=10)
             raise AssertionError(
-                f"tocsin run did not end within {timeout_s} s\n{stdout[-2000:]}\n{stderr[-4000:]}"
+                f"tocsin run did not end within {timeout_s} s\n{self._printed}"
             ) from None
-        summary = json.loads(self.summary_path.read_text()) if self.summary_path.exists() else {}
-        return Finished(self.process.returncode, stdout, stderr, summary)
+        for reader in self._readers:
+            reader.join(10)
+        found = self._summary_path
+        summary = json.loads(found.read_text()) if found.exists() else {}
+        stderr = "".join(self._printed["stderr"])
+        return Finished(self.process.returncode, self.stdout, stderr, summary)
 
 
 @dataclass

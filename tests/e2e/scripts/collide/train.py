@@ -12,6 +12,7 @@ import bus
 import schemas
 import torch
 
+torch.manual_seed(0)
 torch.set_num_threads(1)
 here = Path(__file__).resolve().parent
 for module in (actions, bus, schemas):
