@@ -5,6 +5,7 @@ Imports only what is cheap; the rest follows when a training begins.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -71,7 +72,8 @@ class _Waiting:
                 torch_loaded(module)
             # An emitter hook's wall: `import torch` must work as without us.
             except Exception as error:
-                sys.stderr.write(f"tocsin: this training is not watched: {error!r}\n")
+                with contextlib.suppress(Exception):  # stderr may be closed, or None
+                    sys.stderr.write(f"tocsin: this training is not watched: {error!r}\n")
 
         loader.exec_module = exec_module  # type: ignore[method-assign]
         if self in sys.meta_path:

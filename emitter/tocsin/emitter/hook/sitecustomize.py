@@ -41,6 +41,13 @@ def _say_hello() -> None:
         sender.close()
 
 
+def _tell(text: str) -> None:
+    try:
+        sys.stderr.write(f"tocsin: {text}\n")
+    except Exception:  # closed, or None
+        return
+
+
 class _Watcher:
     """A finder that finds nothing itself: it lets the others find, and adds a step to loading."""
 
@@ -87,12 +94,12 @@ def _loaded(name: str, module: ModuleType) -> None:
             install.agent_loaded(module)
     except ModuleNotFoundError as error:
         if name == _TORCH and (error.name or "").partition(".")[0] == "tocsin":
-            sys.stderr.write(
-                f"tocsin: {sys.executable} has torch but not tocsin, so this training is not "
-                "watched; try: pip install tocsin (with that python)\n"
+            _tell(
+                f"{sys.executable} has torch but not tocsin, so this training is not watched; "
+                "try: pip install tocsin (with that python)"
             )
     except Exception as error:
-        sys.stderr.write(f"tocsin: this training is not watched: {error!r}\n")
+        _tell(f"this training is not watched: {error!r}")
 
 
 def _hand_on() -> None:
@@ -117,6 +124,6 @@ if os.environ.get("TOCSIN_RUN_ID"):
         _say_hello()
         sys.meta_path.insert(0, _Watcher())
     except Exception as error:
-        sys.stderr.write(f"tocsin: the hook has failed: {error!r}\n")
+        _tell(f"the hook has failed: {error!r}")
 
 _hand_on()
