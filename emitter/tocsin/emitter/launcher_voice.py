@@ -42,7 +42,6 @@ class Voice:
         now_ms: Callable[[], int] = wall_ms,
         observe: Callable[[Data, int], None] | None = None,
     ) -> None:
-        self.acknowledged = 0
         self.dropped = 0
         self._producer = producer
         self._partition = Partition(topics.telemetry, telemetry_partition(run_id))
@@ -88,8 +87,6 @@ class Voice:
                 except (BusError, RecordTooLarge):
                     logger.warning("records of the launcher were not accepted", exc_info=True)
                     self.dropped += len(batch)
-                else:
-                    self.acknowledged += len(batch)
                 # The queue may have dropped some of these meanwhile, from the same end.
                 taken = set(map(id, batch))
                 while self._queue and id(self._queue[0]) in taken:

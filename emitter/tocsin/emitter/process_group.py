@@ -103,7 +103,6 @@ class Reaper:
 
     def __init__(self) -> None:
         self._watched: dict[int, Callable[[Change], None]] = {}
-        self.orphans = 0
 
     def watch(self, pid: int, tell: Callable[[Change], None]) -> None:
         """Call `tell` for each stop of that child, and once for its end."""
@@ -131,7 +130,5 @@ class Reaper:
                 tell(Change(pid, None, status))
             return
         self._watched.pop(pid, None)
-        if tell is None:
-            self.orphans += 1
-        else:
+        if tell is not None:
             tell(Change(pid, status if code == os.CLD_EXITED else -status))
