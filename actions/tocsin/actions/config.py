@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
-from tocsin.actions.routing import Routing
+from tocsin.actions.notify import is_chat_url, notify_names, parse_notify
+from tocsin.actions.routing import Kind, Routing
 from tocsin.actions.signature import webhook_key
 from tocsin.actions.webhook import WebhookTarget
 from tocsin.schemas.config import Config
 from tocsin.schemas.config_problems import Finding, Loc
-from tocsin.schemas.config_sections import WebhookReceiver
+from tocsin.schemas.config_receivers import (
+    ChatReceiver,
+    EmailReceiver,
+    SmsReceiver,
+    WebhookReceiver,
+)
 from tocsin.schemas.config_values import SecretRef, parse_http_url
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.yaml_loader import load
@@ -31,17 +35,22 @@ _OURS: Final = frozenset(
 def check_receivers(config: Config) -> Iterator[Finding]:
     """What is wrong with receivers and action lists beyond their shape; for the registry."""
     for name, receiver in config.receivers.items():
-        seen: set[str] = set()
-        for header in receiver.headers:
-            loc: Loc = ("receivers", name, "headers", header)
-            low = header.lower()
-            if not _HEADER.fullmatch(header):
-                yield Finding(loc, "expected the name of an HTTP header", "header", at="key")
-            elif low in _OURS or low.startswith("webhook-"):
-                yield Finding(loc, f"the header {low!r} is set by tocsin", "header", at="key")
-            elif low in seen:
-                yield Finding(loc, f"the header {low!r} is there already", "header", at="key")
-            seen.add(low)
+        loc: Loc = ("receivers", name)
+        if isinstance(receiver, WebhookReceiver):
+            yield from _check_headers(receiver, (*loc, "headers"))
+        elif isinstance(receiver, ChatReceiver):
+            if isinstance(receiver.url, str) and not is_chat_url(receiver.url):
+                message = (
+                    "expected a chat URL like slack://TOKEN_A/TOKEN_B/TOKEN_C, discord://ID/TOKEN "
+                    "or tgram://BOT_TOKEN/CHAT_ID, or {secret: NAME}"
+                )
+                hint = "type: webhook for your own endpoint"
+                yield Finding((*loc, "url"), message, hint=hint, hide_value=True)
+        elif isinstance(receiver, EmailReceiver | SmsReceiver):
+            for index, one in enumerate(receiver.to):
+                if one in receiver.to[:index]:
+                    message = "this one is in the list already"
+                    yield Finding((*loc, "to", index), message, "duplicate_recipient", "remove it")
     for rule in config.rules:
         listed: set[str] = set()
         for action in rule.actions or ():
@@ -52,40 +61,38 @@ def check_receivers(config: Config) -> Iterator[Finding]:
             listed.add(what)
 
 
+def _check_headers(receiver: WebhookReceiver, loc: Loc) -> Iterator[Finding]:
+    seen: set[str] = set()
+    for header in receiver.headers:
+        here = (*loc, header)
+        low = header.lower()
+        if not _HEADER.fullmatch(header):
+            yield Finding(here, "expected the name of an HTTP header", "header", at="key")
+        elif low in _OURS or low.startswith("webhook-"):
+            yield Finding(here, f"the header {low!r} is set by tocsin", "header", at="key")
+        elif low in seen:
+            yield Finding(here, f"the header {low!r} is there already", "header", at="key")
+        seen.add(low)
+
+
 def webhook_targets(
     config: Config, secrets: Mapping[str, SecretStr], notify: Sequence[str] = ()
 ) -> dict[str, WebhookTarget]:
-    """The receivers by name, those of `--notify` among them by `notify_names`.
+    """The webhooks by name, those of `--notify` among them by `notify_names`.
 
     Raises:
         ConfigurationError: a URL or key cannot be used. The message shows no secret.
     """
     targets: dict[str, WebhookTarget] = {}
     for name, receiver in config.receivers.items():
+        if not isinstance(receiver, WebhookReceiver):
+            continue
         if (target := _target(name, receiver, secrets)) is not None:
             targets[name] = target
-    for url in notify:
-        if not url.startswith(("http://", "https://")):
-            raise ConfigurationError(
-                f"--notify {url!r}: expected a URL like https://hooks.example.com/ml; "
-                "addresses for mail and chat are not supported yet"
-            )
-        name = notify_names([url])[0]
-        targets[name] = WebhookTarget(name, _url(SecretStr(url), "--notify"))
+    for address in map(parse_notify, notify):
+        if address.kind == "webhook":
+            targets[address.name] = WebhookTarget(address.name, address.url)
     return targets
-
-
-def notify_names(notify: Sequence[str]) -> list[str]:
-    """What the receivers of `--notify` are called in the ledger: the host, and a hash of the URL.
-
-    The same URL has the same name in the next process, in whichever order it is given; no name of
-    a file has a colon.
-    """
-    names: list[str] = []
-    for url in notify:
-        host = urlsplit(url).hostname or ""
-        names.append(f"notify:{host[:60]}-{hashlib.sha256(url.encode()).hexdigest()[:8]}")
-    return list(dict.fromkeys(names))
 
 
 def routing_of(
@@ -96,8 +103,16 @@ def routing_of(
     stops_off: str | None = None,
 ) -> Routing:
     """The decisions of a configuration. Reads its file once more, for the places: may block."""
-    rules = {rule.name: rule for rule in config.rules}
-    return Routing(rules, notify_names(notify), stops_off, places(path))
+    kinds: dict[str, Kind] = {name: item.type for name, item in config.receivers.items()}
+    kinds |= {address.name: address.kind for address in map(parse_notify, notify)}
+    return Routing(
+        {rule.name: rule for rule in config.rules},
+        notify_names(notify),
+        stops_off,
+        places(path),
+        kinds,
+        [name for name, item in config.receivers.items() if not item.send_resolved],
+    )
 
 
 def places(path: Path | None) -> Callable[[Loc], str]:

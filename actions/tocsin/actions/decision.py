@@ -37,11 +37,13 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of one attempt: an HTTP status, a failure, or a refusal of our own.
+    """What came of one attempt: an HTTP status, a failure, or what it means in words of our own.
 
     Attributes:
         retry_after: the header's text, seconds or a date.
-        forbidden: why we must not even try, for example an address that is not allowed.
+        forbidden: why another attempt is pointless, or why we must not even try.
+        done: it was delivered, in these words.
+        later: it was not, in these words, and may be the next time.
         sent: a stop command is on the bus; the run will answer.
     """
 
@@ -50,12 +52,15 @@ class Outcome:
     retry_after: str | None = None
     failure: Failure | None = None
     forbidden: str | None = None
+    done: str | None = None
+    later: str | None = None
     sent: bool = False
 
     def text(self) -> str:
         """In a few words; never anything that the peer wrote."""
-        if self.forbidden is not None:
-            return self.forbidden
+        words = self.forbidden or self.done or self.later
+        if words is not None:
+            return words
         if self.failure is not None:
             return self.failure
         return f"{self.status} {self.phrase}".strip() if self.status is not None else "sent"
@@ -95,7 +100,9 @@ def decide(
         return Decision("pending", "sent, waiting for the run's answer", give_up_ms)
     if outcome.forbidden is not None:
         return Decision("rejected", text)
-    if outcome.failure is None and status is not None:
+    if outcome.done is not None:
+        return Decision("delivered", text)
+    if outcome.failure is None and outcome.later is None and status is not None:
         if 200 <= status < 300:
             return Decision("delivered", text)
         if 300 <= status < 400:

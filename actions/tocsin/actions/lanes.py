@@ -18,8 +18,22 @@ logger = logging.getLogger(__name__)
 PER_RECEIVER: Final = 16
 """Attempts at one receiver at a time. What is due beyond that waits in the ledger's schedule."""
 
-Attempt = Callable[[Delivery, int], Awaitable[Outcome]]
-"""Makes one attempt; given the time. Raises nothing but CancelledError."""
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What an attempt is to deliver.
+
+    Attributes:
+        did: what tocsin has done about the issue so far, one sentence each.
+    """
+
+    delivery: Delivery
+    now_ms: int
+    did: Sequence[str] = ()
+
+
+Attempt = Callable[[Notice], Awaitable[Outcome]]
+"""Makes one attempt. Raises nothing but CancelledError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +92,12 @@ class Lanes:
         """The deliveries with an attempt under way."""
         return self._tasks.keys()
 
-    def start(self, lane: Lane, delivery: Delivery, now_ms: int) -> None:
+    def start(self, lane: Lane, notice: Notice) -> None:
         """Begin an attempt."""
-        self._flying[delivery.action] += 1
-        self._tasks[delivery.delivery_id] = asyncio.create_task(
-            self._attempt(lane, delivery, now_ms), name=f"tocsin-delivery-{delivery.delivery_id}"
+        identity = notice.delivery.delivery_id
+        self._flying[notice.delivery.action] += 1
+        self._tasks[identity] = asyncio.create_task(
+            self._attempt(lane, notice), name=f"tocsin-delivery-{identity}"
         )
 
     async def close(self) -> None:
@@ -95,12 +110,13 @@ class Lanes:
         for close in self._closers:
             await close()
 
-    async def _attempt(self, lane: Lane, delivery: Delivery, now_ms: int) -> None:
+    async def _attempt(self, lane: Lane, notice: Notice) -> None:
+        delivery = notice.delivery
         started = time.monotonic()
         outcome = Outcome(failure="no connection")
         try:
             self._crash("attempting")
-            outcome = await lane.attempt(delivery, now_ms)
+            outcome = await lane.attempt(notice)
             self._crash("attempted")
         except Exception:
             # One action's fault must not end the others: it counts as a failed attempt.
@@ -109,4 +125,4 @@ class Lanes:
             self._flying[delivery.action] -= 1
             del self._tasks[delivery.delivery_id]
         duration_ms = round(1000 * (time.monotonic() - started))
-        self._report(Attempted(delivery.delivery_id, outcome, now_ms, duration_ms))
+        self._report(Attempted(delivery.delivery_id, outcome, notice.now_ms, duration_ms))

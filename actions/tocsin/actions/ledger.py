@@ -72,6 +72,13 @@ class Ledger:
         """Whether there is an entry."""
         return delivery_id in self._pending or delivery_id in self._settled
 
+    def state_of(self, delivery_id: str) -> DeliveryState | None:
+        """The state of a delivery; None if there is no entry."""
+        if delivery_id in self._pending:
+            return "pending"
+        settled = self._settled.get(delivery_id)
+        return None if settled is None else settled.state
+
     def stop_of(self, run_id: str, incarnation: str) -> str | None:
         """The delivery of the stop that was asked for, or took effect, for an incarnation."""
         return self._stops.get((run_id, incarnation))

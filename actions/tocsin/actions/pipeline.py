@@ -16,7 +16,7 @@ from typing import Final
 
 from tocsin.actions import stop as stops
 from tocsin.actions.decision import Decision, RetryPolicy, too_late
-from tocsin.actions.lanes import Attempted, Lane, Lanes
+from tocsin.actions.lanes import Attempted, Lane, Lanes, Notice
 from tocsin.actions.ledger import Ledger
 from tocsin.actions.records import delivery_record, expired_letter, tombstone
 from tocsin.actions.routing import STOP, Planned, Routing
@@ -378,7 +378,12 @@ class ActionsService(Service):
         if lane is None or (delivery.kind == STOP and (delivery.attempts > 0 or late)):
             self._report(Attempted(delivery.delivery_id, None, now_ms))
             return
-        self._lanes.start(lane, delivery, now_ms)
+        self._lanes.start(lane, Notice(delivery, now_ms, self._did(delivery.issue_id)))
+
+    def _did(self, issue_id: str) -> Sequence[str]:
+        """What was done about an issue beside notices, for the notices."""
+        stop = self._ledger.state_of(delivery_id(issue_id, STOP, "firing"))
+        return () if stop is None else (stops.SENTENCES[stop],)
 
     async def _is_skipped(self, run_id: str) -> bool:
         try:

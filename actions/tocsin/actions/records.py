@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 from tocsin.actions.ledger import Settled
 from tocsin.bus.port import Outgoing, Partition
 from tocsin.schemas.dead_letters import DeadLetter
 from tocsin.schemas.deliveries import Delivery
-from tocsin.schemas.events import Event, clip
+from tocsin.schemas.errors import MalformedRecord
+from tocsin.schemas.events import EVENT_TYPES, Event, clip
+from tocsin.schemas.issues import Issue
 from tocsin.schemas.topics import DLQ_PARTITIONS, Topics, issue_partition, partition_for
 from tocsin.schemas.wire import meta_of
 
@@ -43,6 +47,18 @@ def tombstone(topics: Topics, settled: Settled) -> Outgoing:
     """The end of an entry."""
     partition = Partition(topics.actions, issue_partition(settled.run_id))
     return Outgoing(partition, settled.key.encode(), None)
+
+
+def issue_of(delivery: Delivery) -> Issue:
+    """The issue that a delivery is about, from its event.
+
+    Raises:
+        RecordError: it holds none.
+    """
+    event = EVENT_TYPES.decode(json.dumps(delivery.event).encode())
+    if not isinstance(event.data, Issue):
+        raise MalformedRecord("the ledger's entry holds no issue")
+    return event.data
 
 
 def _event(delivery: Delivery) -> Event[Delivery]:

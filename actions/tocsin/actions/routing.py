@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from tocsin.schemas.config_problems import Loc
 from tocsin.schemas.config_sections import ActionEntry, RuleEntry, StopOptions
 from tocsin.schemas.issues import Issue
 
-Kind = Literal["webhook", "stop"]
+Kind = Literal["webhook", "email", "chat", "sms", "lambda", "stop"]
 
 STOP: Final = "stop"
 
@@ -36,6 +36,8 @@ class Routing:
     Attributes:
         rules: the config file's entries by instance name.
         notify: names of the receivers that `--notify` made.
+        kinds: of the receivers, those of `--notify` included.
+        firing_only: receivers that are not told when an issue is over.
         stops_off: why no stop is sent (`--no-stop`); None if stops are on.
         place: says where a part of the config file stands.
     """
@@ -44,6 +46,8 @@ class Routing:
     notify: Sequence[str] = ()
     stops_off: str | None = None
     place: Callable[[Loc], str] = lambda loc: ".".join(map(str, loc))
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
+    firing_only: Collection[str] = ()
 
     def plan(self, issue: Issue) -> list[Planned]:
         """What to do, stop first; each action once.
@@ -75,7 +79,12 @@ class Routing:
             return self._stop(where, action.options) if issue.state == "firing" else None
         if action.receiver is None:
             return None
-        return Planned(action.receiver, "webhook", where)
+        if issue.state != "firing" and action.receiver in self.firing_only:
+            return None
+        return Planned(action.receiver, self._kind(action.receiver), where)
+
+    def _kind(self, receiver: str) -> Kind:
+        return self.kinds.get(receiver, "webhook")
 
     def _stop(self, decided_by: str, options: StopOptions | None) -> Planned:
         return Planned(STOP, STOP, decided_by, options or StopOptions(), self.stops_off)
@@ -84,5 +93,6 @@ class Routing:
         if issue.severity not in _NOTIFIED:
             return []
         return [
-            Planned(name, "webhook", "--notify: issues from warning up") for name in self.notify
+            Planned(name, self._kind(name), "--notify: issues from warning up")
+            for name in self.notify
         ]

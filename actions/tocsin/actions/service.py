@@ -11,17 +11,16 @@ from pydantic import SecretStr
 
 from tocsin.actions import stop as stops
 from tocsin.actions.address_guard import AddressGuard, parse_networks
-from tocsin.actions.config import routing_of, webhook_targets
+from tocsin.actions.config import routing_of
 from tocsin.actions.decision import Outcome, RetryPolicy
-from tocsin.actions.lanes import Lane
+from tocsin.actions.lanes import Lane, Notice
 from tocsin.actions.pipeline import ActionsService
+from tocsin.actions.receivers import receiver_lanes
 from tocsin.actions.routing import STOP
-from tocsin.actions.webhook import WebhookSender, WebhookTarget
 from tocsin.bus.port import Bus, BusUnavailable, Producer
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.worker import no_crash
 from tocsin.schemas.config import Config
-from tocsin.schemas.deliveries import Delivery
 from tocsin.schemas.errors import RecordError
 from tocsin.schemas.signing import SigningKey
 from tocsin.schemas.topics import Topics
@@ -38,11 +37,12 @@ class _StopLane:
         self._key = key
         self._producer: Producer | None = None
 
-    async def attempt(self, delivery: Delivery, now_ms: int) -> Outcome:
-        if delivery.event is None:
+    async def attempt(self, notice: Notice) -> Outcome:
+        event = notice.delivery.event
+        if event is None:
             return Outcome(forbidden="the ledger's entry holds no stop command")
         try:
-            record = stops.signed_record(self._topics, delivery.event, self._key)
+            record = stops.signed_record(self._topics, event, self._key)
         except RecordError as error:
             return Outcome(forbidden=str(error))
         try:
@@ -56,13 +56,6 @@ class _StopLane:
     async def close(self) -> None:
         if self._producer is not None:
             await self._producer.close()
-
-
-def _webhook_lane(sender: WebhookSender, target: WebhookTarget) -> Lane:
-    async def attempt(delivery: Delivery, now_ms: int) -> Outcome:
-        return await sender.post(target, delivery.delivery_id, delivery.event or {}, now_ms)
-
-    return Lane(attempt, target.give_up_ms)
 
 
 def build_actions_service(
@@ -80,6 +73,7 @@ def build_actions_service(
     policy: RetryPolicy | None = None,
     metrics: Metrics | None = None,
     software: str = "tocsin",
+    environ: Mapping[str, str] | None = None,
     crash: Callable[[str], None] = no_crash,
 ) -> ActionsService:
     """The action service for one worker.
@@ -90,26 +84,33 @@ def build_actions_service(
         secrets: their values (`tocsin.schemas.config_settings.resolve_secrets`).
         embedded: whether it serves a run on this machine's own bus: webhooks may then reach
             private and loopback addresses.
-        notify: the URLs of `--notify`.
+        notify: the addresses of `--notify`.
         stop: whether stops may be sent; False after `--no-stop`.
         allow_cidr: the networks of `--allow-cidr`.
         config_path: the file that `config` came from, so that decisions can name its lines; it is
-            read here once more, which may block.
+            read here once more, which may block. Relative paths in it start at its folder.
+        environ: the environment, if not this process's own: `TOCSIN_SMTP` names a mail server.
         crash: points at which a test may end the process: `attempting`, `attempted`.
 
     Raises:
         ConfigurationError: a receiver or a network cannot be used.
-        MissingExtra: there is a webhook receiver and aiohttp is not installed.
+        MissingExtra: what a receiver needs is not installed.
     """
     networks = parse_networks(allow_cidr)
     stop_lane = _StopLane(bus, topics, key)
     lanes = {STOP: Lane(stop_lane.attempt, at_once=_STOPS_AT_ONCE)}
     closers: list[Callable[[], Awaitable[None]]] = [stop_lane.close]
-    targets = webhook_targets(config, secrets, notify)
-    if targets:
-        sender = WebhookSender(AddressGuard(private=embedded, allow=networks), software=software)
-        closers.append(sender.close)
-        lanes |= {name: _webhook_lane(sender, target) for name, target in targets.items()}
+    receivers, receiver_closers = receiver_lanes(
+        config,
+        secrets,
+        guard=AddressGuard(private=embedded, allow=networks),
+        notify=notify,
+        folder=None if config_path is None else config_path.parent,
+        environ=environ,
+        software=software,
+    )
+    lanes |= receivers
+    closers += receiver_closers
     return ActionsService(
         topics,
         routing_of(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -30,6 +31,16 @@ ANSWER_MS: Final = 3_000
 
 _CONFIRM_MS: Final = 60_000
 _NONCES: Final = uuid.UUID("0e1b8f1e-3a57-5a0e-9a0c-52a1c1f3c0de")
+
+
+SENTENCES: Final[Mapping[DeliveryState, str]] = {
+    "pending": "It asked the run to stop.",
+    "delivered": "It stopped the run.",
+    "rejected": "It asked the run to stop; the run refused.",
+    "expired": "It asked the run to stop; the run did not confirm it.",
+    "suppressed": "It did not stop the run, though that was asked for: the ledger says why.",
+}
+"""What is said of a stop in each state of its delivery, where people are told of the issue."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,12 @@ def run(
     ] = None,
     notify: Annotated[
         list[str] | None,
-        typer.Option("--notify", metavar="URL", help="Post each issue there too; may be repeated."),
+        typer.Option(
+            "--notify",
+            metavar="URL|ADDRESS",
+            help="Send each issue there too: https://…, mailto:me@example.com, slack://…, "
+            "discord://…, tgram://…; may be repeated.",
+        ),
     ] = None,
     summary: Annotated[
         Path | None, typer.Option("--summary", help="Write a JSON object there at the end.")

@@ -48,6 +48,8 @@ secrets:
   #hook-url: {env: TOCSIN_HOOK_URL, optional: true}
   #hook-key: {env: TOCSIN_HOOK_KEY}
   #hook-key-before: {env: TOCSIN_HOOK_KEY_BEFORE, optional: true}
+  #mail-password: {env: TOCSIN_MAIL_PASSWORD}
+  #slack-url: {env: TOCSIN_SLACK_URL}
 
 # What all parts of tocsin talk over: one SQLite file (embedded:PATH, no server, one machine) or
 # Kafka (a fleet). Default: embedded:.tocsin/bus.db; --bus and TOCSIN_BUS come before this.
@@ -76,8 +78,35 @@ defaults:
   # What a stop does: enforce stops the job.
   #mode: enforce
 
-# Whom issues are sent to, by name. `tocsin run --notify URL` adds one for a single run.
+# Whom issues are sent to, by name. `tocsin run --notify URL|ADDRESS` adds one for a single run.
 receivers:
+  # A mail with a picture of what decided the issue. The server is that of TOCSIN_SMTP
+  # (smtp://USER:PASSWORD@HOST:PORT), else the one of this machine.
+  #ml-mail: {type: email, to: [vision@example.com]}
+  # With all that can be said. starttls: encrypt, or do not send (default, except on this machine);
+  # tls: encrypt from the first byte. send_resolved: whether to tell, too, when an issue is over
+  # (default true; each kind of receiver has it).
+  #vision-mail:
+  #  type: email
+  #  to: [vision@example.com, ana@example.com]
+  #  sender: tocsin@example.com
+  #  smtp:
+  #    host: mail.example.com
+  #    port: 587
+  #    starttls: true
+  #    tls: false
+  #    ca: tls/ca.pem
+  #    username: tocsin
+  #    password: {secret: mail-password}
+  #  send_resolved: true
+  #  retry: {give_up_after: 24h}
+  # A chat message: slack://TOKEN_A/TOKEN_B/TOKEN_C, discord://ID/TOKEN, tgram://BOT_TOKEN/CHAT_ID
+  # and others; or the webhook URL that Slack or Discord give. Such a URL is a secret.
+  #vision-chat: {type: chat, url: {secret: slack-url}}
+  # A short message through AWS SNS, and a call of an AWS Lambda function, with the machine's AWS
+  # credentials.
+  #on-call: {type: sms, to: ["+4915112345678"], region: eu-central-1, sender_id: tocsin}
+  #ml-lambda: {type: lambda, function: ml-alerts, region: eu-central-1}
   # A webhook posts each issue as a CloudEvent.
   #ml-hook: {type: webhook, url: "https://hooks.example.com/ml"}
   # With all that can be said: the URL from a secret, headers, a signature (Standard Webhooks; the

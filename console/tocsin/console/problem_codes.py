@@ -11,6 +11,7 @@ PROBLEM_CODES: Final[Mapping[str, str]] = {
     "documents": "More than one document in the file.",
     "duplicate_action": "An action is twice in one list.",
     "duplicate_key": "A key is twice in one mapping.",
+    "duplicate_recipient": "An address or phone number is twice in one list.",
     "duplicate_rule": "A rule, or a name of an instance, is listed twice.",
     "encoding": "The file is not UTF-8 text.",
     "header": "An HTTP header that cannot be sent, or that tocsin sets itself.",

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tocsin.actions.notify import parse_notify
+from tocsin.actions.smtp import SMTP_VARIABLE, server_of_environment
 from tocsin.console.setting import Setting, read_setting
 from tocsin.emitter.helper_child import helper_command
 from tocsin.emitter.identity import resolve_job_id, resolve_run_id, restart_count
 from tocsin.emitter.plan import DRAIN_S, LaunchPlan
-from tocsin.schemas.config_values import parse_http_url
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.identity import incarnation_id
 from tocsin.schemas.signing import keys_folder, own_key
@@ -49,7 +51,7 @@ def plan_run(
             "no command: expected one after the options, for example: tocsin run -- python train.py"
         )
     for address in options.notify:
-        _check_address(address)
+        _check_address(address, env)
     setting = read_setting(options.config, options.bus, labels=options.labels, environ=env)
     run_id = resolve_run_id(options.run_id, env)
     job_id = resolve_job_id(env)
@@ -80,16 +82,22 @@ def plan_run(
     )
 
 
-def _check_address(address: str) -> None:
+def _check_address(address: str, env: Mapping[str, str]) -> None:
     """Raises ConfigurationError: it is not an address that a notice can be sent to."""
-    if address.startswith("mailto:") or ("@" in address and "://" not in address):
-        raise ConfigurationError(
-            f"--notify {address}: mail is not supported yet; give a webhook URL"
-        )
+    if parse_notify(address).kind == "email":
+        server = server_of_environment(env)
+        # Said now rather than in a log, a day later, when the mail did not come.
+        if not env.get(SMTP_VARIABLE) and not _answers(server.host, server.port):
+            raise ConfigurationError(f"--notify {address}: nobody answers{server.advice}")
+
+
+def _answers(host: str, port: int) -> bool:
+    """Whether somebody listens there. May block for a second."""
     try:
-        parse_http_url(address)
-    except ValueError as error:
-        raise ConfigurationError(f"--notify: {error}") from error
+        with socket.create_connection((host, port), timeout=1.0):
+            return True
+    except OSError:
+        return False
 
 
 def _helper(

@@ -24,6 +24,7 @@ from tocsin.schemas.config_parse import (
     parse_secrets,
 )
 from tocsin.schemas.config_problems import ConfigProblems, Finding, Loc, Problem, did_you_mean
+from tocsin.schemas.config_receivers import Receiver
 from tocsin.schemas.config_sections import (
     LATER_SECTIONS,
     ActionEntry,
@@ -35,7 +36,6 @@ from tocsin.schemas.config_sections import (
     Section,
     StopOptions,
     StopTrust,
-    WebhookReceiver,
 )
 from tocsin.schemas.config_values import NAME_PATTERN
 from tocsin.schemas.errors import ConfigurationError, TocsinError
@@ -67,7 +67,7 @@ class Config(Section):
     """What the training process records."""
     defaults: DefaultsConfig = Field(default_factory=DefaultsConfig)
     """What holds where a rule says nothing else."""
-    receivers: Mapping[str, WebhookReceiver] = Field(default_factory=dict)
+    receivers: Mapping[str, Receiver] = Field(default_factory=dict)
     """Whom issues are sent to, by name."""
     rules: tuple[RuleEntry, ...] = ()
     """Rules with their actions; those not listed follow `defaults.rules`."""

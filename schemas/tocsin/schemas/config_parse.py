@@ -14,15 +14,19 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from tocsin.schemas.config_problems import Finding, Loc, did_you_mean
+from tocsin.schemas.config_receivers import (
+    LATER_OF_RECEIVERS,
+    LATER_RECEIVERS,
+    RECEIVERS,
+    AnyReceiver,
+)
 from tocsin.schemas.config_sections import (
     LATER,
-    LATER_RECEIVERS,
     LATER_VALUES,
     ActionEntry,
     RuleEntry,
     SecretSource,
     StopOptions,
-    WebhookReceiver,
 )
 from tocsin.schemas.config_values import parse_name
 from tocsin.schemas.yaml_loader import Plain, kind_of
@@ -117,7 +121,7 @@ def parse_secrets(raw: Plain, findings: list[Finding]) -> dict[str, SecretSource
     return dict(_items(raw, ("secrets",), findings, one, name=parse_name))
 
 
-def parse_receivers(raw: Plain, findings: list[Finding]) -> dict[str, WebhookReceiver]:
+def parse_receivers(raw: Plain, findings: list[Finding]) -> dict[str, AnyReceiver]:
     """The section `receivers`."""
     return dict(_items(raw, ("receivers",), findings, _parse_receiver, name=_receiver_name))
 
@@ -256,13 +260,26 @@ def _parse_action(raw: Plain, loc: Loc, findings: list[Finding]) -> ActionEntry 
 # -- receivers, labels, names
 
 
-def _parse_receiver(raw: Plain, loc: Loc, findings: list[Finding]) -> WebhookReceiver | None:
-    kind = raw.get("type") if isinstance(raw, dict) else None
+def _parse_receiver(raw: Plain, loc: Loc, findings: list[Finding]) -> AnyReceiver | None:
+    here = (*loc, "type")
+    if not isinstance(raw, dict):
+        findings.append(_expected("a mapping like {type: email, to: […]}", raw, loc))
+        return None
+    if "type" not in raw:
+        message = "the key 'type' is missing"
+        findings.append(Finding(loc, message, "missing_key", f"one of {', '.join(RECEIVERS)}"))
+        return None
+    kind = raw["type"]
     if isinstance(kind, str) and kind in LATER_RECEIVERS:
-        here = (*loc, "type")
         findings.append(not_supported_yet(here, f"the receiver type {kind!r}", at="value"))
         return None
-    return parse_model(WebhookReceiver, raw, loc, findings)
+    model = RECEIVERS.get(kind) if isinstance(kind, str) else None
+    if model is None:
+        what = f"expected one of {', '.join(RECEIVERS)}, got {kind_of(kind)}"
+        hint = did_you_mean(kind, RECEIVERS) if isinstance(kind, str) else None
+        findings.append(Finding(here, what, hint=hint))
+        return None
+    return parse_model(model, raw, loc, findings)
 
 
 def _parse_label(raw: Plain, loc: Loc, findings: list[Finding]) -> str | None:
@@ -353,7 +370,7 @@ def _finding(error: ErrorDetails, model: type[BaseModel], top: Loc) -> Finding:
     hide = _hidden(loc) or (isinstance(raw, str) and "@" in raw)
     match error["type"]:
         case "extra_forbidden":
-            if key in LATER.get(owner, ()):
+            if key in LATER.get(owner, ()) or key in LATER_OF_RECEIVERS.get(owner, ()):
                 return not_supported_yet(loc, repr(key))
             return _unknown_key(key, loc, tuple(owner.model_fields))
         case "missing":

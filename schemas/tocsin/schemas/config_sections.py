@@ -20,8 +20,6 @@ from tocsin.schemas.config_values import (
     Name,
     Percent,
     Secret,
-    TextOrSecret,
-    UrlOrSecret,
 )
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.issues import Severity
@@ -171,41 +169,6 @@ class DefaultsConfig(Section):
     """What a stop action does: `enforce` stops the job."""
 
 
-class SignConfig(Section):
-    """How a webhook is signed, so that its receiver can tell it from a forged one."""
-
-    scheme: Literal["standard"] = Field(default="standard", examples=["standard"])
-    """`standard`: the signature of Standard Webhooks (HMAC-SHA256)."""
-    key: Secret = Field(examples=[{"secret": "hook"}])
-    """The signing key."""
-    previous_key: Secret | None = Field(default=None, examples=[{"secret": "hook_old"}])
-    """The key before, while it is being replaced: both signatures are sent."""
-
-
-class RetryConfig(Section):
-    """When a delivery that fails is given up."""
-
-    give_up_after: Duration = Field(default=timedelta(hours=24), examples=["24h"])
-    """How long after the first attempt. Unit: a duration."""
-
-
-class WebhookReceiver(Section):
-    """Posts each issue as a CloudEvent to a URL."""
-
-    type: Literal["webhook"] = Field(examples=["webhook"])
-    """The kind of receiver."""
-    url: UrlOrSecret = Field(examples=["https://hooks.example.com/ml", {"secret": "slack"}])
-    """Where to post."""
-    headers: Mapping[str, TextOrSecret] = Field(
-        default_factory=dict, examples=[{"authorization": {"secret": "token"}}]
-    )
-    """HTTP headers to add."""
-    sign: SignConfig | None = None
-    """How to sign; absent: not at all."""
-    retry: RetryConfig = Field(default_factory=RetryConfig)
-    """When to give up."""
-
-
 class StopTrust(Section):
     """Whose stop commands a training process obeys."""
 
@@ -275,11 +238,9 @@ class RuleEntry(Section):
 
 
 LATER_SECTIONS: Final = frozenset({"targets", "routes", "inhibit", "silences", "limits", "policy"})
-LATER_RECEIVERS: Final = frozenset({"chat", "email", "sms", "lambda"})
 
 LATER: Final[Mapping[type[BaseModel], frozenset[str]]] = {
     DefaultsConfig: frozenset({"group_by", "group_wait", "repeat_interval", "send_resolved"}),
-    WebhookReceiver: frozenset({"body", "tls"}),
     StopOptions: frozenset({"approve", "escalate", "target"}),
     RuleEntry: frozenset({"preset"}),
 }

@@ -33,6 +33,9 @@ _SIZE_UNITS: Final[Mapping[str, int]] = {
     **{unit: 1024 ** (i + 1) for i, unit in enumerate(("KiB", "MiB", "GiB", "TiB"))},
 }
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
+_MAIL_LOCAL: Final = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+(?:\.[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+)*"
+_MAIL: Final = re.compile(_MAIL_LOCAL + r"@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*")
+_PHONE: Final = re.compile(r"\+[1-9][0-9]{6,14}")
 NAME_PATTERN: Final = rf"^{_NAME.pattern}$"
 
 
@@ -124,6 +127,28 @@ def parse_http_url(value: object) -> str:
         if usable:
             return value
     raise ValueError("expected a URL like https://hooks.example.com/ml, or {secret: NAME}")
+
+
+def parse_mail_address(value: object) -> str:
+    """A mail address, `name@example.com`, without a display name.
+
+    Raises:
+        ValueError: it is anything else; the message says what was expected.
+    """
+    if isinstance(value, str) and len(value) <= 254 and _MAIL.fullmatch(value):
+        return value
+    raise ValueError("expected a mail address like vision@example.com (ASCII, no display name)")
+
+
+def parse_phone_number(value: object) -> str:
+    """A phone number in E.164 form: `+` and 7 to 15 digits, country first.
+
+    Raises:
+        ValueError: it is anything else; the message says what was expected.
+    """
+    if isinstance(value, str) and _PHONE.fullmatch(value):
+        return value
+    raise ValueError('expected a phone number with its country, like "+4915112345678"')
 
 
 def _path(value: object) -> Path:
@@ -222,3 +247,17 @@ UrlOrSecret = Annotated[
     WithJsonSchema({"anyOf": [_TEXT | {"pattern": "^https?://"}, _SECRET_SCHEMA]}),
 ]
 """An http(s) URL, written out or from a secret."""
+
+MailAddress = Annotated[
+    str,
+    PlainValidator(parse_mail_address),
+    WithJsonSchema(_TEXT | {"pattern": f"^{_MAIL.pattern}$"}),
+]
+"""A mail address."""
+
+PhoneNumber = Annotated[
+    str,
+    PlainValidator(parse_phone_number),
+    WithJsonSchema(_TEXT | {"pattern": f"^{_PHONE.pattern}$"}),
+]
+"""A phone number, with its country."""

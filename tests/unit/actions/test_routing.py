@@ -3,7 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from support.issue_records import issue
-from tocsin.actions.config import check_receivers, notify_names, places, routing_of
+from tocsin.actions.config import check_receivers, places, routing_of
+from tocsin.actions.notify import notify_names
 from tocsin.actions.routing import Planned, Routing
 from tocsin.schemas.config import Config, SectionRegistry, check_config
 

@@ -1,0 +1,191 @@
+"""What people are told about an issue: one value, from which each channel makes its own form. Pure.
+
+Nothing here is escaped: a channel escapes what it is handed, in the way of that channel.
+"""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from tocsin.schemas.events import clip
+from tocsin.schemas.issues import Fact, Issue, IssueState, Series, Severity, Subject
+
+_SUBJECT: Final = 150
+_LINE: Final = 1_000
+_VALUES: Final = 8
+_NAMED: Final = 5
+_LABELS: Final = 20
+_LABEL_WIDTH: Final = 18
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One thing that is said, beside what it is about."""
+
+    label: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """An issue in words. No text in it has line breaks or control characters.
+
+    Attributes:
+        subject: the same in all states of one issue, so that mail readers put them together.
+        title: with the state or severity, for channels without threads.
+        headline: what has happened, in one sentence.
+        rows: the details, the most important ones first.
+        series: what the picture is drawn from; its last values are in `rows`, too.
+        first_step: where the issue began, to be marked in the picture.
+    """
+
+    issue_id: str
+    run_id: str
+    state: IssueState
+    severity: Severity
+    subject: str
+    title: str
+    headline: str
+    rows: tuple[Row, ...]
+    series: Series | None
+    first_step: int | None
+
+    @property
+    def word(self) -> str:
+        """`RESOLVED`, or how grave it is."""
+        return "RESOLVED" if self.state == "resolved" else self.severity.upper()
+
+    def text(self) -> str:
+        """As plain text: the headline, an empty line, and a line for each row."""
+        lines = [f"{self.word}: {self.headline}", ""]
+        lines += [f"{row.label + ':':<{_LABEL_WIDTH}}{row.value}" for row in self.rows]
+        return "\n".join(lines) + "\n"
+
+
+def message_of(issue: Issue, did: Sequence[str] = ()) -> Message:
+    """What is to be said about an issue in any of its states.
+
+    Args:
+        did: what tocsin has done about it, one sentence each.
+    """
+    run, rule = _line(issue.run_id), _line(issue.rule)
+    at = "" if issue.first_step is None else f" at step {issue.first_step:,}"
+    words = {"firing": issue.severity, "ongoing": f"still {issue.severity}", "resolved": "resolved"}
+    reason = _line(issue.reason) or f"{rule} fired"
+    before = {"firing": "", "ongoing": "Goes on: ", "resolved": "Over: "}[issue.state]
+    return Message(
+        issue_id=issue.issue_id,
+        run_id=run,
+        state=issue.state,
+        severity=issue.severity,
+        subject=clip(f"[tocsin] {rule} in {run}{at}", _SUBJECT),
+        title=clip(f"{words[issue.state]}: {rule} in {run}{at}", _SUBJECT),
+        headline=before + reason,
+        rows=tuple(Row(label, clip(_line(value), _LINE)) for label, value in _rows(issue, did)),
+        series=issue.evidence.series,
+        first_step=issue.first_step,
+    )
+
+
+def number_text(value: float) -> str:
+    """A number as people read it: `1,769,472`, `0.00125`, `NaN`."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:,.6g}"
+
+
+def time_text(at_ms: int) -> str:
+    """A time in UTC, to the second."""
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _rows(issue: Issue, did: Sequence[str]) -> Iterator[tuple[str, str]]:
+    evidence = issue.evidence
+    yield "Where first", _where(issue)
+    if issue.onset_ms:
+        yield "Since", time_text(issue.onset_ms)
+    if issue.state != "firing" and issue.at_ms:
+        label = "Over since" if issue.state == "resolved" else "Seen again"
+        yield label, time_text(issue.at_ms)
+    if evidence.facts:
+        yield "How bad", "; ".join(map(_fact, evidence.facts))
+    if evidence.series is not None and evidence.series.values:
+        yield f"Last {evidence.series.name}", _last_values(evidence.series)
+    if evidence.followed or evidence.also:
+        yield "What followed", _followed(evidence.followed, evidence.also)
+    if evidence.explanation:
+        yield "How decided", evidence.explanation
+    if issue.consequence_of is not None:
+        yield "Caused by", f"issue {issue.consequence_of}"
+    if (good := issue.last_good_checkpoint) is not None:
+        step = "before the first step" if good.step < 0 else f"step {good.step:,}"
+        yield "Good checkpoint", f"{good.path} ({step}), the newest from before the onset"
+    if did:
+        yield "What tocsin did", " ".join(did)
+    if issue.remedy and issue.state != "resolved":
+        yield "What to try", issue.remedy
+    yield "Run", issue.run_id
+    if issue.labels:
+        shown = [f"{key}={value}" for key, value in list(issue.labels.items())[:_LABELS]]
+        more = len(issue.labels) - len(shown)
+        yield "Labels", ", ".join(shown) + (f" and {more} more" if more else "")
+    name = issue.rule if issue.rule == issue.use else f"{issue.rule} (of {issue.use})"
+    yield "Rule", f"{name}, {issue.severity}"
+    yield "Issue", issue.issue_id
+
+
+def _where(issue: Issue) -> str:
+    parts = [_subject(issue.subject)]
+    if issue.first_rank is not None and issue.subject.kind != "rank":
+        parts.append(f"rank {issue.first_rank:,}")
+    if issue.first_step is not None:
+        parts.append(f"step {issue.first_step:,}")
+    return ", ".join(parts)
+
+
+def _subject(subject: Subject) -> str:
+    if subject.collection is not None:
+        return f"{subject.collection} of {subject.name}"
+    kinds = {"tensor", "layer", "scalar", "device", "node"}
+    return f"{subject.kind} {subject.name}" if subject.kind in kinds else subject.name
+
+
+def _fact(fact: Fact) -> str:
+    unit = {"percent": " %", None: ""}.get(fact.unit, f" {fact.unit}")
+    value = fact.value if isinstance(fact.value, str) else number_text(fact.value)
+    limit = "" if fact.limit is None else f" (limit {number_text(fact.limit)}{unit})"
+    return f"{fact.name.replace('_', ' ')} {value}{unit}{limit}"
+
+
+def _last_values(series: Series) -> str:
+    last = list(zip(series.steps, series.values, strict=True))[-_VALUES:]
+    shown = ", ".join(f"{number_text(value)} (step {step:,})" for step, value in last)
+    limit = "" if series.limit is None else f"; limit {number_text(series.limit)}"
+    return shown + limit
+
+
+def _followed(count: int, also: Sequence[str]) -> str:
+    named = ", ".join(also[:_NAMED])
+    rest = max(count, len(also)) - len(also[:_NAMED])
+    if not named:
+        return f"{count:,} more went the same way"
+    return named + (f" and {rest:,} more" if rest else "")
+
+
+def _line(text: str) -> str:
+    """In one line, without anything that moves a cursor, hides text or turns its direction."""
+    return " ".join(
+        "".join(" " if unicodedata.category(c) in _UNPRINTED else c for c in text).split()
+    )
+
+
+_UNPRINTED: Final = frozenset({"Cc", "Cf", "Co", "Cs", "Zl", "Zp"})

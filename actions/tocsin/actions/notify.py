@@ -1,0 +1,120 @@
+"""What `--notify` may name: a webhook's URL, a mail address, a chat URL. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from pydantic import SecretStr
+
+from tocsin.actions.routing import Kind
+from tocsin.schemas.config_values import parse_http_url, parse_mail_address
+from tocsin.schemas.errors import ConfigurationError
+
+CHAT_SCHEMES: Final = (
+    "discord",
+    "gchat",
+    "gotify",
+    "gotifys",
+    "matrix",
+    "matrixs",
+    "mmost",
+    "mmosts",
+    "msteams",
+    "ntfy",
+    "ntfys",
+    "pover",
+    "rocket",
+    "rockets",
+    "slack",
+    "tgram",
+    "workflows",
+    "wxteams",
+    "zulip",
+)
+"""The kinds of chat URLs that are allowed. Others that apprise knows run programs, write files or
+talk to what is on this machine."""
+
+CHAT_HOSTS: Final = (
+    "chat.googleapis.com",
+    "discord.com",
+    "discordapp.com",
+    "hooks.slack.com",
+)
+"""Hosts whose `https://` webhook URLs are for chat messages: no other form is accepted there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notified:
+    """One address. `name` is what the ledger calls it; the same address has the same name."""
+
+    kind: Kind
+    name: str
+    url: SecretStr
+    to: tuple[str, ...] = ()
+
+
+def parse_notify(text: str) -> Notified:
+    """Read one `--notify`.
+
+    Raises:
+        ConfigurationError: it is none of those kinds. The message shows its scheme at most: such
+            URLs often are secret.
+    """
+    scheme = text.partition(":")[0].lower()
+    if scheme == "mailto" or ("@" in text and "://" not in text):
+        return _mail(text)
+    if is_chat_url(text):
+        # What stands for the host is a token in most of them.
+        return Notified("chat", f"notify:{scheme}-{_hash(text)}", SecretStr(text))
+    if scheme in ("http", "https"):
+        try:
+            parse_http_url(text)
+        except ValueError as error:
+            raise ConfigurationError(f"--notify: {error}") from None
+        host = urlsplit(text).hostname or ""
+        return Notified("webhook", f"notify:{host[:60]}-{_hash(text)}", SecretStr(text))
+    raise ConfigurationError(
+        "--notify: expected a webhook like https://hooks.example.com/ml, a mail address like "
+        "mailto:me@example.com, or a chat URL like slack://…, discord://… or tgram://…"
+        + (f"; {scheme}:// is none of those" if "://" in text and scheme.isalnum() else "")
+    )
+
+
+def notify_names(notify: Sequence[str]) -> list[str]:
+    """What the receivers of `--notify` are called in the ledger.
+
+    The same address has the same name in the next process, in whichever order it is given; no name
+    of a file has a colon.
+    """
+    return list(dict.fromkeys(parse_notify(text).name for text in notify))
+
+
+def is_chat_url(text: str) -> bool:
+    """Whether a URL is one that a chat message can be sent to."""
+    scheme, separator, rest = text.partition("://")
+    if not separator or not rest or not text.isprintable():
+        return False
+    if scheme.lower() == "https":
+        try:
+            return urlsplit(text).hostname in CHAT_HOSTS
+        except ValueError:
+            return False
+    return scheme.lower() in CHAT_SCHEMES
+
+
+def _mail(text: str) -> Notified:
+    path, _, _ = text.removeprefix("mailto:").partition("?")
+    try:
+        to = tuple(parse_mail_address(unquote(one.strip())) for one in path.split(","))
+    except ValueError as error:
+        raise ConfigurationError(f"--notify: {error}") from None
+    name = f"notify:{to[0][:60]}-{_hash(','.join(to))}"
+    return Notified("email", name, SecretStr("mailto:" + ",".join(to)), to)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
