@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Literal
 
 from pydantic import ValidationError
@@ -16,7 +15,7 @@ from tocsin.schemas.config_sections import RuleEntry
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.issues import Severity
 from tocsin.stream_rules.catalogue import Catalogue, UnknownRule, built_in
-from tocsin.stream_rules.rule import AnyRule, Params, Watched
+from tocsin.stream_rules.rule import AnyRule, Params, Watched, labels_fit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +44,7 @@ class RuleSpec:
 
     def fits(self, labels: Mapping[str, str]) -> bool:
         """Whether a run with these labels is watched by it."""
-        return all(
-            key in labels and any(fnmatchcase(labels[key], pattern) for pattern in patterns)
-            for key, patterns in self.match.items()
-        )
+        return labels_fit(self.match, labels)
 
 
 def rule_specs(
@@ -148,6 +144,7 @@ def _beside(specs: Iterable[RuleSpec]) -> tuple[RuleSpec, ...]:
             capture_hint=spec.rule.meta.capture_hint,
             listed=spec.listed,
             comes=spec.rule.meta.comes,
+            match=spec.match,
         )
         for spec in listed
     )

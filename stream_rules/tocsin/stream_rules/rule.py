@@ -8,7 +8,7 @@ episodes and ids, states and repeats, is the engine's.
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, TypeVar
@@ -195,6 +195,15 @@ class Watched:
     capture_hint: str
     listed: bool
     comes: Literal["always", "maybe", "later"] = "always"
+    match: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def labels_fit(match: Mapping[str, tuple[str, ...]], labels: Mapping[str, str]) -> bool:
+    """Whether each label that `match` names is there, and like one of its patterns."""
+    return all(
+        key in labels and any(fnmatchcase(labels[key], pattern) for pattern in patterns)
+        for key, patterns in match.items()
+    )
 
 
 P = TypeVar("P", bound=Params)

@@ -108,6 +108,18 @@ def test_a_rule_without_input_is_named_once() -> None:
     assert "backward()" in issues[0].remedy
 
 
+def test_a_rule_for_other_runs_is_not_missed() -> None:
+    run = RunBuilder(labels={"env": "dev"})
+    run.started()
+    run.steps(range(200), gradient_norm=1.0)
+    for wanted, missed in (("prod", []), ("dev", ["diverged-here"])):
+        entry = RuleEntry(name="diverged-here", use="loss_diverged", match={"env": (wanted,)})
+        watching = RuleEntry(name="any", use="rule_has_no_input")
+        specs = rule_specs([entry, watching], defaults="none")
+        issues = issues_of(run.records, "any", specs=specs)
+        assert [i.subject.name for i in issues] == missed
+
+
 def test_for_rules_at_their_defaults_it_is_an_info() -> None:
     run = RunBuilder()
     run.started()

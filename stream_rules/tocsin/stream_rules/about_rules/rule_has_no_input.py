@@ -20,6 +20,7 @@ from tocsin.stream_rules.rule import (
     Rule,
     RuleMeta,
     Watched,
+    labels_fit,
     scalar,
     tensors,
 )
@@ -79,7 +80,7 @@ class RuleHasNoInput(Rule[RuleHasNoInputParams, _State]):
                 for one in self._watched
                 if one.comes == "always" or (one.listed and one.comes == "maybe")
             ]
-            yield from self._missing(waiting, int(frame.steps[-1]))
+            yield from self._missing(waiting, int(frame.steps[-1]), at)
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
         _note(self.state.collections, (frame.collection,))
@@ -92,12 +93,13 @@ class RuleHasNoInput(Rule[RuleHasNoInputParams, _State]):
     def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
         if isinstance(data, RunEnded) and at.run.ended and at.run.last_step is not None:
             late = [one for one in self._watched if one.listed and one.comes == "later"]
-            yield from self._missing(late, at.run.last_step, about="later")
+            yield from self._missing(late, at.run.last_step, at, about="later")
 
     def _missing(
-        self, watched: Iterable[Watched], step: int, *, about: str = ""
+        self, watched: Iterable[Watched], step: int, at: Moment, *, about: str = ""
     ) -> Iterable[Outcome]:
-        waiting = [one for one in watched if one.inputs and not self._has_input(one)]
+        here = [one for one in watched if one.inputs and labels_fit(one.match, at.run.labels)]
+        waiting = [one for one in here if not self._has_input(one)]
         listed = [one for one in waiting if one.listed]
         if not waiting:
             return
