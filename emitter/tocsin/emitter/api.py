@@ -151,7 +151,8 @@ class Run:
         if self._finished:
             return
         self._finished = True
-        self._wall.call("api", self._end_training, outcome)
+        self._wall.call("last values", self._say_early)
+        self._session.end(outcome)
         torch_hooks = sys.modules.get("tocsin.emitter.torch_hooks")
         if torch_hooks is not None:
             torch_hooks.hooks.forget()
@@ -220,13 +221,12 @@ class Run:
 
         torch_hooks.hooks.preferred = weakref.ref(optimizer)
 
-    def _end_training(self, outcome: Outcome) -> None:
+    def _say_early(self) -> None:
         if self._early:
             training = self._training()
             for before in self._early:
                 self._row(training, *before, False)
             self._early.clear()
-        self._session.end(outcome)
 
 
 _run: Run | None = None

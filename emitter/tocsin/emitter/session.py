@@ -74,12 +74,16 @@ class Session:
         training = self.training
         if training is not None:
             if self.before_end is not None:
-                self.wall.call("end", self.before_end)
+                self.wall.call("end of capture", self.before_end)
             self.wall.call(
-                "end", training.end, outcome or self._outcome, self._reason, timeout_s=timeout_s
+                "end of training",
+                training.end,
+                outcome or self._outcome,
+                self._reason,
+                timeout_s=timeout_s,
             )
         if self.on_exit is not None:
-            self.wall.call("end", self.on_exit)
+            self.wall.call("end of services", self.on_exit)
 
     def _leave_the_end(self) -> None:
         """Take our hooks away: a process may watch thousands of trainings, one after the other."""

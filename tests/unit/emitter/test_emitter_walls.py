@@ -16,11 +16,13 @@ import numpy as np
 import pytest
 import torch
 
+from support import captured
 from support.stops import StopSigner
 from support.waiting import wait_until
 from tocsin.bus.embedded import EmbeddedBus
 from tocsin.bus.port import BusUnavailable, Partition, Record
 from tocsin.emitter import agreement, edges, install, listener
+from tocsin.emitter.api import Run
 from tocsin.emitter.edges import StopTraining
 from tocsin.emitter.records import as_array
 from tocsin.emitter.sender import Address, Sender
@@ -29,7 +31,7 @@ from tocsin.emitter.stop_command import Facts, SignedCommand, Verdict
 from tocsin.emitter.wall import Wall
 from tocsin.schemas.control import StopRequested
 from tocsin.schemas.events import Data
-from tocsin.schemas.runs import Heartbeat
+from tocsin.schemas.runs import Heartbeat, RunEnded
 from tocsin.schemas.signing import TrustedKeys
 from tocsin.schemas.telemetry import Speaker
 from tocsin.schemas.topics import Topics
@@ -59,6 +61,26 @@ def test_a_session_leaves_a_later_excepthook_of_the_user() -> None:
         assert sys.excepthook is mine
     finally:
         sys.excepthook = before
+
+
+def test_what_fails_at_the_end_does_not_keep_the_rest_of_the_end_from_happening(
+    tmp_path: Path,
+) -> None:
+    def fail() -> None:
+        raise OSError("planted")
+
+    wall = Wall()
+    session = Session(captured.environment(tmp_path), wall)
+    run = Run(session)
+    wall.switch_off("api", "planted")
+    session.begin()
+    session.announce({})
+    closed: list[bool] = []
+    session.before_end = fail
+    session.on_exit = lambda: closed.append(True)
+    run.finish()
+    assert closed == [True]
+    assert len(captured.said(tmp_path).of(RunEnded)) == 1
 
 
 def test_an_edge_that_fails_is_passed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
