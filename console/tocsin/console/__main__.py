@@ -133,7 +133,10 @@ def demo(
         ScenarioOption | None,
         typer.Argument(help="One scenario [default: healthy and nan, side by side]."),
     ] = None,
-    bus: BusOption = None,
+    bus: Annotated[
+        str | None,
+        typer.Option("--bus", help="As for run [default: a new one in a temporary folder]."),
+    ] = None,
 ) -> None:
     """Train real models, healthy and going bad, and show issue, message and stop as they happen."""
     from tocsin.console.demo import Demo, ScenarioName
@@ -289,9 +292,12 @@ def _topics(config: Path | None, bus: str | None, json_output: bool, *, create: 
 
 
 def _log_to_stderr() -> None:
+    level = os.environ.get("TOCSIN_LOG", "INFO").upper()
+    if level not in logging.getLevelNamesMapping():
+        raise ConfigurationError(f"TOCSIN_LOG {level}: expected DEBUG, INFO, WARNING or ERROR")
     logging.basicConfig(
         stream=sys.stderr,
-        level=os.environ.get("TOCSIN_LOG", "INFO").upper(),
+        level=level,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     # aiokafka says at INFO and WARNING what the bus port answers with an error of its own.
