@@ -22,6 +22,7 @@ from support.stops import StopSigner, outgoing
 from support.waiting import wait_until
 from tocsin.bus.embedded import EmbeddedBus
 from tocsin.emitter.stop_command import SignedCommand
+from tocsin.schemas.runs import RunEnded
 from tocsin.schemas.telemetry import SystemFrame
 
 PYTHON = sys.executable
@@ -419,6 +420,31 @@ def test_ctrl_c_ends_a_python_as_usual(tmp_path: Path) -> None:
     child.sendintr()
     child.expect("KeyboardInterrupt")
     assert exit_of(child) == 130
+
+
+def test_ctrl_c_in_a_training_keeps_its_last_records(tmp_path: Path) -> None:
+    script = (
+        "import time, torch\n"
+        "model = torch.nn.Linear(4, 2)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for step in range(100_000):\n"
+        "    model(torch.ones(3, 4)).pow(2).mean().backward()\n"
+        "    optimizer.step()\n"
+        "    print('step', step, flush=True)\n"
+        "    time.sleep(0.05)\n"
+    )
+    (tmp_path / "trains.py").write_text(script)
+    child = terminal(tmp_path, PYTHON, "trains.py")
+    child.expect("step 5\r")
+    child.sendintr()
+    child.expect("KeyboardInterrupt")
+    assert exit_of(child) == 130
+    told = said(tmp_path)
+    (trainer,) = [each for each in told.of(RunEnded) if each.role == "trainer"]
+    (launcher,) = [each for each in told.of(RunEnded) if each.role == "launcher"]
+    assert (trainer.outcome, launcher.outcome) == ("interrupted", "interrupted")
+    assert trainer.last_step is not None
+    assert sorted(told.steps()) == list(range(trainer.last_step + 1))
 
 
 def test_a_debugger_works_at_the_terminal(tmp_path: Path) -> None:
