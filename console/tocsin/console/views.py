@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tocsin.bus.port import EARLIEST, Bus, Partition, Reader, Record
+from tocsin.bus.port import EARLIEST, Bus, BusUnavailable, Partition, Reader, Record
 from tocsin.schemas.deliveries import Delivery
 from tocsin.schemas.errors import RecordError
 from tocsin.schemas.events import Data, Event
@@ -82,14 +83,24 @@ async def read_view(bus: Bus, topics: Topics, run_id: str | None = None) -> BusV
 
 
 async def read_all(bus: Bus, partitions: Sequence[Partition]) -> AsyncIterator[Record]:
-    """Each record from the start of each partition to the end seen at the call."""
+    """Each record from the start of each partition to the end seen at the call.
+
+    Raises:
+        UnknownTopic: the bus was never set up.
+        BusUnavailable: it does not answer, or nothing came for `READ_TIMEOUT_S`.
+    """
     reader = await bus.reader(dict.fromkeys(partitions, EARLIEST))
     try:
         ends = await reader.ends(partitions)
+        heard_s = time.monotonic()
         while await _behind(reader, ends):
-            records = await reader.poll(timeout_s=READ_TIMEOUT_S)
-            if not records and not await _behind(reader, ends):
-                return
+            records = await reader.poll(timeout_s=1.0)
+            if records:
+                heard_s = time.monotonic()
+            elif time.monotonic() - heard_s > READ_TIMEOUT_S:
+                raise BusUnavailable(
+                    f"no records came for {READ_TIMEOUT_S:g} s, though the bus says there are more"
+                )
             for record in records:
                 if record.offset < ends[record.partition]:
                     yield record
