@@ -41,6 +41,10 @@ def test_nothing_fires_during_warm_up() -> None:
     assert_quiet(run_of([1e-3] * 10 + [900.0] * 9 + [800.0] * 40).records, specs=SPECS)
 
 
+def test_gradients_that_were_zero_are_no_measure() -> None:
+    assert_quiet(run_of([0.0] * 30 + [1.0] * 30).records, specs=SPECS)
+
+
 def test_a_memorised_data_set_may_have_an_ordinary_batch() -> None:
     norms = list(np.geomspace(2.0, 1e-3, 400)) + [1e-3] * 300 + [0.5, 0.4, 0.3] + [1e-3] * 20
     assert_quiet(run_of([float(n) for n in norms]).records, specs=SPECS)

@@ -64,6 +64,12 @@ def test_divergence_from_the_second_step_on_is_seen() -> None:
     assert_fires(run.records, "loss_diverged", first_step=1, specs=DIVERGED)
 
 
+@pytest.mark.parametrize("start", [0.0, 1e-9, -1e-8, 5e-4])
+def test_a_loss_that_begins_near_zero_stops_nothing(start: float) -> None:
+    run = run_of([*[start] * 30, *[0.02] * 170])
+    assert not any(issue.stop_worthy for issue in issues_of(run.records, specs=DIVERGED))
+
+
 def test_with_two_optimizers_it_only_warns() -> None:
     run = run_of([*falling(), *[400.0] * 60], optimizers=2)
     issue = assert_fires(run.records, "loss_diverged", specs=DIVERGED)

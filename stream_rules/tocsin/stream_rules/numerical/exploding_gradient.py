@@ -90,7 +90,7 @@ class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
     def _point(self, step: int, norm: float, at: Moment) -> Iterable[Outcome]:
         state, params = self.state, self.params
         warm = state.seen >= params.warmup_steps
-        over = norm > params.factor * state.average
+        over = norm > params.factor * state.average > 0
         outlier = warm and over and norm > 2 * state.peak
         if not outlier:
             state.seen += 1

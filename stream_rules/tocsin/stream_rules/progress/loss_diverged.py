@@ -34,7 +34,12 @@ from tocsin.stream_rules.rule import (
     scalar,
 )
 
-_TINY: Final = 1e-12
+_TINY: Final = 1e-6
+"""A reference and spread below this are nothing to compare with."""
+
+_SMALL_START: Final = 1e-3
+"""A loss that begins below this is no measure of what is bad: those of policy gradients begin at
+zero and rise while all is well. It may warn, and stops nothing."""
 
 
 class LossDivergedParams(Params):
@@ -56,6 +61,7 @@ class LossDivergedParams(Params):
 class _State:
     lead: Lead = field(default_factory=Lead)
     recent: list[float] = field(default_factory=list)
+    first: float = 0.0
     reference: float = math.inf
     count: int = 0
     mean: float = 0.0
@@ -99,7 +105,7 @@ class LossDiverged(Rule[LossDivergedParams, _State]):
         if len(state.recent) > params.for_steps:
             del state.recent[0]
         if state.count == 0:
-            state.reference = loss
+            state.first = state.reference = loss
         self._spread(min(loss, self._limit(params.factor)))
         median = _median(state.recent)
         if len(state.recent) >= min(params.quick_steps, params.for_steps):
@@ -134,14 +140,16 @@ class LossDiverged(Rule[LossDivergedParams, _State]):
     def _scale(self) -> float:
         state = self.state
         spread = math.sqrt(state.squares / state.count) if state.count else 0.0
-        return max(abs(state.reference), spread, _TINY)
+        return max(abs(state.reference), spread)
 
     def _limit(self, factor: float) -> float:
-        return self.state.reference + (factor - 1) * self._scale()
+        scale = self._scale()
+        return self.state.reference + (factor - 1) * scale if scale >= _TINY else math.inf
 
     def _finding(self, step: int, median: float, factor: float, over: int, alone: bool) -> Finding:
         state = self.state
-        critical = alone and factor >= self.params.critical_factor
+        natural = abs(state.first) >= _SMALL_START
+        critical = alone and natural and factor >= self.params.critical_factor
         limit = self._limit(factor)
         times = 1 + (median - state.reference) / self._scale()
         first = state.high_since if state.high_since is not None else step
