@@ -18,7 +18,7 @@ from tocsin.actions import stop as stops
 from tocsin.actions.decision import Decision, RetryPolicy, too_late
 from tocsin.actions.lanes import Attempted, Lane, Lanes, Notice
 from tocsin.actions.ledger import Ledger
-from tocsin.actions.records import delivery_record, expired_letter, tombstone
+from tocsin.actions.records import delivery_record, expired_letter, read_event, tombstone
 from tocsin.actions.routing import STOP, Planned, Routing
 from tocsin.actions.run_facts import RunFacts
 from tocsin.bus.port import BusUnavailable, Outgoing, Partition, Record
@@ -40,7 +40,6 @@ from tocsin.schemas.topics import (
     issue_partition,
     telemetry_partition,
 )
-from tocsin.schemas.wire import decode, read_meta
 
 logger = logging.getLogger(__name__)
 
@@ -207,7 +206,7 @@ class ActionsService(Service):
     # -- deciding (worker's thread) ------------------------------------------------------------
 
     def _take(self, record: Record, now_ms: int) -> None:
-        event = _read(record)
+        event = read_event(record)
         issue = event.data
         if not isinstance(issue, Issue):
             # People's acknowledgements and the like, of a later release: nothing to send.
@@ -315,7 +314,7 @@ class ActionsService(Service):
         if record.value is None:
             return
         try:
-            event = _read(record)
+            event = read_event(record)
         except RecordError as error:
             logger.warning(
                 "record skipped", extra={"action": "actions", "reason": clip(str(error), 300)}
@@ -395,11 +394,3 @@ class ActionsService(Service):
     def _report(self, attempted: Attempted) -> None:
         self._inbox.append(attempted)
         self._nudge()
-
-
-def _read(record: Record) -> Event[Data]:
-    """Raises RecordError."""
-    decoded = decode(read_meta(record.headers), record.value or b"")
-    if not isinstance(decoded, Event):
-        raise MalformedRecord("expected an event, found numbers")
-    return decoded

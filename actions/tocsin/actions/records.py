@@ -1,18 +1,26 @@
-"""The ledger's records on the bus."""
+"""The records that actions read, and the ledger's that they write."""
 
 from __future__ import annotations
 
 import json
 
 from tocsin.actions.ledger import Settled
-from tocsin.bus.port import Outgoing, Partition
+from tocsin.bus.port import Outgoing, Partition, Record
 from tocsin.schemas.dead_letters import DeadLetter
 from tocsin.schemas.deliveries import Delivery
 from tocsin.schemas.errors import MalformedRecord
-from tocsin.schemas.events import EVENT_TYPES, Event, clip
+from tocsin.schemas.events import EVENT_TYPES, Data, Event, clip
 from tocsin.schemas.issues import Issue
 from tocsin.schemas.topics import DLQ_PARTITIONS, Topics, issue_partition, partition_for
-from tocsin.schemas.wire import meta_of
+from tocsin.schemas.wire import decode, meta_of, read_meta
+
+
+def read_event(record: Record) -> Event[Data]:
+    """The event that a record holds. Raises RecordError."""
+    decoded = decode(read_meta(record.headers), record.value or b"")
+    if not isinstance(decoded, Event):
+        raise MalformedRecord("expected an event, found numbers")
+    return decoded
 
 
 def delivery_record(topics: Topics, delivery: Delivery) -> Outgoing:
