@@ -18,13 +18,14 @@ import numpy as np
 import torch
 
 from tocsin.emitter import checkpoints, models
+from tocsin.emitter.activations import activations
 from tocsin.emitter.checkpoints import Written
-from tocsin.emitter.host_copy import HostCopy
-from tocsin.emitter.losses import LocalGradients, Loss, LossBuffer
+from tocsin.emitter.losses import LocalGradients, LossBuffer, on_host
 from tocsin.emitter.outbox import StepRow
 from tocsin.emitter.step_report import AT_ONCE, Draft, Part, Reporter, part_of, rows_now
 from tocsin.emitter.summaries import dense
 from tocsin.emitter.training import Shape, Training
+from tocsin.emitter.updates import UpdateProbe
 from tocsin.schemas.events import clip
 from tocsin.schemas.runs import Checkpoint, CheckpointWritten, Group
 
@@ -35,6 +36,8 @@ PRIMARY_PATIENCE: Final = 10
 """Steps that another optimizer makes while the primary makes none, before it takes its place."""
 
 MAX_GROUPS: Final = 64
+
+COMPILED: Final = "the model is compiled, what its ReLUs put out cannot be seen"
 
 
 @dataclass(slots=True)
@@ -93,6 +96,8 @@ class Capture:
         self._skip_said = False
         self._scaling = False
         self.skipped_tensors = 0
+        self._updates: Final = UpdateProbe()
+        activations.forget()
 
     # -- what the training is like -------------------------------------------------------------
 
@@ -211,6 +216,12 @@ class Capture:
                 part.rows = rows_now(flat)
         self._parts[id(optimizer)] = part
 
+    def updating(self, optimizer: torch.optim.Optimizer) -> None:
+        """This optimizer is about to change its weights."""
+        due = self.training.settings.due("weights", self.training.next_step)
+        if due and id(optimizer) == self._primary and not _capturing():
+            self._updates.before(self._watched_of(optimizer).parameters)
+
     def stepped(self, optimizer: torch.optim.Optimizer) -> int | None:
         """An optimizer has made a step; the number of it if it is the primary's, else None."""
         now = time.perf_counter()
@@ -254,12 +265,15 @@ class Capture:
             at_us=time.time_ns() // 1000,
             columns=columns,
             values=values,
-            losses=_losses_on_host(losses),
+            losses=on_host(losses),
             parts=list(self._parts.values()),
             weights=weights,
             due=settings.due("gradients", step),
             local=self._local.take(self._name_of),
+            updates=self.training.wall.call("updates", self._updates.after),
+            activations=self.training.wall.call("activations", activations.take),
         )
+        self.training.wall.call("activations", self._look_at_activations)
         self._parts.clear()
         if draft.ready and not self._waiting:
             self._reporter.finish(draft)
@@ -269,6 +283,15 @@ class Capture:
         if self._saved:
             self.report_checkpoints()
         return step
+
+    def _look_at_activations(self) -> None:
+        """Arm for the next step if it is due; the second step always is."""
+        following = self.training.next_step
+        if activations.blind:
+            self.training.wall.switch_off("activations", COMPILED)
+            return
+        if following == 1 or self.training.settings.due("activations", following):
+            activations.arm(None if self._root is None else self._root())
 
     def scaler_updated(self, made_step: bool) -> None:
         """GradScaler.update: without an optimizer step before it, the step was skipped."""
@@ -348,21 +371,13 @@ class Capture:
         self._losses.take()
         self._parts.clear()
         self._local.clear()
+        self._updates.forget()
 
     def _poll(self) -> None:
         while self._waiting and self._waiting[0].ready:
             self._reporter.finish(self._waiting.popleft())
         while len(self._waiting) > MAX_WAITING:
             self._waiting.popleft()
-
-
-def _losses_on_host(losses: list[Loss]) -> list[float] | HostCopy:
-    tensors = [loss for loss in losses if isinstance(loss, torch.Tensor)]
-    if not tensors:
-        return [loss for loss in losses if isinstance(loss, float)]
-    with torch.no_grad():
-        home = tensors[0].device
-        return HostCopy(torch.cat([tensor.to(home) for tensor in tensors]))
 
 
 def _capturing() -> bool:

@@ -12,6 +12,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import torch
 
+from tocsin.emitter.host_copy import HostCopy
 from tocsin.schemas.telemetry import COUNT_COLUMNS, STATISTIC_COLUMNS, Counts, Floats
 
 MAX_LOSSES: Final = 100_000
@@ -35,6 +36,16 @@ def loss_of(tensors: object, unscaled: torch.Tensor | None) -> Loss | None:
         return float(loss)
     copied: torch.Tensor = loss.reshape(1).to(torch.float32, copy=True)
     return copied
+
+
+def on_host(losses: list[Loss]) -> list[float] | HostCopy:
+    """The losses as numbers, or on their way from a GPU."""
+    tensors = [loss for loss in losses if isinstance(loss, torch.Tensor)]
+    if not tensors:
+        return [loss for loss in losses if isinstance(loss, float)]
+    with torch.no_grad():
+        home = tensors[0].device
+        return HostCopy(torch.cat([tensor.to(home) for tensor in tensors]))
 
 
 def only(tensors: object) -> object:

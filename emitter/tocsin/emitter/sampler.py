@@ -22,6 +22,7 @@ from typing import Final
 import numpy as np
 import psutil
 
+from tocsin.emitter import cgroups
 from tocsin.emitter.gpus import Gpus
 from tocsin.schemas.telemetry import Speaker, SystemFrame
 
@@ -63,6 +64,9 @@ class Node:
         memory = psutil.virtual_memory()
         found["memory.used_bytes"] = float(memory.total - memory.available)
         found["memory.total_bytes"] = float(memory.total)
+        if self._n % TREE_EVERY == 0:
+            self._limit = cgroups.memory_limit(self.root_pid, memory.total)
+        found["memory.limit_bytes"] = float(self._limit)
         swap = psutil.swap_memory() if self._n % TREE_EVERY == 0 else None
         self._swap = swap.used if swap is not None else self._swap
         found["swap.used_bytes"] = float(self._swap)
@@ -141,6 +145,7 @@ class Node:
             self._network = now
 
     _swap: int = 0
+    _limit: int = 0
 
 
 class Packer:

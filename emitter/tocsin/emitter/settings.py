@@ -7,8 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-DEFAULT_EVERY: Final[Mapping[str, int]] = {"gradients": 10, "weights": 10}
-"""Steps between two full rows of a collection."""
+DEFAULT_EVERY: Final[Mapping[str, int]] = {
+    "activations": 100,
+    "gradients": 10,
+    "weights": 10,
+}
+"""Steps between two full rows of a collection. `updates` come with the weights."""
 
 DEFAULT_BUS: Final = "embedded:.tocsin/bus.db"
 DEFAULT_PREFIX: Final = "tocsin"

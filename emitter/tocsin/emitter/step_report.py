@@ -9,10 +9,12 @@ from typing import Final
 import numpy as np
 import torch
 
+from tocsin.emitter.activations import Seen
 from tocsin.emitter.host_copy import HostCopy
 from tocsin.emitter.outbox import StepRow
 from tocsin.emitter.summaries import Rows, Summary, norms, rows_of_norms
 from tocsin.emitter.training import Training
+from tocsin.emitter.updates import UPDATE_COLUMNS, Updates
 from tocsin.schemas.telemetry import (
     COUNT_COLUMNS,
     STATISTIC_COLUMNS,
@@ -52,6 +54,8 @@ class Draft:
     weights: Part | None
     due: bool
     local: list[tuple[str, Floats, Counts]]
+    updates: Updates | None = None
+    activations: Seen | None = None
 
     @property
     def ready(self) -> bool:
@@ -59,6 +63,10 @@ class Draft:
         copies = [self.losses, *(c for p in self.parts for c in (p.norms, p.copy))]
         if self.weights is not None:
             copies.append(self.weights.copy)
+        if self.updates is not None and isinstance(self.updates.packed, HostCopy):
+            copies.append(self.updates.packed)
+        if self.activations is not None:
+            copies.append(self.activations.copy)
         return all(copy.ready() for copy in copies if isinstance(copy, HostCopy))
 
 
@@ -151,6 +159,10 @@ class Reporter:
             self._send("local_gradients", draft, names, np.stack(rows), np.stack(counts), odd)
         if draft.weights is not None:
             self._send_weights(draft, draft.weights)
+        if draft.updates is not None:
+            self._send_updates(draft, draft.updates)
+        if draft.activations is not None:
+            self._send_activations(draft, draft.activations)
 
     def _send_gradients(self, draft: Draft, odd: bool) -> None:
         full = [p for p in draft.parts if p.rows is not None]
@@ -191,6 +203,32 @@ class Reporter:
         self._finite, self._finite_step = not bool(rows.nonfinite.any()), draft.step
         self._send("weights", draft, tuple(part.names), rows.values, rows.counts, not self._finite)
 
+    def _send_updates(self, draft: Draft, updates: Updates) -> None:
+        names, values, counts = updates.rows()
+        if names:
+            self._send(
+                "updates",
+                draft,
+                names,
+                values,
+                counts,
+                False,
+                columns=UPDATE_COLUMNS,
+                count_columns=("numel",),
+            )
+
+    def _send_activations(self, draft: Draft, seen: Seen) -> None:
+        self._send(
+            "activations",
+            draft,
+            tuple(seen.names),
+            np.asarray(seen.shares(), np.float32).reshape(-1, 1),
+            np.asarray(seen.looks, np.uint64).reshape(-1, 1),
+            False,
+            columns=("dead",),
+            count_columns=("numel",),
+        )
+
     def _send(
         self,
         collection: str,
@@ -203,7 +241,8 @@ class Reporter:
         columns: tuple[str, ...] = STATISTIC_COLUMNS,
         count_columns: tuple[str, ...] = COUNT_COLUMNS,
     ) -> None:
-        every = self._training.settings.every.get(collection, 1)
+        kept = "weights" if collection == "updates" else collection
+        every = self._training.settings.every.get(kept, 1)
         frame = TensorFrame(
             speaker=self._training.speaker,
             step=draft.step,

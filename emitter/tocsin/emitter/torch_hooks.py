@@ -34,6 +34,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from tocsin.emitter import activations as relus
 from tocsin.emitter.current import current
 from tocsin.emitter.losses import LocalGradients, LossBuffer, loss_of, only
 from tocsin.emitter.settings import RUN_ID
@@ -107,6 +108,7 @@ class Hooks:
     def forget(self) -> None:
         """The training was finished by its own code; the next step begins another."""
         self.capture, self.preferred = None, None
+        relus.activations.forget()
         self.stepping.clear()
         self.losses.take()
         self.local.clear()
@@ -126,8 +128,10 @@ class Hooks:
         if self.stepping and not _is_running(self.stepping[-1]):
             self.stepping.clear()  # a step that raised has had no end
         self.stepping.append(optimizer)
-        if len(self.stepping) == 1 and not closure:
-            capture.gradients(optimizer)
+        if len(self.stepping) == 1:
+            self.wall.call("updates", capture.updating, optimizer)
+            if not closure:
+                capture.gradients(optimizer)
 
     def after_step(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> bool:
         """Behind `Optimizer.step`; whether the training has made a step."""
@@ -153,6 +157,7 @@ class Hooks:
         if loss is not None:
             self.losses.add(loss, begun=self.capture is not None)
         self.backwards += 1
+        relus.activations.due = False
         if self.capture is not None:
             self.capture.training.activity += 1
 
@@ -209,6 +214,7 @@ def install() -> None:
         _data_loaders,
         _data_parallel,
         _save,
+        _activations,
     ):
         hooks.wall.call(place.__name__.strip("_"), place)
     os.register_at_fork(after_in_child=_in_child)
@@ -292,6 +298,10 @@ def _loss_modules() -> None:
         return result
 
     loss_modules._Loss.__call__ = call
+
+
+def _activations() -> None:
+    relus.install(hooks.wall)
 
 
 def _data_loaders() -> None:

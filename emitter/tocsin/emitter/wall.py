@@ -19,6 +19,7 @@ class Wall:
 
     def __init__(self) -> None:
         self.seconds = 0.0
+        self._busy = False
         self.off: dict[str, str] = {}
         self.report: Callable[[str, str], None] | None = None
 
@@ -28,6 +29,7 @@ class Wall:
         """`function(...)`; None if it raises, or did so before."""
         if probe in self.off:
             return None
+        outermost, self._busy = not self._busy, True
         began = time.perf_counter()
         try:
             return function(*args, **kwargs)
@@ -36,7 +38,9 @@ class Wall:
             self.switch_off(probe, f"{type(error).__name__}: {error}")
             return None
         finally:
-            self.seconds += time.perf_counter() - began
+            if outermost:
+                self._busy = False
+                self.seconds += time.perf_counter() - began
 
     def switch_off(self, probe: str, reason: str) -> None:
         """Call this probe no more, and say so once."""

@@ -173,10 +173,15 @@ class RunBuilder:
         infs: Mapping[str, int] | None = None,
         columns: Mapping[str, Numbers] | None = None,
     ) -> None:
-        """Append summaries; `nans` and `infs` by row, statistics 1 unless `columns` says."""
-        values = np.ones((len(rows), len(STATISTIC_COLUMNS)), np.float32)
+        """Append summaries; `nans` and `infs` by row, statistics 1 unless `columns` says.
+
+        `columns` may have others than the usual ones: `update_l2`, `dead`.
+        """
+        own = tuple(name for name in columns or () if name not in STATISTIC_COLUMNS)
+        names = STATISTIC_COLUMNS + own
+        values = np.ones((len(rows), len(names)), np.float32)
         for name, column in (columns or {}).items():
-            values[:, STATISTIC_COLUMNS.index(name)] = column
+            values[:, names.index(name)] = column
         counts = np.zeros((len(rows), len(COUNT_COLUMNS)), np.uint64)
         counts[:, COUNT_COLUMNS.index("numel")] = 100
         for name, bad in (("nans", nans), ("infs", infs)):
@@ -188,7 +193,7 @@ class RunBuilder:
                 step=step,
                 collection=collection,
                 rows=tuple(rows),
-                columns=STATISTIC_COLUMNS,
+                columns=names,
                 values=values,
                 count_columns=COUNT_COLUMNS,
                 counts=counts,
@@ -197,19 +202,23 @@ class RunBuilder:
             rank=rank,
         )
 
-    def system(self, columns: Mapping[str, Numbers], *, node: str = "node") -> None:
-        """Append system samples."""
+    def system(
+        self, columns: Mapping[str, Numbers], *, node: str = "node", every_s: float = 0.0
+    ) -> None:
+        """Append system samples, `every_s` seconds apart; that time passes."""
         table = [np.atleast_1d(np.asarray(column, np.float64)) for column in columns.values()]
         self.add(
             SystemFrame(
                 speaker=self.speaker(),
                 node=node,
-                at_us=np.full(len(table[0]), self.now_ms * 1000, np.uint64),
+                at_us=self.now_ms * 1000
+                + (np.arange(len(table[0])) * every_s * 1e6).astype(np.uint64),
                 columns=tuple(columns),
                 values=np.column_stack(table),
             ),
             boot=f"{self.boot}-launcher",
         )
+        self.wait(every_s * len(table[0]))
 
     # -- events ----------------------------------------------------------------------------
 

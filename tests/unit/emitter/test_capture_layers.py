@@ -1,0 +1,188 @@
+"""What capture says of activations and of the updates of weights."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from support.captured import Said, captured, said
+from tocsin.emitter import activations
+from tocsin.emitter.updates import BLOCK, BLOCKS, UpdateProbe
+from tocsin.schemas.runs import CaptureDegraded
+
+EVERY = '{"collections": {"activations": {"every": 10}, "weights": {"every": 5}}}'
+
+
+def train(model: nn.Module, shape: tuple[int, ...], *, steps: int = 12, micro: int = 1) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(steps):
+        for _ in range(micro):
+            model(torch.randn(shape)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def capture(folder: Path, model: nn.Module, *shape: int, micro: int = 1) -> Said:
+    with captured(folder, TOCSIN_CAPTURE=EVERY):
+        train(model, shape, micro=micro)
+    return said(folder)
+
+
+def dead_of(found: Said, step: int) -> dict[str, float]:
+    frame = found.frame("activations", step)
+    assert frame.columns == ("dead",)
+    return dict(zip(frame.rows, frame.values[:, 0].tolist(), strict=True))
+
+
+def half_dead(units: int, layer: nn.Module) -> nn.Module:
+    with torch.no_grad():
+        layer.bias[: units // 2] = -1e6
+    return layer
+
+
+def test_dead_units_of_linear_layers_are_counted(tmp_path: Path) -> None:
+    model = nn.Sequential(half_dead(40, nn.Linear(8, 40)), nn.ReLU(), nn.Linear(40, 4), nn.ReLU6())
+    found = capture(tmp_path, model, 64, 8)
+    steps = [f.step for f in found.frames if f.collection == "activations"]
+    assert steps == [1, 10]
+    assert dead_of(found, 10)["1"] == pytest.approx(0.5, abs=0.1)
+    assert list(dead_of(found, 10)) == ["1", "3"]
+
+
+def test_units_of_a_convolution_are_its_channels(tmp_path: Path) -> None:
+    model = nn.Sequential(
+        half_dead(8, nn.Conv2d(3, 8, 3)), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 2)
+    )
+    found = capture(tmp_path, model, 32, 3, 8, 8)
+    assert dead_of(found, 1) == pytest.approx({"1": 0.5})
+    assert found.frame("activations", 1).counts[0, 0] <= 2 * activations.LOOKS
+
+
+def test_a_sequence_has_its_units_in_the_last_dimension(tmp_path: Path) -> None:
+    model = nn.Sequential(half_dead(20, nn.Linear(8, 20)), nn.ReLU(), nn.Linear(20, 2))
+    assert dead_of(capture(tmp_path, model, 16, 7, 8), 1) == pytest.approx({"1": 0.5}, abs=0.1)
+
+
+def test_one_relu_in_many_places_is_told_apart_and_one_micro_batch_counts(tmp_path: Path) -> None:
+    relu = nn.ReLU()
+    model = nn.Sequential(nn.Linear(8, 8), relu, nn.Linear(8, 8), relu, nn.Linear(8, 2))
+    assert list(dead_of(capture(tmp_path, model, 64, 8, micro=3), 10)) == ["1", "1#2"]
+
+
+def test_a_small_batch_says_nothing(tmp_path: Path) -> None:
+    found = capture(tmp_path, nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)), 8, 8)
+    assert not [f for f in found.frames if f.collection == "activations"]
+
+
+def test_nothing_of_ours_is_on_the_user_s_modules(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    with captured(tmp_path, TOCSIN_CAPTURE=EVERY):
+        train(model, (64, 8))
+        assert b"tocsin" not in pickle.dumps(model)
+        assert not model[1]._forward_hooks
+        copy.deepcopy(model)
+        ops = [node.op for node in torch.fx.symbolic_trace(model).graph.nodes]
+        assert ops.count("call_module") == 3
+
+
+def test_a_compiled_model_has_nothing_of_ours_and_one_line_says_so(tmp_path: Path) -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    compiled = torch.compile(model, backend=keep, fullgraph=True)
+    found = capture(tmp_path, compiled, 64, 8)
+    assert len(graphs) == 1
+    assert not [f for f in found.frames if f.collection == "activations"]
+    (line,) = found.of(CaptureDegraded)
+    assert (line.probe, "compiled" in line.reason) == ("activations", True)
+
+
+# -- updates
+
+
+def updates_of(found: Said, step: int) -> dict[str, tuple[float, float]]:
+    frame = found.frame("updates", step)
+    assert frame.columns == ("l2", "update_l2")
+    rows = frame.values.tolist()
+    return {name: (row[0], row[1]) for name, row in zip(frame.rows, rows, strict=True)}
+
+
+def test_updates_are_exact_where_tensors_are_small(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
+    norms: list[float] = []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with captured(tmp_path, TOCSIN_CAPTURE=EVERY):
+        for _ in range(6):
+            model(torch.randn(16, 8)).square().mean().backward()
+            norms.append(0.1 * float(model[0].weight.grad.norm()))
+            optimizer.step()
+            optimizer.zero_grad()
+    found = said(tmp_path)
+    assert [f.step for f in found.frames if f.collection == "updates"] == [0, 5]
+    size, change = updates_of(found, 5)["0.weight"]
+    assert change == pytest.approx(norms[5], rel=1e-4)
+    assert size == pytest.approx(float(model[0].weight.detach().norm()), rel=1e-5)
+
+
+def test_large_tensors_are_estimated_and_take_turns() -> None:
+    torch.manual_seed(0)
+    tensors = [(str(i), torch.randn(100, 1000, requires_grad=True)) for i in range(40)]
+    for _, tensor in tensors:
+        tensor.grad = torch.ones_like(tensor)
+    probe = UpdateProbe()
+    seen: list[str] = []
+    for _ in range(3):
+        probe.before(tensors)
+        copied = sum(before.numel() for before in probe._before)
+        assert copied <= max(1 << 18, 0.02 * 40 * 100_000)
+        with torch.no_grad():
+            for _, tensor in tensors:
+                tensor += 0.01
+        updates = probe.after()
+        assert updates is not None
+        names, values, counts = updates.rows()
+        seen += names
+        assert len(names) == 16
+        assert values[:, 1] == pytest.approx(0.01 * np.sqrt(100_000), rel=1e-3)
+        assert set(counts[:, 0].tolist()) == {100_000}
+    assert set(seen) == {name for name, _ in tensors}
+    assert BLOCK * BLOCKS == 16_384
+
+
+def test_frozen_and_nonfinite_tensors_are_left_out() -> None:
+    good, frozen, bad = (torch.ones(4, requires_grad=True) for _ in range(3))
+    good.grad, bad.grad = torch.ones(4), torch.ones(4)
+    probe = UpdateProbe()
+    probe.before([("good", good), ("frozen", frozen), ("bad", bad)])
+    with torch.no_grad():
+        bad[0] = float("nan")
+    updates = probe.after()
+    assert updates is not None
+    assert updates.rows()[0] == ("good",)
+    assert probe.after() is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_types_are_measured_too(dtype: torch.dtype) -> None:
+    weight = torch.full((1000,), 256.0, dtype=dtype, requires_grad=True)
+    weight.grad = torch.ones_like(weight)
+    probe = UpdateProbe()
+    probe.before([("w", weight)])
+    with torch.no_grad():
+        weight += 2
+    updates = probe.after()
+    assert updates is not None
+    assert updates.rows()[1].ravel().tolist() == pytest.approx(
+        [258 * 1000**0.5, 2 * 1000**0.5], rel=1e-3
+    )
