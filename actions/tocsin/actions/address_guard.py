@@ -95,8 +95,8 @@ class AddressGuard:
     """
 
     def __init__(self, *, private: bool, allow: Iterable[Network] = ()) -> None:
-        self._private = private
-        self._allow = tuple(allow)
+        self.private = private
+        self.allow = tuple(allow)
 
     def why_refused(self, text: str) -> str | None:
         """Why an address (as `getaddrinfo` gives it) is refused; None if it is allowed."""
@@ -104,9 +104,9 @@ class AddressGuard:
         for meant in _meanings(address):
             if meant in METADATA or any(_inside(meant, network) for network in _NEVER):
                 return f"address {address} is never allowed (link-local, metadata or unusable)"
-            if any(_inside(meant, network) for network in self._allow):
+            if any(_inside(meant, network) for network in self.allow):
                 continue
-            if not self._private and not _is_public(meant):
+            if not self.private and not _is_public(meant):
                 return f"address {address} is not public; --allow-cidr {meant} would allow it"
         return None
 

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from pydantic import SecretStr
 
@@ -47,6 +47,12 @@ CHAT_HOSTS: Final = (
 """Hosts whose `https://` webhook URLs are for chat messages: no other form is accepted there."""
 
 
+_REFUSED_OPTIONS: Final = frozenset(
+    {"batch", "cto", "overflow", "redirect", "retry", "rto", "store", "template", "verify", "wait"}
+)
+"""What a chat URL may not ask for: files, redirects, unchecked certificates, a schedule."""
+
+
 @dataclass(frozen=True, slots=True)
 class Notified:
     """One address. `name` is what the ledger calls it; the same address has the same name."""
@@ -68,8 +74,9 @@ def parse_notify(text: str) -> Notified:
     if scheme == "mailto" or ("@" in text and "://" not in text):
         return _mail(text)
     if is_chat_url(text):
-        # What stands for the host is a token in most of them.
-        return Notified("chat", f"notify:{scheme}-{_hash(text)}", SecretStr(text))
+        # What stands for the host is a token in most of them, but for https.
+        service = urlsplit(text).hostname if scheme == "https" else scheme
+        return Notified("chat", f"notify:{service}-{_hash(text)}", SecretStr(text))
     if scheme in ("http", "https"):
         try:
             parse_http_url(text)
@@ -98,12 +105,18 @@ def is_chat_url(text: str) -> bool:
     scheme, separator, rest = text.partition("://")
     if not separator or not rest or not text.isprintable():
         return False
-    if scheme.lower() == "https":
-        try:
-            return urlsplit(text).hostname in CHAT_HOSTS
-        except ValueError:
-            return False
-    return scheme.lower() in CHAT_SCHEMES
+    try:
+        parts = urlsplit(text)
+        options = {key.lstrip("+-:").lower() for key in parse_qs(parts.query)}
+    except ValueError:
+        return False
+    if options & _REFUSED_OPTIONS:
+        return False
+    return (
+        parts.hostname in CHAT_HOSTS
+        if scheme.lower() == "https"
+        else (scheme.lower() in CHAT_SCHEMES)
+    )
 
 
 def _mail(text: str) -> Notified:

@@ -5,20 +5,33 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 from pydantic import SecretStr
 
 from tocsin.actions.address_guard import AddressGuard
+from tocsin.actions.aws import AT_ONCE as AWS_AT_ONCE
+from tocsin.actions.chat import AT_ONCE as CHATS_AT_ONCE
+from tocsin.actions.chat import ChatSender, ChatTarget
 from tocsin.actions.config import webhook_targets
 from tocsin.actions.decision import Outcome
 from tocsin.actions.email import EmailSender, EmailTarget
+from tocsin.actions.lambda_function import LambdaSender, LambdaTarget
 from tocsin.actions.lanes import Lane, Notice
-from tocsin.actions.notify import parse_notify
+from tocsin.actions.notify import is_chat_url, parse_notify
+from tocsin.actions.sms import SmsSender, SmsTarget
 from tocsin.actions.smtp import server_of_config, server_of_environment
 from tocsin.actions.webhook import WebhookSender, WebhookTarget
 from tocsin.schemas.config import Config
-from tocsin.schemas.config_receivers import AnyReceiver, EmailReceiver
+from tocsin.schemas.config_receivers import (
+    AnyReceiver,
+    ChatReceiver,
+    EmailReceiver,
+    LambdaReceiver,
+    SmsReceiver,
+)
+from tocsin.schemas.errors import ConfigurationError
 
 Close = Callable[[], Awaitable[None]]
 
@@ -55,8 +68,72 @@ def receiver_lanes(
     mails = _email_targets(config, secrets, notify, folder or Path.cwd(), env)
     if mails:
         mailer = EmailSender()
-        lanes |= {name: _email_lane(mailer, target) for name, target in mails.items()}
-    return lanes, closers
+        lanes |= {
+            name: Lane(partial(mailer.send, target), target.give_up_ms)
+            for name, target in mails.items()
+        }
+    chats = _chat_targets(config, secrets, notify)
+    if chats:
+        chatter = ChatSender(guard)
+        lanes |= {
+            name: Lane(partial(chatter.send, target), target.give_up_ms, at_once=CHATS_AT_ONCE)
+            for name, target in chats.items()
+        }
+    return lanes | _aws_lanes(config), closers
+
+
+def _aws_lanes(config: Config) -> dict[str, Lane]:
+    lanes: dict[str, Lane] = {}
+    texts: SmsSender | None = None
+    functions: LambdaSender | None = None
+    for name, receiver in config.receivers.items():
+        give_up_ms = _give_up_ms(receiver)
+        if isinstance(receiver, SmsReceiver):
+            texts = texts or SmsSender()
+            number = SmsTarget(
+                name=name,
+                to=receiver.to,
+                region=receiver.region,
+                sender_id=receiver.sender_id,
+                give_up_ms=give_up_ms,
+            )
+            lanes[name] = Lane(partial(texts.send, number), give_up_ms, at_once=AWS_AT_ONCE)
+        elif isinstance(receiver, LambdaReceiver):
+            functions = functions or LambdaSender()
+            function = LambdaTarget(
+                name=name,
+                function=receiver.function,
+                region=receiver.region,
+                give_up_ms=give_up_ms,
+            )
+            lanes[name] = Lane(partial(functions.invoke, function), give_up_ms, at_once=AWS_AT_ONCE)
+    return lanes
+
+
+def _chat_targets(
+    config: Config, secrets: Mapping[str, SecretStr], notify: Sequence[str]
+) -> dict[str, ChatTarget]:
+    """Without those whose URL is an optional secret that is missing."""
+    targets: dict[str, ChatTarget] = {}
+    for name, receiver in config.receivers.items():
+        if not isinstance(receiver, ChatReceiver):
+            continue
+        url = (
+            SecretStr(receiver.url)
+            if isinstance(receiver.url, str)
+            else secrets.get(receiver.url.name)
+        )
+        if url is None:
+            continue
+        if not is_chat_url(url.get_secret_value()):
+            raise ConfigurationError(
+                f"receiver {name!r}: expected a chat URL like slack://…, discord://… or tgram://…"
+            )
+        targets[name] = ChatTarget(name, url, _give_up_ms(receiver))
+    for address in map(parse_notify, notify):
+        if address.kind == "chat":
+            targets[address.name] = ChatTarget(address.name, address.url)
+    return targets
 
 
 def _email_targets(
@@ -95,13 +172,6 @@ def _webhook_lane(sender: WebhookSender, target: WebhookTarget) -> Lane:
     async def attempt(notice: Notice) -> Outcome:
         delivery = notice.delivery
         return await sender.post(target, delivery.delivery_id, delivery.event or {}, notice.now_ms)
-
-    return Lane(attempt, target.give_up_ms)
-
-
-def _email_lane(sender: EmailSender, target: EmailTarget) -> Lane:
-    async def attempt(notice: Notice) -> Outcome:
-        return await sender.send(target, notice)
 
     return Lane(attempt, target.give_up_ms)
 

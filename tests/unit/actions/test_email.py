@@ -17,21 +17,18 @@ import pytest
 from pydantic import SecretStr
 
 from support.certificates import Authority, authority
-from support.issue_records import NOW_MS, issue, issue_record
+from support.issue_records import NOW_MS, issue
+from support.notices import notice
 from support.smtp_server import Mailbox, smtp_server
 from tocsin.actions.decision import Outcome, RetryPolicy, decide
 from tocsin.actions.email import EmailSender, EmailTarget, SmtpServer
-from tocsin.actions.lanes import Notice
 from tocsin.actions.message import message_of
 from tocsin.actions.mime import csv_of
 from tocsin.actions.plot import Plotter, drawing_of, render
 from tocsin.actions.smtp import server_of_config, server_of_environment
 from tocsin.schemas.config_receivers import SmtpConfig
 from tocsin.schemas.config_values import SecretRef
-from tocsin.schemas.deliveries import Delivery
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.schemas.events import EVENT_TYPES
-from tocsin.schemas.identity import delivery_id
 from tocsin.schemas.issues import Evidence, IssueFiring, Series
 
 SECRETS = {"mail": SecretStr("planted-SECRET-mail")}
@@ -56,28 +53,6 @@ def undrawn() -> Plotter:
 
 def with_series(*, resolved: bool = False, series: Series = SERIES) -> IssueFiring:
     return issue(resolved=resolved).model_copy(update={"evidence": Evidence(series=series)})
-
-
-def notice(found: IssueFiring, attempts: int = 0, did: str = "It asked the run to stop.") -> Notice:
-    event = EVENT_TYPES.decode(issue_record(found).value or b"")
-    delivery = Delivery(
-        delivery_id=delivery_id(found.issue_id, "mail", found.state),
-        issue_id=found.issue_id,
-        run_id=found.run_id,
-        incarnation=found.incarnation,
-        rule=found.rule,
-        issue_state=found.state,
-        action="mail",
-        kind="email",
-        state="pending",
-        reason="to be sent",
-        created_ms=NOW_MS,
-        updated_ms=NOW_MS,
-        give_up_ms=NOW_MS + 86_400_000,
-        attempts=attempts,
-        event=event.model_dump(mode="json", exclude_none=True),
-    )
-    return Notice(delivery, NOW_MS + 1000 * attempts, (did,))
 
 
 def target(

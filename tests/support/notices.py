@@ -1,0 +1,39 @@
+"""Notices about issues, as the lanes of receivers are given them."""
+
+from __future__ import annotations
+
+from support.issue_records import NOW_MS, issue_record
+from tocsin.actions.lanes import Notice
+from tocsin.schemas.deliveries import Delivery
+from tocsin.schemas.events import EVENT_TYPES
+from tocsin.schemas.identity import delivery_id
+from tocsin.schemas.issues import IssueFiring
+
+
+def notice(
+    found: IssueFiring,
+    attempts: int = 0,
+    did: str = "It asked the run to stop.",
+    *,
+    kind: str = "email",
+) -> Notice:
+    """A notice about an issue, to a receiver that is named as its kind."""
+    event = EVENT_TYPES.decode(issue_record(found).value or b"")
+    delivery = Delivery(
+        delivery_id=delivery_id(found.issue_id, kind, found.state),
+        issue_id=found.issue_id,
+        run_id=found.run_id,
+        incarnation=found.incarnation,
+        rule=found.rule,
+        issue_state=found.state,
+        action=kind,
+        kind=kind,
+        state="pending",
+        reason="to be sent",
+        created_ms=NOW_MS,
+        updated_ms=NOW_MS,
+        give_up_ms=NOW_MS + 86_400_000,
+        attempts=attempts,
+        event=event.model_dump(mode="json", exclude_none=True),
+    )
+    return Notice(delivery, NOW_MS + 1000 * attempts, (did,))
