@@ -328,7 +328,7 @@ class ActionsService(Service):
         if isinstance(data, RunView):
             known = self._runs.get(data.run_id)
             if known is None or data.next_offset >= known.next_offset:
-                self._runs[data.run_id] = RunFacts.of(data, event.time_ms)
+                self._runs[data.run_id] = RunFacts.of(data, event.time_ms).after(known)
                 self._look_at_stops = True
         elif isinstance(data, Delivery):
             self._ledger.read(data)

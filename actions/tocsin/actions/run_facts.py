@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tocsin.schemas.issues import Issue
 from tocsin.schemas.runs import RunState, RunView, StopView
@@ -10,7 +10,10 @@ from tocsin.schemas.runs import RunState, RunView, StopView
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """A run as its newest view says; `as_of_ms` is the time up to which the view speaks."""
+    """A run as its newest view says; `as_of_ms` is the time up to which the view speaks.
+
+    `stop_before` is the stop of the incarnation before, as far as it had come.
+    """
 
     incarnation: str
     state: RunState
@@ -18,6 +21,7 @@ class RunFacts:
     stop: StopView | None
     next_offset: int
     as_of_ms: int
+    stop_before: StopView | None = None
 
     @classmethod
     def of(cls, view: RunView, as_of_ms: int) -> RunFacts:
@@ -25,6 +29,13 @@ class RunFacts:
         return cls(
             view.incarnation, view.state, view.exit_code, view.stop, view.next_offset, as_of_ms
         )
+
+    def after(self, known: RunFacts | None) -> RunFacts:
+        """The same, with what `known`, an older view, says of the incarnation before."""
+        if known is None:
+            return self
+        same = known.incarnation == self.incarnation
+        return replace(self, stop_before=known.stop_before if same else known.stop)
 
     def behind(self, issue: Issue) -> bool:
         """Whether the issue is of an incarnation of which this view cannot know yet.

@@ -136,6 +136,10 @@ def after_answer(facts: RunFacts | None, delivery: Delivery, now_ms: int) -> Ver
         and stop.command_id == delivery.delivery_id
         else None
     )
+    before = facts.stop_before
+    if before is not None and before.command_id == delivery.delivery_id:
+        # The next incarnation began before anybody looked.
+        mine = before
     if mine is not None:
         if mine.state == "exited":
             how = "" if mine.how is None else f" by {mine.how}"

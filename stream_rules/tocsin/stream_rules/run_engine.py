@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tocsin.schemas.control import StopAnswer
@@ -29,12 +30,25 @@ KEEP_MS: Final = 24 * 3_600_000
 """How long after its end, or after it was last heard, the state of a run is kept."""
 
 
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """An incarnation as the next one found it, for a last view of it; `offset` is the next's."""
+
+    state: RunState
+    instances: Sequence[Instance]
+    offset: int
+
+
 class RunEngine:
-    """One run. `urgent` asks for a checkpoint; `expired` says that its state may go."""
+    """One run. `urgent` asks for a checkpoint; `expired` says that its state may go.
+
+    `earlier` are the incarnations that were over before anybody was told how they went.
+    """
 
     def __init__(self, run_id: str, specs: Sequence[RuleSpec]) -> None:
         self.state = RunState(run_id=run_id)
         self.instances: list[Instance] = []
+        self.earlier: list[Earlier] = []
         self.dirty = self.urgent = self.expired = False
         self._specs: Final = specs
         self._covers = 0
@@ -57,6 +71,8 @@ class RunEngine:
                 self.state.late += 1
                 return []
             if standing == "new":
+                if self.urgent and self.state.incarnation:
+                    self.earlier.append(Earlier(replace(self.state), self.instances, offset))
                 self.state.begin(value, meta, now_ms)
                 self._equip(offset)
             before = (self.state.ended, self.state.stop, self.state.lost)

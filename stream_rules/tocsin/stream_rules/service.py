@@ -19,7 +19,7 @@ from tocsin.stream_rules.catalogue import Catalogue
 from tocsin.stream_rules.engine import Engine, UnusableRecord
 from tocsin.stream_rules.episodes import Told
 from tocsin.stream_rules.instances import RuleSpec, rule_specs
-from tocsin.stream_rules.run_engine import RUN_KEY, RunEngine
+from tocsin.stream_rules.run_engine import RUN_KEY, Earlier, RunEngine
 from tocsin.stream_rules.view import run_view
 
 logger = logging.getLogger(__name__)
@@ -127,6 +127,8 @@ class RulesService(Service):
     def snapshots(self, *, force: bool) -> Sequence[Outgoing]:
         written: list[Outgoing] = []
         for number, state, run in self.engine.runs():
+            written += [self._view(number, e, e.offset, e.state.heard_ms) for e in run.earlier]
+            run.earlier.clear()
             if run.expired:
                 written += self._tombstones(number, run)
                 self.engine.drop(number, run.state.run_id)
@@ -164,7 +166,9 @@ class RulesService(Service):
         run_id = run.state.run_id
         return [Outgoing(partition, f"{run_id}/{name}".encode(), None) for name in self._names]
 
-    def _view(self, number: int, run: RunEngine, next_offset: int, clock_ms: int) -> Outgoing:
+    def _view(
+        self, number: int, run: RunEngine | Earlier, next_offset: int, clock_ms: int
+    ) -> Outgoing:
         view = run_view(run, next_offset=next_offset)
         event: Event[Data] = Event.of(
             view,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tocsin.schemas.runs import CaptureFigures, RankView, RunState, RunView
-from tocsin.stream_rules.run_engine import RunEngine
+from tocsin.stream_rules.run_engine import Earlier, RunEngine
 
 
-def run_view(run: RunEngine, *, next_offset: int) -> RunView:
+def run_view(run: RunEngine | Earlier, *, next_offset: int) -> RunView:
     """The run as it is after the telemetry below `next_offset`."""
     state = run.state
     kind: RunState = "ended" if state.ended else "lost" if state.lost else "running"

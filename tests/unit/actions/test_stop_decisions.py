@@ -181,3 +181,12 @@ def test_answers_may_come_after_the_end_and_then_it_is_decided() -> None:
     obeyed = stops.after_answer(facts("left", ended=True), waiting, later)
     assert obeyed is not None
     assert obeyed.state == "delivered"
+
+
+def test_a_stop_that_the_next_incarnation_follows_at_once_was_obeyed() -> None:
+    known = facts(training=1).after(facts("exited", ended=True))
+    verdict = stops.after_answer(known.after(known), sent(), NOW_MS)
+    assert verdict is not None
+    assert verdict.state == "delivered"
+    assert "exit code 79" in verdict.reason
+    assert stops.before_asking(known, known.incarnation, delivery_id="d-2", age_ms=0) is None

@@ -8,6 +8,8 @@ from tocsin.bus.port import Outgoing, Partition, Record
 from tocsin.runtime.service import Attachment, CaughtUp, Tick
 from tocsin.schemas.config import Config
 from tocsin.schemas.config_sections import DefaultsConfig
+from tocsin.schemas.control import StopExited
+from tocsin.schemas.events import Data, Event
 from tocsin.schemas.issues import IssueFiring
 from tocsin.schemas.runs import RunView
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
@@ -185,3 +187,40 @@ def test_the_configuration_decides_which_rules_there_are() -> None:
     run = bad_run()
     rules.apply(run.records, tick(run))
     assert rules.outputs() == []
+
+
+def test_a_stop_that_the_next_incarnation_follows_at_once_is_told_all_the_same() -> None:
+    run = RunBuilder()
+    run.started()
+    rules = service()
+    rules.apply(run.records, tick(run))
+    rules.snapshots(force=False)
+    known = len(run.records)
+    of_launcher = StopExited(
+        run_id="made",
+        incarnation="made-1",
+        role="launcher",
+        command_id="c-1",
+        how="edge",
+        exit_code=79,
+    )
+    event: Event[Data] = Event.of(of_launcher, id="x", source="/runs/made", time_ms=run.now_ms)
+    run.add(event)
+    run.ended()
+    run.incarnation = "made-2"
+    run.started()
+
+    rules.apply(run.records[known:], tick(run))
+    views = []
+    for one in rules.snapshots(force=False):
+        if one.partition.topic == TOPICS.runs and one.value is not None:
+            found = decode(read_meta(one.headers), one.value)
+            assert isinstance(found, Event)
+            assert isinstance(found.data, RunView)
+            views.append(found.data)
+
+    assert [view.incarnation for view in views] == ["made-1", "made-2"]
+    assert views[0].stop is not None
+    assert views[0].stop.state == "exited"
+    assert views[1].stop is None
+    assert views[0].next_offset <= views[1].next_offset
