@@ -17,19 +17,25 @@ from pathlib import Path
 from typing import Final
 
 from tocsin.actions.service import build_actions_service
-from tocsin.bus.port import Bus, From, Lease
+from tocsin.bus.port import Bus, BusError, From, Lease, Producer
 from tocsin.console.services import SOFTWARE, run_lease
 from tocsin.console.setting import Setting, read_setting
+from tocsin.emitter.enforcer import Enforcer, StopOrder
+from tocsin.emitter.launcher_voice import Voice
 from tocsin.emitter.node_report import NodeReport
 from tocsin.runtime.shutdown import stop_signals
 from tocsin.runtime.testing import CrashPoints
 from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.events import Data
 from tocsin.schemas.signing import SigningKey, keys_folder, own_key
 from tocsin.schemas.telemetry import Speaker
 from tocsin.stream_rules.service import build_rules_service
 
 logger = logging.getLogger(__name__)
+
+ANSWERS_S: Final = 2.0
+"""How long the end waits for what a stop has to tell to be acknowledged, seconds."""
 
 LEFTOVERS: Final = 3
 """Exit code: the job is over, and something is left in the ledger."""
@@ -41,6 +47,8 @@ class Orders:
     def __init__(self) -> None:
         self.job: int | None = None
         self.drain_s: float | None = None
+        self.stops: list[StopOrder | int] = []
+        """Orders to end a rank, and pids of ranks that have left, as they came."""
         self.changed = asyncio.Event()
         self.gone = False
 
@@ -57,6 +65,10 @@ class Orders:
                     self.job = int(value)
                 elif word == "drain":
                     self.drain_s = float(value)
+                elif word == "stop":
+                    self.stops.append(StopOrder.model_validate_json(value))
+                elif word == "left":
+                    self.stops.append(int(value))
             except ValueError:
                 logger.warning("an order that is none: %r", line[:100], extra={"action": "order"})
             self.changed.set()
@@ -81,6 +93,7 @@ class Helper:
     ) -> None:
         self._orders = orders
         self._report = report
+        self._enforcement = _Enforcement(bus, setting, run_id)
         crash = CrashPoints.from_environment(os.environ)
         self._actions = build_actions_service(
             setting.topics,
@@ -122,21 +135,23 @@ class Helper:
             for number, worker in enumerate(self._workers)
         ]
         ended = asyncio.create_task(stopping.wait(), name="signal")
-        beside: list[asyncio.Task[object]] = [ended]
+        reporting: list[asyncio.Task[None]] = []
         if self._report is not None:
-            beside.append(asyncio.create_task(self._report.run(), name="node-report"))
+            reporting.append(asyncio.create_task(self._report.run(), name="node-report"))
         code = 0
         draining: list[asyncio.Task[bool]] = []
         try:
-            while not (self._orders.gone or stopping.is_set()):
+            while not (stopping.is_set() or (self._orders.gone and not self._enforcement.tasks)):
                 changed = asyncio.create_task(self._orders.changed.wait(), name="changed")
                 await asyncio.wait(
-                    {changed, ended, *draining, *parts}, return_when=asyncio.FIRST_COMPLETED
+                    {changed, ended, *draining, *parts, *self._enforcement.tasks},
+                    return_when=asyncio.FIRST_COMPLETED,
                 )
                 changed.cancel()
                 self._orders.changed.clear()
                 if self._report is not None:
                     self._report.node.root_pid = self._orders.job
+                await self._enforcement.take(self._orders.stops)
                 if any(part.done() for part in parts):
                     code = 1
                     break
@@ -144,29 +159,85 @@ class Helper:
                     code = 0 if draining[0].result() else LEFTOVERS
                     break
                 if not draining and self._orders.drain_s is not None:
-                    drain = self._drain(self._orders.drain_s)
+                    drain = self._drain(self._orders.drain_s, reporting)
                     draining.append(asyncio.create_task(drain, name="drain"))
         finally:
+            await self._enforcement.close()
             for worker in self._workers:
                 worker.stop()
             done = await asyncio.gather(*parts, return_exceptions=True)
-            for task in (*beside, *draining):
+            for task in (ended, *reporting, *draining):
                 task.cancel()
-            await asyncio.wait([*beside, *draining])
+            await asyncio.wait([ended, *reporting, *draining])
         for error in done:
             if isinstance(error, BaseException):
                 logger.error("a worker failed", exc_info=error, extra={"action": "stop"})
                 code = 1
         return code
 
-    async def _drain(self, timeout_s: float) -> bool:
+    async def _drain(self, timeout_s: float, reporting: Sequence[asyncio.Task[None]]) -> bool:
         """Let rules and actions take in all that is there, then let the deliveries end."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
+        for report in reporting:
+            # Its last frames are published first, so that the rules read them too.
+            report.cancel()
+            await asyncio.wait({report}, timeout=timeout_s)
         for worker in self._workers:
             if not await worker.caught_up(max(0.0, deadline - loop.time())):
                 return False
         return await self._actions.drain(max(0.0, deadline - loop.time()))
+
+
+class _Enforcement:
+    """Ends ranks that do not leave; opens its voice on the bus with the first order."""
+
+    def __init__(self, bus: Bus, setting: Setting, run_id: str) -> None:
+        self._bus = bus
+        self._topics = setting.topics
+        self._run_id = run_id
+        self._enforcer = Enforcer(run_id, self._answer)
+        self._voice: Voice | None = None
+        self._producer: Producer | None = None
+        self._publishing: asyncio.Task[None] | None = None
+
+    @property
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """The stops under way."""
+        return self._enforcer.under_way
+
+    async def take(self, stops: list[StopOrder | int]) -> None:
+        """Carry out what was ordered by now, and clear the list."""
+        if stops and self._voice is None:
+            try:
+                self._producer = await self._bus.producer()
+            except BusError as error:
+                logger.warning("stops are not told: %s", error, extra={"action": "stop"})
+            else:
+                self._voice = Voice(self._producer, self._topics, self._run_id, who="helper")
+                self._publishing = asyncio.create_task(self._voice.publish(), name="answers")
+        orders = list(stops)
+        stops.clear()
+        for order in orders:
+            if isinstance(order, StopOrder):
+                self._enforcer.obey(order)
+            else:
+                self._enforcer.left(order)
+
+    async def close(self) -> None:
+        """Give up what is under way, and publish what was said."""
+        await self._enforcer.close()
+        if self._voice is not None and self._publishing is not None:
+            await self._voice.flush(ANSWERS_S)
+            self._publishing.cancel()
+            await asyncio.wait({self._publishing})
+        if self._producer is not None:
+            await self._producer.close()
+
+    def _answer(self, data: Data) -> None:
+        logger.info("%s", data, extra={"action": "stop"})
+        if self._voice is not None:
+            self._voice.say(data)
 
 
 def _signing_key() -> SigningKey:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from tocsin.emitter.enforcer import StopOrder
 from tocsin.emitter.helper_process import NICE
 from tocsin.emitter.settings import BUS, RUN_ID
 
@@ -73,6 +74,14 @@ class HelperChild:
     def pid(self) -> int:
         """The helper's."""
         return self._popen.pid
+
+    def stop(self, order: StopOrder) -> None:
+        """A rank was told to stop: let the helper end it if it does not leave. From any thread."""
+        self._order(f"stop {order.model_dump_json()}")
+
+    def left(self, pid: int) -> None:
+        """That rank has left its loop. From any thread."""
+        self._order(f"left {pid}")
 
     def drain(self, timeout_s: float = DRAIN_S) -> int | None:
         """The training is over: let it finish for at most `timeout_s`; its exit code, None if it

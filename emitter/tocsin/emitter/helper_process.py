@@ -5,7 +5,10 @@ Protocol, on the helper's stdin (text lines; the helper ignores words that it do
     job PID     the job runs as this process: what the sampler looks at
     drain S     the job is over: work off what is there, for S seconds at most, then exit with 0
                 (all deliveries final) or 3 (something is left in the ledger)
-    EOF         the launcher is gone: stop now, in order
+    stop JSON   a rank of this node was told to stop (`tocsin.emitter.enforcer.StopOrder`): end its
+                process if it does not leave. Only where there is no launcher, which does so itself
+    left PID    that rank has left its loop: it gets no signal
+    EOF         the launcher is gone: stop now, in order, once the stops under way are carried out
 
 The orders so far are told again to a helper that was started anew. It has a session of its own and
 no terminal, so no Ctrl-C reaches it; stdout and stderr go to its log.

@@ -39,6 +39,7 @@ class Voice:
         topics: Topics,
         run_id: str,
         *,
+        who: str = "launcher",
         now_ms: Callable[[], int] = wall_ms,
         observe: Callable[[Data, int], None] | None = None,
     ) -> None:
@@ -46,7 +47,7 @@ class Voice:
         self._producer = producer
         self._partition = Partition(topics.telemetry, telemetry_partition(run_id))
         self._key = run_id.encode()
-        self._source = f"/runs/{run_id}/launcher"
+        self._source = f"/runs/{run_id}/{who}"
         self._boot = new_id()
         self._seq = 0
         self._now_ms = now_ms

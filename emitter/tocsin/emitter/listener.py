@@ -20,7 +20,7 @@ from tocsin.bus.port import EARLIEST, Bus, BusError, Partition, Reader, Record
 from tocsin.emitter import link
 from tocsin.emitter.edges import Emit
 from tocsin.emitter.launcher_voice import wall_ms
-from tocsin.emitter.members import Members
+from tocsin.emitter.members import Members, Trainer
 from tocsin.emitter.process_group import process_lives
 from tocsin.emitter.stop_command import (
     STOP,
@@ -144,8 +144,9 @@ class ThreadListener:
     """The listener of a node without a launcher: a daemon thread of local rank 0 (`start()`).
 
     It hands commands to the ranks of its node that said hello to `folder`/launcher.sock. It never
-    escalates: `on_obeyed` tells somebody who can. Ranks answer for themselves; refusals go through
-    `emit`.
+    escalates: `on_obeyed` tells somebody who can of each rank, and `on_left` that the rank of that
+    pid has left its loop; both are called on its thread. Ranks answer for themselves; refusals go
+    through `emit`.
     """
 
     def __init__(
@@ -157,7 +158,8 @@ class ThreadListener:
         folder: Path,
         *,
         environ: Mapping[str, str] = os.environ,
-        on_obeyed: Callable[[StopRequested], None] | None = None,
+        on_obeyed: Callable[[Trainer, StopRequested], None] | None = None,
+        on_left: Callable[[int], None] | None = None,
     ) -> None:
         """Bind the socket, so that ranks can say hello from now on. Raises OSError."""
         self.members: Final = Members(speaker.incarnation, process_lives)
@@ -168,6 +170,7 @@ class ThreadListener:
         self._emit = emit
         self._environ = environ
         self._on_obeyed = on_obeyed
+        self._on_left = on_left
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._closed = threading.Event()
@@ -205,8 +208,8 @@ class ThreadListener:
         """See Hands."""
         for trainer in self.members.living(command.incarnation):
             link.send(trainer.socket, signed.message())
-        if self._on_obeyed is not None:
-            self._on_obeyed(command)
+            if self._on_obeyed is not None:
+                self._on_obeyed(trainer, command)
 
     def join(self, command: StopRequested) -> None:
         """See Hands. The stop under way is the one effect."""
@@ -260,6 +263,8 @@ class ThreadListener:
     def _hellos(self) -> None:
         for message in self._endpoint.drain():
             self.members.heard(message)
+            if self._on_left is not None and message["kind"] in ("left", "finished"):
+                self._on_left(link.number(message, "pid"))
 
 
 def _log_outage(what: str, error: BusError, *, again: bool) -> None:

@@ -11,6 +11,7 @@ from typing import Final
 from tocsin.bus.place import default_place
 from tocsin.bus.port import Bus
 from tocsin.emitter import facts, link
+from tocsin.emitter.enforcer import StopOrder
 from tocsin.emitter.helper_child import DRAIN_S, HelperChild, helper_command
 from tocsin.emitter.identity import (
     rank_of,
@@ -20,6 +21,7 @@ from tocsin.emitter.identity import (
     scheduler_job,
 )
 from tocsin.emitter.listener import ThreadListener
+from tocsin.emitter.members import Trainer
 from tocsin.emitter.sender import say
 from tocsin.emitter.settings import (
     BUS,
@@ -34,6 +36,7 @@ from tocsin.emitter.stop_command import STOP, STOP_KEYS, trusted_paths
 from tocsin.emitter.training import Training, bus_opener
 from tocsin.schemas.config import LoadedConfig
 from tocsin.schemas.config_settings import resolve_settings
+from tocsin.schemas.control import StopRequested
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.identity import incarnation_id
 from tocsin.schemas.topics import Topics
@@ -140,8 +143,25 @@ class Services:
             training.speaker,
             training.emit,
             self._folder,
+            on_obeyed=None if self._helper is None else self._enforce,
+            on_left=None if self._helper is None else self._helper.left,
         )
         self._listener.start()
+
+    def _enforce(self, trainer: Trainer, command: StopRequested) -> None:
+        """Without a launcher it is the helper that ends a rank which does not leave."""
+        if self._helper is not None:
+            self._helper.stop(
+                StopOrder(
+                    pid=trainer.pid,
+                    rank=trainer.rank,
+                    world_size=trainer.world_size,
+                    incarnation=command.incarnation,
+                    command_id=command.command_id,
+                    issue_id=command.issue_id,
+                    grace_s=command.grace_s,
+                )
+            )
 
     def close(self) -> None:
         """End both, and take the environment back; waits for the helper's deliveries."""

@@ -255,7 +255,7 @@ def test_the_listener_in_a_thread_hands_the_signed_bytes_to_the_ranks(
     keys = tmp_path / "keys"
     signer.key.write(keys / "actions.key")
     said: list[Data] = []
-    obeyed = threading.Event()
+    obeyed, left = threading.Event(), threading.Event()
     listener = ThreadListener(
         lambda: EmbeddedBus(path),
         topics,
@@ -263,7 +263,8 @@ def test_the_listener_in_a_thread_hands_the_signed_bytes_to_the_ranks(
         said.append,
         tmp_path,
         environ={"TOCSIN_STOP_KEYS": str(keys)},
-        on_obeyed=lambda _command: obeyed.set(),
+        on_obeyed=lambda _trainer, _command: obeyed.set(),
+        on_left=lambda pid: left.set() if pid == os.getpid() else None,
     )
     rank = link.Endpoint(tmp_path / "rank.sock")
     hello: link.Message = {
@@ -293,6 +294,8 @@ def test_the_listener_in_a_thread_hands_the_signed_bytes_to_the_ranks(
     message = rank.receive()
     assert message is not None
     assert SignedCommand.of(message) == signed
+    assert link.send(listener.socket, {"kind": "left", "pid": os.getpid(), "step": 3})
+    assert left.wait(5)
     listener.close()
     rank.close()
     assert [data.why for data in said if isinstance(data, StopRefused)] == ["untrusted_key"]
