@@ -14,6 +14,7 @@ import pytest
 from pydantic import SecretStr
 from standardwebhooks.webhooks import Webhook
 
+from support.certificates import authority
 from support.fault_server import FaultServer, fault_server
 from support.issue_records import (
     NOW_MS,
@@ -24,6 +25,7 @@ from support.issue_records import (
     view,
     view_record,
 )
+from support.smtp_server import smtp_server
 from tocsin.actions.decision import RetryPolicy
 from tocsin.actions.pipeline import ActionsService
 from tocsin.actions.service import build_actions_service
@@ -78,10 +80,7 @@ rules:
             config,
             bus=self.bus,
             key=KEY,
-            secrets=SECRETS,
-            embedded=True,
-            policy=QUICK,
-            **more,  # type: ignore[arg-type]
+            **{"secrets": SECRETS, "embedded": True, "policy": QUICK, **more},  # type: ignore[arg-type]
         )
         worker = Worker(
             self.bus,
@@ -398,3 +397,49 @@ async def test_planted_secrets_are_nowhere(bench: Bench, caplog: pytest.LogCaptu
     for record in written:
         assert b"SECRET" not in record.key + (record.value or b"")
         assert all(b"SECRET" not in value for _, value in record.headers)
+
+
+async def test_planted_secrets_of_mail_and_chat_are_nowhere(
+    bench: Bench, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    trusted = authority(tmp_path / "tls", "localhost")
+    async with smtp_server(starttls=trusted.context, login=True) as mailbox:
+        text = f"""version: 1
+secrets: {{password: {{env: P}}, chat: {{env: C}}}}
+receivers:
+  mail:
+    type: email
+    to: [me@example.com]
+    smtp:
+      host: localhost
+      port: {mailbox.port}
+      starttls: true
+      ca: {trusted.ca}
+      username: planted-SECRET-user
+      password: {{secret: password}}
+  chat: {{type: chat, url: {{secret: chat}}, retry: {{give_up_after: 1s}}}}
+rules:
+  - nonfinite: [mail, chat]
+"""
+        config, problems = check_config(text, "tocsin.yaml")
+        assert config is not None, problems
+        chat = f"mmost://127.0.0.1:{bench.server.port}/status/planted-SECRET-token-in-a-url"
+        secrets = {"password": SecretStr("planted-SECRET-wrong"), "chat": SecretStr(chat)}
+        async with bench.worker(config, secrets=secrets) as (worker, service):
+            await bench.send(issue_record(issue()), issue_record(issue(resolved=True)))
+            assert await worker.caught_up(10)
+            assert await service.drain(20)
+
+    ledger = await bench.ledger()
+    assert [entry.state for entry in ledger["mail/firing"]] == ["pending", "rejected"]
+    assert ledger["mail/firing"][-1].reason == "535 log-in refused"
+    assert {entry.kind for entries in ledger.values() for entry in entries} == {"email", "chat"}
+    assert {entries[-1].final for entries in ledger.values()} == {True}
+    for spec in TOPICS.specs():
+        for number in range(spec.partitions):
+            for record in await bench.read(spec.name, number):
+                assert b"SECRET" not in record.key + (record.value or b"")
+    # What the mail server of the test logs is not ours.
+    said = [r.getMessage() for r in caplog.records if not r.name.startswith("mail.")]
+    assert "SECRET" not in "\n".join(said)

@@ -64,6 +64,22 @@ rules:
     assert actions(routing.plan(resolved)) == ["ml"]
 
 
+def test_a_receiver_can_be_told_of_firings_only() -> None:
+    text = """
+receivers:
+  mail: {type: email, to: [me@example.com], send_resolved: false}
+  hook: {type: webhook, url: "https://hooks.example.com/ml"}
+rules:
+  - nonfinite: [mail, hook]
+"""
+    routing = routing_of(config_of(text), notify=["mailto:you@example.com"])
+    kinds = [(item.action, item.kind) for item in routing.plan(issue())]
+    assert kinds[:2] == [("mail", "email"), ("hook", "webhook")]
+    assert kinds[2][1] == "email"
+    assert actions(routing.plan(issue(resolved=True)))[0] == "hook"
+    assert len(routing.plan(issue(resolved=True))) == 2
+
+
 def test_a_decision_names_its_line(tmp_path: Path) -> None:
     text = """version: 1
 receivers:
@@ -100,6 +116,8 @@ receivers:
     type: webhook
     url: "https://hooks.example.com/ml"
     headers: {"webhook-id": x, "bad name": y, X-A: "1", x-a: "2"}
+  mail: {type: email, to: [a@example.com, b@example.com, a@example.com]}
+  chat: {type: chat, url: "https://example.com/SECRET"}
 rules:
   - nonfinite: [ml, stop, ml]
 """
@@ -111,5 +129,8 @@ rules:
         (6, "header"),
         (6, "header"),
         (6, "header"),
-        (8, "duplicate_action"),
+        (7, "duplicate_recipient"),
+        (8, "invalid_value"),
+        (10, "duplicate_action"),
     ]
+    assert not [problem for problem in problems if "SECRET" in str(problem)]

@@ -1,0 +1,157 @@
+"""The helper is killed while the mail server is down: with both back, the mail comes once.
+
+Where a process dies between the server's answer and the ledger, the mail is repeated, and says so
+by its Message-ID.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from support.issue_records import TOPICS, issue, issue_record
+from support.site import GPT, Running, Site, until
+from support.smtp_server import Mailbox, smtp_server, smtp_thread
+from tocsin.actions.notify import notify_names
+from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.port import Partition
+from tocsin.bus.urls import open_bus
+from tocsin.console.views import read_all
+from tocsin.runtime.testing import CRASH_AT
+from tocsin.schemas.deliveries import Delivery
+from tocsin.schemas.events import EVENT_TYPES
+from tocsin.schemas.identity import delivery_id
+from tocsin.schemas.topics import issue_partition
+
+TESTS = Path(__file__).parents[1]
+
+CONFIG = """\
+version: 1
+bus: {{url: "{url}"}}
+receivers:
+  mail:
+    type: email
+    to: [me@example.com]
+    sender: tocsin@example.com
+    smtp: {{host: 127.0.0.1, port: {port}, starttls: false}}
+rules:
+  - nonfinite: [mail]
+"""
+
+
+def free_port() -> int:
+    """A port of this machine on which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def mail_delivery(site: Site, run_id: str) -> Delivery | None:
+    """The newest state of the run's mail, from the bus."""
+
+    async def read() -> Delivery | None:
+        newest: Delivery | None = None
+        async with open_bus(site.bus_url) as bus:
+            partition = Partition(TOPICS.actions, issue_partition(run_id))
+            async for record in read_all(bus, [partition]):
+                if record.value is not None:
+                    data = EVENT_TYPES.decode(record.value).data
+                    if isinstance(data, Delivery) and data.action == "mail":
+                        newest = data
+        return newest
+
+    if not (site.folder / "bus.db").exists():
+        return None
+    return asyncio.run(read())
+
+
+def helpers_of(running: Running) -> list[psutil.Process]:
+    found = []
+    for process in psutil.Process(running.process.pid).children(recursive=True):
+        try:
+            if "tocsin.console.helper" in process.cmdline():
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.ZombieProcess):
+            continue
+    return found
+
+
+def test_a_mail_outlives_its_helper_and_the_servers_absence(embedded_site: Site) -> None:
+    port, run_id = free_port(), "mailed"
+    embedded_site.config.write_text(CONFIG.format(url=embedded_site.bus_url, port=port))
+    running = embedded_site.start(
+        sys.executable, "-m", GPT, "--threads", "1", "--steps", "20000",
+        "--fault", "nan_gradient", "--fault-at", "30", run_id=run_id,
+    )  # fmt: skip
+
+    def tried() -> bool:
+        delivery = mail_delivery(embedded_site, run_id)
+        return delivery is not None and delivery.attempts >= 1
+
+    def delivered() -> bool:
+        delivery = mail_delivery(embedded_site, run_id)
+        return delivery is not None and delivery.final
+
+    try:
+        until(tried, timeout_s=90, what="the first attempt")
+        before = mail_delivery(embedded_site, run_id)
+        assert before is not None
+        assert before.state == "pending"
+        assert before.last_attempts[0].result == "connection refused"
+        for helper in helpers_of(running):
+            helper.kill()
+        with smtp_thread(port) as mailbox:
+            until(delivered, timeout_s=60, what="the mail is final")
+            running.process.terminate()
+            finished = running.finish()
+    finally:
+        if running.process.poll() is None:
+            running.process.kill()
+            running.process.communicate(timeout=20)
+
+    after = mail_delivery(embedded_site, run_id)
+    assert after is not None
+    assert (after.delivery_id, after.state) == (before.delivery_id, "delivered"), finished
+    assert [mail["Message-ID"] for mail in mailbox.mails] == [f"<{after.delivery_id}@example.com>"]
+    (mail,) = mailbox.mails
+    assert mail["Subject"].startswith("[tocsin] nonfinite in mailed at step 3"), mail["Subject"]
+
+
+async def worker(bus: Path, mailbox: Mailbox, keys: Path, crash_at: str | None = None) -> int:
+    environ = {**os.environ, "PYTHONPATH": str(TESTS)}
+    environ["TOCSIN_SMTP"] = f"smtp://127.0.0.1:{mailbox.port}"
+    environ.pop(CRASH_AT, None)
+    if crash_at is not None:
+        environ[CRASH_AT] = crash_at
+    command = (str(bus), "mailto:me@example.com", str(keys), "run-1", "30")
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "support.actions_process", *command, env=environ
+    )
+    return await asyncio.wait_for(child.wait(), 60)
+
+
+@pytest.mark.parametrize(("point", "mails"), [("attempting:1", 1), ("attempted:1", 2)])
+async def test_a_repeat_has_the_message_id_of_the_first(
+    tmp_path: Path, point: str, mails: int
+) -> None:
+    found = issue(severity="warning", stop_worthy=False)
+    async with smtp_server() as mailbox, EmbeddedBus(tmp_path / "bus.db") as bus:
+        await bus.init(TOPICS.specs())
+        producer = await bus.producer()
+        await producer.publish([issue_record(found)])
+        await producer.close()
+
+        assert await worker(bus.path, mailbox, tmp_path / "keys", point) == 137
+        assert await worker(bus.path, mailbox, tmp_path / "keys") == 0
+
+        assert len(mailbox.mails) == mails
+        (identity,) = {str(mail["Message-ID"]) for mail in mailbox.mails}
+        (name,) = notify_names(["mailto:me@example.com"])
+        assert identity == f"<{delivery_id(found.issue_id, name, 'firing')}@tocsin.invalid>"
