@@ -7,8 +7,12 @@ from collections.abc import Iterable, Iterator
 from tocsin.schemas.errors import ConfigurationError, TocsinError
 from tocsin.stream_rules.about_rules.rule_failed import RuleFailed
 from tocsin.stream_rules.about_rules.rule_has_no_input import RuleHasNoInput
+from tocsin.stream_rules.numerical.dead_relu import DeadRelu
 from tocsin.stream_rules.numerical.exploding_gradient import ExplodingGradient
 from tocsin.stream_rules.numerical.nonfinite import Nonfinite
+from tocsin.stream_rules.numerical.unchanged_tensor import UnchangedTensor
+from tocsin.stream_rules.numerical.vanishing_gradient import VanishingGradient
+from tocsin.stream_rules.numerical.weight_update_ratio import WeightUpdateRatio
 from tocsin.stream_rules.progress.learning_rate_anomaly import LearningRateAnomaly
 from tocsin.stream_rules.progress.loss_diverged import LossDiverged
 from tocsin.stream_rules.progress.loss_not_decreasing import LossNotDecreasing
@@ -71,6 +75,10 @@ def built_in() -> Catalogue:
         (
             Nonfinite,
             ExplodingGradient,
+            VanishingGradient,
+            WeightUpdateRatio,
+            UnchangedTensor,
+            DeadRelu,
             LossDiverged,
             LossNotDecreasing,
             LossSpike,

@@ -29,6 +29,7 @@ def problems(rules: str) -> list[tuple[int, int, str]]:
 
 def test_these_rules_there_are() -> None:
     assert built_in().names() == (
+        "dead_relu",
         "exploding_gradient",
         "learning_rate_anomaly",
         "loss_diverged",
@@ -39,6 +40,9 @@ def test_these_rules_there_are() -> None:
         "rule_has_no_input",
         "stalled_training",
         "telemetry_lost",
+        "unchanged_tensor",
+        "vanishing_gradient",
+        "weight_update_ratio",
     )
 
 

@@ -1,0 +1,125 @@
+"""`dead_relu`: units of a ReLU that are never active, so that nothing flows through them.
+
+The training process sends, for each module that is a ReLU or a ReLU6, the share of its units that
+were active in less than 1 % of what was looked at in a batch. A unit is a channel of a convolution
+(dimension 1), else one place of the last dimension. A layer is dead when the share is above
+`threshold_layer` in `for_summaries` summaries in a row: one batch may leave many units out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from pydantic import Field
+
+from tocsin.schemas.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.telemetry import TensorFrame
+from tocsin.stream_rules.rule import (
+    SERIES_POINTS,
+    Clear,
+    Finding,
+    Moment,
+    Outcome,
+    Params,
+    Rule,
+    RuleMeta,
+    tensors,
+)
+from tocsin.stream_rules.state_codec import StateArray
+from tocsin.stream_rules.whole_frames import Doubles, WholeFrames, aligned, named
+
+
+class DeadReluParams(Params):
+    """Parameters of `dead_relu`."""
+
+    threshold_layer: float = Field(default=50.0, ge=0, lt=100)
+    """How many of a layer's units are dead. Unit: percent."""
+    for_summaries: int = Field(default=3, ge=1)
+    """How many summaries of the activations in a row. Unit: summaries."""
+
+
+@dataclass(slots=True)
+class _State:
+    frames: WholeFrames = field(default_factory=WholeFrames)
+    rows: list[str] = field(default_factory=list)
+    high: StateArray = field(default_factory=lambda: np.zeros(0))
+    since: StateArray = field(default_factory=lambda: np.zeros(0))
+    steps: list[int] = field(default_factory=list)
+    worst: list[float] = field(default_factory=list)
+
+
+class DeadRelu(Rule[DeadReluParams, _State]):
+    """One episode for the run; it names the first such layer in forward order."""
+
+    meta = RuleMeta(
+        name="dead_relu",
+        version=1,
+        family="numerical",
+        meaning="Most units of a ReLU are never active any more.",
+        severity="warning",
+        comes="maybe",
+        inputs=(tensors("activations"),),
+        capture_hint="activations of torch.nn.ReLU and ReLU6 are captured, of models that are not "
+        "compiled; a call of torch.nn.functional.relu is not seen",
+        remedy="Lower the learning rate, look at large negative biases and at inputs that are not "
+        "normalised; LeakyReLU or GELU do not die.",
+        alias="DeadRelu",
+        params=DeadReluParams,
+        resolve_after_steps=0,
+    )
+    state_type = _State
+
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+        state, params = self.state, self.params
+        whole = state.frames.take(frame)
+        dead = None if whole is None else whole.column("dead")
+        if whole is None or dead is None or not len(whole.rows):
+            return
+        percent = 100 * dead.astype(np.float64)
+        over = percent > params.threshold_layer
+        high = np.nan_to_num(aligned(whole.rows, state.rows, state.high))
+        since = aligned(whole.rows, state.rows, state.since)
+        state.since = np.where(over & (high == 0), whole.step, since)
+        state.high, state.rows = np.where(over, high + 1, 0), list(whole.rows)
+        state.steps = [*state.steps, whole.step][-SERIES_POINTS:]
+        state.worst = [*state.worst, float(percent.max())][-SERIES_POINTS:]
+        layers = np.flatnonzero(state.high >= params.for_summaries)
+        if len(layers):
+            yield self._finding(whole, percent, [int(i) for i in layers])
+        else:
+            yield Clear()
+
+    def _finding(self, frame: TensorFrame, percent: Doubles, layers: list[int]) -> Finding:
+        state, first = self.state, layers[0]
+        name, since = frame.rows[first], int(state.since[first])
+        others = f", and {len(layers) - 1} other layers" if len(layers) > 1 else ""
+        return Finding(
+            subject=Subject(kind="layer", name=name, collection="activations"),
+            reason=f"{percent[first]:.0f} % of the units of {name} are dead since step {since}"
+            f"{others}",
+            first_step=since,
+            first_rank=state.frames.rank,
+            evidence=Evidence(
+                facts=(
+                    Fact(
+                        name="dead",
+                        value=float(percent[first]),
+                        limit=self.params.threshold_layer,
+                        unit="percent",
+                    ),
+                    Fact(name="summaries", value=float(state.high[first])),
+                ),
+                series=Series(
+                    name="dead units of the worst layer",
+                    unit="percent",
+                    steps=tuple(state.steps),
+                    values=tuple(state.worst),
+                    limit=self.params.threshold_layer,
+                ),
+                followed=len(layers) - 1,
+                also=named(frame.rows, layers[1:]),
+                explanation="a unit is dead that was active in less than 1 % of a batch",
+            ),
+        )

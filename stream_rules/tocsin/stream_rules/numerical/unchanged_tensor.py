@@ -1,0 +1,207 @@
+"""`unchanged_tensor`: a weight that has gradients and does not move.
+
+A tensor is unchanged when all statistics of its last `num_steps` summaries are equal within
+rtol · abs(value) + atol, and the change that was measured within a step, where one was, is as
+small. What counts is only a weight whose gradient was not zero meanwhile: frozen parameters have
+none, and a gradient of exactly zero is a tale of its own. While a learning rate is zero nothing is
+looked at: `learning_rate_anomaly` says that.
+
+The tolerances are those of float32 arithmetic, not the ten thousand times wider ones of SageMaker
+Debugger: with a rate of 1e-6, ten steps change a LayerNorm's statistics by less than 1e-5 of their
+size, and that run learns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from tocsin.schemas.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.telemetry import StepFrame, TensorFrame
+from tocsin.stream_rules.rule import (
+    Clear,
+    Finding,
+    Moment,
+    Outcome,
+    Params,
+    Rule,
+    RuleMeta,
+    scalar,
+    tensors,
+)
+from tocsin.stream_rules.state_codec import StateArray
+from tocsin.stream_rules.whole_frames import WholeFrames, aligned, named
+
+
+class UnchangedTensorParams(Params):
+    """Parameters of `unchanged_tensor`."""
+
+    num_steps: int = Field(default=3, ge=2)
+    """How many summaries in a row must be equal. Unit: summaries."""
+    rtol: float = Field(default=1e-7, ge=0, lt=1)
+    """How far two values may be apart. Unit: share of the value."""
+    atol: float = Field(default=1e-12, ge=0)
+    """How far two values may be apart in any case."""
+    tensors: tuple[str, ...] = Field(default=(), strict=False)
+    """Further tensors to watch, as COLLECTION/NAME; `*` and `?` stand for any characters."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    frames: WholeFrames = field(default_factory=WholeFrames)
+    rows: list[str] = field(default_factory=list)
+    values: StateArray = field(default_factory=lambda: np.zeros((0, 0)))
+    columns: list[str] = field(default_factory=list)
+    equal: StateArray = field(default_factory=lambda: np.zeros(0))
+    steps: list[int] = field(default_factory=list)
+    first_step: int | None = None
+
+
+@dataclass(slots=True)
+class _State:
+    collections: dict[str, _Kept] = field(default_factory=dict)
+    gradients: WholeFrames = field(default_factory=WholeFrames)
+    updates: WholeFrames = field(default_factory=WholeFrames)
+    moving: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    rate_is_zero: bool = False
+
+
+class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
+    """One episode for each collection; it names the first tensor and how many others."""
+
+    meta = RuleMeta(
+        name="unchanged_tensor",
+        version=1,
+        family="numerical",
+        meaning="A weight gets gradients and does not change.",
+        severity="warning",
+        inputs=(
+            tensors("weights"),
+            tensors("gradients", beside=True),
+            tensors("updates", beside=True),
+            tensors("*", beside=True),
+            scalar("lr.*", beside=True),
+        ),
+        capture_hint="weights are captured when an optimizer of PyTorch steps",
+        remedy="Check that the optimizer was given this parameter and not a copy of it, that its "
+        "group's learning rate is not tiny, and that bfloat16 weights can hold the update.",
+        alias="UnchangedTensor",
+        params=UnchangedTensorParams,
+        resolve_after_steps=0,
+    )
+    state_type = _State
+
+    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+        rates = [frame.column(name) for name in frame.columns if name.startswith("lr.")]
+        if rates:
+            self.state.rate_is_zero = any(bool((r == 0).any()) for r in rates if r is not None)
+        return ()
+
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+        state = self.state
+        if frame.collection == "gradients":
+            whole = state.gradients.take(frame)
+            total = None if whole is None else whole.column("l2")
+            if whole is not None and total is not None:
+                state.moving = [whole.rows[i] for i in np.flatnonzero(total > 0)]
+        elif frame.collection == "updates":
+            whole = state.updates.take(frame)
+            change = None if whole is None else whole.column("update_l2")
+            size = None if whole is None else whole.column("l2")
+            if whole is not None and change is not None and size is not None:
+                limit = self.params.atol + self.params.rtol * size
+                state.changed = [whole.rows[i] for i in np.flatnonzero(change > limit)]
+        elif frame.collection == "weights" or self.params.tensors:
+            yield from self._look(frame, at)
+
+    def _look(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+        kept = self.state.collections.setdefault(frame.collection, _Kept())
+        whole = kept.frames.take(frame)
+        if whole is None:
+            return
+        equal = self._equal(kept, whole)
+        equal[~self._watched(whole)] = 0
+        kept.rows, kept.columns = list(whole.rows), list(whole.columns)
+        kept.values, kept.equal = whole.values.astype(np.float64), equal
+        kept.steps = [*kept.steps, whole.step][-self.params.num_steps - 8 :]
+        unchanged = np.flatnonzero(equal >= self.params.num_steps - 1)
+        if not len(unchanged):
+            kept.first_step = None
+            yield Clear(about=whole.collection)
+            return
+        if kept.first_step is None:
+            kept.first_step = kept.steps[max(0, len(kept.steps) - self.params.num_steps)]
+        yield self._finding(whole, kept, unchanged)
+
+    def _equal(self, kept: _Kept, frame: TensorFrame) -> npt.NDArray[np.float64]:
+        """For each row, how many summaries in a row have been equal to the one before."""
+        if kept.columns != list(frame.columns):
+            return np.zeros(len(frame.rows))
+        params, values = self.params, frame.values.astype(np.float64)
+        before = aligned(frame.rows, kept.rows, np.arange(len(kept.rows), dtype=np.float64))
+        known = np.isfinite(before)
+        old = np.full_like(values, np.nan)
+        index = before[known].astype(np.int64)
+        old[known] = kept.values[index]
+        same = np.zeros(len(frame.rows), bool)
+        same[known] = (
+            np.abs(values[known] - old[known]) <= params.atol + params.rtol * np.abs(old[known])
+        ).all(axis=1)
+        run = np.zeros(len(frame.rows))
+        run[known] = kept.equal[index] + 1
+        return np.where(same, run, 0)
+
+    def _watched(self, frame: TensorFrame) -> npt.NDArray[np.bool_]:
+        """Which rows could have changed."""
+        if frame.collection != "weights":
+            names = (f"{frame.collection}/{name}" for name in frame.rows)
+            asked = (any(fnmatchcase(name, p) for p in self.params.tensors) for name in names)
+            return np.fromiter(asked, bool, len(frame.rows))
+        if self.state.rate_is_zero:
+            return np.zeros(len(frame.rows), bool)
+        moving, changed = set(self.state.moving), set(self.state.changed)
+        free = (name in moving and name not in changed for name in frame.rows)
+        return np.fromiter(free, bool, len(frame.rows))
+
+    def _finding(
+        self, frame: TensorFrame, kept: _Kept, unchanged: npt.NDArray[np.int64]
+    ) -> Finding:
+        first = frame.rows[unchanged[0]]
+        size = frame.column("l2")
+        has = "gets gradients and " if frame.collection == "weights" else ""
+        others = f", nor do {len(unchanged) - 1} others" if len(unchanged) > 1 else ""
+        return Finding(
+            about=frame.collection,
+            subject=Subject(kind="tensor", name=first, collection=frame.collection),
+            reason=f"{first} {has}has not changed since step {kept.first_step}{others}",
+            first_step=kept.first_step,
+            first_rank=kept.frames.rank,
+            evidence=Evidence(
+                facts=(
+                    Fact(
+                        name="equal_summaries",
+                        value=float(kept.equal[unchanged[0]] + 1),
+                        limit=float(self.params.num_steps),
+                    ),
+                    Fact(name="unchanged", value=float(len(unchanged)), unit="tensors"),
+                    Fact(name="watched", value=float(len(frame.rows)), unit="tensors"),
+                ),
+                series=None
+                if size is None
+                else Series(
+                    name=f"norm of {first}"[:200],
+                    steps=tuple(kept.steps[-self.params.num_steps :]),
+                    values=(float(size[unchanged[0]]),) * len(kept.steps[-self.params.num_steps :]),
+                ),
+                followed=len(unchanged) - 1,
+                also=named(frame.rows, unchanged[1:]),
+                explanation="all statistics of the summaries are equal; parameters without a "
+                "gradient, or with one of zero, are not counted",
+            ),
+        )

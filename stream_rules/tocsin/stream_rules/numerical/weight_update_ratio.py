@@ -1,0 +1,176 @@
+"""`weight_update_ratio`: one step changes weights too much, or next to not at all.
+
+The ratio of a tensor is update_l2 / (l2 + epsilon): the norm of its change in one step against its
+own norm. The condition is that at least `share` of the tensors are above `large_threshold`, or
+below `small_threshold`, in each of the last `for_summaries` summaries; each side is an episode of
+its own. The first `warmup_steps` steps are left out: biases start at zero, and any change is large
+against that.
+
+Healthy runs of AdamW and of SGD have ratios of 1e-4 to 1e-2 for most tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from tocsin.schemas.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.telemetry import StepFrame, TensorFrame
+from tocsin.stream_rules.rule import (
+    SERIES_POINTS,
+    Clear,
+    Finding,
+    Moment,
+    Outcome,
+    Params,
+    Rule,
+    RuleMeta,
+    scalar,
+    tensors,
+)
+from tocsin.stream_rules.whole_frames import WholeFrames, named
+
+Side = Literal["large", "small"]
+
+
+class WeightUpdateRatioParams(Params):
+    """Parameters of `weight_update_ratio`."""
+
+    small_threshold: float = Field(default=1e-8, ge=0)
+    """Ratio below which a tensor hardly changes."""
+    large_threshold: float = Field(default=0.1, gt=0)
+    """Ratio above which a tensor changes too much."""
+    epsilon: float = Field(default=1e-9, gt=0)
+    """Added to the norm of the tensor."""
+    share: float = Field(default=0.25, gt=0, le=1)
+    """How many of the tensors that were looked at. Unit: share, 1 is all."""
+    for_summaries: int = Field(default=3, ge=1)
+    """How many summaries in a row. Unit: summaries."""
+    warmup_steps: int = Field(default=20, ge=0)
+    """First steps that are left out. Unit: steps."""
+
+
+@dataclass(slots=True)
+class _Row:
+    row: int = 0
+    first_step: int = 0
+    first_ms: int = 0
+
+
+@dataclass(slots=True)
+class _State:
+    frames: WholeFrames = field(default_factory=WholeFrames)
+    first_step: int | None = None
+    rate_is_zero: bool = False
+    sides: dict[str, _Row] = field(default_factory=dict)
+    steps: list[int] = field(default_factory=list)
+    medians: list[float] = field(default_factory=list)
+
+
+class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
+    """Rests while a learning rate is zero: `learning_rate_anomaly` says that."""
+
+    meta = RuleMeta(
+        name="weight_update_ratio",
+        version=1,
+        family="numerical",
+        meaning="One step changes many weights by a large part of their size, or hardly at all.",
+        severity="warning",
+        inputs=(tensors("updates"), scalar("lr.*", beside=True)),
+        capture_hint="updates of weights are captured when an optimizer of PyTorch steps",
+        remedy="Large: lower the learning rate or lengthen its warm-up. Small: raise it; with "
+        "weights in bfloat16 keep a float32 copy, since small updates are rounded away.",
+        alias="WeightUpdateRatio",
+        params=WeightUpdateRatioParams,
+        resolve_after_steps=20,
+    )
+    state_type = _State
+
+    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+        rates = [frame.column(name) for name in frame.columns if name.startswith("lr.")]
+        if rates:
+            self.state.rate_is_zero = any(bool((r == 0).any()) for r in rates if r is not None)
+        return ()
+
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+        state, params = self.state, self.params
+        whole = state.frames.take(frame)
+        if whole is None:
+            return
+        change, size = whole.column("update_l2"), whole.column("l2")
+        if change is None or size is None or not len(whole.rows):
+            return
+        if state.first_step is None:
+            state.first_step = whole.step
+        if whole.step - state.first_step < params.warmup_steps:
+            return
+        ratio = change.astype(np.float64) / (size + params.epsilon)
+        state.steps = [*state.steps, whole.step][-SERIES_POINTS:]
+        state.medians = [*state.medians, float(np.median(ratio))][-SERIES_POINTS:]
+        small = (ratio < params.small_threshold) & (not state.rate_is_zero)
+        yield from self._side("large", ratio > params.large_threshold, ratio, whole, at)
+        yield from self._side("small", small, ratio, whole, at)
+
+    def _side(
+        self,
+        side: Side,
+        out: npt.NDArray[np.bool_],
+        ratio: npt.NDArray[np.float64],
+        frame: TensorFrame,
+        at: Moment,
+    ) -> Iterable[Outcome]:
+        kept = self.state.sides.setdefault(side, _Row())
+        if out.mean() < self.params.share:
+            kept.row = 0
+            yield Clear(frame.step, about=side)
+            return
+        if kept.row == 0:
+            kept.first_step, kept.first_ms = frame.step, at.now_ms
+        kept.row += 1
+        if kept.row >= self.params.for_summaries:
+            yield self._finding(side, np.flatnonzero(out), ratio, frame, kept)
+
+    def _finding(
+        self,
+        side: Side,
+        out: npt.NDArray[np.int64],
+        ratio: npt.NDArray[np.float64],
+        frame: TensorFrame,
+        kept: _Row,
+    ) -> Finding:
+        params, large = self.params, side == "large"
+        order = out[np.argsort(ratio[out])]
+        worst = order[-1] if large else order[0]
+        limit = params.large_threshold if large else params.small_threshold
+        return Finding(
+            about=side,
+            subject=Subject(kind="tensor", name=frame.rows[worst], collection="weights"),
+            reason=f"one step changes {len(out)} of {len(frame.rows)} weights by "
+            f"{'more' if large else 'less'} than {limit:.3g} of their norm since step "
+            f"{kept.first_step}: {frame.rows[worst]} by {ratio[worst]:.3g}",
+            first_step=kept.first_step,
+            first_rank=self.state.frames.rank,
+            onset_ms=kept.first_ms,
+            evidence=Evidence(
+                facts=(
+                    Fact(name="reason", value=side),
+                    Fact(name="ratio", value=float(ratio[worst]), limit=limit),
+                    Fact(name="share", value=len(out) / len(frame.rows), limit=params.share),
+                    Fact(name="median_ratio", value=self.state.medians[-1]),
+                    Fact(name="summaries", value=float(kept.row)),
+                ),
+                series=Series(
+                    name="median ratio of update to weight",
+                    steps=tuple(self.state.steps),
+                    values=tuple(self.state.medians),
+                    limit=limit,
+                ),
+                followed=len(out) - 1,
+                also=named(frame.rows, (i for i in order if i != worst)),
+            ),
+        )

@@ -1,0 +1,1 @@
+"""What the node does: memory, disk, GPUs."""

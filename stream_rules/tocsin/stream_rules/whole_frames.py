@@ -1,0 +1,90 @@
+"""One collection of a run: the summaries of its lowest rank, whole.
+
+Under data parallelism the ranks' summaries are alike; one of them is enough. A summary that was
+split for its size is put together again; one of which a part was lost is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from tocsin.schemas.telemetry import TensorFrame
+from tocsin.stream_rules.state_codec import StateArray
+
+Doubles = npt.NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class _Parts:
+    rows: list[str]
+    values: StateArray
+    counts: StateArray
+    part: int
+
+
+@dataclass(slots=True)
+class WholeFrames:
+    """Which rank leads, how far it is, and the parts of a step that have come."""
+
+    rank: int | None = None
+    last_step: int = -1
+    parts: list[_Parts] = field(default_factory=list)
+
+    def take(self, frame: TensorFrame) -> TensorFrame | None:
+        """The whole summary that this frame completes; None: not yet, not new, or not its turn."""
+        rank = frame.speaker.rank
+        if self.rank is not None and rank > self.rank:
+            return None
+        if rank != self.rank:
+            self.rank, self.last_step, self.parts = rank, -1, []
+        if frame.step <= self.last_step and not (self.parts and frame.step == self.last_step):
+            return None
+        if frame.parts == 1:
+            self.last_step, self.parts = frame.step, []
+            return frame
+        if frame.step > self.last_step:
+            self.last_step, self.parts = frame.step, []
+        if frame.part != len(self.parts):
+            self.parts = []
+            return None
+        self.parts.append(_Parts(list(frame.rows), frame.values, frame.counts, frame.part))
+        if len(self.parts) < frame.parts:
+            return None
+        parts, self.parts = self.parts, []
+        return replace(
+            frame,
+            part=0,
+            parts=1,
+            rows=tuple(name for part in parts for name in part.rows),
+            values=np.concatenate([part.values for part in parts]),
+            counts=np.concatenate([part.counts for part in parts]),
+        )
+
+
+def mean_abs(frame: TensorFrame) -> Doubles | None:
+    """The mean absolute value of each row, NaN for an empty one; None: it was not captured."""
+    total, numel = frame.column("l1"), frame.count("numel")
+    if total is None or numel is None:
+        return None
+    with np.errstate(all="ignore"):
+        return np.where(numel > 0, total.astype(np.float64) / numel, np.nan)
+
+
+def aligned(names: Sequence[str], known: Sequence[str], values: Doubles) -> Doubles:
+    """`values` of the rows `known`, in the order of `names`; NaN where there is none."""
+    if list(names) == list(known):
+        return values
+    at = {name: i for i, name in enumerate(known)}
+    index = np.array([at.get(name, -1) for name in names], np.int64)
+    if not len(known):
+        return np.full(len(names), np.nan)
+    return np.where(index >= 0, values[np.maximum(index, 0)], np.nan)
+
+
+def named(rows: Sequence[str], chosen: Iterable[int], limit: int = 32) -> tuple[str, ...]:
+    """The names of some rows, the first ones."""
+    return tuple(rows[i] for i in list(chosen)[:limit])
