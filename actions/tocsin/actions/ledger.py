@@ -79,9 +79,14 @@ class Ledger:
         settled = self._settled.get(delivery_id)
         return None if settled is None else settled.state
 
-    def stop_of(self, run_id: str, incarnation: str) -> str | None:
-        """The delivery of the stop that was asked for, or took effect, for an incarnation."""
-        return self._stops.get((run_id, incarnation))
+    def other_stop(self, run_id: str, incarnation: str, delivery_id: str) -> str | None:
+        """That another stop was asked for, or took effect, for an incarnation; None if not."""
+        other = self._stops.get((run_id, incarnation))
+        if other is None or other == delivery_id:
+            return None
+        if other in self._pending:
+            return f"a stop of this incarnation is under way (delivery {other})"
+        return f"this incarnation was stopped already (delivery {other})"
 
     def read(self, delivery: Delivery) -> bool:
         """Take an entry of the topic in, unless ours is as new. Returns whether it was newer."""
@@ -176,11 +181,9 @@ class Ledger:
             settled = self._settled.pop(delivery_id, None)
             if settled is not None:
                 gone.append(settled)
-                if (
-                    settled.stop
-                    and self.stop_of(settled.run_id, settled.incarnation) == delivery_id
-                ):
-                    del self._stops[settled.run_id, settled.incarnation]
+                incarnation = (settled.run_id, settled.incarnation)
+                if settled.stop and self._stops.get(incarnation) == delivery_id:
+                    del self._stops[incarnation]
         return gone
 
     def forget(self, partitions: Collection[int]) -> None:

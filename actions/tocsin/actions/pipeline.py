@@ -8,7 +8,6 @@ the next `apply`, so the ledger has one writer and each state is written once.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -18,7 +17,13 @@ from tocsin.actions import stop as stops
 from tocsin.actions.decision import Decision, RetryPolicy, too_late
 from tocsin.actions.lanes import Attempted, Lane, Lanes, Notice
 from tocsin.actions.ledger import Ledger
-from tocsin.actions.records import delivery_record, expired_letter, read_event, tombstone
+from tocsin.actions.records import (
+    delivery_record,
+    expired_letter,
+    new_delivery,
+    read_event,
+    tombstone,
+)
 from tocsin.actions.routing import STOP, Planned, Routing
 from tocsin.actions.run_facts import RunFacts
 from tocsin.bus.port import BusUnavailable, Outgoing, Partition, Record
@@ -31,7 +36,7 @@ from tocsin.schemas.deliveries import Delivery
 from tocsin.schemas.errors import MalformedRecord, RecordError
 from tocsin.schemas.events import Data, Event, clip
 from tocsin.schemas.identity import delivery_id
-from tocsin.schemas.issues import Issue
+from tocsin.schemas.issues import Issue, IssueResolved
 from tocsin.schemas.runs import RunView
 from tocsin.schemas.topics import (
     ISSUE_PARTITIONS,
@@ -213,10 +218,19 @@ class ActionsService(Service):
             return
         if self._only is not None and issue.run_id not in self._only:
             return
+        if isinstance(issue, IssueResolved):
+            self._withdraw_stop(issue, now_ms)
         for planned in self._routing.plan(issue):
             identity = delivery_id(issue.issue_id, planned.action, issue.state)
             if not self._ledger.knows(identity):
                 self._intend(identity, planned, event, issue, record.append_ms, now_ms)
+
+    def _withdraw_stop(self, issue: Issue, now_ms: int) -> None:
+        """An issue that was read late may be over: what has recovered is not stopped."""
+        stop = self._ledger.get(delivery_id(issue.issue_id, STOP, "firing"))
+        if stop is not None and not stop.attempts and stop.delivery_id not in self._lanes.busy():
+            why = "the issue was resolved before the stop was sent"
+            self._decide(stop, Decision("suppressed", why), now_ms)
 
     def _intend(
         self,
@@ -243,23 +257,8 @@ class ActionsService(Service):
                 why_not = why_not or too_late(now_ms - append_ms, lane.give_up_ms)
             payload = event.encode()
             give_up_ms = now_ms + (lane.give_up_ms if lane is not None else 0)
-        delivery = Delivery(
-            delivery_id=identity,
-            issue_id=issue.issue_id,
-            run_id=issue.run_id,
-            incarnation=issue.incarnation,
-            rule=issue.rule,
-            issue_state=issue.state,
-            action=planned.action,
-            kind=planned.kind,
-            state="pending",
-            reason="to be sent",
-            decided_by=clip(planned.decided_by, 300),
-            created_ms=now_ms,
-            updated_ms=now_ms,
-            next_attempt_ms=now_ms,
-            give_up_ms=give_up_ms,
-            event=json.loads(payload),
+        delivery = new_delivery(
+            identity, issue, planned, payload, now_ms=now_ms, give_up_ms=give_up_ms
         )
         if why_not is not None:
             self._decide(delivery, Decision("suppressed", why_not), now_ms)
@@ -267,11 +266,8 @@ class ActionsService(Service):
             self._put_out(self._ledger.write(delivery))
 
     def _why_no_stop(self, identity: str, issue: Issue, age_ms: int) -> str | None:
-        other = self._ledger.stop_of(issue.run_id, issue.incarnation)
-        if other is not None and other != identity:
-            if self._ledger.get(other) is not None:
-                return f"a stop of this incarnation is under way (delivery {other})"
-            return f"this incarnation was stopped already (delivery {other})"
+        if other := self._ledger.other_stop(issue.run_id, issue.incarnation, identity):
+            return other
         facts = self._runs.get(issue.run_id)
         if facts is not None and facts.behind(issue):
             del self._runs[issue.run_id]

