@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -100,5 +101,8 @@ def _demo(site: Site, scenario: str | None) -> None:
         moments = [
             "step 40 begins", "issue: nonfinite", "stop decided", "training loop left", "job gone",
         ]  # fmt: skip
+        assert "mail arrives" in done.stdout
+        (page,) = set(re.findall(r"/\S+/mail-1-demo-nan-\w+\.html", done.stdout))
+        assert "data:image/png;base64," in Path(page).read_text()
         places = [done.stdout.index(moment) for moment in moments]
         assert places == sorted(places), done.stdout

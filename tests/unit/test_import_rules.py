@@ -51,7 +51,7 @@ ADAPTERS: dict[str, set[str]] = {
     "apprise": set(),
     "prometheus_client": set(),
     "aiosmtplib": set(),
-    "aiosmtpd": set(),
+    "aiosmtpd": {"tocsin.console.demo*"},
     "sklearn": {"tocsin.console.trainings"},
     "matplotlib": set(),
     "tenacity": set(),

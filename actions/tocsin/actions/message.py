@@ -119,7 +119,7 @@ def _rows(issue: Issue, did: Sequence[str]) -> Iterator[tuple[str, str]]:
     if evidence.facts:
         yield "How bad", "; ".join(map(_fact, evidence.facts))
     if evidence.series is not None and evidence.series.values:
-        yield f"Last {evidence.series.name}", _last_values(evidence.series)
+        yield "Last values", _last_values(evidence.series)
     if evidence.followed or evidence.also:
         yield "What followed", _followed(evidence.followed, evidence.also)
     if evidence.explanation:
@@ -170,7 +170,8 @@ def _last_values(series: Series) -> str:
     last = list(zip(series.steps, series.values, strict=True))[-_VALUES:]
     shown = ", ".join(f"{number_text(value)} (step {step:,})" for step, value in last)
     limit = "" if series.limit is None else f"; limit {number_text(series.limit)}"
-    return shown + limit
+    unit = f" ({series.unit})" if series.unit else ""
+    return f"{series.name}{unit}: {shown}{limit}"
 
 
 def _followed(count: int, also: Sequence[str]) -> str:

@@ -23,6 +23,7 @@ from rich.table import Table
 
 from tocsin.bus.port import Bus, Partition
 from tocsin.bus.urls import open_bus
+from tocsin.console.demo_mail import DemoMailbox
 from tocsin.console.demo_receiver import DemoReceiver
 from tocsin.console.demo_timeline import Moment, Told, timeline
 from tocsin.console.views import read_all
@@ -82,10 +83,11 @@ secrets:
   demo-key: {{env: {variable}}}
 receivers:
   demo-hook: {{type: webhook, url: "{hook}", sign: {{key: {{secret: demo-key}}}}}}
+  demo-mail: {{type: email, to: [you@example.com], smtp: {{host: 127.0.0.1, port: {smtp_port}}}}}
 rules:
-  - nonfinite: [stop, demo-hook]
-  - loss_diverged: [stop, demo-hook]
-  - exploding_gradient: [demo-hook]
+  - nonfinite: [stop, demo-hook, demo-mail]
+  - loss_diverged: [stop, demo-hook, demo-mail]
+  - exploding_gradient: [demo-hook, demo-mail]
 """
 
 
@@ -128,7 +130,11 @@ class Demo:
         Raises:
             UnusableBus, BusUnavailable: the bus cannot be used.
         """
-        async with open_bus(self._url) as bus, DemoReceiver() as receiver:
+        async with (
+            open_bus(self._url) as bus,
+            DemoReceiver() as receiver,
+            DemoMailbox(self._folder) as mailbox,
+        ):
             await bus.init(self._topics.specs())
             config = self._folder / "tocsin.yaml"
             config.write_text(
@@ -136,6 +142,7 @@ class Demo:
                     bus=self._url,
                     prefix=self._topics.prefix,
                     hook=receiver.url,
+                    smtp_port=mailbox.port,
                     variable=HOOK_VARIABLE,
                 )
             )
@@ -148,7 +155,7 @@ class Demo:
                 # Two trainings share the machine: one thread each.
                 "OMP_NUM_THREADS": "1",
             }
-            self._announce(receiver.url)
+            self._announce(receiver.url, mailbox.port)
             workers = [] if self._embedded else await self._start_workers(environ)
             try:
                 ended = await asyncio.gather(
@@ -157,16 +164,19 @@ class Demo:
             finally:
                 await _end(workers)
             for one in ended:
-                self._show(one, await self._moments(bus, one, receiver))
+                self._show(one, await self._moments(bus, one, receiver, mailbox))
+            for mail in mailbox.mails:
+                self._say(f"mail {mail.subject!r}: {mail.html}")
         self._say(f"records: {self._url}; configuration, summaries and logs: {self._folder}")
         return all(one.as_announced for one in ended)
 
-    def _announce(self, hook: str) -> None:
+    def _announce(self, hook: str, smtp_port: int) -> None:
         for scenario in self._scenarios:
             self._console.print(
                 f"[{scenario.style}]{scenario.name:>8}[/] {scenario.says}", highlight=False
             )
         self._say(f"webhooks go to a receiver on {hook}, which verifies their signatures")
+        self._say(f"mail goes to an SMTP server on 127.0.0.1:{smtp_port}")
 
     async def _start_workers(self, environ: Mapping[str, str]) -> list[asyncio.subprocess.Process]:
         self._say("starting a rules worker and an action worker on Kafka")
@@ -199,7 +209,9 @@ class Demo:
         facts = json.loads(summary.read_text()) if summary.exists() else {}
         return Ended(scenario, run_id, exit_code, facts)
 
-    async def _moments(self, bus: Bus, ended: Ended, receiver: DemoReceiver) -> list[Moment]:
+    async def _moments(
+        self, bus: Bus, ended: Ended, receiver: DemoReceiver, mailbox: DemoMailbox
+    ) -> list[Moment]:
         if ended.scenario.fault is None:
             return []
         told: list[Told] = []
@@ -217,7 +229,13 @@ class Demo:
             except RecordError:
                 continue
             told.append(Told(record.append_ms, value))
-        return timeline(told, receiver.received, fault_step=FAULT_STEP, fault=ended.scenario.fault)
+        return timeline(
+            told,
+            receiver.received,
+            mailbox.mails,
+            fault_step=FAULT_STEP,
+            fault=ended.scenario.fault,
+        )
 
     def _show(self, ended: Ended, moments: Sequence[Moment]) -> None:
         scenario, summary = ended.scenario, ended.summary

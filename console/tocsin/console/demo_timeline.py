@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from tocsin.console.demo_mail import Mail
 from tocsin.console.demo_receiver import Received
 from tocsin.schemas.control import StopAcknowledged, StopExited, StopLeft
 from tocsin.schemas.deliveries import Delivery
@@ -32,7 +33,12 @@ class Moment:
 
 
 def timeline(
-    told: Iterable[Told], received: Sequence[Received], *, fault_step: int, fault: str
+    told: Iterable[Told],
+    received: Sequence[Received],
+    mails: Sequence[Mail] = (),
+    *,
+    fault_step: int,
+    fault: str,
 ) -> list[Moment]:
     """The moments of a run that went bad, in order of time.
 
@@ -61,6 +67,11 @@ def timeline(
                     hook.at_ms, "webhook arrives", f"{hook.issue.rule} {hook.issue.state}, {proof}"
                 )
             )
+    moments += [
+        Moment(mail.at_ms, "mail arrives", mail.subject)
+        for mail in mails
+        if mail.issue_id in issue_ids
+    ]
     return sorted(moments, key=lambda moment: moment.at_ms)
 
 
