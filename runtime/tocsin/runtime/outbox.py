@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
-from tocsin.bus.port import Outgoing, Producer
+from tocsin.bus.port import Outgoing, Partition, Producer
 from tocsin.runtime import metrics as names
 from tocsin.runtime.metrics import Metrics
 from tocsin.schemas.topics import MAX_RECORD_BYTES
@@ -25,6 +25,7 @@ class Outbox:
         self._service = service
         self._metrics = metrics
         self._records: list[Outgoing] = []
+        self._left_out: set[tuple[Partition, bytes]] = set()
 
     def __len__(self) -> int:
         return len(self._records)
@@ -36,6 +37,18 @@ class Outbox:
     def clear(self) -> None:
         """Drop all: another worker will say it."""
         self._records.clear()
+        self._left_out.clear()
+
+    def drop(self, numbers: Collection[int]) -> None:
+        """What is left out of these partition numbers is not ours any more."""
+        self._left_out = {one for one in self._left_out if one[0].number not in numbers}
+
+    def left_out(self, topics: Collection[str]) -> frozenset[int]:
+        """The partition numbers for which a newest record of these topics was over the limit.
+
+        Until one of the same key fits, what it said is nowhere on the bus.
+        """
+        return frozenset(p.number for p, _ in self._left_out if p.topic in topics)
 
     async def flush(self, producer: Producer) -> None:
         """Publish all, in slices. Raises BusUnavailable, UnknownTopic."""
@@ -51,6 +64,12 @@ class Outbox:
                 )
             if fitting:
                 await producer.publish(fitting)
+            for record in batch:
+                name = (record.partition, record.key)
+                if _size(record) > MAX_RECORD_BYTES:
+                    self._left_out.add(name)
+                else:
+                    self._left_out.discard(name)
             del self._records[: len(batch)]
             self._metrics.add(names.OUTPUTS, len(fitting), service=self._service)
 

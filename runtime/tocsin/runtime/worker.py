@@ -288,7 +288,10 @@ class Worker:
         self._snapshots.add(await self.in_thread(lambda: self._service.snapshots(force=force)))
         await self._snapshots.flush(producer)
         self._crash("snapshots_acknowledged")
+        # What a snapshot that does not fit was made of is read again after a restart.
+        held = self._snapshots.left_out(self._service.restores)
         offsets = self._positions.to_commit(self._committable)
+        offsets = {p: offset for p, offset in offsets.items() if p.number not in held}
         if offsets:
             await consumer.commit(offsets)
             self._positions.was_committed(offsets)
@@ -330,6 +333,7 @@ class Worker:
                 self._rejoin = True
                 await self.in_thread(self._service.forget, self._positions.clear())
             self._wiring.drop(partitions)
+            self._snapshots.drop({p.number for p in partitions})
             self._skipped.drop(partitions)
             self._count_partitions()
         self._nudged.set()

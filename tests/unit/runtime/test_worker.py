@@ -25,7 +25,13 @@ from tocsin.runtime.dead_letters import DeadLetterLimits, TooManyDeadLetters
 from tocsin.runtime.testing import FakeClock
 from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.dead_letters import DeadLetter
-from tocsin.schemas.topics import DLQ_PARTITIONS, Topics, partition_for, telemetry_partition
+from tocsin.schemas.topics import (
+    DLQ_PARTITIONS,
+    MAX_RECORD_BYTES,
+    Topics,
+    partition_for,
+    telemetry_partition,
+)
 
 TOPICS = Topics()
 QUICK = WorkerSettings(checkpoint_s=0.02, poll_records=50)
@@ -115,6 +121,42 @@ async def test_goes_on_from_the_snapshot_after_a_restart(bus: EmbeddedBus) -> No
     assert service.applied == 10
     assert (telemetry_partition("run-1"), 10) in service.restored_at
     assert await outputs_of(bus, "run-1") == list(expected_outputs("run-1", range(20)).items())
+
+
+class Growing(FoldService):
+    """Its snapshots are over the limit of the bus while `big`."""
+
+    big = True
+
+    def snapshots(self, *, force: bool) -> Sequence[Outgoing]:
+        found = super().snapshots(force=force)
+        pad = b" " * MAX_RECORD_BYTES if self.big else b""
+        return [Outgoing(one.partition, one.key, (one.value or b"") + pad) for one in found]
+
+
+async def test_what_a_snapshot_over_the_limit_holds_is_read_again_after_a_restart(
+    bus: EmbeddedBus,
+) -> None:
+    await send(bus, "run-1", numbers(*range(10)))
+    first = make(bus, Growing(TOPICS))
+    async with running(first):
+        assert await first.caught_up(10)
+
+    service = Growing(TOPICS)
+    second = make(bus, service)
+    async with running(second):
+        assert await second.caught_up(10)
+        assert service.applied == 10
+        service.big = False
+        await send(bus, "run-1", numbers(*range(10, 20)))
+        assert await second.caught_up(10)
+
+    third = FoldService(TOPICS)
+    worker = make(bus, third)
+    async with running(worker):
+        assert await worker.caught_up(10)
+    assert third.applied == 0, "it fitted again, so the offset was committed"
+    assert dict(await outputs_of(bus, "run-1")) == expected_outputs("run-1", range(20))
 
 
 async def test_only_runs_leaves_the_records_of_others(bus: EmbeddedBus) -> None:
