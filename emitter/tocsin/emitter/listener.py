@@ -8,11 +8,12 @@ predecessor's own listener did. Everything else is obeyed or answered with a ref
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -160,8 +161,13 @@ class ThreadListener:
         environ: Mapping[str, str] = os.environ,
         on_obeyed: Callable[[Trainer, StopRequested], None] | None = None,
         on_left: Callable[[int], None] | None = None,
+        beside: Callable[[Bus], Coroutine[None, None, None]] | None = None,
     ) -> None:
-        """Bind the socket, so that ranks can say hello from now on. Raises OSError."""
+        """Bind the socket, so that ranks can say hello from now on. `beside` runs on the same bus.
+
+        Raises:
+            OSError: the socket cannot be bound.
+        """
         self.members: Final = Members(speaker.incarnation, process_lives)
         self.listener: Final = Listener(topics, speaker.run_id, self)
         self._endpoint = link.Endpoint(folder / link.LAUNCHER_SOCKET)
@@ -171,6 +177,7 @@ class ThreadListener:
         self._environ = environ
         self._on_obeyed = on_obeyed
         self._on_left = on_left
+        self._beside = beside
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._closed = threading.Event()
@@ -251,7 +258,7 @@ class ThreadListener:
         try:
             while not self._closed.is_set():
                 try:
-                    async with self._open_bus() as bus:
+                    async with self._open_bus() as bus, _running(self._beside, bus):
                         await self.listener.listen(bus)
                 except BusError as error:
                     _log_outage("the bus cannot be read for stops now", error, again=away)
@@ -265,6 +272,24 @@ class ThreadListener:
             self.members.heard(message)
             if self._on_left is not None and message["kind"] in ("left", "finished"):
                 self._on_left(link.number(message, "pid"))
+
+
+@contextlib.asynccontextmanager
+async def _running(
+    beside: Callable[[Bus], Coroutine[None, None, None]] | None, bus: Bus
+) -> AsyncIterator[None]:
+    """Inside of the block `beside` runs; a failure of it is logged and ends nothing else."""
+    if beside is None:
+        yield
+        return
+    task = asyncio.create_task(beside(bus), name="beside")
+    try:
+        yield
+    finally:
+        task.cancel()
+        (end,) = await asyncio.gather(task, return_exceptions=True)
+        if isinstance(end, Exception):
+            logger.warning("what ran beside the listener has failed", exc_info=end)
 
 
 def _log_outage(what: str, error: BusError, *, again: bool) -> None:

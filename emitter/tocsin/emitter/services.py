@@ -22,6 +22,7 @@ from tocsin.emitter.identity import (
 )
 from tocsin.emitter.listener import ThreadListener
 from tocsin.emitter.members import Trainer
+from tocsin.emitter.node_report import NodeReport
 from tocsin.emitter.sender import say
 from tocsin.emitter.settings import (
     BUS,
@@ -93,7 +94,7 @@ def environment(
 
 
 class Services:
-    """The helper and the listener of this node; they live on its local rank 0."""
+    """Helper, listener and, on Kafka, sampler of this node; they live on its local rank 0."""
 
     def __init__(
         self,
@@ -113,6 +114,8 @@ class Services:
         environ[LAUNCHER] = str(self._folder / link.LAUNCHER_SOCKET)
         self._listener: ThreadListener | None = None
         self._helper: HelperChild | None = None
+        # Where others judge the run nobody else looks at this node.
+        self._samples = helper and not added[BUS].startswith("embedded:")
         if helper and self._mine and added[BUS].startswith("embedded:"):
             command = helper_command(
                 added[RUN_ID],
@@ -137,6 +140,12 @@ class Services:
                 time.sleep(0.01)
             return open_bus()
 
+        async def sample(bus: Bus) -> None:
+            topics = Topics(self._environ[PREFIX])
+            report = NodeReport(bus, topics, training.speaker, folder=facts.working_folder())
+            report.node.root_pid = os.getpid()
+            await report.run()
+
         self._listener = ThreadListener(
             open_after_the_first_record,
             Topics(self._environ[PREFIX]),
@@ -145,6 +154,7 @@ class Services:
             self._folder,
             on_obeyed=None if self._helper is None else self._enforce,
             on_left=None if self._helper is None else self._helper.left,
+            beside=sample if self._samples else None,
         )
         self._listener.start()
 

@@ -1,0 +1,63 @@
+"""What `start()` runs on a node without a launcher."""
+
+from __future__ import annotations
+
+import asyncio
+import types
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from support.captured import said
+from support.waiting import wait_until
+from tocsin.bus.embedded import EmbeddedBus
+from tocsin.emitter import services, settings
+from tocsin.emitter.sampler import Node, Sample
+from tocsin.emitter.services import Services
+from tocsin.emitter.training import Training
+from tocsin.schemas.config import load_config
+from tocsin.schemas.telemetry import Speaker
+from tocsin.schemas.topics import Topics
+
+
+async def make(path: Path) -> None:
+    async with EmbeddedBus(path) as bus:
+        await bus.init(Topics().specs())
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_node_is_sampled_where_there_is_no_helper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool
+) -> None:
+    monkeypatch.setattr(services, "bus_opener", lambda *_: lambda: EmbeddedBus(tmp_path / "bus.db"))
+    taken: list[float] = []
+    sample = Node.sample
+
+    def noted(self: Node, now_s: float) -> Sample:
+        taken.append(now_s)
+        return sample(self, now_s)
+
+    monkeypatch.setattr(Node, "sample", noted)
+    asyncio.run(make(tmp_path / "bus.db"))
+    runtime = tmp_path / "runtime"
+    runtime.mkdir()
+    added = {
+        settings.RUN_ID: "r1", settings.JOB_ID: "j1", settings.PREFIX: "tocsin",
+        settings.BUS: "kafka://nowhere:9092", settings.RUNTIME_DIR: str(runtime),
+    }  # fmt: skip
+    running = Services({}, added, load_config(None, {}, folder=tmp_path), helper=wanted)
+    training = types.SimpleNamespace(
+        sender=types.SimpleNamespace(records=1),
+        speaker=Speaker(run_id="r1", incarnation="i1"),
+        emit=lambda data: None,
+    )
+    running.listen(cast(Training, training))
+    listener = running._listener
+    assert listener is not None
+    # The second sample begins when the first one is there.
+    wait_until(lambda: listener.listener.ready.is_set() and (len(taken) > 1 or not wanted))
+    running.close()
+    samples = said(tmp_path).samples
+    assert bool(samples) is wanted
+    assert all(frame.speaker.incarnation == "i1" for frame in samples)
