@@ -17,6 +17,7 @@ from typing import Final
 
 from tocsin.bus.port import BusError, Record
 from tocsin.emitter import launcher_report, link, settings
+from tocsin.emitter.end_budget import EndBudget
 from tocsin.emitter.escalation import Stopper
 from tocsin.emitter.helper_process import HelperProcess
 from tocsin.emitter.identity import restart_count
@@ -92,6 +93,7 @@ class _Launch:
         self._watch: Watch | None = None
         self._cancelled: signal.Signals | None = None
         self._hurry = asyncio.Event()
+        self._budget = EndBudget(plan.drain_s)
         self._starting: asyncio.Task[Job | None] | None = None
         self._key_paths = trusted_paths(os.environ, plan.trusted_keys)
         self._stopper = Stopper(
@@ -165,9 +167,10 @@ class _Launch:
             )
         finally:
             housekeeping.cancel()
+        self._budget.begin()
         if self._watch is not None:
             # The last samples stand before the end of the run.
-            await self._watch.end("heartbeats", "sample")
+            await self._watch.end("heartbeats", "sample", timeout_s=self._budget.left_s(FLUSH_S))
             self._watch.take_datagrams()
         self._stopper.job_gone()
         assert job.returncode is not None
@@ -213,7 +216,9 @@ class _Launch:
         runtime = link.job_folder(os.environ)
         stack.callback(link.remove_folder, runtime)
         bus = plan.open_bus()
-        watch = await Watch.open(stack, bus, plan, self._topics, self.say, timeout_s=OPEN_S)
+        watch = await Watch.open(
+            stack, bus, plan, self._topics, self.say, timeout_s=OPEN_S, left=self._budget.left_s
+        )
         notice = getattr(bus, "notice", None)
         self.note(notice if isinstance(notice, str) else None)
         endpoint = watch.listen_to_processes(runtime, self._members.heard)
@@ -281,8 +286,7 @@ class _Launch:
             if not told and job.duration_s() > UNHEARD_S:
                 told = True
                 if self._members.pythons == 0:
-                    interpreter = launcher_report.interpreter_of(self.plan.command)
-                    self.note(launcher_report.unheard_line(interpreter))
+                    self.note(launcher_report.unheard_line(self.plan.command))
 
     def _take_record(self, record: Record) -> None:
         news = self._own.apply(record, self._members.incarnations(), wall_ms())
@@ -327,29 +331,26 @@ class _Launch:
                 duration_s=duration_s,
             )
         )
-        await self._watch.voice.flush(FLUSH_S)
+        await self._watch.voice.flush(self._budget.left_s(FLUSH_S))
 
     async def _drain(self, watch: Watch) -> None:
         """Wait until rules and deliveries are done with this run, for `--drain` at most."""
-        helper, drain_s = self._helper, self.plan.drain_s
+        helper, drain_s, left_s = self._helper, self.plan.drain_s, self._budget.drain_s()
         if helper is not None:
-            helper.drain(drain_s)
+            helper.drain(left_s)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(drain_s):
+            async with asyncio.timeout(left_s):
                 while not self._hurry.is_set() and not self._is_settled():
                     if helper is not None and helper.has_drained:
                         break
                     await asyncio.sleep(_DRAIN_LOOK_S)
         with contextlib.suppress(TimeoutError, BusError):
-            await watch.read_the_rest(self._take_record, timeout_s=FLUSH_S)
-        own, url = self._own, watch.bus.url
-        ended = own.ended(self._members.incarnation)
+            await watch.read_the_rest(self._take_record, timeout_s=self._budget.left_s(FLUSH_S))
+        ended = self._own.ended(self._members.incarnation)
         finished = helper is not None and helper.returncode == 0 and ended
         if not finished and not self._is_settled():
-            left = own.open_deliveries()
-            embedded = url.startswith("embedded:")
-            line = launcher_report.left_over_line(left, ended, drain_s, url, embedded=embedded)
-            self.note(line)
+            left = self._own.open_deliveries()
+            self.note(launcher_report.left_over_line(left, ended, drain_s, watch.bus.url))
 
     def _is_settled(self) -> bool:
         return self._own.settled(self._members.incarnation, wall_ms())
@@ -391,9 +392,9 @@ class _Launch:
         return decide_end(returncode, stopped=self._stopper.stopped, passed_on=passed_on)
 
     async def _let_go(self) -> None:
-        """End what runs still, in the order in which it was needed. Bounded by about 10 s."""
+        """End what runs still, in the order in which it was needed."""
         await self._stopper.close()
         if self._helper is not None:
-            await self._helper.close(HELPER_CLOSE_S)
+            await self._helper.close(self._budget.left_s(HELPER_CLOSE_S))
         if self._watch is not None:
-            await self._watch.close(FLUSH_S)
+            await self._watch.close(self._budget.left_s(FLUSH_S))

@@ -69,13 +69,13 @@ def end_line(steps: int, issues: int, capture: CaptureFigures | None) -> str:
 
 
 def left_over_line(
-    open_deliveries: Sequence[Delivery], ended: bool, drain_s: float, bus_url: str, embedded: bool
+    open_deliveries: Sequence[Delivery], ended: bool, drain_s: float, bus_url: str
 ) -> str:
     """What was not done when the drain was over, and how to finish it."""
     if not ended:
         how = (
             f"`tocsin rules --bus {bus_url}` goes on with it"
-            if embedded
+            if bus_url.startswith("embedded:")
             else f"look whether `tocsin rules` runs on {bus_url}"
         )
         return f"the rules have not seen the end of this run within {drain_s:g} s; {how}"
@@ -85,8 +85,9 @@ def left_over_line(
     return f"{what} after {drain_s:g} s; `tocsin actions --bus {bus_url}` finishes what is left"
 
 
-def unheard_line(interpreter: str | None) -> str:
+def unheard_line(command: Sequence[str]) -> str:
     """The hook never spoke, though the job ran."""
+    interpreter = interpreter_of(command)
     who = interpreter or "if it runs python, that"
     line = (
         f"nothing was heard from the job: {who} lacks tocsin's hook (-I, -E and -S leave it out, "

@@ -32,7 +32,13 @@ class Watch:
     """The open parts, and the tasks that use them."""
 
     def __init__(
-        self, bus: Bus, voice: Voice, view: Reader, plan: LaunchPlan, say: Callable[[str], None]
+        self,
+        bus: Bus,
+        voice: Voice,
+        view: Reader,
+        plan: LaunchPlan,
+        say: Callable[[str], None],
+        left: Callable[[float], float],
     ) -> None:
         self.bus: Final = bus
         self.voice: Final = voice
@@ -40,6 +46,7 @@ class Watch:
         self._topics = Topics(plan.bus_prefix)
         self._partitions = partitions_of(self._topics, plan.run_id)
         self._say = say
+        self._left = left
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._endpoint: link.Endpoint | None = None
         self._heard: Callable[[link.Message], None] | None = None
@@ -55,23 +62,24 @@ class Watch:
         say: Callable[[str], None],
         *,
         timeout_s: float,
+        left: Callable[[float], float],
     ) -> Watch:
-        """Open the bus and what is needed on it; `stack` closes it.
+        """Open the bus and what is needed on it; `stack` closes it, each part in `left(CLOSE_S)`.
 
         Raises:
             TimeoutError: not within `timeout_s`.
             TocsinError, OSError: what the bus says.
         """
         async with asyncio.timeout(timeout_s):
-            await stack.enter_async_context(_bounded(bus))
+            await stack.enter_async_context(_bounded(bus, left))
             if bus.url.startswith("embedded:"):
                 await bus.init(topics.specs())
             view = await open_reader(bus, topics, plan.run_id)
-            stack.push_async_callback(_close, view)
+            stack.push_async_callback(_close, view, left)
             producer = await bus.producer()
-            stack.push_async_callback(_close, producer)
+            stack.push_async_callback(_close, producer, left)
         voice = Voice(producer, topics, plan.run_id, observe=plan.observe)
-        return cls(bus, voice, view, plan, say)
+        return cls(bus, voice, view, plan, say, left)
 
     def listen_to_processes(
         self, runtime: Path, heard: Callable[[link.Message], None]
@@ -111,13 +119,13 @@ class Watch:
         if self._report is not None:
             self._report.node.root_pid = pid
 
-    async def end(self, *names: str) -> None:
-        """Cancel these tasks and wait until they have ended, for `CLOSE_S` at most."""
+    async def end(self, *names: str, timeout_s: float) -> None:
+        """Cancel these tasks and wait until they have ended, for `timeout_s` at most."""
         tasks = {self._tasks[name] for name in names if name in self._tasks}
         for task in tasks:
             task.cancel()
         if tasks:
-            await asyncio.wait(tasks, timeout=CLOSE_S)
+            await asyncio.wait(tasks, timeout=timeout_s)
 
     async def follow(self, take: Callable[[Record], None]) -> None:
         """Hand over what is written about this run, for ever."""
@@ -149,25 +157,26 @@ class Watch:
             await self.voice.flush(flush_s)
         for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        if self._tasks:
+            await asyncio.wait(self._tasks.values(), timeout=self._left(CLOSE_S))
         if self._endpoint is not None:
             asyncio.get_running_loop().remove_reader(self._endpoint.fileno())
             self._endpoint.close()
 
 
 @contextlib.asynccontextmanager
-async def _bounded(bus: Bus) -> AsyncIterator[Bus]:
+async def _bounded(bus: Bus, left: Callable[[float], float]) -> AsyncIterator[Bus]:
     """The bus, entered; leaving it cannot hold up the exit."""
     await bus.__aenter__()
     try:
         yield bus
     finally:
         with contextlib.suppress(TimeoutError, BusError):
-            async with asyncio.timeout(CLOSE_S):
+            async with asyncio.timeout(left(CLOSE_S)):
                 await bus.__aexit__(None, None, None)
 
 
-async def _close(part: Reader | Producer) -> None:
+async def _close(part: Reader | Producer, left: Callable[[float], float]) -> None:
     with contextlib.suppress(TimeoutError, BusError):
-        async with asyncio.timeout(CLOSE_S):
+        async with asyncio.timeout(left(CLOSE_S)):
             await part.close()

@@ -117,13 +117,13 @@ def test_the_lines_about_a_stop() -> None:
 
 
 def test_the_lines_that_say_what_to_do() -> None:
-    unheard = launcher_report.unheard_line("/opt/python")
+    unheard = launcher_report.unheard_line(["/opt/python"])
     assert "from the job: /opt/python lacks tocsin's hook (-I, -E and -S" in unheard
     assert "no python" not in unheard
-    unknown = launcher_report.unheard_line(None)
+    unknown = launcher_report.unheard_line(["no-such-program"])
     assert "from the job: if it runs python, that lacks tocsin's hook" in unknown
     assert unknown.endswith("A program that is no python is watched from outside")
-    left = launcher_report.left_over_line([delivery()], True, 15, "embedded:/b", embedded=True)
+    left = launcher_report.left_over_line([delivery()], True, 15, "embedded:/b")
     assert left == (
         "1 delivery not final (chat) after 15 s; `tocsin actions --bus embedded:/b` finishes "
         "what is left"
