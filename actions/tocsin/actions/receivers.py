@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from pydantic import SecretStr
 
@@ -31,7 +33,7 @@ from tocsin.schemas.config_receivers import (
     LambdaReceiver,
     SmsReceiver,
 )
-from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.errors import ConfigurationError, MissingExtra
 
 Close = Callable[[], Awaitable[None]]
 
@@ -80,6 +82,39 @@ def receiver_lanes(
             for name, target in chats.items()
         }
     return lanes | _aws_lanes(config), closers
+
+
+def check_usable(
+    config: Config,
+    secrets: Mapping[str, SecretStr],
+    *,
+    notify: Sequence[str] = (),
+    folder: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> None:
+    """Say now what `receiver_lanes` would say later, in another process. Connects to nobody.
+
+    Raises:
+        ConfigurationError, MissingExtra: as `receiver_lanes` does.
+    """
+    env = os.environ if environ is None else environ
+    webhook_targets(config, secrets, notify)
+    _email_targets(config, secrets, notify, folder or Path.cwd(), env)
+    _chat_targets(config, secrets, notify)
+    used: set[str] = {receiver.type for receiver in config.receivers.values()}
+    used |= {address.kind for address in map(parse_notify, notify)}
+    for kind, (library, what) in _NEEDS.items():
+        if kind in used and importlib.util.find_spec(library) is None:
+            raise MissingExtra("actions", what)
+
+
+_NEEDS: Final = {
+    "webhook": ("aiohttp", "a webhook receiver"),
+    "email": ("aiosmtplib", "a receiver of mail"),
+    "chat": ("apprise", "a receiver of chat messages"),
+    "sms": ("boto3", "a receiver of short messages"),
+    "lambda": ("boto3", "a receiver of the type lambda"),
+}
 
 
 def _aws_lanes(config: Config) -> dict[str, Lane]:

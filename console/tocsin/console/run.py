@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tocsin.actions.notify import parse_notify
-from tocsin.actions.smtp import SMTP_VARIABLE, server_of_environment
 from tocsin.console.setting import Setting, read_setting
 from tocsin.emitter.helper_child import helper_command
 from tocsin.emitter.identity import resolve_job_id, resolve_run_id, restart_count
@@ -50,9 +48,8 @@ def plan_run(
         raise ConfigurationError(
             "no command: expected one after the options, for example: tocsin run -- python train.py"
         )
-    for address in options.notify:
-        _check_address(address, env)
     setting = read_setting(options.config, options.bus, labels=options.labels, environ=env)
+    _check_receivers(setting, options.notify, env)
     run_id = resolve_run_id(options.run_id, env)
     job_id = resolve_job_id(env)
     incarnation = incarnation_id(run_id, job_id, restart_count(env), 0)
@@ -82,13 +79,37 @@ def plan_run(
     )
 
 
-def _check_address(address: str, env: Mapping[str, str]) -> None:
-    """Raises ConfigurationError: it is not an address that a notice can be sent to."""
-    if parse_notify(address).kind == "email":
-        server = server_of_environment(env)
-        # Said now rather than in a log, a day later, when the mail did not come.
-        if not env.get(SMTP_VARIABLE) and not _answers(server.host, server.port):
-            raise ConfigurationError(f"--notify {address}: nobody answers{server.advice}")
+def _check_receivers(setting: Setting, notify: Sequence[str], env: Mapping[str, str]) -> None:
+    """Whether notices can be sent, as far as that is known before anything is.
+
+    Raises:
+        ConfigurationError: a receiver or an address of `--notify` cannot be used.
+        MissingExtra: what it needs is not installed.
+    """
+    if not notify and not (setting.embedded and setting.config.receivers):
+        return
+    # Not paid by who tells nobody.
+    from tocsin.actions.notify import parse_notify
+    from tocsin.actions.receivers import check_usable
+    from tocsin.actions.smtp import SMTP_VARIABLE, server_of_environment
+
+    addresses = [parse_notify(text) for text in notify]
+    if setting.embedded:
+        check_usable(
+            setting.config,
+            setting.secrets,
+            notify=notify,
+            folder=setting.loaded.folder,
+            environ=env,
+        )
+    for address in addresses:
+        if address.kind == "email" and not env.get(SMTP_VARIABLE):
+            server = server_of_environment(env)
+            # Said now rather than in a log, a day later, when the mail did not come.
+            if not _answers(server.host, server.port):
+                raise ConfigurationError(
+                    f"--notify mailto:{','.join(address.to)}: nobody answers{server.advice}"
+                )
 
 
 def _answers(host: str, port: int) -> bool:
