@@ -112,6 +112,10 @@ class Engine:
         state.runs.pop(run_id, None)
         state.due.pop(run_id, None)
 
+    def reschedule(self, partition: int, run_id: str) -> None:
+        """A run may have got another timer otherwise than by a record."""
+        _schedule(self._partitions[partition], run_id)
+
     def runs(self) -> list[tuple[int, PartitionState, RunEngine]]:
         """All runs with their partitions."""
         return [

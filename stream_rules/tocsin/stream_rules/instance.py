@@ -31,6 +31,7 @@ class _Shell:
     episodes: Episodes = field(default_factory=Episodes)
     input_seen: bool = False
     failed: str | None = None
+    untold: bool = False
 
 
 class Instance:
@@ -60,6 +61,18 @@ class Instance:
         """Whether it raised, and is quarantined for this run."""
         return self._shell.failed is not None
 
+    @property
+    def untold(self) -> bool:
+        """Whether it failed where no issue could be returned: `tell_failure` has it."""
+        return self._shell.untold
+
+    def tell_failure(self, at: Moment, *, fails_as: RuleSpec | None) -> list[Told]:
+        """The issue of a failure that nobody was told of, once."""
+        why, self._shell.untold = self._shell.failed, False
+        if why is None or fails_as is None:
+            return []
+        return [_failure(self.spec, fails_as, why, at)]
+
     def due_ms(self) -> int | None:
         """When its timer is due."""
         if self.failed:
@@ -68,6 +81,7 @@ class Instance:
             return self.rule.next_due_ms()
         except Exception as error:
             self._quarantine(error)
+            self._shell.untold = True
             return None
 
     def status(self, *, ended: bool, stopped: bool) -> RuleStatus:
@@ -119,6 +133,7 @@ class Instance:
                 own = self.rule.snapshot()
             except Exception as error:
                 self._quarantine(error)
+                self._shell.untold = True
         shell = dump_state(self._shell)
         return _LENGTH.pack(len(shell)) + shell + own
 

@@ -148,6 +148,7 @@ class RunEngine:
         self._not_before.clear()
         while True:
             due = self._due_by(now_ms, since_ms)
+            told += self._failures(now_ms)
             if due is None:
                 break
             due_ms, instance = due
@@ -158,6 +159,13 @@ class RunEngine:
             at = Moment(now_ms=due_ms, run=self.state)
             told += instance.call(_timer(at), at, fails_as=self._failing, input_seen=False)
         return told
+
+    def _failures(self, now_ms: int) -> list[Told]:
+        """What instances failed at between records."""
+        at = Moment(now_ms=now_ms, run=self.state)
+        failed = [instance for instance in self.instances if instance.untold]
+        self.dirty |= bool(failed)
+        return [t for i in failed for t in i.tell_failure(at, fails_as=self._failing)]
 
     def _due_by(self, now_ms: int, since_ms: int | None) -> tuple[int, Instance | None] | None:
         first: tuple[int, Instance | None] | None = None
@@ -187,6 +195,8 @@ class RunEngine:
             for instance in self.instances
             if (due := instance.due_ms()) is not None
         ]
+        if any(instance.untold for instance in self.instances):
+            return self.state.heard_ms
         own = self._own_due_ms()
         return min([*dues, own] if own is not None else dues, default=None)
 

@@ -139,6 +139,7 @@ class RulesService(Service):
                 written += [self._snapshot(number, snapshot) for snapshot in saved]
                 written.append(self._view(number, run, state.next_offset, state.clock_ms))
                 run.dirty = run.urgent = False
+                self.engine.reschedule(number, run.state.run_id)
         return written
 
     # -- records ---------------------------------------------------------------------------

@@ -86,6 +86,53 @@ def test_a_rule_that_raises_is_quarantined_and_the_others_go_on(
     assert rules["loss_diverged"] == "in_progress"
 
 
+class Timeless(Raising):
+    """A rule whose timer cannot be asked for."""
+
+    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+        return ()
+
+    def next_due_ms(self) -> int | None:
+        raise ZeroDivisionError("no time")
+
+
+class Unsaved(Timeless):
+    """A rule whose state cannot be saved."""
+
+    def next_due_ms(self) -> int | None:
+        return None
+
+    def snapshot(self) -> bytes:
+        raise ZeroDivisionError("no snapshot")
+
+
+@pytest.mark.parametrize(("rule", "what"), [(Timeless, "no time"), (Unsaved, "no snapshot")])
+def test_a_failure_between_records_is_told_too_once_and_after_a_restart(
+    rule: type[Rule[RaisingParams, RaisingState]], what: str
+) -> None:
+    run = RunBuilder()
+    run.started()
+    run.steps(range(3), loss=1.0)
+    specs = rule_specs(catalogue=with_rule(rule))
+    number = run.records[0].partition.number
+    engine = Engine(specs)
+    told = [one for record in run.records for one in engine.apply(record)]
+    ((_, state, known),) = engine.runs()
+    saved = known.snapshots(next_offset=state.next_offset, clock_ms=state.clock_ms, software="test")
+    engine.reschedule(number, "made")
+    told += engine.tick(number, run.now_ms, since_ms=run.now_ms)
+    told += engine.tick(number, run.now_ms + 1, since_ms=run.now_ms)
+    assert [one.issue.rule for one in told] == ["rule_failed"]
+    assert what in told[0].issue.reason
+
+    again = Engine(specs)
+    again.adopt(number, "made", {one.rule: one for one in saved}, next_offset=state.next_offset)
+    found = again.tick(number, run.now_ms, since_ms=run.now_ms)
+    # Told before it was saved, or else still to be told, with the same id.
+    assert [one.issue.issue_id for one in found] in ([], [told[0].issue.issue_id])
+    assert bool(found) == (rule is Unsaved)
+
+
 def test_switched_off_it_is_quarantined_in_silence() -> None:
     run = RunBuilder()
     run.steps(range(10), loss=1.0)
