@@ -215,6 +215,8 @@ class Training:
         if self._ended:
             return
         self._ended = True
+        # First: a stop that is heard from here on would be acknowledged into a closed sender.
+        edges.finished()
         if self.left:
             outcome = "stopped"
         self.emit(
@@ -228,7 +230,6 @@ class Training:
             )
         )
         self.sender.close(timeout_s)
-        edges.finished()
 
     def _started(self, shape: Shape, labels: Mapping[str, str]) -> RunStarted:
         return RunStarted(
