@@ -116,7 +116,7 @@ class HelperProcess:
 
     def drain(self, timeout_s: float) -> None:
         """Order it to finish."""
-        self._order(f"drain {timeout_s:g}")
+        self._order(f"drain {timeout_s:.1f}")
 
     @property
     def has_drained(self) -> bool:

@@ -338,7 +338,7 @@ def test_the_helper_is_niced_apart_and_told_to_drain(tmp_path: Path) -> None:
     up, told, drain = log_of(tmp_path)
     assert re.fullmatch(r"up \d+ 10 True", up)
     assert told == f"job {(tmp_path / 'pid').read_text().strip()}"
-    assert drain == "drain 5"
+    assert 4 < float(drain.removeprefix("drain ")) <= 5
 
 
 def test_a_helper_that_dies_is_started_again_and_told_again(tmp_path: Path) -> None:
