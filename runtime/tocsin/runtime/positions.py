@@ -119,14 +119,19 @@ class Positions:
                 fresh.append(record)
         return fresh, refetch
 
-    def caught_up(self, ends: Mapping[Partition, int], as_of_ms: int) -> dict[int, CaughtUp]:
-        """Which partitions had no lag at `as_of_ms`, before which `ends` was not asked for."""
+    def caught_up(
+        self, ends: Mapping[Partition, int], now_ms: int, *, ahead_ms: int = 0
+    ) -> dict[int, CaughtUp]:
+        """Which partitions had no lag at `now_ms`, before which `ends` was not asked for.
+
+        What it says is in append time: `ahead_ms` is how far our clock is ahead of it.
+        """
         result: dict[int, CaughtUp] = {}
         for number, owned in self._owned.items():
             mine = [Partition(topic, number) for topic in self._topics]
             if all(p in ends and self.next(p) >= ends[p] for p in mine):
-                owned.since_ms = as_of_ms if owned.since_ms is None else owned.since_ms
-                result[number] = CaughtUp(as_of_ms=as_of_ms, since_ms=owned.since_ms)
+                owned.since_ms = now_ms if owned.since_ms is None else owned.since_ms
+                result[number] = CaughtUp(now_ms - ahead_ms, owned.since_ms - ahead_ms)
         return result
 
     def to_commit(self, limit: Callable[[Partition, int], int]) -> dict[Partition, int]:

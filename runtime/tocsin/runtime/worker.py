@@ -20,6 +20,7 @@ from typing import Final, TypeVar
 
 from tocsin.bus.port import Bus, BusUnavailable, FencedMember, From, Outgoing, Partition, Record
 from tocsin.runtime import metrics as names
+from tocsin.runtime.bus_clock import BusClock
 from tocsin.runtime.clock import Clock, SystemClock
 from tocsin.runtime.dead_letters import DeadLetterLimits, DeadLetters
 from tocsin.runtime.metrics import Metrics
@@ -101,6 +102,7 @@ class Worker:
         self._round_done = asyncio.Event()
         self._stopping = False
         self._positions = Positions(service.inputs)
+        self._bus_clock = BusClock()
         self._skipped = SkippedRuns(skip, hold=service.holds_skipped)
         self._letters = DeadLetters(
             topic=topics.dlq,
@@ -227,11 +229,14 @@ class Worker:
         """
         now_ms = self._clock.now_ms()
         due = self._timer_ms is not None and self._timer_ms <= now_ms
-        ends = await self._wiring.ends(self._positions.partitions()) if due else {}
+        ask = due or self._bus_clock.unknown(self._wiring.records)
+        ends = await self._wiring.ends(self._positions.partitions()) if ask else {}
         await self._skipped.refresh({r.key for r in self._wiring.records}, now_ms)
         records, beside = self._wiring.take()
         if records:
             self._crash("polled")
+        self._bus_clock.heard(records, now_ms)
+        self._bus_clock.asked(ends)
         fresh, refetch = self._positions.admit(records, self._wanted)
         self._wiring.refetch(refetch)
         fresh = [*self._skipped.released(), *fresh]
@@ -240,7 +245,8 @@ class Worker:
         nudged = self._nudged.is_set()
         self._nudged.clear()
         if fresh or beside or due or nudged:
-            caught_up = self._positions.caught_up(ends, now_ms) if due else {}
+            ahead_ms = self._bus_clock.ahead_ms(now_ms)
+            caught_up = self._positions.caught_up(ends, now_ms, ahead_ms=ahead_ms) if due else {}
             tick = Tick(now_ms, self._positions.numbers(), caught_up)
             started = time.perf_counter()
             poison, outputs = await self.in_thread(self._apply, [*fresh, *beside], tick)

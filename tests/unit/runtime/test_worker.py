@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -157,6 +158,23 @@ async def test_what_a_snapshot_over_the_limit_holds_is_read_again_after_a_restar
         assert await worker.caught_up(10)
     assert third.applied == 0, "it fitted again, so the offset was committed"
     assert dict(await outputs_of(bus, "run-1")) == expected_outputs("run-1", range(20))
+
+
+async def test_a_worker_that_is_ahead_of_the_bus_says_how_far_it_has_read_in_its_time(
+    bus: EmbeddedBus,
+) -> None:
+    await send(bus, "run-1", numbers(0))
+    now_ms = int(time.time() * 1000)
+    service = FoldService(TOPICS)
+    service.due_ms = now_ms + 50_000
+    worker = make(bus, service, clock=FakeClock(now_ms + 60_000))
+
+    async with running(worker):
+        await eventually(lambda: any(tick.caught_up for tick in service.ticks))
+
+    number = telemetry_partition("run-1")
+    (said,) = [tick.caught_up[number] for tick in service.ticks if tick.caught_up]
+    assert said.as_of_ms < now_ms + 50_000
 
 
 async def test_only_runs_leaves_the_records_of_others(bus: EmbeddedBus) -> None:
