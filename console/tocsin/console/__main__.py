@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import logging
 import os
 import sys
@@ -15,7 +16,7 @@ import typer
 from rich.console import Console
 
 from tocsin.bus.port import BusError
-from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.errors import ConfigurationError, MissingExtra
 
 # Each command imports what it needs when it is called: `tocsin run` must not wait for what only
 # `tocsin demo` uses.
@@ -139,6 +140,8 @@ def demo(
     ] = None,
 ) -> None:
     """Train real models, healthy and going bad, and show issue, message and stop as they happen."""
+    _need("demo", "tocsin demo", "torch", "sklearn", "aiosmtpd")
+    _need("actions", "tocsin demo", "aiohttp", "aiosmtplib")
     from tocsin.console.demo import Demo, ScenarioName
 
     names: list[ScenarioName] = ["healthy", "nan"] if scenario is None else [scenario.value]
@@ -289,6 +292,12 @@ def _topics(config: Path | None, bus: str | None, json_output: bool, *, create: 
         typer.echo(topics_json(url, states))
     else:
         print_topics(url, states, Console())
+
+
+def _need(extra: str, what: str, *libraries: str) -> None:
+    """Raises MissingExtra: one of the libraries is not installed."""
+    if any(importlib.util.find_spec(library) is None for library in libraries):
+        raise MissingExtra(extra, what)
 
 
 def _log_to_stderr() -> None:
