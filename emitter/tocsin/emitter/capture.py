@@ -20,6 +20,7 @@ import torch
 from tocsin.emitter import checkpoints, models
 from tocsin.emitter.activations import activations
 from tocsin.emitter.checkpoints import Written
+from tocsin.emitter.evaluation import EvaluationLosses
 from tocsin.emitter.losses import LocalGradients, LossBuffer, on_host
 from tocsin.emitter.outbox import StepRow
 from tocsin.emitter.step_report import AT_ONCE, Draft, Part, Reporter, part_of, rows_now
@@ -97,6 +98,7 @@ class Capture:
         self._scaling = False
         self.skipped_tensors = 0
         self._updates: Final = UpdateProbe()
+        self._evaluated: Final = EvaluationLosses(training)
         activations.forget()
 
     # -- what the training is like -------------------------------------------------------------
@@ -280,6 +282,8 @@ class Capture:
         else:
             self._waiting.append(draft)
             self._poll()
+        if self._evaluated.waiting:
+            self._evaluated.flush()
         if self._saved:
             self.report_checkpoints()
         return step
@@ -307,13 +311,10 @@ class Capture:
             self.training.sender.row(row, urgent=True)
         self._drop_step()
 
-    def evaluation_loss(self, value: float) -> None:
-        """A loss that was computed without a gradient."""
+    def evaluation_loss(self, loss: torch.Tensor) -> None:
+        """A loss of one number that was computed without a gradient."""
         self.training.activity += 1
-        step = self.training.last_step
-        if step is not None:
-            row = StepRow(step, time.time_ns() // 1000, ("loss",), (value,), "eval")
-            self.training.sender.row(row)
+        self._evaluated.add(loss)
 
     def saved(self, target: object, step: int | None, duration_s: float) -> None:
         """`torch.save` has written something; `step` is the last one when it began."""
@@ -346,10 +347,11 @@ class Capture:
     def close(self, timeout_s: float = 2.0) -> None:
         """Hand over what is still waiting for the GPU, for at most `timeout_s`."""
         until = time.monotonic() + timeout_s
-        while self._waiting and time.monotonic() < until:
+        self._evaluated.flush()
+        while (self._waiting or self._evaluated.waiting) and time.monotonic() < until:
+            time.sleep(0.002)
             self._poll()
-            if self._waiting:
-                time.sleep(0.002)
+            self._evaluated.flush()
         self.report_checkpoints()
 
     # -- from tensors to records ---------------------------------------------------------------

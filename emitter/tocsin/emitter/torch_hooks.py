@@ -9,8 +9,9 @@ Where they sit, and why there:
 - the global hooks before and after each `Optimizer.step`: no graph break under torch.compile;
 - `torch.autograd.backward`, which `Tensor.backward` calls too: the loss;
 - `GradScaler.scale` and `.update`: the loss before it was scaled, and steps that were skipped;
-- the loss modules' `__call__`: losses without a gradient. Nothing sits on other modules: a hook of
-  an instance would be pickled with it, and a global one makes torch.compile warn;
+- the loss modules' `__call__` and the functions behind them: losses without a gradient;
+- `__call__` of ReLU-like classes: their outputs. Nothing sits on a module itself: a hook of an
+  instance would be pickled with it, and a global one makes torch.compile warn;
 - the iterators of data loaders: that something goes on between two steps;
 - the constructor of DistributedDataParallel: the rank's own gradients, before they are averaged;
 - `torch.save`.
@@ -28,7 +29,6 @@ import weakref
 from typing import TYPE_CHECKING, Final
 
 import torch
-from torch.nn.modules import loss as loss_modules
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -36,6 +36,7 @@ from torch.optim.optimizer import (
 
 from tocsin.emitter import activations as relus
 from tocsin.emitter.current import current
+from tocsin.emitter.evaluation import Evaluation
 from tocsin.emitter.losses import LocalGradients, LossBuffer, loss_of, only
 from tocsin.emitter.settings import RUN_ID
 
@@ -181,13 +182,6 @@ class Hooks:
         self.capture.training.activity += 1
         return self.capture.training.is_evaluating()
 
-    def on_loss(self, value: object) -> None:
-        """Behind the call of a loss module without a gradient."""
-        if self.capture is None or not isinstance(value, torch.Tensor) or value.numel() != 1:
-            return
-        if value.device.type == "cpu":  # on a GPU the number would have to be waited for
-            self.capture.evaluation_loss(float(value.detach()))
-
     def check(self, edge: Edge) -> None:
         """An edge. Outside of the wall: raises StopTraining on purpose."""
         if self.capture is not None:
@@ -210,7 +204,7 @@ def install() -> None:
         _optimizers,
         _backward,
         _grad_scaler,
-        _loss_modules,
+        _evaluations,
         _data_loaders,
         _data_parallel,
         _save,
@@ -284,20 +278,8 @@ def _grad_scaler() -> None:
     scaler.scale, scaler.update = scale, update
 
 
-def _loss_modules() -> None:
-    original = loss_modules._Loss.__call__
-
-    @functools.wraps(original)
-    def call(self: torch.nn.Module, *args: object, **kwargs: object) -> object:
-        result = original(self, *args, **kwargs)
-        if not torch.compiler.is_compiling() and hooks.capture is not None:
-            if torch.is_grad_enabled():
-                return result
-            hooks.wall.call("evaluation", hooks.on_loss, result)
-            hooks.check("evaluation")
-        return result
-
-    loss_modules._Loss.__call__ = call
+def _evaluations() -> None:
+    Evaluation(hooks).install()
 
 
 def _activations() -> None:

@@ -17,6 +17,8 @@ from tocsin.stream_rules.progress.learning_rate_anomaly import LearningRateAnoma
 from tocsin.stream_rules.progress.loss_diverged import LossDiverged
 from tocsin.stream_rules.progress.loss_not_decreasing import LossNotDecreasing
 from tocsin.stream_rules.progress.loss_spike import LossSpike
+from tocsin.stream_rules.progress.overfit import Overfit
+from tocsin.stream_rules.progress.overtraining import Overtraining
 from tocsin.stream_rules.progress.stalled_training import StalledTraining
 from tocsin.stream_rules.progress.telemetry_lost import TelemetryLost
 from tocsin.stream_rules.rule import AnyRule
@@ -82,6 +84,8 @@ def built_in() -> Catalogue:
             LossDiverged,
             LossNotDecreasing,
             LossSpike,
+            Overfit,
+            Overtraining,
             LearningRateAnomaly,
             StalledTraining,
             TelemetryLost,

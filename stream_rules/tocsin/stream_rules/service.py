@@ -24,6 +24,9 @@ from tocsin.stream_rules.view import run_view
 
 logger = logging.getLogger(__name__)
 
+VIEW_KEEP_MS: Final = 30 * 86_400_000
+"""How long the view of a run stays after its last change, by append time: as long as issues do."""
+
 
 class RulesService(Service):
     """The engine behind the worker.
@@ -50,6 +53,9 @@ class RulesService(Service):
         self._software = software
         self._told: list[Told] = []
         self._saved: dict[int, dict[str, dict[str, Snapshot]]] = {}
+        # Partition -> key -> append time of the newest view, whoever wrote it; oldest first.
+        self._views: dict[int, dict[bytes, int]] = {}
+        self._views_ms = 0
 
     # -- state comes and goes --------------------------------------------------------------
 
@@ -58,9 +64,16 @@ class RulesService(Service):
         # else at once, so that its timers go on though it is silent.
         self._adopt = to.skip is None
 
+    def follows(self, partition: int) -> Sequence[Partition]:
+        """The views, of which others write some: they are taken away when they are old."""
+        return [Partition(self._topics.runs, partition)]
+
     def restore(self, partition: int, records: Sequence[Record]) -> None:
         runs = self._saved.setdefault(partition, {})
         for record in records:
+            if record.partition.topic == self._topics.runs:
+                self._saw_view(record)
+                continue
             run_id, _, rule = record.key.decode(errors="replace").partition("/")
             if record.value is None:
                 runs.get(run_id, {}).pop(rule, None)
@@ -86,6 +99,7 @@ class RulesService(Service):
         self.engine.forget(partitions)
         for number in partitions:
             self._saved.pop(number, None)
+            self._views.pop(number, None)
 
     def _take_up(self, partition: int, run_id: str, next_offset: int) -> None:
         snapshots = self._saved.get(partition, {}).pop(run_id, None)
@@ -98,6 +112,9 @@ class RulesService(Service):
         poison: list[Poison] = []
         for record in records:
             number = record.partition.number
+            if record.partition.topic == self._topics.runs:
+                self._saw_view(record)
+                continue
             if self._saved.get(number):
                 self._take_up(number, record.key.decode(errors="replace"), record.offset)
             try:
@@ -140,7 +157,7 @@ class RulesService(Service):
                 written.append(self._view(number, run, state.next_offset, state.clock_ms))
                 run.dirty = run.urgent = False
                 self.engine.reschedule(number, run.state.run_id)
-        return written
+        return [*written, *self._old_views()]
 
     # -- records ---------------------------------------------------------------------------
 
@@ -166,6 +183,25 @@ class RulesService(Service):
         partition = Partition(self._topics.state, number)
         run_id = run.state.run_id
         return [Outgoing(partition, f"{run_id}/{name}".encode(), None) for name in self._names]
+
+    def _saw_view(self, record: Record) -> None:
+        views = self._views.setdefault(record.partition.number, {})
+        views.pop(record.key, None)
+        if record.value is not None:
+            views[record.key] = record.append_ms
+            self._views_ms = max(self._views_ms, record.append_ms)
+
+    def _old_views(self) -> list[Outgoing]:
+        """Tombstones for the views that nobody has renewed for `VIEW_KEEP_MS`."""
+        gone: list[Outgoing] = []
+        for number, views in self._views.items():
+            while views:
+                key, append_ms = next(iter(views.items()))
+                if append_ms > self._views_ms - VIEW_KEEP_MS:
+                    break
+                del views[key]
+                gone.append(Outgoing(Partition(self._topics.runs, number), key, None))
+        return gone
 
     def _view(
         self, number: int, run: RunEngine | Earlier, next_offset: int, clock_ms: int

@@ -15,7 +15,7 @@ import torch
 from support.captured import captured, said
 from tocsin.bus.embedded import EmbeddedProducer
 from tocsin.bus.port import BusUnavailable
-from tocsin.emitter import capture, edges, facts, torch_hooks, training
+from tocsin.emitter import capture, edges, evaluation, facts, torch_hooks, training
 from tocsin.emitter.losses import LocalGradients
 from tocsin.schemas.runs import CaptureDegraded, RunEnded
 
@@ -73,7 +73,7 @@ def fail(*args: object, **kwargs: object) -> None:
         (capture.Capture, "saved", "checkpoints"),
         (capture.Capture, "evaluation_loss", "evaluation"),
         (torch_hooks.Hooks, "on_backward", "losses"),
-        (torch_hooks.Hooks, "on_loss", "evaluation"),
+        (evaluation.Evaluation, "on_loss", "evaluation"),
         (torch_hooks.Hooks, "begin", "gradients"),
         (training.Training, "stepped", "steps"),
         (edges, "started", "stop"),

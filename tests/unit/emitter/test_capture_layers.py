@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from support.captured import Said, captured, said
-from tocsin.emitter import activations
+from tocsin.emitter import activations, torch_hooks
 from tocsin.emitter.updates import BLOCK, BLOCKS, UpdateProbe
 from tocsin.schemas.runs import CaptureDegraded
 
@@ -186,3 +187,61 @@ def test_other_types_are_measured_too(dtype: torch.dtype) -> None:
     assert updates.rows()[1].ravel().tolist() == pytest.approx(
         [258 * 1000**0.5, 2 * 1000**0.5], rel=1e-3
     )
+
+
+# -- losses of evaluations
+
+
+def evaluated(folder: Path, measure: Callable[[nn.Module], object]) -> list[float]:
+    """Train, and measure without a gradient after step 3; the evaluation losses in order."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 1)
+    with captured(folder):
+        train(model, (16, 8), steps=4)
+        with torch.no_grad():
+            measure(model)
+    rows = [(step, cells["loss"]) for step, mode, cells in said(folder).rows if mode == "eval"]
+    assert {step for step, _ in rows} <= {3}
+    return [loss for _, loss in rows]
+
+
+def mse(model: nn.Module) -> float:
+    return float(nn.functional.mse_loss(model(torch.ones(4, 8)), torch.zeros(4, 1)))
+
+
+def test_functions_count_while_the_model_is_in_eval(tmp_path: Path) -> None:
+    values: list[float] = []
+
+    def measure(model: nn.Module) -> None:
+        mse(model)
+        model.eval()
+        values.append(mse(model))
+        nn.functional.l1_loss(model(torch.ones(4, 8)), torch.zeros(4, 1))
+        values.append(mse(model))
+        nn.functional.mse_loss(torch.ones(3), torch.ones(3), reduction="none")
+
+    assert evaluated(tmp_path, measure) == pytest.approx(values)
+
+
+def test_a_loss_module_counts_once(tmp_path: Path) -> None:
+    def measure(model: nn.Module) -> None:
+        model.eval()
+        nn.MSELoss()(model(torch.ones(4, 8)), torch.zeros(4, 1))
+
+    assert len(evaluated(tmp_path, measure)) == 1
+
+
+def test_compilers_see_the_functions_themselves() -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(x, torch.zeros(3))
+
+    torch_hooks.install()
+    assert float(torch.compile(loss, backend=keep, fullgraph=True)(torch.ones(3))) == 1.0
+    assert len(graphs) == 1
+    assert not any("tocsin" in str(node.target) for node in graphs[0].graph.nodes)

@@ -36,6 +36,8 @@ def test_these_rules_there_are() -> None:
         "loss_not_decreasing",
         "loss_spike",
         "nonfinite",
+        "overfit",
+        "overtraining",
         "rule_failed",
         "rule_has_no_input",
         "stalled_training",

@@ -15,7 +15,7 @@ from tocsin.schemas.runs import RunView
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
 from tocsin.schemas.wire import decode, read_meta
 from tocsin.stream_rules.run_engine import KEEP_MS
-from tocsin.stream_rules.service import RulesService, build_rules_service
+from tocsin.stream_rules.service import VIEW_KEEP_MS, RulesService, build_rules_service
 from tocsin.stream_rules.testing import RunBuilder
 
 TOPICS = Topics()
@@ -224,3 +224,27 @@ def test_a_stop_that_the_next_incarnation_follows_at_once_is_told_all_the_same()
     assert views[0].stop.state == "exited"
     assert views[1].stop is None
     assert views[0].next_offset <= views[1].next_offset
+
+
+def test_a_view_that_nobody_has_renewed_for_long_is_taken_away() -> None:
+    run = bad_run()
+    number = run.records[0].partition.number
+    where = Partition(TOPICS.runs, number)
+    rules = service()
+    assert list(rules.follows(number)) == [where]
+    old_ms = run.now_ms - VIEW_KEEP_MS
+    rules.restore(
+        number,
+        [
+            Record(where, 0, old_ms - 5, b"gone", None),
+            Record(where, 1, old_ms - 4, b"renewed", b"v"),
+            Record(where, 2, old_ms - 3, b"old", b"v"),
+            Record(where, 3, old_ms + 1, b"renewed", b"v"),
+        ],
+    )
+    rules.restored(number, 0)
+    rules.apply(run.records, tick(run))
+    assert all(one.value is not None for one in rules.snapshots(force=False))
+    rules.apply([Record(where, 4, run.now_ms, b"made", b"v")], tick(run))
+    assert list(rules.snapshots(force=False)) == [Outgoing(where, b"old", None)]
+    assert list(rules.snapshots(force=False)) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +20,7 @@ Column = list[float] | float
 def run_of(
     collection: str,
     column: str,
-    series: list[Column],
+    series: Sequence[Column],
     *,
     rows: tuple[str, ...] = ROWS,
     every: int = 10,
@@ -133,7 +134,7 @@ UNCHANGED = only("unchanged_tensor")
 
 
 def weights(
-    sizes: list[Column], *, gradient: Column = 1.0, rate: float = 1e-3, first: int = 0
+    sizes: Sequence[Column], *, gradient: Column = 1.0, rate: float = 1e-3, first: int = 0
 ) -> RunBuilder:
     run = RunBuilder()
     for i, size in enumerate(sizes):

@@ -1,0 +1,159 @@
+"""Losses of evaluations: those that are computed without a gradient.
+
+Two places are watched: the call of a loss module, and the functions of torch.nn.functional that
+such modules use, which count only while the model is in eval(), since a number without a gradient
+may be many things. The first function that an evaluation uses is its loss, the others are metrics.
+
+TorchScript and torch.compile take the functions themselves, not what stands around them: they are
+marked as `torch.jit.script_if_tracing` marks its own. On a GPU a loss is copied without waiting,
+and sent when it has arrived.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch.nn.modules import loss as loss_modules
+
+from tocsin.emitter.host_copy import HostCopy
+from tocsin.emitter.outbox import StepRow
+
+if TYPE_CHECKING:
+    from tocsin.emitter.torch_hooks import Hooks
+    from tocsin.emitter.training import Training
+
+FUNCTIONS: Final = (
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "cross_entropy",
+    "ctc_loss",
+    "huber_loss",
+    "kl_div",
+    "l1_loss",
+    "mse_loss",
+    "nll_loss",
+    "smooth_l1_loss",
+)
+
+AT_MOST: Final = 64
+"""Losses on a GPU that are copied together, and copies that are waited for."""
+
+
+class EvaluationLosses:
+    """Those of one training, on their way."""
+
+    def __init__(self, training: Training) -> None:
+        self._training: Final = training
+        self._held: list[torch.Tensor] = []
+        self._copies: deque[tuple[int, HostCopy]] = deque(maxlen=AT_MOST)
+        self._step = 0
+
+    def add(self, loss: torch.Tensor) -> None:
+        """A loss of one number that was computed after the last step."""
+        step = self._training.last_step
+        if step is None:
+            return
+        loss = loss.detach()
+        if loss.device.type == "cpu":
+            self._send(step, float(loss))
+            return
+        if self._held and (step != self._step or len(self._held) >= AT_MOST):
+            self.flush()
+        self._step = step
+        self._held.append(loss.reshape(1).to(torch.float32, copy=True))
+
+    def flush(self) -> None:
+        """Start the copies of what is held; send what has arrived. Never waits."""
+        if self._held:
+            held, self._held = self._held, []
+            with torch.no_grad():
+                self._copies.append((self._step, HostCopy(torch.cat(held))))
+        while self._copies and self._copies[0][1].ready():
+            step, copy = self._copies.popleft()
+            for value in copy.values():
+                self._send(step, float(value))
+
+    @property
+    def waiting(self) -> bool:
+        """Whether some are still on their way."""
+        return bool(self._held or self._copies)
+
+    def _send(self, step: int, value: float) -> None:
+        row = StepRow(step, time.time_ns() // 1000, ("loss",), (value,), "eval")
+        self._training.sender.row(row)
+
+
+class Evaluation:
+    """Which losses count, in this process."""
+
+    def __init__(self, hooks: Hooks) -> None:
+        self._hooks: Final = hooks
+        self._inside = False
+        self._used: tuple[int, str] = (-1, "")
+
+    def on_loss(self, value: object) -> None:
+        """Behind the call of a loss module without a gradient."""
+        capture = self._hooks.capture
+        if capture is None or not isinstance(value, torch.Tensor) or value.numel() != 1:
+            return
+        if value.is_floating_point() and not value.is_meta and not hasattr(value, "to_local"):
+            capture.evaluation_loss(value)
+
+    def on_function(self, name: str, value: object) -> bool:
+        """Behind a loss function without a gradient; whether an evaluation goes on."""
+        capture = self._hooks.capture
+        if capture is None or not capture.training.is_evaluating():
+            return False
+        step = capture.training.next_step
+        if self._used[0] != step:
+            self._used = (step, name)
+        if self._used[1] == name:
+            self.on_loss(value)
+        return True
+
+    def install(self) -> None:
+        """Put the hooks into torch."""
+        self._modules()
+        for name in FUNCTIONS:
+            self._function(name)
+
+    def _modules(self) -> None:
+        original, hooks = loss_modules._Loss.__call__, self._hooks
+
+        @functools.wraps(original)
+        def call(module: torch.nn.Module, *args: object, **kwargs: object) -> object:
+            if torch.compiler.is_compiling() or hooks.capture is None or torch.is_grad_enabled():
+                return original(module, *args, **kwargs)
+            self._inside = True
+            try:
+                result = original(module, *args, **kwargs)
+            finally:
+                self._inside = False
+            hooks.wall.call("evaluation", self.on_loss, result)
+            hooks.check("evaluation")
+            return result
+
+        loss_modules._Loss.__call__ = call
+
+    def _function(self, name: str) -> None:
+        original: Callable[..., object] = getattr(torch.nn.functional, name)
+        hooks = self._hooks
+
+        @functools.wraps(original)
+        def call(*args: object, **kwargs: object) -> object:
+            result = original(*args, **kwargs)
+            if hooks.capture is None or self._inside or torch.is_grad_enabled():
+                return result
+            if hooks.wall.call("evaluation", self.on_function, name, result):
+                hooks.check("evaluation")
+            return result
+
+        # The names that compilers look for.
+        setattr(call, "__original_fn", original)
+        setattr(call, "__script_if_tracing_wrapper", True)
+        setattr(torch.nn.functional, name, call)

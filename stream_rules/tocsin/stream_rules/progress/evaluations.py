@@ -1,0 +1,108 @@
+"""Evaluations of a run, each with the training loss of the steps before it.
+
+An evaluation is all evaluation losses that one rank has sent after the same training step. It is
+complete when those of a later step come, when the training has gone on for some steps (the losses
+of a GPU arrive late), or when the run is over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from tocsin.schemas.issues import Series
+from tocsin.schemas.runs import RunData, RunEnded
+from tocsin.schemas.telemetry import StepFrame
+from tocsin.stream_rules.rule import SERIES_POINTS, Moment
+
+PATIENCE_STEPS: Final = 20
+TRAIN_STEPS: Final = 100
+"""The training loss beside an evaluation is the mean over so many steps before it, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One of them: after which step, the mean losses; `at_ms` is the append time of its first
+    loss."""
+
+    step: int
+    train: float | None
+    loss: float
+    at_ms: int
+
+
+@dataclass(slots=True)
+class _Under:
+    step: int
+    at_ms: int
+    total: float = 0.0
+    count: int = 0
+
+
+@dataclass(slots=True)
+class Evaluations:
+    """Those of the lowest rank that evaluates, as they become complete."""
+
+    rank: int | None = None
+    last_train: int = -1
+    recent: list[float] = field(default_factory=list)
+    under: _Under | None = None
+    done: int = -1
+    steps: list[int] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+
+    def take(self, frame: StepFrame, at: Moment) -> Iterator[Evaluation]:
+        """Take losses in; give the evaluations that are complete now."""
+        column, rank = frame.column("loss"), frame.speaker.rank
+        if column is None or frame.mode not in ("train", "eval"):
+            return
+        if self.rank is not None and rank > self.rank:
+            return
+        if rank != self.rank:
+            self.rank, self.last_train, self.recent, self.under = rank, -1, [], None
+        for step, loss in zip(frame.steps.tolist(), column.tolist(), strict=True):
+            if frame.mode == "train":
+                yield from self._train(step, loss)
+            elif step > self.done:
+                yield from self._evaluated(step, loss, at)
+
+    def end(self, data: RunData, at: Moment) -> Iterator[Evaluation]:
+        """The last one is complete when its rank, or the run, has ended."""
+        if isinstance(data, RunEnded) and (at.run.ended or data.rank == self.rank):
+            yield from self._close()
+
+    def series(self, name: str, limit: float | None = None) -> Series:
+        """The evaluation losses, for the evidence."""
+        return Series(name=name, steps=tuple(self.steps), values=tuple(self.losses), limit=limit)
+
+    def _train(self, step: int, loss: float) -> Iterator[Evaluation]:
+        if self.under is not None and step > self.under.step + PATIENCE_STEPS:
+            yield from self._close()
+        if step > self.last_train:
+            self.last_train = step
+            if math.isfinite(loss):
+                self.recent = [*self.recent, loss][-TRAIN_STEPS:]
+
+    def _evaluated(self, step: int, loss: float, at: Moment) -> Iterator[Evaluation]:
+        if self.under is not None and step != self.under.step:
+            yield from self._close()
+        if self.under is None:
+            self.under = _Under(step, at.now_ms)
+        if math.isfinite(loss):
+            self.under.total += loss
+            self.under.count += 1
+
+    def _close(self) -> Iterator[Evaluation]:
+        under, self.under = self.under, None
+        if under is None:
+            return
+        self.done = max(self.done, under.step)
+        if not under.count:
+            return
+        loss = under.total / under.count
+        self.steps = [*self.steps, under.step][-SERIES_POINTS:]
+        self.losses = [*self.losses, loss][-SERIES_POINTS:]
+        train = sum(self.recent) / len(self.recent) if self.recent else None
+        yield Evaluation(under.step, train, loss, under.at_ms)

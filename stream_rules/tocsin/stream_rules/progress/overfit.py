@@ -1,0 +1,121 @@
+"""`overfit`: the evaluation loss has left the training loss behind and does not improve any more.
+
+With T the mean training loss over the last 100 steps before an evaluation and V its own mean, the
+condition is (V - T) / max(abs(T), eps) > `ratio_threshold`, in `patience` evaluations in a row, in
+none of which V came below the lowest so far, and V at the last of them more than 1 % above it. A
+gap alone is what every model has that has learned its data; the reference's rule takes it for
+overfitting at the first evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from pydantic import Field
+
+from tocsin.schemas.issues import Evidence, Fact, Subject
+from tocsin.schemas.runs import RunData
+from tocsin.schemas.telemetry import StepFrame
+from tocsin.stream_rules.progress.evaluations import Evaluation, Evaluations
+from tocsin.stream_rules.rule import Clear, Finding, Moment, Outcome, Params, Rule, RuleMeta, scalar
+
+_EPSILON: Final = 1e-6
+_RISEN: Final = 0.01
+
+
+class OverfitParams(Params):
+    """Parameters of `overfit`."""
+
+    ratio_threshold: float = Field(default=0.1, ge=0)
+    """How far the evaluation loss is above the training loss. Unit: share of the training loss."""
+    patience: int = Field(default=3, ge=1)
+    """How many evaluations in a row. Unit: evaluations."""
+    start_step: int = Field(default=0, ge=0)
+    """Evaluations before it are not judged. Unit: steps."""
+
+
+@dataclass(slots=True)
+class _State:
+    evaluations: Evaluations = field(default_factory=Evaluations)
+    best: float | None = None
+    best_step: int = 0
+    row: int = 0
+    first_step: int = 0
+    first_ms: int = 0
+
+
+class Overfit(Rule[OverfitParams, _State]):
+    """A warning. The best evaluation is named: its checkpoint is the one to keep."""
+
+    meta = RuleMeta(
+        name="overfit",
+        version=1,
+        family="progress",
+        meaning="The evaluation loss rises while it is well above the training loss.",
+        severity="warning",
+        comes="later",
+        inputs=(scalar("loss", mode="eval"), scalar("loss", beside=True)),
+        capture_hint="evaluation losses are those that are computed without a gradient, by a loss "
+        "module, or by a function of torch.nn.functional while the model is in eval()",
+        remedy="Go back to the best evaluation named here; stop earlier, add data, augmentation, "
+        "dropout or weight decay, or take a smaller model.",
+        alias="Overfit",
+        params=OverfitParams,
+        resolve_after_steps=0,
+    )
+    state_type = _State
+
+    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+        for evaluation in self.state.evaluations.take(frame, at):
+            yield from self._judge(evaluation)
+
+    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+        for evaluation in self.state.evaluations.end(data, at):
+            yield from self._judge(evaluation)
+
+    def _judge(self, evaluation: Evaluation) -> Iterable[Outcome]:
+        state, params = self.state, self.params
+        loss, train = evaluation.loss, evaluation.train
+        if state.best is None or loss < state.best:
+            state.best, state.best_step = loss, evaluation.step
+            state.row = 0
+            yield Clear()
+            return
+        if train is None or evaluation.step < params.start_step:
+            return
+        ratio = (loss - train) / max(abs(train), _EPSILON)
+        if ratio <= params.ratio_threshold:
+            state.row = 0
+            yield Clear()
+            return
+        if state.row == 0:
+            state.first_step, state.first_ms = evaluation.step, evaluation.at_ms
+        state.row += 1
+        if state.row >= params.patience and loss - state.best > _RISEN * abs(state.best):
+            yield self._finding(loss, train, state.best, ratio)
+
+    def _finding(self, loss: float, train: float, best: float, ratio: float) -> Finding:
+        state = self.state
+        return Finding(
+            subject=Subject(kind="loss", name="loss"),
+            reason=f"the evaluation loss is {loss:.4g}, {100 * ratio:,.0f} % above the training "
+            f"loss of {train:.4g}; its best was {best:.4g} at step {state.best_step}, "
+            f"{state.row} evaluations ago",
+            first_step=state.first_step,
+            first_rank=state.evaluations.rank,
+            onset_ms=state.first_ms,
+            evidence=Evidence(
+                facts=(
+                    Fact(name="ratio", value=ratio, limit=self.params.ratio_threshold),
+                    Fact(name="evaluation_loss", value=loss, limit=best),
+                    Fact(name="training_loss", value=train),
+                    Fact(name="best_step", value=float(state.best_step)),
+                    Fact(name="evaluations", value=float(state.row)),
+                ),
+                series=state.evaluations.series("evaluation loss", limit=best),
+                explanation="the training loss is the mean of the last 100 steps before each "
+                "evaluation",
+            ),
+        )
