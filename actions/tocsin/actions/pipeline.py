@@ -308,6 +308,8 @@ class ActionsService(Service):
     def _follow(self, record: Record) -> None:
         """A record of the runs topic or of the ledger."""
         if record.value is None:
+            if record.partition.topic == self._topics.runs:
+                self._runs.pop(record.key.decode(errors="replace"), None)
             return
         try:
             event = read_event(record)

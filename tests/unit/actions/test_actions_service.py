@@ -271,6 +271,15 @@ async def test_a_run_that_has_ended_is_not_stopped(bench: Bench) -> None:
     assert await bench.commands() == []
 
 
+async def test_a_run_whose_view_is_taken_away_is_forgotten(bench: Bench) -> None:
+    async with bench.worker(Config()) as (_, service):
+        last = view_record(view(ended=True))
+        await bench.send(last)
+        await eventually(lambda: "run-1" in service._runs)
+        await bench.send(Outgoing(last.partition, last.key, None))
+        await eventually(lambda: "run-1" not in service._runs)
+
+
 async def test_the_end_of_an_earlier_incarnation_does_not_forbid_the_stop_of_the_next(
     bench: Bench,
 ) -> None:
