@@ -173,7 +173,7 @@ def actions(
         typer.Option(
             "--allow-cidr",
             metavar="CIDR",
-            help="Private addresses that webhooks may go to; may be repeated.",
+            help="Private addresses that webhooks and chat may go to; may be repeated.",
         ),
     ] = None,
 ) -> None:
