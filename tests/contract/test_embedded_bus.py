@@ -237,6 +237,34 @@ async def test_maintenance_works_in_slices_and_gives_space_back(world: World, pa
     assert len(content(path)) < 10_000_000
 
 
+async def test_offsets_of_a_group_end_with_the_records_that_it_read(
+    world: World, path: Path
+) -> None:
+    spec = world.spec(retention_ms=1_000)
+    places = partitions(spec)
+    clock = iter([10_000, 11_000])
+    async with EmbeddedBus(path, clock=lambda: next(clock)) as bus:
+        await bus.init([spec])
+        producer = await bus.producer()
+        for at in (0, 1):
+            await producer.publish([record(places[at])])
+        await producer.close()
+        gone = await bus.consumer("gone", [spec.name], only=places[:2])
+        await gone.commit({places[0]: 1, places[1]: 1})
+        await gone.close()
+        here = await bus.consumer("here", [spec.name])
+        await assigned(here, len(places))
+        await here.commit({places[0]: 1})
+
+        assert (await bus.maintain(1_000, 10_500)).offsets == 0
+        done = await bus.maintain(1_000, 11_500)
+        assert (done.expired, done.offsets) == (1, 1)
+        assert await here.committed(places[0]) == 1
+        gone = await bus.consumer("gone", [spec.name], only=places[:2])
+        assert [await gone.committed(place) for place in places[:2]] == [None, 1]
+        assert await gone.position(places[0]) == 1
+
+
 async def test_append_times_never_fall(world: World, path: Path) -> None:
     spec = world.spec()
     place = Partition(spec.name, 0)

@@ -1,4 +1,5 @@
-"""Housekeeping of an embedded bus: retention, compaction, tombstones, and giving space back.
+"""Housekeeping of an embedded bus: retention, compaction, tombstones, offsets of groups that are
+gone, and giving space back.
 
 Done in slices: each transaction holds the write lock for some milliseconds only, and a call ends
 when its budget is spent and says whether more is to be done.
@@ -34,6 +35,7 @@ class Maintenance:
 
     expired: int = 0
     compacted: int = 0
+    offsets: int = 0
     pages_freed: int = 0
     longest_slice_ms: float = 0.0
     more: bool = False
@@ -76,19 +78,21 @@ def maintain(db: sqlite3.Connection, budget_ms: float, now_ms: int) -> Maintenan
         done = _work(db, budget, now_ms)
     finally:
         db.execute(f"PRAGMA wal_autocheckpoint = {pages}")
-    if done.expired or done.compacted or done.pages_freed:
+    if done.expired or done.compacted or done.offsets or done.pages_freed:
         checkpoint(db)
     return done
 
 
 def _work(db: sqlite3.Connection, budget: _Budget, now_ms: int) -> Maintenance:
     expired, done = _expire(db, budget, now_ms)
-    compacted = pages = 0
+    compacted = offsets = pages = 0
     if done:
         compacted, done = _compact(db, budget, now_ms)
     if done:
+        offsets, done = _forget_offsets(db, budget)
+    if done:
         pages, done = _vacuum(db, budget)
-    return Maintenance(expired, compacted, pages, budget.longest_ms, not done)
+    return Maintenance(expired, compacted, offsets, pages, budget.longest_ms, not done)
 
 
 def _expire(db: sqlite3.Connection, budget: _Budget, now_ms: int) -> tuple[int, bool]:
@@ -136,6 +140,50 @@ def _compact(db: sqlite3.Connection, budget: _Budget, now_ms: int) -> tuple[int,
         count += len(due)
         if budget.spent():
             return count, False
+
+
+def _forget_offsets(db: sqlite3.Connection, budget: _Budget) -> tuple[int, bool]:
+    """Drop the offsets of groups without members of which all that was read before has expired.
+
+    Whoever comes back begins at the same record, the earliest there is. A run has groups of its
+    own, so these would add up.
+    """
+    count, after = 0, ("", -1)
+    while True:
+        with transaction(db, write=False):
+            rows = db.execute(
+                "SELECT team, partition, next_offset FROM offsets"
+                " WHERE (team, partition) > (?, ?) AND team NOT IN (SELECT team FROM members)"
+                " ORDER BY team, partition LIMIT ?",
+                (*after, _MOST),
+            ).fetchall()
+            old = [row for row in rows if _has_expired(db, row[1], row[2])]
+        if not rows:
+            return count, True
+        after = rows[-1][:2]
+        if old:
+            with budget.slice(), transaction(db, write=True):
+                # Not where it was committed once more since.
+                db.executemany(
+                    "DELETE FROM offsets WHERE team = ? AND partition = ? AND next_offset = ?"
+                    " AND team NOT IN (SELECT team FROM members)",
+                    old,
+                )
+            count += len(old)
+        if budget.spent():
+            return count, False
+
+
+def _has_expired(db: sqlite3.Connection, number: int, next_offset: int) -> bool:
+    """Whether records are deleted by age there, and none before that offset is left."""
+    low, _ = record_range(number)
+    row = db.execute(
+        "SELECT 1 FROM partitions JOIN topics ON topics.name = partitions.topic"
+        " WHERE partitions.id = ? AND topics.cleanup = 'delete'"
+        " AND NOT EXISTS (SELECT 1 FROM records WHERE id >= ? AND id < ?)",
+        (number, low, low + next_offset),
+    ).fetchone()
+    return row is not None
 
 
 def _delete(db: sqlite3.Connection, ids: list[int]) -> None:
