@@ -13,6 +13,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, TypedDict
 
@@ -50,6 +51,19 @@ class _Who(TypedDict):
     world_size: int
 
 
+@dataclass(slots=True)
+class _Stop:
+    """One stop, of one incarnation; `joined` are further commands that ask for the same."""
+
+    command: StopRequested
+    joined: list[StopRequested] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+    how: How | None = None
+    step: int | None = None
+    exit_code: int | None = None
+    """None until it is confirmed."""
+
+
 class Stopper:
     """Does what the listener decides. On the launcher's loop."""
 
@@ -65,10 +79,6 @@ class Stopper:
         keeping: Callable[[], frozenset[int]] = frozenset,
     ) -> None:
         """`answer` puts an event on telemetry; `keeping` gives pids that no signal may reach."""
-        self.command: StopRequested | None = None
-        self.how: How | None = None
-        self.step: int | None = None
-        self.exit_code: int | None = None
         self._run_id = run_id
         self._members = members
         self._job = job
@@ -76,28 +86,40 @@ class Stopper:
         self._key_paths = key_paths
         self._stops_off = stops_off
         self._keeping = keeping
-        self._commands: list[StopRequested] = []
-        self._task: asyncio.Task[None] | None = None
+        # By incarnation, in the order in which they came: a job can be stopped once per training.
+        self._stops: dict[str, _Stop] = {}
+
+    @property
+    def command(self) -> StopRequested | None:
+        """The newest that is, or was, obeyed."""
+        return None if self._newest is None else self._newest.command
 
     @property
     def stopped(self) -> bool:
         """Whether a stop was acknowledged: it decides the exit code."""
-        return self.command is not None
+        return bool(self._stops)
 
     @property
     def figures(self) -> StopFigures | None:
-        """How it went, for the summary; None without a stop."""
-        if self.command is None:
+        """How the newest one went, for the summary; None without a stop."""
+        stop = self._newest
+        if stop is None:
             return None
         return StopFigures(
-            command=self.command, how=self.how, step=self.step, exit_code=self.exit_code
+            command=stop.command, how=stop.how, step=stop.step, exit_code=stop.exit_code
         )
+
+    @property
+    def _newest(self) -> _Stop | None:
+        return next(reversed(self._stops.values()), None)
 
     def facts(self) -> Facts:
         """See Hands."""
         members, job = self._members, self._job()
         over = ""
-        if job is None or job.returncode is not None:
+        if job is None:
+            over = "the job has not started yet"
+        elif job.returncode is not None:
             over = "the job had ended"
         elif members.training_over():
             over = "that training had ended by itself"
@@ -111,24 +133,24 @@ class Stopper:
 
     def obey(self, signed: SignedCommand, command: StopRequested) -> None:
         """See Hands."""
-        self.command, self.how = command, None
-        self._commands = [command]
+        stop = self._stops[command.incarnation] = _Stop(command)
         self._answer(self._acknowledged(command))
-        self._task = asyncio.create_task(self._carry_out(signed, command), name="stop")
+        stop.task = asyncio.create_task(self._carry_out(signed, stop), name="stop")
 
     def join(self, command: StopRequested) -> None:
         """See Hands."""
         self._answer(self._acknowledged(command))
-        if self._commands:
-            self._commands.append(command)
-        else:
-            self._answer(self._exited(command, self.how or "itself", self.exit_code or STOPPED))
+        stop = self._stops[command.incarnation]
+        stop.joined.append(command)
+        if stop.exit_code is not None:
+            self._answer(self._exited(stop, command))
 
     def missed(self, command: StopRequested, why: str) -> None:
         """See Hands. If the job itself is gone that is an answer; its training alone is not."""
         job = self._job()
         if job is not None and job.exit_code is not None:
-            self._answer(self._exited(command, "itself", job.exit_code))
+            late = _Stop(command, how="itself", exit_code=job.exit_code)
+            self._answer(self._exited(late, command))
             return
         self.refuse(Verdict("other_incarnation", why, command, command.command_id))
 
@@ -148,31 +170,32 @@ class Stopper:
         )
 
     def job_gone(self) -> None:
-        """The job was seen to be gone, all of it: confirm the stop under way."""
+        """The job was seen to be gone, all of it: confirm the stops under way."""
         job = self._job()
-        if not self._commands or job is None or job.exit_code is None:
+        if job is None or job.exit_code is None:
             return
-        self._confirm(job.exit_code)
+        for stop in self._stops.values():
+            if stop.exit_code is None:
+                self._confirm(stop, job.exit_code)
 
     async def close(self) -> None:
-        """End the escalation, if one runs still."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        """End the escalations, if one runs still."""
+        tasks = [stop.task for stop in self._stops.values() if stop.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _carry_out(self, signed: SignedCommand, command: StopRequested) -> None:
-        job = self._job()
+    async def _carry_out(self, signed: SignedCommand, stop: _Stop) -> None:
+        job, command = self._job(), stop.command
         if job is None:
             return
         await self._block_restarts()
-        told = [
-            trainer
-            for trainer in self._members.living(command.incarnation)
-            if link.send(trainer.socket, signed.message())
-        ]
+        living = self._members.living(command.incarnation)
+        told = [trainer for trainer in living if link.send(trainer.socket, signed.message())]
+        # Who was not told may have gone on to another training meanwhile: that one is not touched.
+        if await self._gone(job, stop, command.grace_s if told else 0.0):
+            return
         if told:
-            if await self._gone(job, command, command.grace_s):
-                return
             left = {trainer.pid for trainer in told if trainer.left_at is not None}
             late = [str(trainer.rank) for trainer in told if trainer.pid not in left]
             reason = (
@@ -180,6 +203,11 @@ class Stopper:
                 if late
                 else f"the job did not end within {command.grace_s:g} s, though its ranks left"
             )
+        elif living:
+            unheard = ", ".join(str(trainer.rank) for trainer in living)
+            reason = f"rank {unheard} could not be told: its socket took nothing"
+        elif self._members.ranks(command.incarnation):
+            reason = "no rank of that training is there any more, but the job is"
         else:
             reason = "no training said hello from this job"
         steps: tuple[tuple[signal.Signals, How, float], ...] = (
@@ -187,7 +215,7 @@ class Stopper:
             (signal.SIGKILL, "SIGKILL", KILLED_S),
         )
         for number, how, patience_s in steps:
-            self.how = how
+            stop.how = how
             self._answer(
                 StopEscalated(
                     **self._who(),
@@ -198,7 +226,7 @@ class Stopper:
                 )
             )
             job.terminate(number, keeping=self._keeping())
-            if await self._gone(job, command, patience_s):
+            if await self._gone(job, stop, patience_s):
                 return
             reason = f"the job did not end within {patience_s:g} s of {number.name}"
 
@@ -210,51 +238,45 @@ class Stopper:
             members = self._members
             await members.until(lambda: not members.unblocked(), timeout_s=AGENTS_S)
 
-    async def _gone(self, job: Job, command: StopRequested, timeout_s: float) -> bool:
+    async def _gone(self, job: Job, stop: _Stop, timeout_s: float) -> bool:
         """Whether CMD ended, or went on to another training, within that time."""
-        until = time.monotonic() + timeout_s
+        until, incarnation = time.monotonic() + timeout_s, stop.command.incarnation
         while True:
             if job.returncode is not None:
                 return True
             members = self._members
-            if members.incarnation != command.incarnation and not members.processes_live(
-                command.incarnation
-            ):
-                self._confirm(STOPPED)
+            # Its process may live: a script can catch the stop, and train again in the same one.
+            if members.incarnation != incarnation and not members.living(incarnation):
+                self._confirm(stop, STOPPED)
                 return True
             if time.monotonic() > until:
                 return False
             await asyncio.sleep(_LOOK_S)
 
-    def _confirm(self, exit_code: int) -> None:
-        command = self._commands[0]
-        trainers = [t for t in self._members.trainers if t.incarnation == command.incarnation]
+    def _confirm(self, stop: _Stop, exit_code: int) -> None:
+        trainers = self._members.ranks(stop.command.incarnation)
         steps = [t.left_at for t in trainers if t.left_at is not None]
-        self.step = max(steps, default=None)
-        if self.how is None:
-            self.how = "edge" if steps else "itself"
-        self.exit_code = exit_code
-        for each in self._commands:
-            self._answer(self._exited(each, self.how, exit_code, command.incarnation))
-        self._commands = []
+        stop.step = max(steps, default=None)
+        if stop.how is None:
+            stop.how = "edge" if steps else "itself"
+        stop.exit_code = exit_code
+        for command in (stop.command, *stop.joined):
+            self._answer(self._exited(stop, command))
 
     def _acknowledged(self, command: StopRequested) -> StopAcknowledged:
         return StopAcknowledged(
             **self._who(), command_id=command.command_id, issue_id=command.issue_id
         )
 
-    def _exited(
-        self, command: StopRequested, how: How, exit_code: int, incarnation: str | None = None
-    ) -> StopExited:
+    def _exited(self, stop: _Stop, command: StopRequested) -> StopExited:
         who = self._who()
-        if incarnation is not None:
-            who["incarnation"] = incarnation
+        who["incarnation"] = stop.command.incarnation
         return StopExited(
             **who,
             command_id=command.command_id,
             issue_id=command.issue_id,
-            how=how,
-            exit_code=exit_code,
+            how=stop.how or "itself",
+            exit_code=STOPPED if stop.exit_code is None else stop.exit_code,
         )
 
     def _who(self) -> _Who:

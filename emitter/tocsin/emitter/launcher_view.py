@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 from tocsin.bus.port import LATEST, Bus, From, Partition, Reader, Record
@@ -34,7 +35,7 @@ class OwnRun:
         self._first_read_ms: dict[str, int] = {}
 
     def apply(
-        self, record: Record, incarnations: frozenset[str], now_ms: int
+        self, record: Record, incarnations: AbstractSet[str], now_ms: int
     ) -> Issue | Delivery | RunView | None:
         """Take a record of any of the three topics; what it says if it is news of this job."""
         data = _event_data(record)

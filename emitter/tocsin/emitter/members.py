@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
 from tocsin.emitter import link
+
+KEPT: Final = 100
+"""Trainings whose ranks are known at once; of older ones that are over, only their steps are."""
 
 
 @dataclass(slots=True)
@@ -41,45 +45,44 @@ class Members:
     def __init__(self, first: str, lives: Callable[[int], bool]) -> None:
         self.first: Final = first
         self.pythons = 0
-        self.trainers: list[Trainer] = []
         self.agents: dict[int, Agent] = {}
         self._lives = lives
+        self._newest = first
+        self._incarnations = {first}
+        self._ranks: dict[str, list[Trainer]] = {}
+        self._steps_before = 0
         self._changed = asyncio.Event()
 
     @property
     def incarnation(self) -> str:
         """That of the newest training of which a rank said hello, else the job's first."""
-        return self.trainers[-1].incarnation if self.trainers else self.first
+        return self._newest
 
     @property
     def world_size(self) -> int:
         """That of the newest training."""
-        return self.trainers[-1].world_size if self.trainers else 1
+        ranks = self.ranks(self._newest)
+        return ranks[-1].world_size if ranks else 1
 
-    def incarnations(self) -> frozenset[str]:
-        """All of this job so far."""
-        return frozenset({self.first, *(trainer.incarnation for trainer in self.trainers)})
+    def incarnations(self) -> AbstractSet[str]:
+        """All of this job so far; a view."""
+        return self._incarnations
+
+    def ranks(self, incarnation: str) -> list[Trainer]:
+        """Those of that training that have said hello; the last `KEPT` trainings are known."""
+        return self._ranks.get(incarnation, [])
 
     def living(self, incarnation: str) -> list[Trainer]:
         """Ranks of that training that are in it still."""
         return [
             trainer
-            for trainer in self.trainers
-            if trainer.incarnation == incarnation
-            and not trainer.finished
-            and self._lives(trainer.pid)
+            for trainer in self.ranks(incarnation)
+            if not trainer.finished and self._lives(trainer.pid)
         ]
-
-    def processes_live(self, incarnation: str) -> bool:
-        """Whether a process that trained in that incarnation still runs."""
-        return any(
-            trainer.incarnation == incarnation and self._lives(trainer.pid)
-            for trainer in self.trainers
-        )
 
     def training_over(self) -> bool:
         """Whether there was a training and the newest one has ended."""
-        return bool(self.trainers) and not self.living(self.incarnation)
+        return bool(self._ranks) and not self.living(self.incarnation)
 
     def unblocked(self) -> list[Agent]:
         """Agents that may still start workers again."""
@@ -89,11 +92,7 @@ class Members:
 
     def steps(self) -> int:
         """Steps that the ranks said they made, the most of a rank, over all trainings."""
-        last: dict[str, int] = {}
-        for trainer in self.trainers:
-            known = last.get(trainer.incarnation, -1)
-            last[trainer.incarnation] = max(known, trainer.last_step)
-        return sum(step + 1 for step in last.values())
+        return self._steps_before + sum(_steps(ranks) for ranks in self._ranks.values())
 
     def heard(self, message: link.Message) -> None:
         """Take one message; what is not understood is left aside."""
@@ -130,7 +129,10 @@ class Members:
         if not incarnation or not socket:
             return
         self.pythons += 1
-        self.trainers.append(
+        self._newest = incarnation
+        self._incarnations.add(incarnation)
+        self._forget_the_oldest()
+        self._ranks.setdefault(incarnation, []).append(
             Trainer(
                 pid=link.number(message, "pid"),
                 rank=link.number(message, "rank"),
@@ -142,14 +144,26 @@ class Members:
             )
         )
 
+    def _forget_the_oldest(self) -> None:
+        """A script may train thousands of times, one after the other."""
+        while len(self._ranks) > KEPT:
+            oldest = next(iter(self._ranks))
+            if self.living(oldest):
+                return
+            self._steps_before += _steps(self._ranks.pop(oldest))
+
     def _ended(self, message: link.Message, *, left: bool) -> None:
         pid, incarnation = link.number(message, "pid"), link.text(message, "incarnation")
-        for trainer in self.trainers:
-            if trainer.pid != pid or (incarnation and trainer.incarnation != incarnation):
-                continue
+        named = [self.ranks(incarnation)] if incarnation else self._ranks.values()
+        for trainer in (each for ranks in named for each in ranks if each.pid == pid):
             step = link.number(message, "step", -1)
             trainer.last_step = max(trainer.last_step, step)
             if left:
                 trainer.left_at = step
             else:
                 trainer.finished = True
+
+
+def _steps(ranks: list[Trainer]) -> int:
+    """Steps of one training: the most of a rank."""
+    return max((trainer.last_step + 1 for trainer in ranks), default=0)
