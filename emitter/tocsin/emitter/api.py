@@ -230,6 +230,20 @@ class Run:
 
 
 _run: Run | None = None
+_inherited: Final[list[Run]] = []
+
+
+def _in_child() -> None:
+    # The parent's run is not this process's: `start()` here begins a training of its own. What was
+    # inherited is kept: closing a copied SQLite connection could disturb the parent's.
+    global _run
+    if _run is not None:
+        _inherited.append(_run)
+    _run = None
+    current.session = None
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def start(

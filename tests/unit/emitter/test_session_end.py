@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from support.captured import captured
+from support.captured import captured, run_with_hook, said
 from tocsin.emitter import edges
 from tocsin.emitter.current import current
 from tocsin.emitter.sender import Sender
+from tocsin.schemas.runs import RunStarted
 
 
 def test_no_stop_is_heard_any_more_when_the_sender_closes(
@@ -30,3 +31,28 @@ def test_no_stop_is_heard_any_more_when_the_sender_closes(
         session.announce({})
         assert edges._rank is not None
     assert heard == [False]
+
+
+FORKS = """
+import os
+from tocsin.emitter import start
+run = start("r1", services=False)
+run.log({"loss": 1.0})
+child = os.fork()
+if child == 0:
+    own = start(services=False)
+    own.log({"loss": 2.0})
+    own.finish()
+    os._exit(0 if own is not run else 1)
+_, status = os.waitpid(child, 0)
+run.finish()
+raise SystemExit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_start_in_a_forked_child_is_a_training_of_its_own(tmp_path: Path) -> None:
+    done = run_with_hook(tmp_path, FORKS, PYTHONPATH="", TOCSIN_RUN_ID="", TOCSIN_JOB_ID="")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = said(tmp_path)
+    assert sorted(row["loss"] for _, _, row in found.rows) == [1.0, 2.0]
+    assert len({each.incarnation for each in found.of(RunStarted)}) == 2
