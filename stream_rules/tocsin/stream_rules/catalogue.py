@@ -22,6 +22,9 @@ from tocsin.stream_rules.progress.overtraining import Overtraining
 from tocsin.stream_rules.progress.stalled_training import StalledTraining
 from tocsin.stream_rules.progress.telemetry_lost import TelemetryLost
 from tocsin.stream_rules.rule import AnyRule
+from tocsin.stream_rules.system.disk_full import DiskFull
+from tocsin.stream_rules.system.host_memory_increase import HostMemoryIncrease
+from tocsin.stream_rules.system.low_gpu_utilization import LowGpuUtilization
 
 
 class DuplicateRule(TocsinError):
@@ -89,6 +92,9 @@ def built_in() -> Catalogue:
             LearningRateAnomaly,
             StalledTraining,
             TelemetryLost,
+            HostMemoryIncrease,
+            DiskFull,
+            LowGpuUtilization,
             RuleHasNoInput,
             RuleFailed,
         )

@@ -30,11 +30,14 @@ def problems(rules: str) -> list[tuple[int, int, str]]:
 def test_these_rules_there_are() -> None:
     assert built_in().names() == (
         "dead_relu",
+        "disk_full",
         "exploding_gradient",
+        "host_memory_increase",
         "learning_rate_anomaly",
         "loss_diverged",
         "loss_not_decreasing",
         "loss_spike",
+        "low_gpu_utilization",
         "nonfinite",
         "overfit",
         "overtraining",

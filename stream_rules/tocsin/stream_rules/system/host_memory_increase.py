@@ -1,0 +1,143 @@
+"""`host_memory_increase`: the job's memory grows towards the limit in force.
+
+Used is the resident memory of the job's processes together, at most what the whole node uses
+(pages that workers share are counted for each of them). The limit is that of the control group,
+else the machine's memory. The issue comes when a steady growth, over at least five minutes, meets
+the limit within `horizon`, with half of the limit in use; it goes when that is true no more for
+twice the horizon. What grows before the first step (a data set that is read) predicts nothing and
+is left out; a job without steps is watched after its first ten minutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Final
+
+import numpy as np
+from pydantic import Field
+
+from tocsin.schemas.config_values import Duration
+from tocsin.schemas.issues import Evidence, Fact, Subject
+from tocsin.schemas.telemetry import SystemFrame
+from tocsin.stream_rules.rule import (
+    Clear,
+    Finding,
+    Moment,
+    Outcome,
+    Params,
+    Rule,
+    RuleMeta,
+    system,
+)
+from tocsin.stream_rules.system.trend import Trend
+
+_GIB: Final = 1 << 30
+_STARTING_US: Final = 600_000_000
+
+
+class HostMemoryIncreaseParams(Params):
+    """Parameters of `host_memory_increase`."""
+
+    horizon: Duration = Field(default=timedelta(hours=1), examples=["1h"])
+    """How far ahead the limit must be met. Unit: a duration."""
+    least_percent: float = Field(default=50.0, ge=0, le=100)
+    """How much of the limit must be in use. Unit: percent."""
+
+
+@dataclass(slots=True)
+class _Node:
+    trend: Trend = field(default_factory=Trend)
+    start_us: int | None = None
+    first_ms: int = 0
+    episode: str = ""
+    open: bool = False
+
+
+@dataclass(slots=True)
+class _State:
+    nodes: dict[str, _Node] = field(default_factory=dict)
+
+
+class HostMemoryIncrease(Rule[HostMemoryIncreaseParams, _State]):
+    """One episode for each node."""
+
+    meta = RuleMeta(
+        name="host_memory_increase",
+        version=1,
+        family="system",
+        meaning="The job's memory grows so that it meets its limit within the hour.",
+        severity="warning",
+        comes="later",
+        inputs=(
+            system("memory.process_tree_bytes"),
+            system("memory.limit_bytes", beside=True),
+            system("memory.total_bytes", beside=True),
+            system("memory.used_bytes", beside=True),
+        ),
+        capture_hint="the node is sampled by the launcher, or by `tocsin sample`",
+        remedy="Look for losses or outputs that are kept with their graph (use .item() or "
+        ".detach()), lists that grow with each step, and data-loader workers that copy the data.",
+        params=HostMemoryIncreaseParams,
+        resolve_after_steps=0,
+    )
+    state_type = _State
+
+    def on_system(self, frame: SystemFrame, at: Moment) -> Iterable[Outcome]:
+        tree, limits = frame.column("memory.process_tree_bytes"), frame.column("memory.limit_bytes")
+        if limits is None:
+            limits = frame.column("memory.total_bytes")
+        if tree is None or limits is None or not len(tree):
+            return
+        all_used = frame.column("memory.used_bytes")
+        used = tree if all_used is None else np.minimum(tree, all_used)
+        node = self.state.nodes.setdefault(frame.node, _Node())
+        if node.start_us is None:
+            node.start_us = int(frame.at_us[0])
+        if at.run.last_step is None and int(frame.at_us[-1]) < node.start_us + _STARTING_US:
+            return
+        for at_us, value in zip(frame.at_us.tolist(), used.tolist(), strict=True):
+            node.trend.add(at_us / 1e6, value)
+        yield from self._judge(frame.node, node, float(limits[-1]), at)
+
+    def _judge(self, name: str, node: _Node, limit: float, at: Moment) -> Iterable[Outcome]:
+        horizon_s = self.params.horizon.total_seconds()
+        ahead = node.trend.meets_in_s(limit)
+        share = 100 * node.trend.last / limit if limit > 0 else 0.0
+        enough = share >= self.params.least_percent
+        if ahead is not None and enough and ahead <= horizon_s * (2 if node.open else 1):
+            if not node.open:
+                node.open, node.first_ms = True, at.now_ms
+                node.episode = f"{at.boot}/{at.seq}"
+            yield self._finding(name, node, limit, share, ahead)
+        elif node.open:
+            node.open = False
+            yield Clear(about=name)
+
+    def _finding(self, name: str, node: _Node, limit: float, share: float, ahead: float) -> Finding:
+        slope = (limit - node.trend.last) / ahead
+        return Finding(
+            about=name,
+            subject=Subject(kind="node", name=name),
+            reason=f"the job uses {node.trend.last / _GIB:.1f} of {limit / _GIB:.1f} GiB on {name} "
+            f"and grows by {60 * slope / 2**20:,.0f} MiB a minute: full in {ahead / 60:,.0f} min",
+            episode=node.episode,
+            onset_ms=node.first_ms,
+            evidence=Evidence(
+                facts=(
+                    Fact(name="used", value=node.trend.last, limit=limit, unit="bytes"),
+                    Fact(name="share", value=share, unit="percent"),
+                    Fact(name="growth", value=slope, unit="bytes/s"),
+                    Fact(
+                        name="full_in",
+                        value=ahead,
+                        limit=self.params.horizon.total_seconds(),
+                        unit="s",
+                    ),
+                ),
+                series=node.trend.series("memory of the job", "bytes", limit),
+                explanation="the growth is that between the medians of the first and the last "
+                "ninth of the last 5 or 20 minutes",
+            ),
+        )

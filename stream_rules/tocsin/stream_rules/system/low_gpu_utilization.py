@@ -1,0 +1,182 @@
+"""`low_gpu_utilization`: a GPU that the job has taken and does not use well.
+
+For each GPU, over its last `window` samples, once `patience` samples have come; p5 and p95 are
+percentiles of its utilisation, the share of time in which a kernel ran:
+
+- unused: never above zero. Only of a GPU that holds memory of some process: one that is empty may
+  be for another job.
+- underused: p95 below `threshold_p95`.
+- fluctuating: p95 at or above it, and p5 below `threshold_p5`: an info.
+
+At most one of the three holds for a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import numpy as np
+from pydantic import Field
+
+from tocsin.schemas.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.telemetry import Doubles, SystemFrame
+from tocsin.stream_rules.rule import (
+    SERIES_POINTS,
+    Clear,
+    Finding,
+    Moment,
+    Outcome,
+    Params,
+    Rule,
+    RuleMeta,
+    system,
+)
+from tocsin.stream_rules.state_codec import StateArray
+
+Why = Literal["unused", "underused", "fluctuating"]
+
+_WHY: Final[tuple[Why, ...]] = ("unused", "underused", "fluctuating")
+_TAKEN_SHARE: Final = 0.02
+"""Of a GPU's memory: below it no process holds any. Drivers reserve less; a context alone takes
+some hundred megabytes."""
+
+
+class LowGpuUtilizationParams(Params):
+    """Parameters of `low_gpu_utilization`."""
+
+    threshold_p95: float = Field(default=70.0, gt=0, le=100)
+    """Below it the GPU is underused. Unit: percent."""
+    threshold_p5: float = Field(default=10.0, ge=0, le=100)
+    """Below it the GPU is fluctuating. Unit: percent."""
+    window: int = Field(default=500, ge=10, le=10_000)
+    """How many samples are looked at. Unit: samples of 0.5 s."""
+    patience: int = Field(default=1000, ge=0)
+    """How many samples must have come before the first look. Unit: samples of 0.5 s."""
+
+
+@dataclass(slots=True)
+class _Gpu:
+    seen: int = 0
+    start_us: int | None = None
+    last_us: int = -1
+    times: StateArray = field(default_factory=lambda: np.zeros(0))
+    values: StateArray = field(default_factory=lambda: np.zeros(0))
+    taken: bool = False
+    why: str = ""
+    episode: str = ""
+    first_ms: int = 0
+
+
+@dataclass(slots=True)
+class _State:
+    gpus: dict[str, _Gpu] = field(default_factory=dict)
+
+
+class LowGpuUtilization(Rule[LowGpuUtilizationParams, _State]):
+    """One episode for each GPU and reason."""
+
+    meta = RuleMeta(
+        name="low_gpu_utilization",
+        version=1,
+        family="system",
+        meaning="A GPU that the job has taken is idle, or busy for a part of the time only.",
+        severity="warning",
+        comes="later",
+        inputs=(
+            system("gpu.*.utilization_percent"),
+            system("gpu.*.memory_used_bytes", beside=True),
+            system("gpu.*.memory_total_bytes", beside=True),
+        ),
+        capture_hint="NVIDIA GPUs are sampled on the node through its driver",
+        remedy="Give the data loader more workers, pin its memory, take larger batches; an idle "
+        "GPU belongs in CUDA_VISIBLE_DEVICES of another job.",
+        alias="LowGPUUtilization",
+        params=LowGpuUtilizationParams,
+        resolve_after_steps=0,
+    )
+    state_type = _State
+
+    def on_system(self, frame: SystemFrame, at: Moment) -> Iterable[Outcome]:
+        for column in frame.columns:
+            kind, _, rest = column.partition(".")
+            number, _, what = rest.partition(".")
+            values = frame.column(column)
+            if kind != "gpu" or what != "utilization_percent" or values is None:
+                continue
+            name = f"gpu {number} of {frame.node}"
+            gpu = self.state.gpus.setdefault(name, _Gpu())
+            self._add(gpu, frame, f"gpu.{number}", values)
+            yield from self._judge(name, gpu, at)
+
+    def _add(self, gpu: _Gpu, frame: SystemFrame, prefix: str, values: Doubles) -> None:
+        times = frame.at_us.astype(np.int64)
+        new = (times > gpu.last_us) & np.isfinite(values)
+        if not new.any():
+            return
+        if gpu.start_us is None:
+            gpu.start_us = int(times[new][0])
+        gpu.last_us = int(times[new][-1])
+        gpu.seen += int(new.sum())
+        window = self.params.window
+        seconds = (times[new] - gpu.start_us) / 1e6
+        gpu.times = np.concatenate([gpu.times, seconds])[-window:]
+        gpu.values = np.concatenate([gpu.values, values[new]])[-window:]
+        used = frame.column(f"{prefix}.memory_used_bytes")
+        total = frame.column(f"{prefix}.memory_total_bytes")
+        gpu.taken = used is None or total is None or bool(used[-1] > _TAKEN_SHARE * total[-1])
+
+    def _judge(self, name: str, gpu: _Gpu, at: Moment) -> Iterable[Outcome]:
+        params = self.params
+        if gpu.seen < max(params.patience, params.window) or len(gpu.values) < params.window:
+            return
+        low, high = (float(x) for x in np.percentile(gpu.values, (5, 95)))
+        why: Why | None = None
+        if gpu.values.max() <= 0:
+            why = "unused" if gpu.taken else None
+        elif high < params.threshold_p95:
+            why = "underused"
+        elif low < params.threshold_p5:
+            why = "fluctuating"
+        for other in _WHY:
+            if other != why:
+                yield Clear(about=f"{other} {name}")
+        if why != gpu.why:
+            gpu.why, gpu.episode, gpu.first_ms = why or "", f"{at.boot}/{at.seq}", at.now_ms
+        if why is not None:
+            yield self._finding(why, name, gpu, low, high)
+
+    def _finding(self, why: Why, name: str, gpu: _Gpu, low: float, high: float) -> Finding:
+        params = self.params
+        limit = params.threshold_p5 if why == "fluctuating" else params.threshold_p95
+        seconds = float(gpu.times[-1] - gpu.times[0])
+        text = {
+            "unused": "was not used at all",
+            "underused": f"was busy for at most {high:.0f} % of the time (95th percentile)",
+            "fluctuating": f"goes back and forth between {low:.0f} % and {high:.0f} %",
+        }[why]
+        every = max(1, len(gpu.values) // SERIES_POINTS + 1)
+        return Finding(
+            about=f"{why} {name}",
+            subject=Subject(kind="device", name=name),
+            reason=f"{name} {text} in the last {seconds:,.0f} s",
+            episode=gpu.episode,
+            onset_ms=gpu.first_ms,
+            severity="info" if why == "fluctuating" else None,
+            evidence=Evidence(
+                facts=(
+                    Fact(name="reason", value=why),
+                    Fact(name="p95", value=high, limit=params.threshold_p95, unit="percent"),
+                    Fact(name="p5", value=low, limit=params.threshold_p5, unit="percent"),
+                    Fact(name="samples", value=float(len(gpu.values))),
+                ),
+                series=Series(
+                    name=f"utilisation of {name} by second"[:200],
+                    unit="percent",
+                    steps=tuple(round(t) for t in gpu.times[::every].tolist()),
+                    values=tuple(gpu.values[::every].tolist()),
+                    limit=limit,
+                ),
+            ),
+        )

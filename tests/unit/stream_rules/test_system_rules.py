@@ -1,0 +1,235 @@
+"""`host_memory_increase`, `disk_full`, `low_gpu_utilization`: samples, made and real."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from tocsin.emitter.sampler import Node
+from tocsin.schemas.telemetry import SystemFrame
+from tocsin.stream_rules.testing import RunBuilder, assert_fires, assert_quiet, issues_of, only
+
+MEMORY = only("host_memory_increase")
+DISK = only("disk_full")
+GPU = only("low_gpu_utilization")
+GIB = float(1 << 30)
+Samples = npt.NDArray[np.float64] | list[float]
+
+
+def run_of(
+    columns: dict[str, Samples | float],
+    *,
+    node: str = "node",
+    every_s: float = 0.5,
+    steps: bool = True,
+) -> RunBuilder:
+    """Samples as a sampler packs them: ten in a frame."""
+    run = RunBuilder()
+    run.started()
+    if steps:
+        run.steps([0], loss=1.0)
+    length = max(len(c) for c in columns.values() if not isinstance(c, float))
+    table = {name: np.broadcast_to(np.asarray(c, float), (length,)) for name, c in columns.items()}
+    for i in range(0, length, 10):
+        part = {name: column[i : i + 10] for name, column in table.items()}
+        run.system(part, node=node, every_s=every_s)
+    return run
+
+
+# -- host_memory_increase
+
+
+def memory(used: Samples, *, limit: float = 16 * GIB, steps: bool = True) -> RunBuilder:
+    columns = {"memory.process_tree_bytes": used, "memory.limit_bytes": limit}
+    return run_of({**columns, "memory.used_bytes": 1000 * GIB}, steps=steps)
+
+
+def grows(start: float, end: float, samples: int = 1200) -> npt.NDArray[np.float64]:
+    chance = np.random.default_rng(0)
+    noise = 0.02 * GIB * chance.standard_normal(samples)
+    return np.linspace(start * GIB, end * GIB, samples) + noise
+
+
+def test_memory_that_will_meet_its_limit() -> None:
+    issue = assert_fires(memory(grows(7, 12)).records, "host_memory_increase", specs=MEMORY)
+    assert (issue.severity, issue.stop_worthy, issue.subject.name) == ("warning", False, "node")
+    assert "of 16.0 GiB" in issue.reason
+    assert issue.evidence.series is not None
+
+
+def test_it_is_resolved_when_the_growth_has_ended() -> None:
+    used = np.concatenate([grows(7, 12), np.full(3000, 12 * GIB)])
+    issues = issues_of(memory(used).records, specs=MEMORY)
+    states = [issue.state for issue in issues if issue.state != "ongoing"]
+    assert states == ["firing", "resolved"]
+
+
+def test_a_leak_that_begins_late_is_seen_within_minutes() -> None:
+    used = np.concatenate([np.full(7200, 9 * GIB), grows(9, 15)])
+    issue = assert_fires(memory(used).records, "host_memory_increase", specs=MEMORY)
+    assert issue.onset_ms is not None
+    assert 3600 < (issue.onset_ms - 1_800_000_000_000) / 1000 < 3600 + 400
+
+
+@pytest.mark.parametrize(
+    "used",
+    [
+        pytest.param(np.full(2000, 15.5 * GIB), id="full, and constant"),
+        pytest.param(grows(1, 6), id="below half"),
+        pytest.param(grows(9, 9.05, 3600), id="far from its limit"),
+        pytest.param(grows(7, 15, 50), id="too few samples"),
+        pytest.param(np.repeat([6 * GIB, 12 * GIB], 900), id="one jump"),
+        pytest.param(np.full(500, math.nan), id="all NaN"),
+        pytest.param(9 * GIB + 2 * GIB * np.sin(np.arange(4000) / 50), id="up and down"),
+    ],
+)
+def test_memory_left_alone(used: npt.NDArray[np.float64]) -> None:
+    assert_quiet(memory(used).records, specs=MEMORY)
+
+
+def test_growth_before_the_first_step_predicts_nothing() -> None:
+    assert_quiet(memory(grows(4, 15), steps=False).records, specs=MEMORY)
+
+
+def test_workers_that_share_pages_do_not_count_them_twice() -> None:
+    columns: dict[str, Samples | float] = {"memory.process_tree_bytes": grows(7, 15)}
+    run = run_of({**columns, "memory.total_bytes": 16 * GIB, "memory.used_bytes": 4 * GIB})
+    assert_quiet(run.records, specs=MEMORY)
+
+
+def test_a_real_process_that_keeps_what_it_makes(tmp_path: Path) -> None:
+    """Its own resident memory, sampled; the limit stands where it is met within the hour."""
+
+    def sampled(*, leak: bool) -> RunBuilder:
+        node = Node(root_pid=os.getpid(), folder=tmp_path)
+        kept: list[bytearray] = []
+        frames: list[dict[str, float]] = []
+        for i in range(150):
+            if leak:
+                kept.append(bytearray(os.urandom(1024) * 1024))
+            frames.append(node.sample(float(i)))
+        start = frames[0]["memory.process_tree_bytes"]
+        used = [frame["memory.process_tree_bytes"] for frame in frames]
+        return run_of(
+            {"memory.process_tree_bytes": used, "memory.limit_bytes": start + 400e6}, every_s=3.0
+        )
+
+    assert_quiet(sampled(leak=False).records, specs=MEMORY)
+    assert_fires(sampled(leak=True).records, "host_memory_increase", specs=MEMORY)
+
+
+# -- disk_full
+
+
+def disk(free: Samples, total: float = 500e9) -> RunBuilder:
+    return run_of({"disk.free_bytes": free, "disk.total_bytes": total})
+
+
+def test_a_disk_that_is_full_is_critical() -> None:
+    issue = assert_fires(disk([1e9] * 20).records, "disk_full", specs=DISK)
+    assert (issue.severity, issue.stop_worthy) == ("critical", False)
+    assert "1.0 of 500 GB" in issue.reason
+
+
+def test_one_that_will_be_full_is_a_warning_then_critical() -> None:
+    issues = issues_of(disk(np.linspace(100e9, 0, 1800)).records, specs=DISK)
+    assert [(i.severity, i.state) for i in issues] == [
+        ("warning", "firing"),
+        ("critical", "firing"),
+        ("warning", "resolved"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        pytest.param(disk([50e9] * 500), id="constant"),
+        pytest.param(disk([100e9] * 500, total=10e12), id="one percent of a large one"),
+        pytest.param(disk([90e9] * 300 + [60e9] * 300), id="one checkpoint"),
+        pytest.param(disk(np.linspace(400e9, 399e9, 2000)), id="far from full"),
+        pytest.param(disk(np.where(np.arange(3000) % 300 > 150, 40e9, 60e9)), id="checkpoints rotate"),
+        pytest.param(disk([math.nan] * 100), id="all NaN"),
+    ],
+)
+def test_disks_left_alone(run: RunBuilder) -> None:
+    assert_quiet(run.records, specs=DISK)
+
+
+def test_samples_that_come_twice_or_go_back_in_time_change_nothing() -> None:
+    run = disk(np.linspace(60e9, 40e9, 900))
+    frame = SystemFrame.decode(run.records[5].value or b"")
+    run.add(frame, boot="another")
+    run.again(run.records[-1])
+    assert len(issues_of(run.records, specs=DISK)) == 1
+
+
+# -- low_gpu_utilization
+
+
+def gpu(
+    percent: Samples, *, memory_share: float = 0.5, more: dict[str, Samples | float] | None = None
+) -> RunBuilder:
+    return run_of(
+        {
+            "gpu.0.utilization_percent": percent,
+            "gpu.0.memory_used_bytes": memory_share * 80e9,
+            "gpu.0.memory_total_bytes": 80e9,
+            **(more or {}),
+        }
+    )
+
+
+def busy(samples: int = 1500, low: int = 92) -> npt.NDArray[np.float64]:
+    return np.random.default_rng(0).integers(low, 101, samples).astype(float)
+
+
+def reason_of(run: RunBuilder) -> tuple[str, object]:
+    issue = assert_fires(run.records, "low_gpu_utilization", specs=GPU)
+    return issue.severity, issue.evidence.facts[0].value
+
+
+def test_three_reasons_are_kept_apart() -> None:
+    waits = np.where(np.arange(1500) % 10 < 4, 0.0, 98.0)
+    assert reason_of(gpu([0.0] * 1500)) == ("warning", "unused")
+    assert reason_of(gpu(busy(low=20) * 0.5)) == ("warning", "underused")
+    assert reason_of(gpu(waits)) == ("info", "fluctuating")
+
+
+def test_the_gpu_is_named() -> None:
+    run = gpu(busy(), more={"gpu.3.utilization_percent": [10.0] * 1500})
+    issue = assert_fires(run.records, "low_gpu_utilization", specs=GPU)
+    assert (issue.subject.kind, issue.subject.name) == ("device", "gpu 3 of node")
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        pytest.param(gpu(busy()), id="busy"),
+        pytest.param(gpu([0.0] * 900), id="a short run"),
+        pytest.param(gpu([0.0] * 1500, memory_share=0.01), id="no process on it"),
+        pytest.param(gpu(np.concatenate([np.zeros(900), busy(600)])), id="a slow start"),
+        pytest.param(gpu([math.nan] * 1500), id="all NaN"),
+    ],
+)
+def test_gpus_left_alone(run: RunBuilder) -> None:
+    assert_quiet(run.records, specs=GPU)
+
+
+def test_it_is_resolved_when_the_gpu_works() -> None:
+    issues = issues_of(gpu(np.concatenate([np.zeros(1200), busy(1500)])).records, specs=GPU)
+    assert [i.state for i in issues][:2] == ["firing", "resolved"]
+    assert not [i for i in issues if i.state == "firing" and i.severity == "warning"][2:]
+
+
+def test_a_restart_begins_to_count_again() -> None:
+    run = gpu([0.0] * 900)
+    run.incarnation, run.boot = "made-2", "boot-2"
+    run.started()
+    for _ in range(90):
+        run.system({"gpu.0.utilization_percent": [0.0] * 10}, every_s=0.5)
+    assert_quiet(run.records, specs=GPU)
