@@ -31,7 +31,7 @@ from tocsin.emitter.current import current
 from tocsin.emitter.records import as_array, frame_of
 from tocsin.emitter.sender import say
 from tocsin.emitter.services import Services, environment
-from tocsin.emitter.session import Session
+from tocsin.emitter.session import Session, succeeded
 from tocsin.emitter.settings import LAUNCHER, RUN_ID
 from tocsin.emitter.training import Training
 from tocsin.schemas.config import load_config
@@ -167,7 +167,8 @@ class Run:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if kind is None:
+        exited = isinstance(error, SystemExit) and succeeded(error.code)
+        if kind is None or exited:
             self.finish()
         elif issubclass(kind, KeyboardInterrupt):
             self.finish("interrupted")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Final
+from typing import Final, NoReturn
 
 from tocsin.emitter.identity import identify, rank_of
 from tocsin.emitter.settings import CAPTURE, CaptureSettings, capture_settings
@@ -31,6 +32,7 @@ class Session:
         self._environ = environ
         self._outcome: Outcome = "completed"
         self._reason = ""
+        self._exit_asked: tuple[object, int] = (None, 0)
         self._announced = False
         self._over = False
         self._pid = os.getpid()
@@ -71,6 +73,7 @@ class Session:
             return
         self._over = True
         self._leave_the_end()
+        self._note_the_exit()
         training = self.training
         if training is not None:
             if self.before_end is not None:
@@ -90,6 +93,8 @@ class Session:
         atexit.unregister(self.end)
         if sys.excepthook is self._note:
             sys.excepthook = self._previous_hook
+        if sys.exit is self._noted_exit:
+            sys.exit = self._previous_exit
 
     def _watch_the_end(self) -> None:
         atexit.register(self.end)
@@ -105,3 +110,27 @@ class Session:
             previous(kind, error, traceback)
 
         sys.excepthook = self._note = note
+        previous_exit = self._previous_exit = sys.exit
+
+        def noted_exit(status: str | int | None = None, /) -> NoReturn:
+            # The exception hook is not called for it, and at the exit nobody tells the status.
+            if threading.current_thread() is threading.main_thread():
+                self._exit_asked = (status, self._steps())
+            previous_exit(status)
+
+        sys.exit = self._noted_exit = noted_exit
+
+    def _steps(self) -> int:
+        return 0 if self.training is None else self.training.next_step
+
+    def _note_the_exit(self) -> None:
+        """`sys.exit` was called with a status that says failure, and not caught to train on."""
+        status, step = self._exit_asked
+        if succeeded(status) or step != self._steps() or self._outcome != "completed":
+            return
+        self._outcome, self._reason = "failed", SystemExit.__name__
+
+
+def succeeded(status: object) -> bool:
+    """Whether a `SystemExit` with that code is the end of a process that did what it should."""
+    return status is None or status == 0

@@ -10,7 +10,7 @@ from support.captured import captured, run_with_hook, said
 from tocsin.emitter import edges
 from tocsin.emitter.current import current
 from tocsin.emitter.sender import Sender
-from tocsin.schemas.runs import RunStarted
+from tocsin.schemas.runs import RunEnded, RunStarted
 
 
 def test_no_stop_is_heard_any_more_when_the_sender_closes(
@@ -56,3 +56,24 @@ def test_start_in_a_forked_child_is_a_training_of_its_own(tmp_path: Path) -> Non
     found = said(tmp_path)
     assert sorted(row["loss"] for _, _, row in found.rows) == [1.0, 2.0]
     assert len({each.incarnation for each in found.of(RunStarted)}) == 2
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "outcome"),
+    [
+        ("sys.exit(3)", 3, "failed"),
+        ("with run: sys.exit(0)", 0, "completed"),
+        ("try: sys.exit(3)\nexcept SystemExit: run.log({'loss': 1.0})", 0, "completed"),
+    ],
+)
+def test_an_exit_is_told_as_what_it_is(tmp_path: Path, end: str, code: int, outcome: str) -> None:
+    script = f"""
+import sys
+from tocsin.emitter import start
+run = start("r1", services=False)
+run.log({{"loss": 1.0}})
+{end}
+"""
+    done = run_with_hook(tmp_path, script, PYTHONPATH="", TOCSIN_RUN_ID="", TOCSIN_JOB_ID="")
+    assert (done.returncode, done.stderr) == (code, "")
+    assert [each.outcome for each in said(tmp_path).of(RunEnded)] == [outcome]
