@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from tocsin.bus.port import EARLIEST, Bus, BusUnavailable, Partition, Reader, Record
+from tocsin.bus.port import EARLIEST, Bus, Partition, Record
+from tocsin.bus.reading import read_to_end
 from tocsin.schemas.deliveries import Delivery
 from tocsin.schemas.errors import RecordError
 from tocsin.schemas.events import Data, Event
@@ -20,9 +20,6 @@ from tocsin.schemas.topics import (
     telemetry_partition,
 )
 from tocsin.schemas.wire import decode, read_meta
-
-READ_TIMEOUT_S = 10.0
-"""How long a reading command waits for records that the bus says are there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,32 +84,17 @@ async def read_all(bus: Bus, partitions: Sequence[Partition]) -> AsyncIterator[R
 
     Raises:
         UnknownTopic: the bus was never set up.
-        BusUnavailable: it does not answer, or nothing came for `READ_TIMEOUT_S`.
+        BusUnavailable: it does not answer, or nothing came for 10 s.
     """
     reader = await bus.reader(dict.fromkeys(partitions, EARLIEST))
     try:
         ends = await reader.ends(partitions)
-        heard_s = time.monotonic()
-        while await _behind(reader, ends):
-            records = await reader.poll(timeout_s=1.0)
-            if records:
-                heard_s = time.monotonic()
-            elif time.monotonic() - heard_s > READ_TIMEOUT_S:
-                raise BusUnavailable(
-                    f"no records came for {READ_TIMEOUT_S:g} s, though the bus says there are more"
-                )
+        async for records in read_to_end(reader, ends):
             for record in records:
                 if record.offset < ends[record.partition]:
                     yield record
     finally:
         await reader.close()
-
-
-async def _behind(reader: Reader, ends: Mapping[Partition, int]) -> bool:
-    for partition, end in ends.items():
-        if await reader.position(partition) < end:
-            return True
-    return False
 
 
 def _data(record: Record) -> Data | None:

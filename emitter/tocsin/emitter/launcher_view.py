@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Final
 
@@ -117,19 +117,6 @@ async def open_reader(bus: Bus, topics: Topics, run_id: str) -> Reader:
     for partition, end in (await reader.ends(partitions)).items():
         await reader.seek(partition, From.offset(end))
     return reader
-
-
-async def read_to_end(
-    reader: Reader, partitions: Iterable[Partition], take: Callable[[Record], None]
-) -> None:
-    """Read what is there by now. Raises what `poll` does."""
-    ends = await reader.ends(tuple(partitions))
-    while True:
-        behind = [p for p, end in ends.items() if await reader.position(p) < end]
-        if not behind:
-            return
-        for record in await reader.poll(timeout_s=1.0):
-            take(record)
 
 
 def _event_data(record: Record) -> Data | None:

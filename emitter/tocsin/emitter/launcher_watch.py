@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from tocsin.bus.port import Bus, BusError, Producer, Reader, Record
+from tocsin.bus.reading import read_to_end
 from tocsin.emitter import link
 from tocsin.emitter.launcher_report import one_line
-from tocsin.emitter.launcher_view import open_reader, partitions_of, read_to_end
+from tocsin.emitter.launcher_view import open_reader, partitions_of
 from tocsin.emitter.launcher_voice import Voice
 from tocsin.emitter.node_report import NodeReport
 from tocsin.emitter.plan import LaunchPlan
@@ -149,7 +150,10 @@ class Watch:
             follower.cancel()
             await asyncio.gather(follower, return_exceptions=True)
         async with asyncio.timeout(timeout_s):
-            await read_to_end(self._view, self._partitions, take)
+            ends = await self._view.ends(self._partitions)
+            async for records in read_to_end(self._view, ends):
+                for record in records:
+                    take(record)
 
     async def close(self, flush_s: float) -> None:
         """Say what is still to be said, then end all tasks and the socket."""

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final
 
 from tocsin.bus.port import EARLIEST, Bus, From, Partition, Record
-
-_POLL_S: Final = 1.0
-_MAX_RECORDS: Final = 1_000
+from tocsin.bus.reading import read_to_end
 
 
 async def read_whole(
@@ -21,7 +18,7 @@ async def read_whole(
     A reader of its own, so that an assignment that changes in the middle cannot disturb it.
 
     Raises:
-        BusUnavailable, UnknownTopic.
+        BusUnavailable, UnknownTopic: as `read_to_end`.
     """
     if not partitions:
         return {}
@@ -29,13 +26,10 @@ async def read_whole(
     reader = await bus.reader(start)
     try:
         ends = await reader.ends(partitions)
-        left = [p for p in partitions if await reader.position(p) < ends[p]]
-        while left:
-            records = await reader.poll(timeout_s=_POLL_S, max_records=_MAX_RECORDS)
+        async for records in read_to_end(reader, ends):
             wanted = [record for record in records if record.offset < ends[record.partition]]
             if wanted:
                 await sink(wanted)
-            left = [p for p in left if await reader.position(p) < ends[p]]
         return ends
     finally:
         await reader.close()

@@ -1,0 +1,48 @@
+"""Reading what is there, and no longer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Final
+
+from tocsin.bus.port import BusUnavailable, Partition, Reader, Record
+
+QUIET_S: Final = 10.0
+"""How long to wait for the next record that the bus says is there."""
+
+_POLL_S: Final = 1.0
+
+
+async def read_to_end(
+    reader: Reader,
+    ends: Mapping[Partition, int],
+    *,
+    max_records: int = 1_000,
+    quiet_s: float = QUIET_S,
+) -> AsyncIterator[Sequence[Record]]:
+    """What `reader` polls until it has reached each of `ends`, which it was asked for.
+
+    Records that were appended meanwhile may be among it, behind these ends: they are read as well.
+
+    Raises:
+        BusUnavailable: the bus does not answer, or nothing came for `quiet_s`.
+        UnknownTopic, BusClosed: as `poll` does.
+    """
+    heard_s = time.monotonic()
+    while await _behind(reader, ends):
+        records = await reader.poll(timeout_s=min(_POLL_S, quiet_s), max_records=max_records)
+        if records:
+            yield records
+            heard_s = time.monotonic()
+        elif time.monotonic() - heard_s >= quiet_s:
+            raise BusUnavailable(
+                f"no records came for {quiet_s:g} s, though the bus says there are more"
+            )
+
+
+async def _behind(reader: Reader, ends: Mapping[Partition, int]) -> bool:
+    for partition, end in ends.items():
+        if await reader.position(partition) < end:
+            return True
+    return False
