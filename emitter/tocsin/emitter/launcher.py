@@ -383,8 +383,8 @@ class _Launch:
             except (OSError, ValueError) as error:
                 self.say(f"the summary cannot be written: {error}")
         if self._watch is not None:
-            issues = len(self._own.issues)
-            self.note(launcher_report.end_line(steps, issues, self._own.capture()))
+            issues, unsaid = len(summary.issues), self._watch.voice.unsaid
+            self.note(launcher_report.end_line(steps, issues, summary.capture, unsaid))
         return exit_code
 
     def _end(self, returncode: int) -> tuple[Outcome, int]:

@@ -57,14 +57,16 @@ def stop_line(data: Data, *, reason: str = "") -> str | None:
             return None
 
 
-def end_line(steps: int, issues: int, capture: CaptureFigures | None) -> str:
-    """`1,200 steps watched, 0 issues, overhead 0.3 %`."""
+def end_line(steps: int, issues: int, capture: CaptureFigures | None, unsaid: int = 0) -> str:
+    """`1,200 steps watched, 0 issues, overhead 0.3 %`; `unsaid`: of the launcher's own records."""
     watched = "no training seen" if steps == 0 else f"{_count(steps, 'step')} watched"
     line = f"{watched}, {_count(issues, 'issue')}"
     if capture is not None and steps:
         line += f", overhead {capture.overhead_percent:.1f} %"
         if capture.dropped:
             line += f", {_count(capture.dropped, 'record')} dropped"
+    if unsaid:
+        line += f", {_count(unsaid, 'record')} of the launcher not sent"
     return line
 
 

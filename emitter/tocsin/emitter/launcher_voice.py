@@ -57,6 +57,11 @@ class Voice:
         self._empty = asyncio.Event()
         self._empty.set()
 
+    @property
+    def unsaid(self) -> int:
+        """Records that were dropped, refused, or have not been acknowledged by now."""
+        return self.dropped + len(self._queue)
+
     def say(self, data: Data) -> None:
         """Queue an event; never waits."""
         seq, self._seq = self._seq, self._seq + 1

@@ -105,6 +105,8 @@ def test_the_lines_for_people() -> None:
     end = "1,200 steps watched, 0 issues, overhead 0.3 %"
     assert launcher_report.end_line(1200, 0, figures) == end
     assert launcher_report.end_line(1, 1, None) == "1 step watched, 1 issue"
+    lost = "1 step watched, 0 issues, 2 records of the launcher not sent"
+    assert launcher_report.end_line(1, 0, None, 2) == lost
     assert launcher_report.end_line(0, 0, figures) == "no training seen, 0 issues"
 
 
