@@ -119,7 +119,9 @@ def test_forked_data_loader_workers_send_nothing_and_leave(embedded_site: Site) 
     finished = embedded_site.run(PYTHON, script("workers.py"))
     assert finished.exit_code == 0, finished
     assert finished.summary["steps"] == 20, finished
-    for pid in re.findall(r"\d+", finished.stdout.split("worker pids", 1)[1]):
+    pids = re.findall(r"\d+", finished.stdout.partition("worker pids")[2])
+    assert len(pids) == 4, finished  # two epochs with two workers each
+    for pid in pids:
         assert not psutil.pid_exists(int(pid))
 
 
