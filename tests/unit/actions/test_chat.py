@@ -267,3 +267,9 @@ async def test_no_secret_is_in_an_outcome_or_a_log(
     chat = sender(services, trusted)
     shown = [repr(await send(chat, SLACK)), repr(ChatTarget("chat", SecretStr(SLACK)))]
     assert "SECRET" not in "\n".join([*shown, caplog.text])
+
+
+async def test_a_url_that_lacks_a_part_is_final(services: ChatServices, trusted: Authority) -> None:
+    outcome = await send(sender(services, trusted), "slack://SECRET")
+    assert outcome.forbidden == "the chat URL cannot be used: a part of it is missing or wrong"
+    assert services.seen == []
