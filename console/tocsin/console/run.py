@@ -12,8 +12,9 @@ from pathlib import Path
 
 from tocsin.console.setting import Setting, read_setting
 from tocsin.emitter.helper_child import helper_command
+from tocsin.emitter.helper_process import DRAIN_S
 from tocsin.emitter.identity import resolve_job_id, resolve_run_id, restart_count
-from tocsin.emitter.plan import DRAIN_S, LaunchPlan
+from tocsin.emitter.plan import LaunchPlan
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.identity import incarnation_id
 from tocsin.schemas.signing import keys_folder, own_key

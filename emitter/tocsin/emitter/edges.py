@@ -17,9 +17,10 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Literal, TypedDict
+from typing import Final, Literal
 
 from tocsin.emitter import agreement, link
+from tocsin.emitter.identity import Who, who_speaks
 from tocsin.emitter.sender import say
 from tocsin.emitter.stop_command import (
     STOP,
@@ -30,6 +31,7 @@ from tocsin.emitter.stop_command import (
     read_keys,
     trusted_paths,
 )
+from tocsin.emitter.wall_clock import wall_ms
 from tocsin.schemas.control import StopAcknowledged, StopLeft, StopRefused, StopRequested
 from tocsin.schemas.events import Data, clip
 from tocsin.schemas.runs import CaptureDegraded
@@ -77,13 +79,6 @@ class StopTraining(SystemExit):
         return [str(self)]
 
 
-class _Who(TypedDict):
-    run_id: str
-    incarnation: str
-    rank: int
-    world_size: int
-
-
 class Rank:
     """One rank of one training, listening."""
 
@@ -97,7 +92,7 @@ class Rank:
         restart_count: int = 0,
         training: int = 0,
         agreed: agreement.Agreement | None = None,
-        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        now_ms: Callable[[], int] = wall_ms,
     ) -> None:
         self.speaker: Final = speaker
         self.step = -1
@@ -205,14 +200,8 @@ class Rank:
             # Wakes the thread, which closes its socket itself.
             link.send(self._endpoint.path, {"kind": "close"})
 
-    def _who(self) -> _Who:
-        speaker = self.speaker
-        return {
-            "run_id": speaker.run_id,
-            "incarnation": speaker.incarnation,
-            "rank": speaker.rank,
-            "world_size": speaker.world_size,
-        }
+    def _who(self) -> Who:
+        return who_speaks(self.speaker)
 
     def _open(self) -> link.Endpoint | None:
         folder = os.environ.get("TOCSIN_RUNTIME_DIR")

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Final
 
 from tocsin.emitter.enforcer import StopOrder
-from tocsin.emitter.helper_process import NICE
+from tocsin.emitter.helper_process import DRAIN_S, NICE
 from tocsin.emitter.settings import BUS, RUN_ID
 
 MODULE: Final = "tocsin.console.helper"
-DRAIN_S: Final = 15.0
 KILL_S: Final = 2.0
 
 

@@ -28,6 +28,9 @@ from typing import IO, Final
 from tocsin.emitter.process_group import Change, Reaper
 
 NICE: Final = 10
+DRAIN_S: Final = 15.0
+"""How long, after the job, rules and deliveries are waited for by default, seconds."""
+
 FIRST_PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 10.0
 HEALTHY_S: Final = 30.0

@@ -9,13 +9,32 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypedDict
 
 from tocsin.emitter.settings import JOB_ID, RUN_ID, RUNTIME_DIR
 from tocsin.schemas.identity import check_run_id, incarnation_id, new_id
 from tocsin.schemas.telemetry import Speaker
 
 MAX_TRAININGS: Final = 100_000
+
+
+class Who(TypedDict):
+    """The fields that each event of a rank begins with."""
+
+    run_id: str
+    incarnation: str
+    rank: int
+    world_size: int
+
+
+def who_speaks(speaker: Speaker) -> Who:
+    """The same as a frame's speaker, for an event."""
+    return {
+        "run_id": speaker.run_id,
+        "incarnation": speaker.incarnation,
+        "rank": speaker.rank,
+        "world_size": speaker.world_size,
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

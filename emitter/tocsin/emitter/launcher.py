@@ -24,7 +24,6 @@ from tocsin.emitter.identity import restart_count
 from tocsin.emitter.job import CannotStart, Job
 from tocsin.emitter.launcher_records import StopState, keep_beating, run_ended, run_started
 from tocsin.emitter.launcher_view import OwnRun
-from tocsin.emitter.launcher_voice import wall_ms
 from tocsin.emitter.launcher_watch import Watch
 from tocsin.emitter.listener import Listener
 from tocsin.emitter.members import Members
@@ -34,6 +33,7 @@ from tocsin.emitter.signals import ENDING, ForwardedSignals
 from tocsin.emitter.stop_command import read_keys, trusted_paths
 from tocsin.emitter.summary import Summary, decide_end
 from tocsin.emitter.terminal import Terminal
+from tocsin.emitter.wall_clock import wall_ms
 from tocsin.schemas.deliveries import Delivery
 from tocsin.schemas.errors import TocsinError
 from tocsin.schemas.events import Data

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 from tocsin.bus.port import BusError, Outgoing, Partition, Producer
+from tocsin.emitter.wall_clock import wall_ms
 from tocsin.schemas.errors import RecordTooLarge, UnavailableError
 from tocsin.schemas.events import Data, Event
 from tocsin.schemas.identity import new_id
@@ -23,11 +23,6 @@ QUEUED: Final = 1_000
 
 PUBLISH_S: Final = 10.0
 _PAUSE_S: Final = 0.5
-
-
-def wall_ms() -> int:
-    """The machine's clock, Unix milliseconds."""
-    return time.time_ns() // 1_000_000
 
 
 class Voice:

@@ -20,7 +20,6 @@ from typing import Final, Protocol
 from tocsin.bus.port import EARLIEST, Bus, BusError, Partition, Reader, Record
 from tocsin.emitter import link
 from tocsin.emitter.edges import Emit
-from tocsin.emitter.launcher_voice import wall_ms
 from tocsin.emitter.members import Members, Trainer
 from tocsin.emitter.process_group import process_lives
 from tocsin.emitter.stop_command import (
@@ -33,6 +32,7 @@ from tocsin.emitter.stop_command import (
     read_keys,
     trusted_paths,
 )
+from tocsin.emitter.wall_clock import wall_ms
 from tocsin.schemas.control import StopRefused, StopRequested
 from tocsin.schemas.events import clip
 from tocsin.schemas.telemetry import Speaker

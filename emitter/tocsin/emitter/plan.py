@@ -10,12 +10,10 @@ from typing import Final
 
 from tocsin.bus.port import Bus
 from tocsin.emitter import settings
+from tocsin.emitter.helper_process import DRAIN_S
 from tocsin.emitter.stop_command import STOP, STOP_KEYS, trusted_paths
 from tocsin.schemas.config import CONFIG_VARIABLE
 from tocsin.schemas.events import Data
-
-DRAIN_S: Final = 15.0
-"""How long a launcher waits, after the job, for rules and deliveries to be done, seconds."""
 
 HOOK_FOLDER: Final = Path(__file__).parent / "hook"
 

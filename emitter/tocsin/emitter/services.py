@@ -12,7 +12,7 @@ from tocsin.bus.place import default_place
 from tocsin.bus.port import Bus
 from tocsin.emitter import facts, link
 from tocsin.emitter.enforcer import StopOrder
-from tocsin.emitter.helper_child import DRAIN_S, HelperChild, helper_command
+from tocsin.emitter.helper_child import HelperChild, helper_command
 from tocsin.emitter.identity import (
     rank_of,
     resolve_job_id,
@@ -177,7 +177,7 @@ class Services:
         """End both, and take the environment back; waits for the helper's deliveries."""
         try:
             if self._helper is not None:
-                self._report(self._helper.drain(DRAIN_S))
+                self._report(self._helper.drain())
             if self._listener is not None:
                 self._listener.close()
             if self._mine:

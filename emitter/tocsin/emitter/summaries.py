@@ -219,13 +219,6 @@ class Summary:
         return Rows(_to_float32(values), counts)
 
 
-def summarise(tensors: Sequence[torch.Tensor]) -> Rows:
-    """Full rows at once; on a GPU this waits for it."""
-    summary = Summary(tensors)
-    packed = summary.packed
-    return summary.rows(None if packed is None else packed.cpu().numpy())
-
-
 def rows_of_norms(norm: Floats | Doubles, numel: Sequence[int]) -> tuple[Floats, Counts]:
     """What is known of tensors that are gone when their norms arrive from the GPU.
 

@@ -16,7 +16,7 @@ from tocsin.bus.configured import open_configured_bus
 from tocsin.bus.port import Bus
 from tocsin.bus.urls import open_bus
 from tocsin.emitter import edges, facts, stop_command
-from tocsin.emitter.identity import Identity
+from tocsin.emitter.identity import Identity, Who, who_speaks
 from tocsin.emitter.outbox import StepRow
 from tocsin.emitter.sender import FLUSH_S, Address, Sender
 from tocsin.emitter.settings import (
@@ -45,13 +45,6 @@ from tocsin.schemas.runs import (
 )
 from tocsin.schemas.telemetry import TensorFrame
 from tocsin.schemas.topics import Topics
-
-
-class _Who(TypedDict):
-    run_id: str
-    incarnation: str
-    rank: int
-    world_size: int
 
 
 class Shape(TypedDict, total=False):
@@ -103,14 +96,9 @@ class Training:
         wall.report = self._report
 
     @property
-    def who(self) -> _Who:
+    def who(self) -> Who:
         """The fields that each event of a run begins with."""
-        return {
-            "run_id": self.identity.run_id,
-            "incarnation": self.identity.incarnation,
-            "rank": self.identity.rank,
-            "world_size": self.identity.world_size,
-        }
+        return who_speaks(self.speaker)
 
     @property
     def last_step(self) -> int | None:

@@ -12,7 +12,7 @@ import torch
 
 from support.captured import captured, said
 from tocsin.emitter import summaries
-from tocsin.emitter.summaries import Summary, dense, exact_row, summarise
+from tocsin.emitter.summaries import Summary, dense, exact_row
 from tocsin.schemas.runs import CheckpointWritten, RunEnded, RunStarted
 from tocsin.schemas.telemetry import STATISTIC_COLUMNS
 
@@ -270,7 +270,7 @@ def test_users_error_in_save_is_his_own(tmp_path: Path) -> None:
 def test_rows_agree_with_float64(tensor: torch.Tensor) -> None:
     flat = dense(tensor)
     assert flat is not None
-    rows = summarise([flat])
+    rows = Summary([flat]).rows()
     values, counts = exact_row(flat)
     np.testing.assert_allclose(rows.values[0], values, rtol=1e-3, atol=1e-6)
     assert rows.counts[0].tolist() == counts.tolist()
@@ -288,9 +288,9 @@ def test_odd_tensors() -> None:
     empty = Summary([torch.zeros(0), torch.ones(3)]).rows()
     assert empty.counts[:, 0].tolist() == [0, 3]
     mixed = torch.tensor([1.0, float("nan"), float("-inf"), 3.0, float("inf"), 0.0])
-    row = summarise([mixed])
+    row = Summary([mixed]).rows()
     assert row.counts[0].tolist() == [6, 1, 1, 2]
     expected = [0.0, 3.0, 4 / 3, float(np.std([1, 3, 0])), 4.0, math.sqrt(10), 3.0]
     np.testing.assert_allclose(row.values[0], expected, rtol=1e-6)
-    overflowing = summarise([torch.full((4,), 3e38)])
+    overflowing = Summary([torch.full((4,), 3e38)]).rows()
     assert not overflowing.nonfinite.any()
