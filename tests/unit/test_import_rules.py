@@ -33,13 +33,16 @@ TORCH_USERS = {"emitter", "console"}
 # import these inside functions only: importing tocsin never needs it.
 ADAPTERS: dict[str, set[str]] = {
     "torch": {
+        "tocsin.emitter.activations",
         "tocsin.emitter.capture",
+        "tocsin.emitter.evaluation",
         "tocsin.emitter.host_copy",
         "tocsin.emitter.losses",
         "tocsin.emitter.models",
         "tocsin.emitter.step_report",
         "tocsin.emitter.summaries",
         "tocsin.emitter.torch_hooks",
+        "tocsin.emitter.updates",
         "tocsin.console.trainings",
     },
     "torchvision": set(),

@@ -22,6 +22,7 @@ from tocsin.schemas.config import (
 )
 from tocsin.schemas.config_parse import findings_of
 from tocsin.schemas.config_problems import ConfigProblems, Finding, Problem
+from tocsin.schemas.config_receivers import WebhookReceiver
 from tocsin.schemas.config_sections import ActionEntry, RuleEntry, StopOptions
 from tocsin.schemas.config_settings import (
     SecretUnavailable,
@@ -143,6 +144,7 @@ def test_a_file_with_all_that_works_today_is_read() -> None:
     assert config.capture.collections["gradients"].every == 10
     assert config.defaults.rules == "none"
     webhook = config.receivers["ml"]
+    assert isinstance(webhook, WebhookReceiver)
     assert webhook.url == "https://hooks.example.com/ml"
     assert webhook.headers == {"authorization": SecretRef("pw"), "x-team": "vision"}
     assert webhook.sign is not None
