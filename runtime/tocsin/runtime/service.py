@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tocsin.bus.port import Outgoing, Partition, Record
-from tocsin.runtime.skipped_runs import Skip
+from tocsin.runtime.skipped_runs import HoldLimit, Skip
 from tocsin.schemas.errors import RecordError
 
 
@@ -81,6 +81,9 @@ class Service(Protocol):
     holds_skipped: bool = False
     """Whether records of a run that is somebody else's now are kept, and given to `apply` when it
     is so no more; otherwise they are dropped."""
+
+    hold_limit: HoldLimit | None = None
+    """How much is kept of these; None: all."""
 
     def attached(self, to: Attachment) -> None:
         """Called once, before anything else."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from tocsin.bus.port import Partition, Record
@@ -13,17 +15,28 @@ ASK_MS: Final = 2_000
 """An answer of `skip` counts for so long."""
 
 
+@dataclass(frozen=True, slots=True)
+class HoldLimit:
+    """Of each run the records of the last `age_ms` are held (append time, before its last one), of
+    all together at most `size_bytes` of keys and values; older ones are dropped."""
+
+    age_ms: int = 60_000
+    size_bytes: int = 64 * 1024 * 1024
+
+
 class SkippedRuns:
-    """Which runs are skipped, and with `hold` their records, in order.
+    """Which runs are skipped, and with `hold` their records, in order, within `limit`.
 
     `refresh` asks; all else is pure. A record that is held keeps commits from going past it.
     """
 
-    def __init__(self, skip: Skip | None, *, hold: bool) -> None:
+    def __init__(self, skip: Skip | None, *, hold: bool, limit: HoldLimit | None = None) -> None:
         self._skip = skip
         self._hold = hold
         self._answers: dict[bytes, tuple[int, bool]] = {}
-        self._records: dict[bytes, list[Record]] = {}
+        self._limit = limit
+        self._records: dict[bytes, deque[Record]] = {}
+        self._size = 0
 
     async def refresh(self, runs: Iterable[bytes], now_ms: int) -> None:
         """Ask about these runs and those whose records are held, unless that was done just now."""
@@ -42,13 +55,18 @@ class SkippedRuns:
         if self._skip is None or not self._answers.get(record.key, (0, False))[1]:
             return False
         if self._hold:
-            self._records.setdefault(record.key, []).append(record)
+            self._records.setdefault(record.key, deque()).append(record)
+            self._size += _size(record)
+            if self._limit is not None:
+                self._trim(record, self._limit)
         return True
 
     def released(self) -> list[Record]:
         """The records of the runs that nobody serves any more, in order per run."""
         free = [run for run in self._records if not self._answers[run][1]]
-        return [record for run in free for record in self._records.pop(run)]
+        records = [record for run in free for record in self._records.pop(run)]
+        self._size -= sum(map(_size, records))
+        return records
 
     def next_ask_ms(self) -> int | None:
         """When to `refresh` for the sake of the records held; None if there are none."""
@@ -64,7 +82,23 @@ class SkippedRuns:
         self._records = {
             run: rows for run, rows in self._records.items() if rows[0].partition not in partitions
         }
+        self._size = sum(_size(record) for rows in self._records.values() for record in rows)
 
     def clear(self) -> None:
         """Drop all records."""
         self._records.clear()
+        self._size = 0
+
+    def _trim(self, newest: Record, limit: HoldLimit) -> None:
+        rows = self._records[newest.key]
+        while rows[0].append_ms < newest.append_ms - limit.age_ms:
+            self._size -= _size(rows.popleft())
+        while self._size > limit.size_bytes:
+            oldest = min(self._records, key=lambda run: self._records[run][0].append_ms)
+            self._size -= _size(self._records[oldest].popleft())
+            if not self._records[oldest]:
+                del self._records[oldest]
+
+
+def _size(record: Record) -> int:
+    return len(record.key) + len(record.value or b"")

@@ -103,7 +103,7 @@ class Worker:
         self._stopping = False
         self._positions = Positions(service.inputs)
         self._bus_clock = BusClock()
-        self._skipped = SkippedRuns(skip, hold=service.holds_skipped)
+        self._skipped = SkippedRuns(skip, hold=service.holds_skipped, limit=service.hold_limit)
         self._letters = DeadLetters(
             topic=topics.dlq,
             service=service.name,

@@ -87,7 +87,7 @@ class Engine:
 
     def adopt(
         self, partition: int, run_id: str, snapshots: Mapping[str, Snapshot], *, next_offset: int
-    ) -> None:
+    ) -> RunEngine:
         """Go on with a run from its snapshots, by rule name.
 
         `next_offset` is that of the record that will come next. Snapshots of a checkpoint that was
@@ -100,6 +100,7 @@ class Engine:
         times = [s.saved_at_ms for s in snapshots.values() if s.next_offset <= next_offset]
         state.clock_ms = max([state.clock_ms, *times])
         _schedule(state, run_id)
+        return run
 
     def forget(self, partitions: Collection[int]) -> None:
         """Drop all state of these partitions."""
@@ -111,6 +112,11 @@ class Engine:
         state = self._partitions[partition]
         state.runs.pop(run_id, None)
         state.due.pop(run_id, None)
+
+    def has(self, partition: int, key: bytes) -> bool:
+        """Whether the run of that key is here."""
+        state = self._partitions.get(partition)
+        return state is not None and key.decode(errors="replace") in state.runs
 
     def reschedule(self, partition: int, run_id: str) -> None:
         """A run may have got another timer otherwise than by a record."""

@@ -253,6 +253,13 @@ class RunEngine:
         self._covers = own.next_offset
         self._equip(0)
 
+    def unsaved_begin_now(self) -> None:
+        """Rules of which nothing was saved begin where the run's own state stands: whoever saved
+        it did not have them, and what is read once more is not the whole run."""
+        for instance in self.instances:
+            if instance.spec.name not in self._restored:
+                instance.covers = max(instance.covers, self._covers)
+
     def _equip(self, offset: int) -> None:
         """Fresh instances for the incarnation at hand, or as far as they were saved beyond
         `offset`."""

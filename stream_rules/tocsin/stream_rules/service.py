@@ -9,6 +9,7 @@ from typing import Final
 
 from tocsin.bus.port import Outgoing, Partition, Record
 from tocsin.runtime.service import Attachment, Poison, Service, Tick
+from tocsin.runtime.skipped_runs import HoldLimit
 from tocsin.schemas.config import Config
 from tocsin.schemas.errors import RecordError
 from tocsin.schemas.events import Data, Event
@@ -36,6 +37,11 @@ class RulesService(Service):
     """
 
     name = "rules"
+
+    # Whoever serves a run saves its state every few seconds. Should it die, what came since then
+    # is among the last records, and its snapshots say where they begin.
+    holds_skipped = True
+    hold_limit = HoldLimit()
 
     def __init__(
         self,
@@ -65,30 +71,35 @@ class RulesService(Service):
         self._adopt = to.skip is None
 
     def follows(self, partition: int) -> Sequence[Partition]:
-        """The views, of which others write some: they are taken away when they are old."""
-        return [Partition(self._topics.runs, partition)]
+        """The views, of which others write some: they are taken away when they are old. Where
+        others serve runs, also the states, to go on with theirs."""
+        topics = [self._topics.runs] if self._adopt else [self._topics.runs, self._topics.state]
+        return [Partition(topic, partition) for topic in topics]
 
     def restore(self, partition: int, records: Sequence[Record]) -> None:
-        runs = self._saved.setdefault(partition, {})
         for record in records:
             if record.partition.topic == self._topics.runs:
                 self._saw_view(record)
-                continue
-            run_id, _, rule = record.key.decode(errors="replace").partition("/")
-            if record.value is None:
-                runs.get(run_id, {}).pop(rule, None)
-                continue
-            try:
-                snapshot = Snapshot.decode(record.value)
-            except RecordError as error:
-                logger.warning(
-                    "snapshot cannot be read",
-                    extra={"action": "rules", "run_id": run_id, "rule": rule, "reason": str(error)},
-                )
-                continue
-            known = runs.setdefault(run_id, {}).get(rule)
-            if known is None or snapshot.next_offset >= known.next_offset:
-                runs[run_id][rule] = snapshot
+            else:
+                self._saw_snapshot(partition, record)
+
+    def _saw_snapshot(self, partition: int, record: Record) -> None:
+        runs = self._saved.setdefault(partition, {})
+        run_id, _, rule = record.key.decode(errors="replace").partition("/")
+        if record.value is None:
+            runs.get(run_id, {}).pop(rule, None)
+            return
+        try:
+            snapshot = Snapshot.decode(record.value)
+        except RecordError as error:
+            logger.warning(
+                "snapshot cannot be read",
+                extra={"action": "rules", "run_id": run_id, "rule": rule, "reason": str(error)},
+            )
+            return
+        known = runs.setdefault(run_id, {}).get(rule)
+        if known is None or snapshot.next_offset >= known.next_offset:
+            runs[run_id][rule] = snapshot
 
     def restored(self, partition: int, next_offset: int | None) -> None:
         if self._adopt:
@@ -104,17 +115,25 @@ class RulesService(Service):
     def _take_up(self, partition: int, run_id: str, next_offset: int) -> None:
         snapshots = self._saved.get(partition, {}).pop(run_id, None)
         if snapshots:
-            self.engine.adopt(partition, run_id, snapshots, next_offset=next_offset)
+            run = self.engine.adopt(partition, run_id, snapshots, next_offset=next_offset)
+            if not self._adopt:
+                run.unsaved_begin_now()
 
     # -- rounds ----------------------------------------------------------------------------
 
     def apply(self, records: Sequence[Record], tick: Tick) -> Sequence[Poison]:
         poison: list[Poison] = []
+        telemetry: list[Record] = []
         for record in records:
-            number = record.partition.number
+            # A state comes before the records that go on from it, whatever the order of reading.
             if record.partition.topic == self._topics.runs:
                 self._saw_view(record)
-                continue
+            elif record.partition.topic == self._topics.telemetry:
+                telemetry.append(record)
+            elif not self.engine.has(record.partition.number, record.key.partition(b"/")[0]):
+                self._saw_snapshot(record.partition.number, record)
+        for record in telemetry:
+            number = record.partition.number
             if self._saved.get(number):
                 self._take_up(number, record.key.decode(errors="replace"), record.offset)
             try:

@@ -248,3 +248,39 @@ def test_a_view_that_nobody_has_renewed_for_long_is_taken_away() -> None:
     rules.apply([Record(where, 4, run.now_ms, b"made", b"v")], tick(run))
     assert list(rules.snapshots(force=False)) == [Outgoing(where, b"old", None)]
     assert list(rules.snapshots(force=False)) == []
+
+
+def test_where_another_served_a_run_and_died_its_newest_state_is_gone_on_with() -> None:
+    run = bad_run()
+    number = run.records[0].partition.number
+    other, rules = service(), service(shared=True)
+    assert Partition(TOPICS.state, number) in rules.follows(number)
+    rules.restored(number, 0)
+    other.apply(run.records[:4], tick(run))
+    saved = [o for o in other.snapshots(force=False) if o.partition.topic == TOPICS.state]
+
+    rules.apply(as_records(saved), tick(run))
+    rules.apply(run.records[2:], tick(run))
+
+    assert len(rules.outputs()) == 1
+    state = rules.engine.run("made")
+    assert state is not None
+    assert (state.state.missing, state.state.last_step) == (0, 5)
+    # An echo of its own state, of a run that it has, is none to go on with.
+    rules.apply(as_records([*rules.snapshots(force=False)]), tick(run))
+    assert rules.outputs() == []
+
+
+def test_of_a_run_that_ended_elsewhere_other_rules_say_nothing() -> None:
+    run = bad_run()
+    run.ended()
+    number = run.records[0].partition.number
+    other = build_rules_service(TOPICS, Config(defaults=DefaultsConfig(rules="none")))
+    other.apply(run.records, tick(run))
+    saved = [o for o in other.snapshots(force=True) if o.partition.topic == TOPICS.state]
+    rules = service(shared=True)
+    rules.restored(number, 0)
+    rules.apply(as_records(saved), tick(run))
+    rules.apply(run.records, tick(run))
+    assert rules.outputs() == []
+    assert rules.snapshots(force=False) == []

@@ -1,0 +1,34 @@
+"""Records of runs that somebody else serves, kept until nobody does."""
+
+from __future__ import annotations
+
+from tocsin.bus.port import Partition, Record
+from tocsin.runtime.skipped_runs import ASK_MS, HoldLimit, SkippedRuns
+
+P0 = Partition("t", 0)
+
+
+def at(offset: int, append_ms: int, run: bytes = b"r", size: int = 9) -> Record:
+    return Record(P0, offset, append_ms, run, bytes(size), ())
+
+
+async def test_the_last_records_are_held_and_given_back_when_the_other_is_gone() -> None:
+    served = {"r", "s"}
+
+    async def skip(run_id: str) -> bool:
+        return run_id in served
+
+    runs = SkippedRuns(skip, hold=True, limit=HoldLimit(age_ms=1_000, size_bytes=45))
+    await runs.refresh([b"r", b"s"], 0)
+    for record in (at(0, 0), at(1, 500), at(2, 1_200)):
+        assert runs.skips(record)
+    assert runs.before(P0, 3) == 1, "the first was too old"
+    assert runs.skips(at(3, 1_300, b"s", 29))
+    assert runs.before(P0, 4) == 2, "together they were too much"
+    assert runs.released() == []
+
+    served.clear()
+    await runs.refresh([], ASK_MS)
+    assert [record.offset for record in runs.released()] == [2, 3]
+    assert runs.before(P0, 4) == 4
+    assert not runs.skips(at(4, 1_400))
