@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from tocsin.emitter import models
-from tocsin.emitter.host_copy import HostCopy
+from tocsin.emitter.host_copy import HostCopy, is_recording
 from tocsin.emitter.wall import Wall
 
 LOOKS: Final = 16_384
@@ -103,6 +103,7 @@ class Activations:
             not same
             or not module.training
             or not torch.is_grad_enabled()
+            or is_recording()
             or len(self._seen.names) >= MAX_MODULES
         ):
             return

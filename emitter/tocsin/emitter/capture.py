@@ -21,6 +21,7 @@ from tocsin.emitter import checkpoints, models
 from tocsin.emitter.activations import activations
 from tocsin.emitter.checkpoints import Written
 from tocsin.emitter.evaluation import EvaluationLosses
+from tocsin.emitter.host_copy import is_recording
 from tocsin.emitter.losses import LocalGradients, LossBuffer, on_host
 from tocsin.emitter.outbox import StepRow
 from tocsin.emitter.step_report import AT_ONCE, Draft, Part, Reporter, part_of, rows_now
@@ -187,7 +188,7 @@ class Capture:
 
     def gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """The gradients that this optimizer is about to use, or has just used."""
-        if _capturing():
+        if is_recording():
             return
         watched = self._watched_of(optimizer)
         names, flat = [], []
@@ -221,7 +222,7 @@ class Capture:
     def updating(self, optimizer: torch.optim.Optimizer) -> None:
         """This optimizer is about to change its weights."""
         due = self.training.settings.due("weights", self.training.next_step)
-        if due and id(optimizer) == self._primary and not _capturing():
+        if due and id(optimizer) == self._primary and not is_recording():
             self._updates.before(self._watched_of(optimizer).parameters)
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> int | None:
@@ -357,7 +358,7 @@ class Capture:
     # -- from tensors to records ---------------------------------------------------------------
 
     def _weights(self, watched: Watched) -> Part | None:
-        if _capturing():
+        if is_recording():
             return None
         names, flat = [], []
         for name, parameter in watched.parameters:
@@ -380,11 +381,6 @@ class Capture:
             self._reporter.finish(self._waiting.popleft())
         while len(self._waiting) > MAX_WAITING:
             self._waiting.popleft()
-
-
-def _capturing() -> bool:
-    """Whether a CUDA graph is being recorded: what we did would be in it for ever."""
-    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
 def _found_inf(optimizer: torch.optim.Optimizer) -> bool:

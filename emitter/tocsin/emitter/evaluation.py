@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch.nn.modules import loss as loss_modules
 
-from tocsin.emitter.host_copy import HostCopy
+from tocsin.emitter.host_copy import HostCopy, is_recording
 from tocsin.emitter.outbox import StepRow
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ class EvaluationLosses:
         loss = loss.detach()
         if loss.device.type == "cpu":
             self._send(step, float(loss))
+            return
+        if is_recording():
             return
         if self._held and (step != self._step or len(self._held) >= AT_MOST):
             self.flush()

@@ -42,3 +42,8 @@ class HostCopy:
         self._source = None
         numbers: npt.NDArray[np.float64] = self._host.numpy().astype(np.float64)
         return numbers
+
+
+def is_recording() -> bool:
+    """Whether a CUDA graph is being recorded: what we did would be in it for ever."""
+    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
