@@ -28,9 +28,12 @@ def fit(
     *,
     steps: int = 100,
     rate: float = 0.05,
+    decay: float = 0.0,
     given: list[nn.Parameter] | None = None,
 ) -> None:
-    optimizer = torch.optim.SGD(given or list(model.parameters()), lr=rate, momentum=0.9)
+    parameters = given or list(model.parameters())
+    momentum = 0.0 if decay else 0.9
+    optimizer = torch.optim.SGD(parameters, lr=rate, momentum=momentum, weight_decay=decay)
     data = batches(*digits(), batch=64, seed=0)
     for _ in range(steps):
         images, labels = next(data)
@@ -86,12 +89,14 @@ def test_the_same_without_it_lives(tmp_path: Path) -> None:
     assert found(tmp_path, "dead_relu", perceptron()) == []
 
 
-def test_a_rate_that_is_far_too_high_moves_weights_too_far(tmp_path: Path) -> None:
-    issues = found(tmp_path, "weight_update_ratio", perceptron(nn.Tanh), rate=5.0)
+def test_a_decay_that_is_far_too_strong_for_its_rate_moves_weights_too_far(tmp_path: Path) -> None:
+    model = perceptron(nn.Tanh)
+    specs = only("weight_update_ratio")
+    issues = watch(tmp_path, lambda: fit(model, rate=1.0, decay=0.3), specs=specs)
     assert issues[0].evidence.facts[0].value == "large"
 
 
-def test_one_that_is_far_too_low_hardly_moves_them(tmp_path: Path) -> None:
+def test_a_rate_that_is_far_too_low_hardly_moves_them(tmp_path: Path) -> None:
     issues = found(tmp_path, "weight_update_ratio", perceptron(), rate=1e-11)
     assert issues[0].evidence.facts[0].value == "small"
 

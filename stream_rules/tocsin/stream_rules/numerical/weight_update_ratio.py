@@ -8,6 +8,8 @@ against that.
 
 In healthy runs the median over the tensors was 4e-3 to 5e-3 (a small GPT, AdamW) and 5e-3 to 2e-2
 (a ResNet, SGD with momentum), and the largest of any tensor 0.06 and 0.17, in the first 30 steps.
+What stays above 0.2 is a rate that is too high for weights that cannot grow with it, for weight
+decay or normalisation; where they can, the ratio falls within ten steps, and the loss has the tale.
 """
 
 from __future__ import annotations
@@ -84,7 +86,7 @@ class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
         severity="warning",
         inputs=(tensors("updates"), scalar("lr.*", beside=True)),
         capture_hint="updates of weights are captured when an optimizer of PyTorch steps",
-        remedy="Large: lower the learning rate or lengthen its warm-up. Small: raise it; with "
+        remedy="Large: lower the learning rate or the weight decay. Small: raise the rate; with "
         "weights in bfloat16 keep a float32 copy, since small updates are rounded away.",
         alias="WeightUpdateRatio",
         params=WeightUpdateRatioParams,
