@@ -100,8 +100,9 @@ class RuleMeta:
         stop_worthy: whether a critical issue of it may stop the run by default.
         inputs: what it reads; it has input once any of them was seen that is not `beside`.
         comes: when the input of a run comes: in the first steps of every run ("always"), in the
-            first steps or not at all ("maybe": not every model has a ReLU), or at any time, if at
-            all ("later": an evaluation, a GPU). Whether and when its absence is worth a word.
+            first steps or not at all ("maybe": not every run has an optimizer of PyTorch), or at
+            any time, if at all ("later": an evaluation, a GPU). Whether and when its absence is
+            worth a word.
         capture_hint: how to capture what is missing.
         remedy: what to try, one or two sentences.
         alias: the name of the same rule in SageMaker Debugger.

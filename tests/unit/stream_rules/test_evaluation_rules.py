@@ -102,9 +102,6 @@ def test_training_losses_alone_are_no_input_and_that_is_said_at_the_end() -> Non
 def test_no_word_of_it_where_it_only_runs_by_default() -> None:
     run = RunBuilder()
     run.started()
-    run.tensors(0, "gradients", ("w",))
-    run.tensors(0, "weights", ("w",))
-    run.tensors(0, "updates", ("w",), columns={"update_l2": 0.01})
     run.steps(range(300), loss=2.0, gradient_norm=1.0, columns={"lr.0": 1e-3}, per_frame=10)
     run.ended()
     assert issues_of(run.records) == []

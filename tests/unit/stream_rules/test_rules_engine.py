@@ -49,8 +49,12 @@ def diverging() -> RunBuilder:
 
 
 def test_issues_carry_what_a_reader_needs() -> None:
-    issues = issues_of(diverging().records)
-    assert [issue.rule for issue in issues] == ["loss_diverged", "nonfinite"]
+    spike, *issues = issues_of(diverging().records)
+    assert [issue.rule for issue in (spike, *issues)] == [
+        "loss_spike",
+        "loss_diverged",
+        "nonfinite",
+    ]
     for issue in issues:
         assert issue.labels == {"env": "test"}
         assert issue.incarnation == "made-1"
@@ -153,7 +157,7 @@ def test_without_a_launcher_the_last_rank_ends_the_run() -> None:
 def test_the_view_tells_the_run() -> None:
     run = diverging()
     view = view_of(run)
-    assert (view.last_step, view.world_size, view.issues) == (160, 1, 2)
+    assert (view.last_step, view.world_size, view.issues) == (160, 1, 3)
     assert view.last_loss is not None
     assert math.isnan(view.last_loss)
     assert view.rules["nonfinite"] == "issues_found"

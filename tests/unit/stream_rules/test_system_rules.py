@@ -152,7 +152,9 @@ def test_one_that_will_be_full_is_a_warning_then_critical() -> None:
         pytest.param(disk([100e9] * 500, total=10e12), id="one percent of a large one"),
         pytest.param(disk([90e9] * 300 + [60e9] * 300), id="one checkpoint"),
         pytest.param(disk(np.linspace(400e9, 399e9, 2000)), id="far from full"),
-        pytest.param(disk(np.where(np.arange(3000) % 300 > 150, 40e9, 60e9)), id="checkpoints rotate"),
+        pytest.param(
+            disk(np.where(np.arange(3000) % 300 > 150, 40e9, 60e9)), id="checkpoints rotate"
+        ),
         pytest.param(disk([math.nan] * 100), id="all NaN"),
     ],
 )

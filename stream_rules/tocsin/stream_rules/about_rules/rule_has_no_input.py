@@ -46,8 +46,8 @@ class _State:
 class RuleHasNoInput(Rule[RuleHasNoInputParams, _State]):
     """A warning for rules that the configuration names; for those that run by default an info.
 
-    What comes in some runs only (activations of a ReLU) is missed if the rule is named; what may
-    come late (an evaluation, a sample of a GPU) is missed at the end of the run.
+    What comes in some runs only (tensors, activations of a ReLU) is missed if the rule is named;
+    what may come late (an evaluation, a sample of a GPU) is missed at the end of the run.
     """
 
     meta = RuleMeta(

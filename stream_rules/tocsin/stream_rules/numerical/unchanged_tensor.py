@@ -81,6 +81,7 @@ class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
         family="numerical",
         meaning="A weight gets gradients and does not change.",
         severity="warning",
+        comes="maybe",
         inputs=(
             tensors("weights"),
             tensors("gradients", beside=True),

@@ -79,6 +79,7 @@ class VanishingGradient(Rule[VanishingGradientParams, _State]):
         family="numerical",
         meaning="The gradients of many tensors, or of the first layers, are next to nothing.",
         severity="warning",
+        comes="maybe",
         inputs=(tensors("gradients"), scalar("loss", beside=True)),
         capture_hint="gradients are captured when an optimizer of PyTorch steps",
         remedy="Look at saturated activations and at the initialisation of the first layers; "

@@ -84,6 +84,7 @@ class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
         family="numerical",
         meaning="One step changes many weights by a large part of their size, or hardly at all.",
         severity="warning",
+        comes="maybe",
         inputs=(tensors("updates"), scalar("lr.*", beside=True)),
         capture_hint="updates of weights are captured when an optimizer of PyTorch steps",
         remedy="Large: lower the learning rate or the weight decay. Small: raise the rate; with "

@@ -86,6 +86,7 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
         family="progress",
         meaning="The learning rate is zero, no number, jumps, or ignores its schedule.",
         severity="warning",
+        comes="maybe",
         inputs=(scalar("lr.*"), event(RunStarted, beside=True)),
         capture_hint="learning rates are captured when an optimizer of PyTorch steps",
         remedy="Check the schedule: its length in steps, whether scheduler.step() is called once "
