@@ -20,7 +20,7 @@ demo: setup
 	@.venv/bin/tocsin demo $(ARGS)
 
 test: setup
-	@.venv/bin/python -m pytest --numprocesses 3 --dist loadgroup $(ARGS)
+	@.venv/bin/python -m pytest --numprocesses 3 $(ARGS)
 
 lint: setup
 	@.venv/bin/ruff check .

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,16 +12,30 @@ import pytest
 
 from support.kafka_broker import Broker, skip_or_fail, unavailable
 
-SHARED = ("kafka_url", "undisturbed_id")
-"""Session fixtures that cost seconds: tests with one of them go to one worker of pytest-xdist."""
+_BROKER = pytest.StashKey[Broker]()
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep tests that share a broker or a long run together."""
-    for item in items:
-        if item.get_closest_marker("kafka") or set(SHARED) & set(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.xdist_group("shared"))
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """With several workers of pytest-xdist, start one broker for all of them, before them."""
+    config = session.config
+    if not getattr(config.option, "numprocesses", None) or hasattr(config, "workerinput"):
+        return
+    if "TOCSIN_TEST_KAFKA" in os.environ or unavailable() is not None:
+        return
+    folder = Path(tempfile.mkdtemp(prefix="tocsin-tests-kafka-"))
+    config.stash[_BROKER] = broker = Broker(folder)
+    broker.start()
+    os.environ["TOCSIN_TEST_KAFKA"] = broker.url.removeprefix("kafka://")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Stop it."""
+    broker = session.config.stash.get(_BROKER, None)
+    if broker is not None:
+        del os.environ["TOCSIN_TEST_KAFKA"]
+        broker.stop(hard=True)
+        shutil.rmtree(broker.folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
