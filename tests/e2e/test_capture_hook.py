@@ -43,6 +43,7 @@ def python(folder: Path, code: str, **environ: str) -> subprocess.CompletedProce
     )
 
 
+@pytest.mark.torture
 def test_a_plain_script_is_captured_and_prints_the_same(tmp_path: Path) -> None:
     plain = run_with_hook(tmp_path, LOOP, TOCSIN_RUN_ID="")
     watched = run_with_hook(tmp_path, LOOP, TOCSIN_LABELS="a=b")
@@ -55,6 +56,7 @@ def test_a_plain_script_is_captured_and_prints_the_same(tmp_path: Path) -> None:
     assert (ended.outcome, ended.last_step) == ("completed", 5)
 
 
+@pytest.mark.torture
 def test_own_modules_and_sitecustomize_of_the_user_still_work(tmp_path: Path) -> None:
     for name in ("schemas", "actions", "bus"):
         (tmp_path / f"{name}.py").write_text(f"MINE = {name!r}\n")
@@ -69,6 +71,7 @@ def test_own_modules_and_sitecustomize_of_the_user_still_work(tmp_path: Path) ->
     assert len(said(tmp_path).steps()) == 6
 
 
+@pytest.mark.torture
 def test_an_exception_is_told_and_keeps_its_exit_code(tmp_path: Path) -> None:
     done = run_with_hook(tmp_path, LOOP + "raise ValueError('secret text')\n")
     assert done.returncode == 1
@@ -77,6 +80,7 @@ def test_an_exception_is_told_and_keeps_its_exit_code(tmp_path: Path) -> None:
     assert (ended.outcome, ended.reason) == ("failed", "ValueError")
 
 
+@pytest.mark.torture
 def test_sys_exit_keeps_its_code_and_the_last_records(tmp_path: Path) -> None:
     done = run_with_hook(tmp_path, LOOP + "import sys\nsys.exit(3)\n")
     assert done.returncode == 3

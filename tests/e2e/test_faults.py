@@ -127,8 +127,16 @@ def plain_output(module: str) -> str:
     return plain.stdout
 
 
-@on_both_buses
-@pytest.mark.parametrize("module", [GPT, RESNET])
+@pytest.mark.parametrize(
+    ("site", "module"),
+    [
+        ("embedded", GPT),
+        ("embedded", RESNET),
+        pytest.param("kafka", GPT, marks=pytest.mark.kafka),
+        pytest.param("kafka", RESNET, marks=[pytest.mark.kafka, pytest.mark.torture]),
+    ],
+    indirect=["site"],
+)
 def test_a_healthy_training_is_left_alone_bit_for_bit(site: Site, module: str) -> None:
     watched = site.train(module, *HEALTHY, run_id=f"healthy-{module.split('.')[-1]}-{site.kind}")
     assert watched.exit_code == 0, watched
@@ -166,7 +174,7 @@ def test_under_torchrun_the_rank_is_named_and_no_rank_is_restarted(site: Site, f
     assert "done after" not in finished.stdout
 
 
-@on_both_buses
+@on_embedded
 def test_a_restarted_job_that_hits_the_same_nan_is_a_new_issue_and_is_stopped_again(
     site: Site,
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -134,8 +135,9 @@ def test_the_helper_is_killed_again_and_again(embedded_site: Site, undisturbed_i
         for helper in family_of(running, HELPER):
             # Some die at their start, some at work.
             time.sleep(0.0 if killed % 2 else 0.04)
-            helper.kill()
-            killed += 1
+            with suppress(psutil.NoSuchProcess):
+                helper.kill()
+                killed += 1
     finished = running.finish()
     assert killed == 4
     assert check(finished, look(embedded_site, "killed")) == undisturbed_id

@@ -217,6 +217,7 @@ def test_torch_compile_sees_no_other_graph(tmp_path: Path) -> None:
     assert found.frame("weights", 0).rows[0] == "0.weight"
 
 
+@pytest.mark.torture
 def test_memory_is_flat_over_two_thousand_steps(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(256, 256)

@@ -6,6 +6,8 @@ import asyncio
 import sys
 from pathlib import Path
 
+import pytest
+
 from support.launches import TESTS, Launched, start
 from support.stops import StopSigner, outgoing
 from support.telemetry import said, wait_for
@@ -65,6 +67,7 @@ def test_both_ranks_leave_at_the_same_step_and_are_not_started_again(tmp_path: P
     assert summary["stop"]["step"] == left[0].step
 
 
+@pytest.mark.torture
 def test_ranks_that_do_not_step_together_leave_each_at_its_own_edge(tmp_path: Path) -> None:
     signer = StopSigner()
     job = torchrun(tmp_path, signer, "--alone", "100")
@@ -76,6 +79,7 @@ def test_ranks_that_do_not_step_together_leave_each_at_its_own_edge(tmp_path: Pa
     assert len(trainers(tmp_path)) == 2
 
 
+@pytest.mark.torture
 def test_ranks_that_are_left_alone_end_as_ever(tmp_path: Path) -> None:
     job = torchrun(tmp_path, StopSigner(), "--steps", "200", "--pause-ms", "0")
     assert job.wait() == 0
