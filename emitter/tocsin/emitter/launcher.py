@@ -226,7 +226,7 @@ class _Launch:
         environ = job_environment(plan, base, runtime, endpoint.path)
         environ[settings.BUS] = bus.url
         self._start_helper(environ, runtime)
-        self._begin_tasks(watch)
+        await self._begin_tasks(watch).wait_ready()
         await self._tell_start(watch)
         return environ
 
@@ -244,7 +244,7 @@ class _Launch:
             self._helper = None
             self.say(f"the helper cannot be started: {error}; records are kept, nobody reads them")
 
-    def _begin_tasks(self, watch: Watch) -> None:
+    def _begin_tasks(self, watch: Watch) -> Listener:
         watch.begin("publish", watch.voice.publish())
         listener = Listener(self._topics, self.plan.run_id, self._stopper)
         watch.begin("listen", listener.listen(watch.bus))
@@ -254,15 +254,15 @@ class _Launch:
             watch.begin("helper", self._helper.keep())
         if not self.plan.helper:
             watch.sample_node(Speaker(run_id=self.plan.run_id, incarnation=self._members.first))
+        return listener
 
     async def _tell_start(self, watch: Watch) -> None:
-        plan = self.plan
         stop: StopState = "off"
-        if plan.stop:
+        if self.plan.stop:
             stop = "trusted_key" if len(read_keys(self._key_paths)) else "no_trusted_key"
         if stop == "no_trusted_key":
             self.note("no trusted key: stops of this run will be refused")
-        watch.voice.say(run_started(plan, self._members.first, self._restarts, stop))
+        watch.voice.say(run_started(self.plan, self._members.first, self._restarts, stop))
         await watch.voice.flush(FLUSH_S)
 
     # While it runs

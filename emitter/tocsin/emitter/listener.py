@@ -44,6 +44,7 @@ logger = logging.getLogger(__name__)
 ANSWERED: Final = 100
 """Refusals that one listener answers on the bus; further ones are counted only."""
 
+READY_S: Final = 2.0
 _POLL_S: Final = 5.0
 _PAUSE_S: Final = 0.5
 
@@ -96,6 +97,10 @@ class Listener:
             await self._read(reader, before)
         finally:
             await reader.close()
+
+    async def wait_ready(self, timeout_s: float = READY_S) -> None:
+        """Wait, within a bound, until what comes now is told from what was there before."""
+        await asyncio.to_thread(self.ready.wait, timeout_s)
 
     async def _read(self, reader: Reader, before: int) -> None:
         away = False
