@@ -166,10 +166,12 @@ async def test_a_worker_that_is_ahead_of_the_bus_says_how_far_it_has_read_in_its
     await send(bus, "run-1", numbers(0))
     now_ms = int(time.time() * 1000)
     service = FoldService(TOPICS)
-    service.due_ms = now_ms + 50_000
     worker = make(bus, service, clock=FakeClock(now_ms + 60_000))
 
     async with running(worker):
+        assert await worker.caught_up(10)
+        service.due_ms = now_ms + 50_000
+        worker.nudge()
         number = telemetry_partition("run-1")
         await eventually(lambda: any(number in tick.caught_up for tick in service.ticks))
 
