@@ -23,11 +23,15 @@ class Lead:
     steps: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
 
-    def takes(self, frame: StepFrame) -> bool:
-        """Whether a frame is of the leading rank, or of a lower one, which then begins to lead.
+    def overtaken_by(self, frame: StepFrame) -> bool:
+        """Whether a frame is of a lower rank than the one that leads, and so begins to lead.
 
-        In the second case `rank` has changed, and what a rule has derived so far is another's.
+        Asked before `takes`: what a rule has derived so far is then another rank's.
         """
+        return self.rank is not None and frame.speaker.rank < self.rank
+
+    def takes(self, frame: StepFrame) -> bool:
+        """Whether a frame is of the leading rank, or of a lower one, which leads from then on."""
         rank = frame.speaker.rank
         if self.rank is not None and rank > self.rank:
             return False

@@ -71,11 +71,10 @@ class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
         state = self.state
-        before = state.lead.rank
+        if state.lead.overtaken_by(frame):
+            self.state = state = _State(lead=state.lead)
         if not state.lead.takes(frame):
             return
-        if before is not None and before != state.lead.rank:
-            self.state = state = _State(lead=state.lead)
         losses = frame.column("loss")
         by_step = (
             {} if losses is None else dict(zip(frame.steps.tolist(), losses.tolist(), strict=True))

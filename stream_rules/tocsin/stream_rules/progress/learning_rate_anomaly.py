@@ -108,11 +108,10 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
         zeros: dict[int, bool] = {}
         for name in names:
             group = self.state.groups.setdefault(name, _Group())
-            before = group.lead.rank
+            if group.lead.overtaken_by(frame):
+                group = self.state.groups[name] = _Group(lead=group.lead)
             if not group.lead.takes(frame):
                 continue
-            if before is not None and before != group.lead.rank:
-                group = self.state.groups[name] = _Group(lead=group.lead)
             for step, rate in group.lead.points(frame, name):
                 zeros[step] = zeros.get(step, True) and rate == 0
                 yield from self._point(name, group, step, rate, at)

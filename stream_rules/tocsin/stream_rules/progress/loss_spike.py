@@ -78,11 +78,10 @@ class LossSpike(Rule[LossSpikeParams, _State]):
     state_type = _State
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
-        before = self.state.lead.rank
+        if self.state.lead.overtaken_by(frame):
+            self.state = _State(lead=self.state.lead)
         if not self.state.lead.takes(frame):
             return
-        if before is not None and before != self.state.lead.rank:
-            self.state = _State(lead=self.state.lead)
         for step, loss in self.state.lead.points(frame, "loss"):
             if math.isfinite(loss):
                 yield from self._point(step, loss, at)
