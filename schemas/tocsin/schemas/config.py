@@ -14,11 +14,10 @@ from typing import Final, Literal, TypeVar
 
 from pydantic import Field
 
+from tocsin.schemas.config_findings import not_supported_yet, parse_model
 from tocsin.schemas.config_parse import (
     ACTION_WORDS,
-    not_supported_yet,
     parse_labels,
-    parse_model,
     parse_receivers,
     parse_rules,
     parse_secrets,

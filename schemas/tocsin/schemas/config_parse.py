@@ -6,23 +6,26 @@ What is wrong in one entry hides nothing in another: a broken part is left out, 
 from __future__ import annotations
 
 import re
-import types
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Literal, TypeVar
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import ValidationError
 
+from tocsin.schemas.config_findings import (
+    expected,
+    findings_of,
+    not_supported_yet,
+    parse_model,
+    unknown_key,
+)
 from tocsin.schemas.config_problems import Finding, Loc, did_you_mean
 from tocsin.schemas.config_receivers import (
-    LATER_OF_RECEIVERS,
     LATER_RECEIVERS,
     RECEIVERS,
     AnyReceiver,
 )
 from tocsin.schemas.config_sections import (
     LATER,
-    LATER_VALUES,
     ActionEntry,
     RuleEntry,
     SecretSource,
@@ -31,7 +34,6 @@ from tocsin.schemas.config_sections import (
 from tocsin.schemas.config_values import parse_name
 from tocsin.schemas.yaml_loader import Plain, kind_of
 
-ModelT = TypeVar("ModelT", bound=BaseModel)
 T = TypeVar("T")
 
 ACTION_WORDS: Final = ("stop", "by_route")
@@ -39,48 +41,6 @@ _RESERVED: Final = frozenset({*ACTION_WORDS, "off", "notify"})
 _RULE_KEYS: Final = ("name", "use", "match", "params", "severity", "actions")
 _LABEL_KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,62}")
 _MAX_LABEL_VALUE: Final = 256
-
-# Below these keys a value may be a secret that was written out by mistake: never repeat it.
-_SECRET_KEYS: Final = frozenset({"url", "headers", "key", "previous_key", "password"})
-
-_EXPECTED: Final = {
-    "string_type": "text",
-    "int_type": "a whole number",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "model_type": "a mapping",
-    "dict_type": "a mapping",
-    "mapping_type": "a mapping",
-    "list_type": "a list",
-    "tuple_type": "a list",
-}
-
-
-def not_supported_yet(loc: Loc, what: str, *, at: Literal["key", "value"] = "key") -> Finding:
-    """A finding for something that a later release will read."""
-    return Finding(loc, f"{what} is not supported yet", "not_supported_yet", "remove it", at=at)
-
-
-def findings_of(err: ValidationError, model: type[BaseModel], loc: Loc) -> Iterator[Finding]:
-    """What pydantic found in the data at `loc`, in the words of the file."""
-    errors = err.errors(include_url=False)
-    findings = [_finding(error, model, loc) for error in errors]
-    # A key with a typing error is also missing under its right name: one of the two is enough.
-    meant = {(*f.loc[len(loc) : -1], f.hint) for f in findings if f.code == "unknown_key"}
-    for error, finding in zip(errors, findings, strict=True):
-        if error["type"] != "missing" or error["loc"] not in meant:
-            yield finding
-
-
-def parse_model(
-    model: type[ModelT], raw: Plain, loc: Loc, findings: list[Finding]
-) -> ModelT | None:
-    """The section or part at `loc` as its model; None, with findings, when it is wrong."""
-    try:
-        return model.model_validate(raw)
-    except ValidationError as err:
-        findings.extend(findings_of(err, model, loc))
-        return None
 
 
 def parse_labels(raw: Plain, findings: list[Finding]) -> dict[str, str]:
@@ -130,7 +90,7 @@ def parse_rules(raw: Plain, findings: list[Finding]) -> tuple[RuleEntry, ...]:
     """The section `rules`."""
     if not isinstance(raw, list):
         if raw is not None:
-            findings.append(_expected("a list", raw, ("rules",), hint="begin each rule with '- '"))
+            findings.append(expected("a list", raw, ("rules",), hint="begin each rule with '- '"))
         return ()
     entries: dict[str, RuleEntry] = {}
     for index, item in enumerate(raw):
@@ -152,10 +112,10 @@ def parse_rules(raw: Plain, findings: list[Finding]) -> tuple[RuleEntry, ...]:
 def _parse_rule(raw: Plain, loc: Loc, findings: list[Finding]) -> RuleEntry | None:
     if isinstance(raw, str):
         hint = f"{raw}: [stop]" if raw.isidentifier() else None
-        findings.append(_expected("a rule with its actions, or a mapping", raw, loc, hint=hint))
+        findings.append(expected("a rule with its actions, or a mapping", raw, loc, hint=hint))
         return None
     if not isinstance(raw, dict) or not raw:
-        findings.append(_expected("a rule like 'nonfinite: [stop]', or a mapping", raw, loc))
+        findings.append(expected("a rule like 'nonfinite: [stop]', or a mapping", raw, loc))
         return None
     long_keys = {*_RULE_KEYS, *LATER[RuleEntry]}
     if len(raw) == 1 and not long_keys & set(raw):
@@ -172,7 +132,7 @@ def _parse_short_rule(use: str, raw: Plain, loc: Loc, findings: list[Finding]) -
         return RuleEntry(name=use, use=use, off=True, loc=loc, short=True)
     if not isinstance(raw, list):
         hint = f"{use}: [{raw}]" if isinstance(raw, str) else f"{use}: off"
-        findings.append(_expected("a list of actions, or off", raw, here, hint=hint))
+        findings.append(expected("a list of actions, or off", raw, here, hint=hint))
         return None
     actions = _parse_actions(raw, here, findings)
     return RuleEntry(name=use, use=use, actions=actions, loc=loc, short=True)
@@ -183,7 +143,7 @@ def _parse_long_rule(raw: dict[str, Plain], loc: Loc, findings: list[Finding]) -
         if key in LATER[RuleEntry]:
             findings.append(not_supported_yet((*loc, key), f"{key!r} of a rule"))
         elif key not in _RULE_KEYS:
-            findings.append(_unknown_key(key, (*loc, key), _RULE_KEYS))
+            findings.append(unknown_key(key, (*loc, key), _RULE_KEYS))
     names: dict[str, str] = {}
     for key in ("name", "use"):
         value = raw.get(key)
@@ -200,7 +160,7 @@ def _parse_long_rule(raw: dict[str, Plain], loc: Loc, findings: list[Finding]) -
     if isinstance(listed := raw.get("actions"), list):
         actions = _parse_actions(listed, (*loc, "actions"), findings)
     elif "actions" in raw:
-        findings.append(_expected("a list of actions", listed, (*loc, "actions")))
+        findings.append(expected("a list of actions", listed, (*loc, "actions")))
     fields: dict[str, Any] = {
         "name": names.get("name", names.get("use")),
         "use": names.get("use", names.get("name")),
@@ -221,7 +181,7 @@ def _parse_match(raw: Plain, loc: Loc, findings: list[Finding]) -> dict[str, tup
         patterns = item if isinstance(item, list) else [item]
         if patterns and all(isinstance(pattern, str) for pattern in patterns):
             return tuple(str(pattern) for pattern in patterns)
-        findings.append(_expected("text, or a list of texts", item, loc, hint="quotes around it"))
+        findings.append(expected("text, or a list of texts", item, loc, hint="quotes around it"))
         return None
 
     return dict(_items(raw, loc, findings, one, name=parse_label_key))
@@ -242,7 +202,7 @@ def _parse_action(raw: Plain, loc: Loc, findings: list[Finding]) -> ActionEntry 
         return ActionEntry(kind="receiver", receiver=raw, loc=loc)
     if not isinstance(raw, dict) or len(raw) != 1:
         what = "an action: stop, a receiver's name, or a mapping like {stop: {grace: 30s}}"
-        findings.append(_expected(what, raw, loc))
+        findings.append(expected(what, raw, loc))
         return None
     ((key, value),) = raw.items()
     if key == "stop":
@@ -263,7 +223,7 @@ def _parse_action(raw: Plain, loc: Loc, findings: list[Finding]) -> ActionEntry 
 def _parse_receiver(raw: Plain, loc: Loc, findings: list[Finding]) -> AnyReceiver | None:
     here = (*loc, "type")
     if not isinstance(raw, dict):
-        findings.append(_expected("a mapping like {type: email, to: […]}", raw, loc))
+        findings.append(expected("a mapping like {type: email, to: […]}", raw, loc))
         return None
     if "type" not in raw:
         message = "the key 'type' is missing"
@@ -285,7 +245,7 @@ def _parse_receiver(raw: Plain, loc: Loc, findings: list[Finding]) -> AnyReceive
 def _parse_label(raw: Plain, loc: Loc, findings: list[Finding]) -> str | None:
     if not isinstance(raw, str):
         hint = None if isinstance(raw, list | dict) else "quotes around it"
-        findings.append(_expected("text", raw, loc, hint=hint))
+        findings.append(expected("text", raw, loc, hint=hint))
         return None
     try:
         return parse_label_value(raw)
@@ -328,7 +288,7 @@ def _items(
     """The good entries of a mapping of names; an empty section counts as an empty mapping."""
     if not isinstance(raw, dict):
         if raw is not None:
-            findings.append(_expected("a mapping", raw, loc))
+            findings.append(expected("a mapping", raw, loc))
         return
     for key, item in raw.items():
         try:
@@ -338,79 +298,3 @@ def _items(
         value = parse(item, (*loc, key), findings)
         if value is not None:
             yield key, value
-
-
-# -- findings in words
-
-
-def _expected(what: str, raw: Plain, loc: Loc, *, hint: str | None = None) -> Finding:
-    return Finding(loc, f"expected {what}, got {kind_of(raw)}", hint=hint, hide_value=_hidden(loc))
-
-
-def _unknown_key(key: str, loc: Loc, known: tuple[str, ...]) -> Finding:
-    hint = did_you_mean(key, known)
-    return Finding(loc, f"unknown key {key[:60]!r}", "unknown_key", hint, at="key")
-
-
-def _hidden(loc: Loc) -> bool:
-    if loc[:1] == ("bus",):
-        return "password" in loc
-    return loc[:1] == ("secrets",) or any(part in _SECRET_KEYS for part in loc[1:])
-
-
-def _finding(error: ErrorDetails, model: type[BaseModel], top: Loc) -> Finding:
-    inner = error["loc"]
-    at: Literal["key", "value"] = "value"
-    if inner and inner[-1] == "[key]":
-        inner, at = inner[:-1], "key"
-    loc = (*top, *inner)
-    owner = _owner(model, inner[:-1])
-    key = str(inner[-1]) if inner else ""
-    raw = error["input"]
-    hide = _hidden(loc) or (isinstance(raw, str) and "@" in raw)
-    match error["type"]:
-        case "extra_forbidden":
-            if key in LATER.get(owner, ()) or key in LATER_OF_RECEIVERS.get(owner, ()):
-                return not_supported_yet(loc, repr(key))
-            return _unknown_key(key, loc, tuple(owner.model_fields))
-        case "missing":
-            message = f"the key {key!r} is missing"
-            examples = owner.model_fields[key].examples
-            hint = f"{key}: {_in_yaml(examples[0])}" if examples else None
-            return Finding((*top, *inner[:-1]), message, "missing_key", hint)
-        case "literal_error":
-            if isinstance(raw, str) and raw in LATER_VALUES.get((owner, key), ()):
-                return not_supported_yet(loc, f"{key}: {raw}", at="value")
-            words = error["ctx"]["expected"].replace("'", "")
-            known = [word.strip() for word in re.split(r",| or ", words)]
-            hint = did_you_mean(raw, known, list_up_to=0) if isinstance(raw, str) else None
-            got = repr(raw[:60]) if isinstance(raw, str) and not hide else kind_of(raw)
-            return Finding(loc, f"expected {words}, got {got}", hint=hint, hide_value=hide)
-        case "value_error":
-            return Finding(loc, str(error["ctx"]["error"]), at=at, hide_value=hide)
-        case kind if kind in _EXPECTED:
-            return _expected(_EXPECTED[kind], raw, loc)
-    message = error["msg"].replace("Input should be", "expected a value").replace("String", "text")
-    return Finding(loc, message, at=at, hide_value=hide)
-
-
-def _owner(model: type[BaseModel], loc: Loc) -> type[BaseModel]:
-    """The model that the value at `loc` inside `model` belongs to."""
-    for part in loc:
-        field = model.model_fields.get(str(part))
-        model = _model_in(field.annotation) or model if field else model
-    return model
-
-
-def _model_in(annotation: object) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    if get_origin(annotation) in (Union, types.UnionType) or get_origin(annotation) is not None:
-        return next(filter(None, map(_model_in, get_args(annotation))), None)
-    return None
-
-
-def _in_yaml(value: object) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{k}: {_in_yaml(v)}" for k, v in value.items()) + "}"
-    return str(value)

@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from tocsin.schemas.config import Config, SectionValidator
-from tocsin.schemas.config_parse import findings_of
+from tocsin.schemas.config_findings import findings_of
 from tocsin.schemas.config_problems import Finding, did_you_mean
 from tocsin.schemas.config_sections import RuleEntry
 from tocsin.schemas.errors import ConfigurationError

@@ -20,7 +20,7 @@ from tocsin.schemas.config import (
     config_json_schema,
     load_config,
 )
-from tocsin.schemas.config_parse import findings_of
+from tocsin.schemas.config_findings import findings_of
 from tocsin.schemas.config_problems import ConfigProblems, Finding, Problem
 from tocsin.schemas.config_receivers import WebhookReceiver
 from tocsin.schemas.config_sections import ActionEntry, RuleEntry, StopOptions
