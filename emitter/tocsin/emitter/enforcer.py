@@ -13,7 +13,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import Final, Literal, TypedDict
 
 import psutil
 
@@ -42,6 +42,17 @@ class StopOrder(Model):
     command_id: str
     issue_id: str | None = None
     grace_s: float
+
+
+class _Who(TypedDict):
+    """What each answer says of the order that it answers."""
+
+    run_id: str
+    incarnation: str
+    rank: int
+    world_size: int
+    command_id: str
+    issue_id: str | None
 
 
 class Enforcer:
@@ -85,6 +96,14 @@ class Enforcer:
     async def _enforce(self, process: psutil.Process, order: StopOrder) -> None:
         if await _gone(process, order.grace_s):
             return
+        who = _Who(
+            run_id=self._run_id,
+            incarnation=order.incarnation,
+            rank=order.rank,
+            world_size=order.world_size,
+            command_id=order.command_id,
+            issue_id=order.issue_id,
+        )
         reason = f"rank {order.rank} did not leave within {order.grace_s:g} s"
         for number, how in _STEPS:
             try:
@@ -96,12 +115,7 @@ class Enforcer:
                 return
             self._answer(
                 StopEscalated(
-                    run_id=self._run_id,
-                    incarnation=order.incarnation,
-                    rank=order.rank,
-                    world_size=order.world_size,
-                    command_id=order.command_id,
-                    issue_id=order.issue_id,
+                    **who,
                     how=how,
                     reason=clip(reason, 500),
                 )
@@ -110,12 +124,7 @@ class Enforcer:
             if await _gone(process, patience_s):
                 self._answer(
                     StopExited(
-                        run_id=self._run_id,
-                        incarnation=order.incarnation,
-                        rank=order.rank,
-                        world_size=order.world_size,
-                        command_id=order.command_id,
-                        issue_id=order.issue_id,
+                        **who,
                         how=how,
                         # What it returned only its parent can see; this is what the signal means.
                         exit_code=128 + number,
