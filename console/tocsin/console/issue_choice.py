@@ -1,0 +1,109 @@
+"""Which run or issue a person means: by its id, or by the beginning of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from tocsin.actions.message import plain_line
+from tocsin.console.views import BusView
+from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.issues import SHORT_ID, IssueFiring
+from tocsin.schemas.runs import RunView
+
+SHORTEST: Final = 4
+"""Characters of an issue's id that one must give at least."""
+
+_NAMED: Final = 8
+
+
+def choose_issue(view: BusView, text: str) -> IssueFiring | RunView:
+    """The issue of that id, or whose id begins so; the one that a run of that id is about.
+
+    A run is about its first critical issue, else about its first; the run itself is returned if
+    there is none.
+
+    Raises:
+        ConfigurationError: there is no such issue or run, or there are several.
+    """
+    whole = next((issue for issue in view.issues if issue.issue_id == text), None)
+    if whole is not None:
+        return whole
+    run = view.run(text)
+    own = [issue for issue in view.issues if issue.run_id == text]
+    if own:
+        return gravest(own)
+    if run is not None:
+        return run
+    if len(text) < SHORTEST:
+        raise ConfigurationError(
+            f"{_quoted(text)}: expected a run, or at least {SHORTEST} characters of an issue's id; "
+            "`tocsin issues` lists them"
+        )
+    found = [issue for issue in view.issues if issue.issue_id.startswith(text.lower())]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        # As many characters as it takes to tell them apart.
+        length = next(
+            size
+            for size in range(SHORT_ID, len(found[0].issue_id) + 1)
+            if len({issue.issue_id[:size] for issue in found}) == len(found)
+        )
+        listed = _listed(
+            f"{issue.issue_id[:length]} ({issue.rule} in {plain_line(issue.run_id)})"
+            for issue in found
+        )
+        raise ConfigurationError(
+            f"{len(found)} issues begin with {_quoted(text)}: {listed}; give more of the id"
+        )
+    raise ConfigurationError(
+        f"no issue or run {_quoted(text)} on this bus; `tocsin issues` lists the issues, "
+        "`tocsin status` the runs; was it on another bus (--bus)?"
+    )
+
+
+def choose_run(runs: Sequence[RunView], text: str) -> RunView:
+    """The run of that id, else the only one that runs whose id begins so, else the only one.
+
+    Raises:
+        ConfigurationError: there is no such run, or there are several.
+    """
+    whole = next((run for run in runs if run.run_id == text), None)
+    if whole is not None:
+        return whole
+    begin_so = [run for run in runs if run.run_id.startswith(text)] if text else []
+    alive = [run for run in begin_so if run.state == "running"]
+    if len(alive or begin_so) == 1:
+        return (alive or begin_so)[0]
+    if begin_so:
+        listed = _listed(plain_line(run.run_id) for run in alive or begin_so)
+        raise ConfigurationError(
+            f"{len(alive or begin_so)} runs begin with {_quoted(text)}: {listed}; "
+            "give more of the id"
+        )
+    running = [plain_line(run.run_id) for run in reversed(runs) if run.state == "running"]
+    now = f"running now: {_listed(running)}" if running else "nothing runs there now"
+    raise ConfigurationError(
+        f"no run {_quoted(text)} on this bus; {now}; `tocsin status` lists all; "
+        "was it on another bus (--bus)?"
+    )
+
+
+def gravest(issues: Sequence[IssueFiring]) -> IssueFiring:
+    """The first critical issue; without one the first that is more than `info`, else the first."""
+    for severity in ("critical", "warning", "info"):
+        for issue in issues:
+            if issue.severity == severity:
+                return issue
+    raise ValueError("no issue to choose from")
+
+
+def _listed(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = len(listed) - _NAMED
+    return ", ".join(listed[:_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _quoted(text: str) -> str:
+    return f"'{plain_line(text)}'"
