@@ -73,10 +73,10 @@ def message_of(issue: Issue, did: Sequence[str] = ()) -> Message:
     Args:
         did: what tocsin has done about it, one sentence each.
     """
-    run, rule = _line(issue.run_id), _line(issue.rule)
+    run, rule = plain_line(issue.run_id), plain_line(issue.rule)
     at = "" if issue.first_step is None else f" at step {issue.first_step:,}"
     words = {"firing": issue.severity, "ongoing": f"still {issue.severity}", "resolved": "resolved"}
-    reason = _line(issue.reason) or f"{rule} fired"
+    reason = plain_line(issue.reason) or f"{rule} fired"
     before = {"firing": "", "ongoing": "Goes on: ", "resolved": "Over: "}[issue.state]
     return Message(
         issue_id=issue.issue_id,
@@ -86,7 +86,9 @@ def message_of(issue: Issue, did: Sequence[str] = ()) -> Message:
         subject=clip(f"[tocsin] {rule} in {run}{at}", _SUBJECT),
         title=clip(f"{words[issue.state]}: {rule} in {run}{at}", _SUBJECT),
         headline=before + reason,
-        rows=tuple(Row(label, clip(_line(value), _LINE)) for label, value in _rows(issue, did)),
+        rows=tuple(
+            Row(label, clip(plain_line(value), _LINE)) for label, value in _rows(issue, did)
+        ),
         series=issue.evidence.series,
         first_step=issue.first_step,
     )
@@ -110,14 +112,14 @@ def time_text(at_ms: int) -> str:
 
 def _rows(issue: Issue, did: Sequence[str]) -> Iterator[tuple[str, str]]:
     evidence = issue.evidence
-    yield "Where first", _where(issue)
+    yield "Where first", where_text(issue)
     if issue.onset_ms:
         yield "Since", time_text(issue.onset_ms)
     if issue.state != "firing" and issue.at_ms:
         label = "Over since" if issue.state == "resolved" else "Seen again"
         yield label, time_text(issue.at_ms)
     if evidence.facts:
-        yield "How bad", "; ".join(map(_fact, evidence.facts))
+        yield "How bad", "; ".join(map(fact_text, evidence.facts))
     if evidence.series is not None and evidence.series.values:
         yield "Last values", _last_values(evidence.series)
     if evidence.followed or evidence.also:
@@ -143,7 +145,8 @@ def _rows(issue: Issue, did: Sequence[str]) -> Iterator[tuple[str, str]]:
     yield "Issue", issue.issue_id
 
 
-def _where(issue: Issue) -> str:
+def where_text(issue: Issue) -> str:
+    """Where it began: `gradients of layer.weight, rank 1, step 1,200`."""
     parts = [_subject(issue.subject)]
     if issue.first_rank is not None and issue.subject.kind != "rank":
         parts.append(f"rank {issue.first_rank:,}")
@@ -159,7 +162,8 @@ def _subject(subject: Subject) -> str:
     return f"{subject.kind} {subject.name}" if subject.kind in kinds else subject.name
 
 
-def _fact(fact: Fact) -> str:
+def fact_text(fact: Fact) -> str:
+    """One fact with its unit and limit: `ratio 41.2 (limit 20)`."""
     unit = {"percent": " %", None: ""}.get(fact.unit, f" {fact.unit}")
     value = fact.value if isinstance(fact.value, str) else number_text(fact.value)
     limit = "" if fact.limit is None else f" (limit {number_text(fact.limit)}{unit})"
@@ -182,8 +186,8 @@ def _followed(count: int, also: Sequence[str]) -> str:
     return named + (f" and {rest:,} more" if rest else "")
 
 
-def _line(text: str) -> str:
-    """In one line, without anything that moves a cursor, hides text or turns its direction."""
+def plain_line(text: str) -> str:
+    """`text` in one line, without anything that moves a cursor, hides text or turns its direction."""
     return " ".join(
         "".join(" " if unicodedata.category(c) in _UNPRINTED else c for c in text).split()
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -12,6 +12,9 @@ from tocsin.schemas.real import Real
 from tocsin.schemas.runs import Checkpoint, RunData
 
 Severity = Literal["info", "warning", "critical"]
+SHORT_ID: Final = 8
+"""Characters of an issue's id that tell it from the others of a bus, in practice."""
+
 IssueState = Literal["firing", "ongoing", "resolved"]
 SubjectKind = Literal[
     "tensor", "layer", "loss", "scalar", "learning_rate", "rank", "device", "node", "rule", "run"
@@ -126,6 +129,11 @@ class IssueFiring(RunData):
     consequence_of: str | None = Field(
         default=None, max_length=64, description="the id of the issue that caused it"
     )
+
+    @property
+    def short_id(self) -> str:
+        """The first characters of the id: what people are shown and `tocsin why` takes."""
+        return self.issue_id[:SHORT_ID]
 
 
 @EVENT_TYPES.register
