@@ -187,7 +187,7 @@ def _followed(count: int, also: Sequence[str]) -> str:
 
 
 def plain_line(text: str) -> str:
-    """`text` in one line, without anything that moves a cursor, hides text or turns its direction."""
+    """`text` in one line, without what moves a cursor, hides text or turns its direction."""
     return " ".join(
         "".join(" " if unicodedata.category(c) in _UNPRINTED else c for c in text).split()
     )

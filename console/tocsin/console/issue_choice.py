@@ -20,7 +20,7 @@ _NAMED: Final = 8
 def choose_issue(view: BusView, text: str) -> IssueFiring | RunView:
     """The issue of that id, or whose id begins so; the one that a run of that id is about.
 
-    A run is about its first critical issue, else about its first; the run itself is returned if
+    A run is about the gravest of its newest training, else of any; the run itself is returned if
     there is none.
 
     Raises:
@@ -31,8 +31,9 @@ def choose_issue(view: BusView, text: str) -> IssueFiring | RunView:
         return whole
     run = view.run(text)
     own = [issue for issue in view.issues if issue.run_id == text]
+    newest = [issue for issue in own if run is not None and issue.incarnation == run.incarnation]
     if own:
-        return gravest(own)
+        return gravest(newest or own)
     if run is not None:
         return run
     if len(text) < SHORTEST:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
-_NOT_FINITE: Final = "×"
+_NOT_FINITE: Final = "!"
 _LOGARITHMIC: Final = 1_000.0
 """Positive numbers whose largest is so many times the smallest are drawn by their logarithms."""
 
@@ -15,7 +15,7 @@ _LOGARITHMIC: Final = 1_000.0
 def sparkline(values: Sequence[float], *, width: int = 40) -> str:
     """The last `width` values, one character each, scaled to their own range.
 
-    A value that is NaN or infinite is a `×`. A flat series is drawn low.
+    A value that is NaN or infinite is a `!`. A flat series is drawn low.
     """
     shown = values[-width:]
     finite = [value for value in shown if math.isfinite(value)]
