@@ -26,7 +26,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from tocsin.bus import store
 from tocsin.bus.place import make_folder
-from tocsin.bus.port import BusClosed, BusError, BusUnavailable, UnusableBus
+from tocsin.bus.port import BusClosed, BusError, BusUnavailable, MissingBus, UnusableBus
 from tocsin.schemas.topics import TopicSpec
 
 T = TypeVar("T")
@@ -106,7 +106,7 @@ class BusFile:
 
     def _make(self, specs: Sequence[TopicSpec]) -> sqlite3.Connection:
         if not self.create:
-            raise UnusableBus(
+            raise MissingBus(
                 f"there is no bus at {self.path}: 'tocsin run' makes one, or check the path"
             )
         try:

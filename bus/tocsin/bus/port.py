@@ -113,6 +113,10 @@ class UnusableBus(BusError, ConfigurationError):
     """The bus cannot be opened as it is configured; the message says what to change."""
 
 
+class MissingBus(UnusableBus):
+    """There is no bus file, and this command makes none."""
+
+
 class FencedMember(BusError):
     """This member is no longer in its group: drop the state, join again."""
 

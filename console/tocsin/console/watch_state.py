@@ -1,0 +1,271 @@
+"""What `tocsin watch` knows: records in, the newest of each run, issue and delivery kept.
+
+Memory is bounded whatever the bus holds: so many runs, issues and deliveries, the oldest of which
+are forgotten first, and so many points of a loss.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from tocsin.bus.port import Record
+from tocsin.console.watch_series import LossSeries, StepRate
+from tocsin.schemas.deliveries import Delivery
+from tocsin.schemas.errors import RecordError
+from tocsin.schemas.events import Data, Event
+from tocsin.schemas.issues import IssueFiring
+from tocsin.schemas.runs import RunStarted, RunView
+from tocsin.schemas.telemetry import StepFrame
+from tocsin.schemas.topics import Topics, telemetry_partition
+from tocsin.schemas.wire import Meta, decode, read_meta
+
+MAX_RUNS: Final = 500
+MAX_ISSUES: Final = 500
+MAX_DELIVERIES: Final = 500
+
+BACK_MS: Final = 120_000
+"""How far back the telemetry of a running run is read when it is first shown."""
+
+BACK_ENDED_MS: Final = 30_000
+"""The same before the end of one that has ended."""
+
+_PAST: Final = 8
+_STEPS: Final = StepFrame.type
+_STARTED: Final = RunStarted.event_type
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@dataclass(slots=True)
+class Track:
+    """How far a run is, as one kind of record tells it."""
+
+    step: int = -1
+    loss: float | None = None
+    series: LossSeries = field(default_factory=LossSeries)
+    rate: StepRate = field(default_factory=StepRate)
+
+    def reached(self, step: int, loss: float | None, at_ms: int) -> None:
+        """It has done that step, with that loss."""
+        if step > self.step:
+            self.step = step
+            self.rate.add(step, at_ms)
+            if loss is not None:
+                self.loss = loss
+                self.series.add(loss)
+
+
+@dataclass(slots=True)
+class WatchedRun:
+    """One run in its newest incarnation. `view` is None until a rules worker has told of it."""
+
+    run_id: str
+    incarnation: str = ""
+    past: deque[str] = field(default_factory=lambda: deque(maxlen=_PAST))
+    view: RunView | None = None
+    view_ms: int = 0
+    started_ms: int = 0
+    heard_ms: int = 0
+    eval_loss: float | None = None
+    heard: Track = field(default_factory=Track)
+    """As telemetry tells it, where that is read."""
+
+    told: Track = field(default_factory=Track)
+    """As its views tell it, every few seconds."""
+
+    @property
+    def track(self) -> Track:
+        """The one that is further: views lag behind telemetry, unless that is not read."""
+        return self.heard if self.heard.step >= self.told.step else self.told
+
+    @property
+    def step(self) -> int | None:
+        """The last one that was done."""
+        return self.track.step if self.track.step >= 0 else None
+
+    @property
+    def running(self) -> bool:
+        """Whether it is not known to have ended or to be lost."""
+        return self.view is None or self.view.state == "running"
+
+    @property
+    def began_ms(self) -> int:
+        """When it started, as far as is known."""
+        return self.view.started_ms if self.view is not None else self.started_ms
+
+    @property
+    def ended_ms(self) -> int:
+        """When it ended, or was last heard of."""
+        ended = self.view.ended_ms if self.view is not None else None
+        return ended or self.last_heard_ms
+
+    @property
+    def last_heard_ms(self) -> int:
+        """When anything of it was last heard; 0 if that is not known."""
+        ranks = self.view.ranks if self.view is not None else ()
+        return max((rank.last_heard_ms for rank in ranks), default=0) or self.heard_ms
+
+    def belongs(self, incarnation: str, at_ms: int) -> bool:
+        """Whether a record is of the incarnation at hand; one of a new incarnation begins it."""
+        if incarnation == self.incarnation:
+            return True
+        if incarnation in self.past:
+            return False
+        if self.incarnation:
+            self.past.append(self.incarnation)
+            self.view, self.view_ms, self.heard_ms, self.eval_loss = None, 0, 0, None
+            self.heard, self.told = Track(), Track()
+        self.incarnation, self.started_ms = incarnation, at_ms
+        return True
+
+
+class WatchState:
+    """All that is shown, of one run or of all. Not for several threads."""
+
+    def __init__(self, topics: Topics, run_id: str | None = None) -> None:
+        self.topics = topics
+        self.run_id = run_id
+        self.runs: dict[str, WatchedRun] = {}
+        self.issues: dict[str, IssueFiring] = {}
+        self.deliveries: dict[bytes, Delivery] = {}
+        self.unread = 0
+        """Records that this release cannot read."""
+
+    def apply(self, record: Record) -> bool:
+        """Take in a record of telemetry, runs, issues or actions; whether anything changed."""
+        topic = record.partition.topic
+        if record.value is None:
+            return self._forget(topic, record.key)
+        try:
+            meta = read_meta(record.headers)
+            if topic == self.topics.telemetry:
+                return self._apply_telemetry(meta, record, record.value)
+            found = decode(meta, record.value)
+        except RecordError:
+            self.unread += 1
+            return True
+        return isinstance(found, Event) and self._apply_event(found.data, record)
+
+    def carry_over(self, before: WatchState) -> None:
+        """Take the losses that were seen before the bus was opened again."""
+        for run_id, run in self.runs.items():
+            old = before.runs.get(run_id)
+            if old is not None and old.incarnation == run.incarnation:
+                run.heard, run.heard_ms, run.eval_loss = old.heard, old.heard_ms, old.eval_loss
+
+    def ordered_runs(self) -> Sequence[WatchedRun]:
+        """Running ones first, the newest first; then the others, the one that ended last first."""
+        return sorted(
+            self.runs.values(),
+            key=lambda run: (
+                not run.running,
+                -(run.began_ms if run.running else run.ended_ms),
+                run.run_id,
+            ),
+        )
+
+    def ordered_issues(self) -> Sequence[IssueFiring]:
+        """The newest first."""
+        return sorted(
+            self.issues.values(),
+            key=lambda issue: (issue.onset_ms, issue.first_step or 0),
+            reverse=True,
+        )
+
+    def ordered_deliveries(self) -> Sequence[Delivery]:
+        """The newest first."""
+        return sorted(
+            self.deliveries.values(), key=lambda delivery: delivery.created_ms, reverse=True
+        )
+
+    def places(self, now_ms: int, limit: int) -> Mapping[int, int]:
+        """Which partitions of telemetry the first `limit` runs need: number -> from which time.
+
+        A run that has ended never makes a partition be read from before that of a running one.
+        """
+        starts: dict[int, int] = {}
+        for run in self.ordered_runs()[:limit]:
+            number = telemetry_partition(run.run_id)
+            if number in starts:
+                continue
+            starts[number] = now_ms - BACK_MS if run.running else run.ended_ms - BACK_ENDED_MS
+        return starts
+
+    # -- records in ------------------------------------------------------------------------
+
+    def _apply_telemetry(self, meta: Meta, record: Record, value: bytes) -> bool:
+        # Most records are large and of no interest here: their headers say so.
+        shown = meta.type == _STARTED or (meta.type == _STEPS and meta.rank == 0)
+        if not shown:
+            return False
+        found = decode(meta, value)
+        if isinstance(found, StepFrame):
+            run = self._run(found.speaker.run_id)
+            return run is not None and self._apply_steps(run, found, record.append_ms)
+        if isinstance(found, Event) and isinstance(found.data, RunStarted):
+            run = self._run(found.data.run_id)
+            return run is not None and run.belongs(found.data.incarnation, record.append_ms)
+        return False
+
+    def _apply_steps(self, run: WatchedRun, frame: StepFrame, at_ms: int) -> bool:
+        if not frame.steps.size or not run.belongs(frame.speaker.incarnation, at_ms):
+            return False
+        run.heard_ms = max(run.heard_ms, at_ms)
+        losses = frame.column("loss")
+        if frame.mode == "train":
+            values = [None] * frame.steps.size if losses is None else losses.tolist()
+            for step, loss in zip(frame.steps.tolist(), values, strict=True):
+                run.heard.reached(step, loss, at_ms)
+        elif losses is not None and frame.mode == "eval":
+            run.eval_loss = float(losses[-1])
+        return True
+
+    def _apply_event(self, data: Data, record: Record) -> bool:
+        if isinstance(data, RunView):
+            run = self._run(data.run_id)
+            if run is None or not run.belongs(data.incarnation, data.started_ms):
+                return False
+            run.view, run.view_ms = data, record.append_ms
+            if data.last_step is not None:
+                run.told.reached(data.last_step, data.last_loss, record.append_ms)
+        elif isinstance(data, IssueFiring) and self._shows(data.run_id):
+            self.issues[data.issue_id] = data
+            _bound(self.issues, MAX_ISSUES, lambda issue: issue.onset_ms)
+        elif isinstance(data, Delivery) and self._shows(data.run_id):
+            self.deliveries[record.key] = data
+            _bound(self.deliveries, MAX_DELIVERIES, lambda delivery: delivery.created_ms)
+        else:
+            return False
+        return True
+
+    def _forget(self, topic: str, key: bytes) -> bool:
+        if topic == self.topics.runs:
+            return self.runs.pop(key.decode(errors="replace"), None) is not None
+        return topic == self.topics.actions and self.deliveries.pop(key, None) is not None
+
+    def _shows(self, run_id: str) -> bool:
+        return self.run_id in (None, run_id)
+
+    def _run(self, run_id: str) -> WatchedRun | None:
+        if not self._shows(run_id):
+            return None
+        run = self.runs.get(run_id)
+        if run is None:
+            run = self.runs[run_id] = WatchedRun(run_id)
+            if len(self.runs) > MAX_RUNS:
+                # The last of the order; not the new one, which has no times yet.
+                others = [other for other in self.ordered_runs() if other is not run]
+                for other in others[-MAX_RUNS // 10 :]:
+                    del self.runs[other.run_id]
+        return run
+
+
+def _bound(found: dict[K, V], limit: int, age: Callable[[V], int]) -> None:
+    """Forget the oldest, a tenth of them at once, when there are too many."""
+    if len(found) > limit:
+        for key in sorted(found, key=lambda key: age(found[key]))[: limit // 10]:
+            del found[key]
