@@ -2,13 +2,14 @@
 # PYTHON=…   the interpreter to use (3.11 or newer); its torch is used if it has one
 # ARGS=…     passed on: make test ARGS='-k nonfinite', make demo ARGS=diverge
 
-.PHONY: help demo test check lint type format bench torture clean setup
+.PHONY: help demo test check lint type format docs bench torture clean setup
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make demo     watch two real trainings, one of which goes bad and is stopped (under two minutes)'
 	@echo 'make test     all tests; those on Kafka start a real broker if Java 17 and Maven are there'
 	@echo 'make check    what CI runs: lint, types, tests'
+	@echo 'make docs     the documentation as a site, in docs/_build'
 	@echo 'make bench    the benchmarks of docs/performance.md (long)'
 	@echo 'make torture  the long forms of the tests that kill things (long)'
 	@echo 'make clean    remove .venv and all caches'
@@ -35,6 +36,10 @@ type: setup
 
 check: lint type test
 
+docs: setup
+	@.venv/bin/sphinx-build --nitpicky --fail-on-warning --keep-going --quiet docs docs/_build $(ARGS)
+	@echo "open $(CURDIR)/docs/_build/index.html"
+
 bench: setup
 	@.venv/bin/python benchmarks/all.py $(ARGS)
 
@@ -42,4 +47,4 @@ torture: setup
 	@TOCSIN_TORTURE=1 .venv/bin/python -m pytest -m torture $(ARGS)
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis docs/_build

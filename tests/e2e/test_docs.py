@@ -18,9 +18,11 @@ from tocsin.console.setting import section_registry
 from tocsin.schemas.config import check_config
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#]+)")
+SITE = [page for page in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in page.parts]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *SITE]
+_FENCE = re.compile(r"^```(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\((?!https?://|mailto:)([^)\s]+)\)")
+_HEADING = re.compile(r"^#{1,6} +(.+)$", re.MULTILINE)
 
 
 def blocks(language: str) -> Iterator[object]:
@@ -80,9 +82,18 @@ def test_each_python_example_runs(text: str, embedded_site: Site) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_each_link_to_a_file_leads_somewhere(page: Path) -> None:
-    for target in _LINK.findall(page.read_text()):
-        assert (page.parent / target).exists(), f"{page.name}: {target}"
+def test_each_link_leads_to_a_file_and_a_heading_in_it(page: Path) -> None:
+    for target in _LINK.findall(_FENCE.sub("", page.read_text())):
+        name, _, anchor = target.partition("#")
+        there = page.parent / name if name else page
+        assert there.exists(), f"{page.name}: {target}"
+        assert not anchor or anchor in anchors(there), f"{page.name}: {target}"
+
+
+def anchors(page: Path) -> list[str]:
+    """What GitHub calls the headings of a page, and so does the site."""
+    headings = _HEADING.findall(_FENCE.sub("", page.read_text()))
+    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
 
 
 def test_the_readme_s_own_script_example_runs(embedded_site: Site) -> None:

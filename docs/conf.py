@@ -1,0 +1,28 @@
+"""The documentation's site: `make docs`."""
+
+import tomllib
+from pathlib import Path
+
+_project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+
+project = "tocsin"
+author = "the authors of tocsin"
+release = version = _project["version"]
+
+extensions = ["myst_parser", "sphinx_copybutton"]
+exclude_patterns = ["_build"]
+nitpicky = True
+
+# Headings down to this level can be linked to, by the names that GitHub gives them.
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence"]
+
+html_theme = "furo"
+html_title = f"tocsin {release}"
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
+html_show_copyright = False
+html_show_sphinx = False
+
+# What is copied from a console block is the commands alone.
+copybutton_prompt_text = "$ "

@@ -1,0 +1,50 @@
+"""The site of the documentation: it is built without a warning, and says what there is."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tocsin.stream_rules.catalogue import built_in
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the site, built as `make docs` builds it."""
+    folder = tmp_path_factory.mktemp("site")
+    options = ["--nitpicky", "--fail-on-warning", "--keep-going", "--quiet"]
+    command = [sys.executable, "-m", "sphinx", *options, str(DOCS), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_each_page_is_reached_and_loads_nothing_from_elsewhere(site: Path) -> None:
+    contents = (site / "index.html").read_text()
+    for page in DOCS.glob("*.md"):
+        assert f'href="{page.stem}.html"' in contents or page.stem == "index"
+        html = (site / f"{page.stem}.html").read_text()
+        loaded = re.findall(r"<(?:script|img|link|iframe)[^>]*(?:src|href)=\"([^\"]+)\"", html)
+        assert [address for address in loaded if address.startswith(("http", "//"))] == []
+
+
+def test_each_schema_is_listed_and_is_there_to_be_loaded(site: Path) -> None:
+    html = (site / "schemas.html").read_text()
+    files = sorted((DOCS / "schemas").glob("*.json"))
+    assert files
+    for file in files:
+        found = re.search(rf'href="([^"]+/{re.escape(file.name)})"', html)
+        assert found is not None, f"docs/schemas.md does not link {file.name}"
+        assert (site / found[1]).read_text() == file.read_text()
+
+
+def test_the_faq_knows_all_names_of_the_rules_of_sagemaker_debugger() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| \[`(\w+)`\]", (DOCS / "faq.md").read_text(), re.MULTILINE)
+    aliases = {rule.meta.alias: rule.meta.name for rule in built_in() if rule.meta.alias}
+    assert dict(rows) == aliases
