@@ -16,32 +16,12 @@ import typer
 from rich.console import Console
 
 from tocsin.bus.port import BusError
+from tocsin.console import run_commands
+from tocsin.console.command_options import BusOption, ConfigOption, HttpOption, JsonOption
 from tocsin.schemas.errors import ConfigurationError, MissingExtra
 
 # Each command imports what it needs when it is called: `tocsin run` must not wait for what only
 # `tocsin demo` uses.
-
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--config", help="Configuration file [default: $TOCSIN_CONFIG, else ./tocsin.yaml].",
-        show_default=False,
-    ),
-]  # fmt: skip
-BusOption = Annotated[
-    str | None,
-    typer.Option(
-        "--bus",
-        help="embedded:PATH or kafka://HOST:PORT[,HOST:PORT…] [default: $TOCSIN_BUS, else the "
-        "file's, else embedded:.tocsin/bus.db].",
-        show_default=False,
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-HttpOption = Annotated[
-    str | None,
-    typer.Option("--http", metavar="HOST:PORT", help="Serve /metrics, /healthz and /readyz there."),
-]
 
 app = typer.Typer(
     name="tocsin",
@@ -63,6 +43,7 @@ class ScenarioOption(StrEnum):
     HEALTHY = "healthy"
     NAN = "nan"
     DIVERGE = "diverge"
+    STALL = "stall"
 
 
 @app.command(
@@ -128,11 +109,16 @@ def run(
     raise typer.Exit(launch(plan_run(command or (), options)))
 
 
-@app.command(epilog="Example: tocsin demo nan")
+@app.command(epilog="Example: tocsin demo stall")
 def demo(
-    scenario: Annotated[
-        ScenarioOption | None,
-        typer.Argument(help="One scenario [default: healthy and nan, side by side]."),
+    scenarios: Annotated[
+        list[ScenarioOption] | None,
+        typer.Argument(
+            metavar="[SCENARIO…]",
+            help="What to show, side by side: healthy, nan, diverge, stall [default: healthy and "
+            "nan].",
+            show_default=False,
+        ),
     ] = None,
     bus: Annotated[
         str | None,
@@ -144,7 +130,8 @@ def demo(
     _need("actions", "tocsin demo", "aiohttp", "aiosmtplib")
     from tocsin.console.demo import Demo, ScenarioName
 
-    names: list[ScenarioName] = ["healthy", "nan"] if scenario is None else [scenario.value]
+    chosen = scenarios or (ScenarioOption.HEALTHY, ScenarioOption.NAN)
+    names: list[ScenarioName] = [scenario.value for scenario in dict.fromkeys(chosen)]
 
     async def play() -> bool:
         play = Demo(names, bus, Console())
@@ -198,6 +185,7 @@ def status(
     """Show what runs, what was found and what was done about it."""
     from tocsin.console.setting import read_setting
     from tocsin.console.status import print_status, status_json
+    from tocsin.console.terminal import standard_output
     from tocsin.console.views import BusView, read_view
 
     setting = read_setting(config, bus)
@@ -210,7 +198,16 @@ def status(
     if json_output:
         typer.echo(status_json(view))
     else:
-        print_status(view, bus_url=url, now_ms=time.time_ns() // 1_000_000, console=Console())
+        print_status(
+            view,
+            bus_url=url,
+            now_ms=time.time_ns() // 1_000_000,
+            console=standard_output(),
+            again=_again(config, bus),
+        )
+
+
+run_commands.register(app)
 
 
 @app.command(epilog="Example: tocsin check tocsin.yaml")
@@ -292,6 +289,13 @@ def _topics(config: Path | None, bus: str | None, json_output: bool, *, create: 
         typer.echo(topics_json(url, states))
     else:
         print_topics(url, states, Console())
+
+
+def _again(config: Path | None, bus: str | None) -> tuple[str, ...]:
+    """The options with which the next command finds the same bus."""
+    from tocsin.console.run import RunOptions
+
+    return RunOptions(config=config, bus=bus).again
 
 
 def _need(extra: str, what: str, *libraries: str) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 from tocsin.actions.message import plain_line
 from tocsin.console.views import BusView
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.schemas.issues import SHORT_ID, IssueFiring
+from tocsin.schemas.issues import SHORT_ID, IssueFiring, gravest
 from tocsin.schemas.runs import RunView
 
 SHORTEST: Final = 4
@@ -32,8 +32,8 @@ def choose_issue(view: BusView, text: str) -> IssueFiring | RunView:
     run = view.run(text)
     own = [issue for issue in view.issues if issue.run_id == text]
     newest = [issue for issue in own if run is not None and issue.incarnation == run.incarnation]
-    if own:
-        return gravest(newest or own)
+    if (chosen := gravest(newest or own)) is not None:
+        return chosen
     if run is not None:
         return run
     if len(text) < SHORTEST:
@@ -89,15 +89,6 @@ def choose_run(runs: Sequence[RunView], text: str) -> RunView:
         f"no run {_quoted(text)} on this bus; {now}; `tocsin status` lists all; "
         "was it on another bus (--bus)?"
     )
-
-
-def gravest(issues: Sequence[IssueFiring]) -> IssueFiring:
-    """The first critical issue; without one the first that is more than `info`, else the first."""
-    for severity in ("critical", "warning", "info"):
-        for issue in issues:
-            if issue.severity == severity:
-                return issue
-    raise ValueError("no issue to choose from")
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -46,7 +46,7 @@ class IssueFilter:
         """In words, after `no issues`; empty if each is wanted."""
         parts = []
         if self.run_id is not None:
-            parts.append(f"of run {plain_line(self.run_id)}")
+            parts.append(f"in run {plain_line(self.run_id)}")
         if self.rule is not None:
             parts.append(f"of rule {plain_line(self.rule)}")
         if self.severity is not None:
@@ -92,9 +92,10 @@ def no_issues_line(view: BusView, wanted: IssueFilter, bus_url: str) -> str:
     if not view.runs and not view.issues:
         return f"no runs on {bus_url} yet; try: tocsin run -- python train.py"
     if words and view.issues:
-        return f"no issues {words}; without options and run: tocsin issues shows {len(view.issues)}"
+        found = len(view.issues)
+        return f"no issues {words}; there {'is' if found == 1 else 'are'} {found:,} without that"
     watched = len(view.runs)
-    return f"no issues {words + ' ' if words else ''}in {watched:,} run{'s' * (watched != 1)}"
+    return f"no issues {words or f'in {watched:,} run' + 's' * (watched != 1)}"
 
 
 def issues_json(view: BusView, wanted: IssueFilter) -> str:

@@ -35,6 +35,12 @@ class RunOptions:
     require_bus: bool = False
     quiet: bool = False
 
+    @property
+    def again(self) -> tuple[str, ...]:
+        """The options with which another command, in the same folder, finds the same bus."""
+        config = () if self.config is None else ("--config", str(self.config))
+        return (*config, *(() if self.bus is None else ("--bus", self.bus)))
+
 
 def plan_run(
     command: Sequence[str], options: RunOptions, environ: Mapping[str, str] | None = None
@@ -76,6 +82,7 @@ def plan_run(
         quiet=options.quiet,
         summary=options.summary,
         require_bus=options.require_bus,
+        again=options.again,
         helper=_helper(setting, options, run_id, bus.url, incarnation) if setting.embedded else (),
     )
 

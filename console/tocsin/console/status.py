@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
@@ -11,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tocsin.console.views import BusView
-from tocsin.schemas.issues import IssueFiring
+from tocsin.schemas.issues import IssueFiring, gravest
 from tocsin.schemas.runs import RunView
 
 _STATE_STYLE: Mapping[str, str] = {"running": "green", "ended": "", "lost": "yellow"}
@@ -36,8 +37,13 @@ def status_json(view: BusView) -> str:
     )
 
 
-def print_status(view: BusView, *, bus_url: str, now_ms: int, console: Console) -> None:
-    """Tables for people; one helpful line where there is nothing to show."""
+def print_status(
+    view: BusView, *, bus_url: str, now_ms: int, console: Console, again: Sequence[str] = ()
+) -> None:
+    """Tables for people, and where to read more; one helpful line where there is nothing to show.
+
+    `again` are options with which another command finds the same bus.
+    """
     if not view.runs:
         console.print(
             f"no runs on {bus_url} yet; try: tocsin run -- python train.py", highlight=False
@@ -46,6 +52,10 @@ def print_status(view: BusView, *, bus_url: str, now_ms: int, console: Console) 
     console.print(_runs_table(view.runs, now_ms))
     if view.issues:
         console.print(_issues_table(view))
+    newest = [issue for issue in view.issues if issue.run_id == view.issues[-1].run_id]
+    if (told := gravest(newest)) is not None:
+        command = shlex.join(["tocsin", "why", told.short_id, *again])
+        console.print(f"more: {command}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _runs_table(runs: Sequence[RunView], now_ms: int) -> Table:

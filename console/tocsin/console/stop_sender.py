@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Final
 
 from tocsin.actions.stop import signed_record
@@ -29,6 +30,7 @@ from tocsin.console.stop_request import (
     under_way_line,
 )
 from tocsin.console.views import CommandSeen, event_data, read_commands, read_runs
+from tocsin.schemas.config_values import parse_duration
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.events import clip
 from tocsin.schemas.runs import RunData
@@ -44,6 +46,7 @@ BEYOND_GRACE_S: Final = 20.0
 
 _HEARD_MS: Final = 60_000
 _POLL_S: Final = 1.0
+_DAY_S: Final = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +57,25 @@ class StopOptions:
     reason: str
     grace_s: float
     wait_s: float | None = None
+
+
+def read_options(run: str, reason: str, *, grace: str, wait_s: float | None) -> StopOptions:
+    """Check what was said.
+
+    Raises:
+        ConfigurationError: the reason is empty, or the grace is no time of at most a day.
+    """
+    if not reason.strip():
+        raise ConfigurationError(
+            "--reason: expected a few words; they stand in the run's summary and in `tocsin why`"
+        )
+    try:
+        grace_s = parse_duration(grace) / timedelta(seconds=1)
+    except ValueError as error:
+        raise ConfigurationError(f"--grace {grace}: {error}") from None
+    if grace_s > _DAY_S:
+        raise ConfigurationError(f"--grace {grace}: expected at most 1d")
+    return StopOptions(run=run, reason=reason.strip(), grace_s=grace_s, wait_s=wait_s)
 
 
 @dataclass(frozen=True, slots=True)

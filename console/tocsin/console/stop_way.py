@@ -55,7 +55,7 @@ def way_lines(way: StopWay) -> list[str]:
     before: int | None = None
     for state, at_ms in way.moments:
         since = time_text(at_ms) if before is None else f"{at_ms - before:,} ms later"
-        lines.append(f"{_said(way.view, state):<28}{since}")
+        lines.append(f"{_said(way.view, state):<32}{since}")
         before = at_ms
     if way.view.reason:
         lines.append(plain_line(way.view.reason))

@@ -303,9 +303,7 @@ class _Launch:
         """What the stop has to say: on the bus and on the terminal."""
         if self._watch is not None:
             self._watch.voice.say(data)
-        command = self._stopper.command
-        reason = "" if command is None else command.reason
-        self.note(launcher_report.stop_line(data, reason=reason))
+        self.note(launcher_report.stop_line(data, command=self._stopper.command))
 
     def _keeping(self) -> frozenset[int]:
         """Children of ours that are not the job's."""
@@ -383,8 +381,8 @@ class _Launch:
             except (OSError, ValueError) as error:
                 self.say(f"the summary cannot be written: {error}")
         if self._watch is not None:
-            issues, unsaid = len(summary.issues), self._watch.voice.unsaid
-            self.note(launcher_report.end_line(steps, issues, summary.capture, unsaid))
+            unsaid = self._watch.voice.unsaid
+            self.note(launcher_report.end_line(summary, unsaid=unsaid, again=plan.again))
         return exit_code
 
     def _end(self, returncode: int) -> tuple[Outcome, int]:

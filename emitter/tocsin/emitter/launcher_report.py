@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from tocsin.emitter.summary import Summary
 from tocsin.schemas.control import (
     StopAcknowledged,
     StopEscalated,
     StopExited,
     StopRefused,
+    StopRequested,
 )
 from tocsin.schemas.deliveries import Delivery
 from tocsin.schemas.events import Data
-from tocsin.schemas.issues import Issue
-from tocsin.schemas.runs import CaptureFigures
+from tocsin.schemas.issues import Issue, gravest
 
 PREFIX = "tocsin: "
 
@@ -39,11 +41,13 @@ def delivery_line(delivery: Delivery) -> str | None:
     return f"  {delivery.rule} -> {delivery.action}: {delivery.state} ({one_line(delivery.reason)})"
 
 
-def stop_line(data: Data, *, reason: str = "") -> str | None:
-    """How a stop goes on; None for what needs no line."""
+def stop_line(data: Data, *, command: StopRequested | None = None) -> str | None:
+    """How a stop goes on; None for what needs no line. `command` is the one that is obeyed."""
     match data:
         case StopAcknowledged():
-            return f"  stopping the job: {one_line(reason)}"
+            person = "" if command is None else asked_by(command)
+            reason = "" if command is None else one_line(command.reason)
+            return f"  stopping the job{f', asked by {person}' if person else ''}: {reason}"
         case StopEscalated():
             return f"  {data.how} to the job: {one_line(data.reason)}"
         case StopExited(how="itself"):
@@ -57,16 +61,36 @@ def stop_line(data: Data, *, reason: str = "") -> str | None:
             return None
 
 
-def end_line(steps: int, issues: int, capture: CaptureFigures | None, unsaid: int = 0) -> str:
-    """`1,200 steps watched, 0 issues, overhead 0.3 %`; `unsaid`: of the launcher's own records."""
+def asked_by(command: StopRequested) -> str:
+    """Who asked for a stop, where it was a person; empty where an issue did."""
+    return "" if command.issue_id is not None else one_line(command.requested_by) or "somebody"
+
+
+def end_line(summary: Summary, *, unsaid: int = 0, again: Sequence[str] = ()) -> str:
+    """`1,200 steps watched, 1 issue, overhead 0.3 %; tocsin why 1a2b3c4d`.
+
+    A person's stop is said again; that of an issue decides which issue is pointed to.
+
+    Args:
+        summary: what is to be summed up.
+        unsaid: how many records of the launcher's own were not sent.
+        again: options with which another command finds the same bus.
+    """
+    steps, issues, capture = summary.steps, summary.issues, summary.capture
+    stop = None if summary.stop is None else summary.stop.command
     watched = "no training seen" if steps == 0 else f"{_count(steps, 'step')} watched"
-    line = f"{watched}, {_count(issues, 'issue')}"
+    line = f"{watched}, {_count(len(issues), 'issue')}"
     if capture is not None and steps:
         line += f", overhead {capture.overhead_percent:.1f} %"
         if capture.dropped:
             line += f", {_count(capture.dropped, 'record')} dropped"
     if unsaid:
         line += f", {_count(unsaid, 'record')} of the launcher not sent"
+    if stop is not None and (person := asked_by(stop)):
+        line += f", stopped by {person}: {one_line(stop.reason)}"
+    stopping = [issue for issue in issues if stop is not None and issue.issue_id == stop.issue_id]
+    if (told := gravest(stopping or issues)) is not None:
+        line += f"; {shlex.join(['tocsin', 'why', told.short_id, *again])}"
     return line
 
 

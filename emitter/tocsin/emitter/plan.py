@@ -29,7 +29,7 @@ class LaunchPlan:
     driven through its stdin, see `tocsin.emitter.helper_process`. `config` is the configuration
     file, for the job's processes; `capture` its section as JSON. `stop` False is `--no-stop`. `say`
     gets each line for the terminal, without the prefix; by default it goes to stderr as
-    `tocsin: LINE`.
+    `tocsin: LINE`. `again` are options with which another command finds this bus.
     """
 
     command: tuple[str, ...]
@@ -49,6 +49,7 @@ class LaunchPlan:
     require_bus: bool = False
     helper: tuple[str, ...] = ()
     helper_log: Path | None = None
+    again: tuple[str, ...] = ()
     say: Callable[[str], None] | None = None
     observe: Observer | None = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
@@ -150,6 +151,15 @@ class IssueResolved(IssueFiring):
 
     event_type: ClassVar[str] = "tocsin.issue.resolved"
     state: ClassVar[IssueState] = "resolved"
+
+
+def gravest(issues: Sequence[IssueFiring]) -> IssueFiring | None:
+    """The first critical one, else the first warning, else the first; None if there is none."""
+    for severity in ("critical", "warning"):
+        for issue in issues:
+            if issue.severity == severity:
+                return issue
+    return issues[0] if issues else None
 
 
 Issue = IssueFiring

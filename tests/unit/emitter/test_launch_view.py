@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tocsin.bus.port import Partition, Record
 from tocsin.emitter import launcher_report
 from tocsin.emitter.launcher_view import UNANSWERED_MS, OwnRun
-from tocsin.schemas.control import StopExited, StopRefused
+from tocsin.emitter.summary import StopFigures, Summary
+from tocsin.schemas.control import StopAcknowledged, StopExited, StopRefused, StopRequested
 from tocsin.schemas.deliveries import Delivery, DeliveryState
 from tocsin.schemas.events import Data, Event
 from tocsin.schemas.issues import IssueFiring, IssueOngoing, Subject
@@ -103,14 +106,56 @@ def test_the_lines_for_people() -> None:
     assert launcher_report.delivery_line(delivery("delivered", kind="stop")) is None
     figures = CaptureFigures(overhead_percent=0.31, records=5, dropped=0)
     end = "1,200 steps watched, 0 issues, overhead 0.3 %"
-    assert launcher_report.end_line(1200, 0, figures) == end
-    assert launcher_report.end_line(1, 1, None) == "1 step watched, 1 issue"
+    assert end_line(1200, [], figures) == end
+    more = "1 step watched, 1 issue; tocsin why 0a1b2c3d"
+    found = issue(issue_id="0a1b2c3d-4e5f")
+    assert end_line(1, [found]) == more
     lost = "1 step watched, 0 issues, 2 records of the launcher not sent"
-    assert launcher_report.end_line(1, 0, None, 2) == lost
-    assert launcher_report.end_line(0, 0, figures) == "no training seen, 0 issues"
+    assert end_line(1, unsaid=2) == lost
+    assert end_line(0, [], figures) == "no training seen, 0 issues"
+
+
+def end_line(
+    steps: int,
+    issues: Sequence[IssueFiring] = (),
+    capture: CaptureFigures | None = None,
+    *,
+    stop: StopRequested | None = None,
+    unsaid: int = 0,
+    again: Sequence[str] = (),
+) -> str:
+    summary = Summary(
+        run_id="r1", outcome="completed", exit_code=0, steps=steps, duration_s=1.0, issues=issues,
+        rules={}, stop=None if stop is None else StopFigures(command=stop), capture=capture,
+    )  # fmt: skip
+    return launcher_report.end_line(summary, unsaid=unsaid, again=again)
+
+
+def command(**changes: object) -> StopRequested:
+    fields: dict[str, object] = {
+        "command_id": "c", "run_id": "r1", "incarnation": "i1", "reason": "wrong\ndata",
+        "requested_by": "ana@node-1", "requested_ms": 1, "not_after_ms": 2, "nonce": "n",
+    }  # fmt: skip
+    return StopRequested.model_validate(fields | changes)
+
+
+def test_the_end_says_who_stopped_the_run_and_which_issue_to_read() -> None:
+    by_ana = "9 steps watched, 0 issues, stopped by ana@node-1: wrong data"
+    assert end_line(9, stop=command()) == by_ana
+    first, second = issue(issue_id="11111111-1"), issue(issue_id="22222222-2")
+    minor = issue(issue_id="33333333-3", severity="warning")
+    assert end_line(9, [minor, first]) == "9 steps watched, 2 issues; tocsin why 11111111"
+    stopping = command(issue_id=second.issue_id)
+    line = "9 steps watched, 2 issues; tocsin why 22222222 --config 'my file.yaml'"
+    assert end_line(9, [first, second], stop=stopping, again=["--config", "my file.yaml"]) == line
 
 
 def test_the_lines_about_a_stop() -> None:
+    heard = StopAcknowledged(run_id="r1", incarnation="i1", role="launcher", command_id="c")
+    by_ana = "  stopping the job, asked by ana@node-1: wrong data"
+    assert launcher_report.stop_line(heard, command=command()) == by_ana
+    by_rule = "  stopping the job: wrong data"
+    assert launcher_report.stop_line(heard, command=command(issue_id="x")) == by_rule
     who = {"run_id": "r1", "incarnation": "i1", "command_id": "c"}
     exited = StopExited.model_validate({**who, "how": "SIGTERM", "exit_code": 143})
     assert launcher_report.stop_line(exited) == "  the job is stopped: it left by SIGTERM"

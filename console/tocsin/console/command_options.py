@@ -1,0 +1,30 @@
+"""Options that several subcommands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", help="Configuration file [default: $TOCSIN_CONFIG, else ./tocsin.yaml].",
+        show_default=False,
+    ),
+]  # fmt: skip
+BusOption = Annotated[
+    str | None,
+    typer.Option(
+        "--bus",
+        help="embedded:PATH or kafka://HOST:PORT[,HOST:PORT…] [default: $TOCSIN_BUS, else the "
+        "file's, else embedded:.tocsin/bus.db].",
+        show_default=False,
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+HttpOption = Annotated[
+    str | None,
+    typer.Option("--http", metavar="HOST:PORT", help="Serve /metrics, /healthz and /readyz there."),
+]

@@ -1,0 +1,155 @@
+"""The command line: `issues`, `why`, `stop` and `watch`, about runs that there are."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tocsin.console.command_options import BusOption, ConfigOption, JsonOption
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    example = "Example: tocsin"
+    app.command(epilog=f"{example} issues --severity critical --state open")(issues)
+    app.command(epilog=f"{example} why 1a2b3c4d")(why)
+    app.command(epilog=f'{example} stop gpt-1 --reason "wrong data set"')(stop)
+    app.command(epilog=f"{example} watch")(watch)
+
+
+class SeverityOption(StrEnum):
+    """How grave an issue is."""
+
+    INFO = "info"
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+
+class StateOption(StrEnum):
+    """Which issues `tocsin issues` lists."""
+
+    OPEN = "open"
+    RESOLVED = "resolved"
+    ALL = "all"
+
+
+def issues(
+    run_id: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="Only of this run.", show_default=False)
+    ] = None,
+    rule: Annotated[str | None, typer.Option("--rule", metavar="R", help="Only of it.")] = None,
+    severity: Annotated[
+        SeverityOption | None, typer.Option("--severity", help="Only of this severity.")
+    ] = None,
+    state: Annotated[
+        StateOption, typer.Option("--state", help="Whether it goes on, or has been resolved.")
+    ] = StateOption.ALL,
+    config: ConfigOption = None,
+    bus: BusOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """List what was found, in order of occurrence, and what was done about it."""
+    from tocsin.console.issue_reading import print_issues
+    from tocsin.console.issue_table import IssueFilter
+    from tocsin.console.setting import read_setting
+
+    wanted = IssueFilter(
+        run_id=run_id,
+        rule=rule,
+        severity=None if severity is None else severity.value,
+        state=state.value,
+    )
+    setting = read_setting(config, bus)
+    asyncio.run(print_issues(setting, wanted, as_json=json_output))
+
+
+def why(
+    issue: Annotated[
+        str,
+        typer.Argument(
+            metavar="ISSUE", help="Its id, or the first 4 characters or more; or a run."
+        ),
+    ],
+    config: ConfigOption = None,
+    bus: BusOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Tell one issue: where it began, the evidence, what to do, what was done and who decided.
+
+    Of a run the gravest issue is told: the first critical one, else the first.
+    """
+    from tocsin.console.issue_reading import print_story
+    from tocsin.console.setting import read_setting
+
+    setting = read_setting(config, bus)
+    asyncio.run(print_story(setting, issue, as_json=json_output))
+
+
+def stop(
+    run_id: Annotated[
+        str, typer.Argument(metavar="RUN", help="The run, or the beginning of its id.")
+    ],
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="Why; the run's summary will say so.")
+    ],
+    grace: Annotated[
+        str,
+        typer.Option(
+            "--grace",
+            metavar="TIME",
+            help="How long the job has to leave at an edge of its loop before it gets SIGTERM, "
+            "and then SIGKILL; for example 30s, 2m.",
+        ),
+    ] = "30s",
+    wait: Annotated[
+        float | None,
+        typer.Option(
+            "--wait",
+            min=0,
+            metavar="S",
+            help="Follow the stop for so long, s [default: twice the grace and 20 s].",
+            show_default=False,
+        ),
+    ] = None,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Only send the command.")] = False,
+    config: ConfigOption = None,
+    bus: BusOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Stop a run by hand: the same signed command that rules send, followed until the job is gone.
+
+    The exit code is 0 if the job left, 1 if the run refused, the command expired or the job was not
+    seen to leave within the wait, 2 if nothing was sent. With --no-wait 0 means that it was sent.
+    """
+    from tocsin.console.setting import read_setting
+    from tocsin.console.stop_sender import read_options, stop_run
+
+    options = read_options(run_id, reason, grace=grace, wait_s=0.0 if no_wait else wait)
+    setting = read_setting(config, bus)
+    say = (lambda line: None) if json_output else (lambda line: print(line, flush=True))
+    outcome = asyncio.run(stop_run(setting, options, os.environ, say))
+    if json_output:
+        typer.echo(outcome.document)
+    raise typer.Exit(outcome.exit_code)
+
+
+def watch(
+    run_id: Annotated[
+        str | None, typer.Argument(metavar="RUN", help="Only this run.", show_default=False)
+    ] = None,
+    config: ConfigOption = None,
+    bus: BusOption = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one picture and end, as without a terminal.")
+    ] = False,
+) -> None:
+    """Watch all runs live: steps, losses, rules, issues, deliveries. Ctrl-C ends it."""
+    from tocsin.console.setting import read_setting
+    from tocsin.console.watch import watch as show
+
+    raise typer.Exit(show(read_setting(config, bus), run_id, once=once, console=Console()))
