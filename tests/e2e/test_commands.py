@@ -1,16 +1,14 @@
-"""The reading commands and the demo, as processes."""
+"""The reading commands, as processes."""
 
 from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from support.site import SCRIPTS, Site, on_both_buses, on_embedded
+from support.site import SCRIPTS, Site, on_both_buses
 
 
 @on_both_buses
@@ -73,36 +71,3 @@ def test_mistakes_are_sentences_and_exit_2(
     assert done.returncode == 2, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
-
-
-@on_embedded
-@pytest.mark.parametrize("scenario", ["nan"])
-def test_the_demo_ends_as_announced(site: Site, scenario: str) -> None:
-    _demo(site, scenario)
-
-
-@pytest.mark.torture
-@on_both_buses
-@pytest.mark.parametrize("scenario", ["healthy", "diverge", None])
-def test_each_scenario_of_the_demo_ends_as_announced(site: Site, scenario: str | None) -> None:
-    _demo(site, scenario)
-
-
-def _demo(site: Site, scenario: str | None) -> None:
-    command = [sys.executable, "-m", "tocsin.console", "demo", *([scenario] if scenario else [])]
-    command += ["--bus", site.bus_url] if site.kind == "kafka" else []
-    done = subprocess.run(
-        command, cwd=site.folder, capture_output=True, text=True, timeout=115, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "NOT as announced" not in done.stdout
-    if scenario in ("nan", None):
-        assert "signature verified" in done.stdout
-        moments = [
-            "step 40 begins", "issue: nonfinite", "stop decided", "training loop left", "job gone",
-        ]  # fmt: skip
-        assert "mail arrives" in done.stdout
-        (page,) = set(re.findall(r"/\S+/mail-1-demo-nan-\w+\.html", done.stdout))
-        assert "data:image/png;base64," in Path(page).read_text()
-        places = [done.stdout.index(moment) for moment in moments]
-        assert places == sorted(places), done.stdout

@@ -114,9 +114,8 @@ def demo(
     scenarios: Annotated[
         list[ScenarioOption] | None,
         typer.Argument(
-            metavar="[SCENARIO…]",
-            help="What to show, side by side: healthy, nan, diverge, stall [default: healthy and "
-            "nan].",
+            metavar="SCENARIO",
+            help="What to show; several run side by side [default: healthy and nan].",
             show_default=False,
         ),
     ] = None,

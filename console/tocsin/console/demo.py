@@ -32,10 +32,13 @@ from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
 from tocsin.schemas.wire import decode, read_meta
 
 FAULT_STEP: Final = 40
+DRAIN_S: Final = 60
+"""How long the mail is waited for: drawing its first plot takes seconds on a busy machine."""
+
 HOOK_VARIABLE: Final = "TOCSIN_DEMO_HOOK_KEY"
 _TRAININGS: Final = "tocsin.console.trainings"
 
-ScenarioName = Literal["healthy", "diverge", "nan"]
+ScenarioName = Literal["healthy", "nan", "diverge", "stall"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +51,16 @@ class Scenario:
     module: str
     arguments: tuple[str, ...]
     fault: str | None = None
-
-    @property
-    def stops(self) -> bool:
-        """Whether it should be stopped."""
-        return self.fault is not None
+    rule: str | None = None
+    """Which rule should stop it; None: it should be left alone."""
 
 
-def _resnet(name: ScenarioName, style: str, fault: str, says: str) -> Scenario:
+def _resnet(name: ScenarioName, style: str, fault: str, says: str, rule: str) -> Scenario:
     """A ResNet on handwritten digits, 2,000 steps if nobody stops it."""
     length = ("--steps", "2000", "--print-every", "10")
     arguments = (*length, "--fault", fault, "--fault-at", str(FAULT_STEP))
     text = f"a ResNet learns handwritten digits; at step {FAULT_STEP} {says}"
-    return Scenario(name, style, text, f"{_TRAININGS}.resnet", arguments, says)
+    return Scenario(name, style, text, f"{_TRAININGS}.resnet", arguments, says, rule)
 
 
 SCENARIOS: Final[Mapping[ScenarioName, Scenario]] = {
@@ -69,10 +69,13 @@ SCENARIOS: Final[Mapping[ScenarioName, Scenario]] = {
         "green",
         "a small GPT learns English text; nothing is wrong with it",
         f"{_TRAININGS}.gpt",
-        ("--steps", "300", "--print-every", "50"),
+        ("--steps", "200", "--print-every", "50"),
     ),
-    "nan": _resnet("nan", "red", "nan_batch", "its batch holds a corrupt image, NaN"),
-    "diverge": _resnet("diverge", "yellow", "diverge", "the learning rate goes from 0.05 to 50"),
+    "nan": _resnet("nan", "red", "nan_batch", "its batch holds a corrupt image, NaN", "nonfinite"),
+    "diverge": _resnet(
+        "diverge", "yellow", "diverge", "the learning rate goes from 0.05 to 50", "loss_diverged"
+    ),
+    "stall": _resnet("stall", "magenta", "stall", "its data loader hangs", "stalled_training"),
 }
 
 CONFIG: Final = """\
@@ -88,6 +91,10 @@ rules:
   - nonfinite: [stop, demo-hook, demo-mail]
   - loss_diverged: [stop, demo-hook, demo-mail]
   - exploding_gradient: [demo-hook, demo-mail]
+  # Made impatient, so that nobody waits for five minutes; a loop that hangs needs the signals.
+  - name: stalled_training
+    params: {{threshold: 5s}}
+    actions: [{{stop: {{grace: 1s}}}}, demo-hook, demo-mail]
 """
 
 
@@ -102,11 +109,23 @@ class Ended:
 
     @property
     def as_announced(self) -> bool:
-        """Whether what should have happened did."""
-        if self.scenario.stops:
-            return self.exit_code == 79 and self.summary.get("outcome") == "stopped"
-        return self.exit_code == 0 and not any(
-            issue["severity"] != "info" for issue in self.summary.get("issues", [{"severity": "?"}])
+        """Whether what should have happened did: stopped and told, or left alone."""
+        summary = self.summary
+        if self.scenario.rule is None:
+            return self.exit_code == 0 and not any(
+                issue["severity"] != "info" for issue in summary.get("issues", [{"severity": "?"}])
+            )
+        stop = summary.get("stop") or {}
+        told = {
+            delivery["action"]
+            for delivery in summary.get("deliveries", [])
+            if delivery["issue"] == stop.get("issue") and delivery["state"] == "delivered"
+        }
+        return (
+            self.exit_code == 79
+            and summary.get("outcome") == "stopped"
+            and stop.get("rule") == self.scenario.rule
+            and told >= {"demo-hook", "demo-mail"}
         )
 
 
@@ -132,8 +151,8 @@ class Demo:
         """
         async with (
             open_bus(self._url) as bus,
-            DemoReceiver() as receiver,
-            DemoMailbox(self._folder) as mailbox,
+            DemoReceiver().listening() as receiver,
+            DemoMailbox(self._folder).listening() as mailbox,
         ):
             await bus.init(self._topics.specs())
             config = self._folder / "tocsin.yaml"
@@ -173,7 +192,9 @@ class Demo:
     def _announce(self, hook: str, smtp_port: int) -> None:
         for scenario in self._scenarios:
             self._console.print(
-                f"[{scenario.style}]{scenario.name:>8}[/] {scenario.says}", highlight=False
+                f"[{scenario.style}]{scenario.name:>8}[/] {scenario.says}",
+                highlight=False,
+                soft_wrap=True,
             )
         self._say(f"webhooks go to a receiver on {hook}, which verifies their signatures")
         self._say(f"mail goes to an SMTP server on 127.0.0.1:{smtp_port}")
@@ -194,7 +215,7 @@ class Demo:
         summary = self._folder / f"{run_id}.json"
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "tocsin.console", "run",
-            "--run-id", run_id, "--summary", str(summary),
+            "--run-id", run_id, "--summary", str(summary), "--drain", str(DRAIN_S),
             "--", sys.executable, "-m", scenario.module, "--threads", "1", *scenario.arguments,
             env=environ, stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
@@ -240,17 +261,20 @@ class Demo:
     def _show(self, ended: Ended, moments: Sequence[Moment]) -> None:
         scenario, summary = ended.scenario, ended.summary
         mark = "[green]as announced[/]" if ended.as_announced else "[red]NOT as announced[/]"
+        issues = len(summary.get("issues", []))
         outcome, steps = summary.get("outcome", "no summary"), summary.get("steps", 0)
         overhead = (summary.get("capture") or {}).get("overhead_percent", 0.0)
         self._console.print(
             f"\n[{scenario.style} bold]{scenario.name}[/] {outcome} after {steps:,} steps, "
-            f"{len(summary.get('issues', []))} issues, exit code {ended.exit_code}, "
+            f"{issues} issue{'' if issues == 1 else 's'}, exit code {ended.exit_code}, "
             f"overhead {overhead:.1f} %: {mark}",
             highlight=False,
+            soft_wrap=True,
         )
         if not moments:
             return
         table = Table("ms", "what", "", box=None, pad_edge=False)
+        table.columns[1].no_wrap = True
         table.columns[0].justify = "right"
         start = moments[0].at_ms
         for moment in moments:

@@ -6,12 +6,13 @@ import asyncio
 import base64
 import re
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from email import message_from_bytes
 from email.message import EmailMessage
 from email.policy import default
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 from aiosmtpd.smtp import SMTP
@@ -30,31 +31,22 @@ class Mail:
 
 
 class DemoMailbox:
-    """Listens on a free port of 127.0.0.1 between `async with`, and writes into `folder`."""
+    """Where the mail of the demo arrives; it is kept in `folder`. `port` while it listens."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.port = 0
         self.mails: list[Mail] = []
-        self._server: asyncio.Server | None = None
 
-    async def __aenter__(self) -> Self:
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[Self]:
+        """Listen, on a free port of 127.0.0.1, until the `async with` ends."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
+        async with await loop.create_server(
             lambda: SMTP(self, hostname="demo.invalid", loop=loop), "127.0.0.1", 0
-        )
-        self.port = self._server.sockets[0].getsockname()[1]
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._server is not None:
-            self._server.close()
-            await self._server.wait_closed()
+        ) as server:
+            self.port = server.sockets[0].getsockname()[1]
+            yield self
 
     async def handle_DATA(self, server: Any, session: Any, envelope: Any) -> str:
         """Called by aiosmtpd with each mail."""

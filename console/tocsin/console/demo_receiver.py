@@ -7,8 +7,9 @@ import hashlib
 import hmac
 import secrets
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from aiohttp import web
@@ -29,34 +30,28 @@ class Received:
 
 
 class DemoReceiver:
-    """Listens on a free port of 127.0.0.1 between `async with`."""
+    """Where the webhooks of the demo arrive. `url` is known while it listens."""
 
     def __init__(self) -> None:
         self._raw_key = secrets.token_bytes(24)
         self.secret = "whsec_" + base64.b64encode(self._raw_key).decode()
         self.received: list[Received] = []
         self.url = ""
-        self._runner: web.AppRunner | None = None
 
-    async def __aenter__(self) -> Self:
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[Self]:
+        """Listen, on a free port of 127.0.0.1, until the `async with` ends."""
         application = web.Application()
         application.router.add_post("/hook", self._accept)
-        self._runner = web.AppRunner(application, access_log=None)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        host, port = self._runner.addresses[0][:2]
-        self.url = f"http://{host}:{port}/hook"
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
+        runner = web.AppRunner(application, access_log=None)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            host, port = runner.addresses[0][:2]
+            self.url = f"http://{host}:{port}/hook"
+            yield self
+        finally:
+            await runner.cleanup()
 
     async def _accept(self, request: web.Request) -> web.Response:
         body = await request.read()

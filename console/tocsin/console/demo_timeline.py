@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tocsin.console.demo_mail import Mail
 from tocsin.console.demo_receiver import Received
-from tocsin.schemas.control import StopAcknowledged, StopExited, StopLeft
+from tocsin.schemas.control import StopAcknowledged, StopEscalated, StopExited, StopLeft
 from tocsin.schemas.deliveries import Delivery
 from tocsin.schemas.events import Data, Event
 from tocsin.schemas.issues import IssueFiring
@@ -88,6 +88,8 @@ def _moment(append_ms: int, data: Data) -> Moment | None:
         return Moment(
             data.left_us / 1000, "training loop left", f"after step {data.step}, {data.edge}"
         )
+    if isinstance(data, StopEscalated):
+        return Moment(append_ms, f"{data.how} to the job", data.reason)
     if isinstance(data, StopExited):
         return Moment(append_ms, "job gone", f"by {data.how}, exit code {data.exit_code}")
     return None

@@ -7,7 +7,7 @@ import numpy as np
 from support.issue_records import incarnation, issue
 from tocsin.console.demo_receiver import Received
 from tocsin.console.demo_timeline import Told, timeline
-from tocsin.schemas.control import StopExited, StopLeft
+from tocsin.schemas.control import StopEscalated, StopExited, StopLeft
 from tocsin.schemas.events import Data, Event
 from tocsin.schemas.runs import Heartbeat
 from tocsin.schemas.telemetry import Speaker, StepFrame
@@ -70,3 +70,18 @@ def test_moments_stand_in_order_of_time_from_the_last_good_step_on() -> None:
     ]
     assert "verified" in moments[2].detail
     assert "NOT VALID" in moments[3].detail
+
+
+def test_a_job_that_hangs_shows_the_signal_that_ended_it() -> None:
+    escalated = StopEscalated(
+        run_id=RUN,
+        incarnation=INCARNATION,
+        role="launcher",
+        command_id="c",
+        how="SIGTERM",
+        reason="rank 0 did not leave within 1 s",
+    )
+    moments = timeline([told(6_000, escalated)], [], fault_step=3, fault="hangs")
+    assert [(moment.what, moment.detail) for moment in moments] == [
+        ("SIGTERM to the job", "rank 0 did not leave within 1 s")
+    ]

@@ -7,18 +7,21 @@ python -m tocsin.console.trainings.resnet --fault nan_batch --fault-at 50
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
+from torch.utils.data import DataLoader, IterableDataset
 
 from tocsin.console.trainings import common
 
 CLASSES = 10
 DIVERGING_RATE = 50.0
-FAULTS = ("nan_batch", "diverge")
+FAULTS = ("nan_batch", "diverge", "stall")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -118,6 +121,36 @@ def batches(
         yield clean + 0.5 * torch.randn(clean.shape, generator=chance), labels[chosen]
 
 
+class HangingBatches(IterableDataset):  # type: ignore[misc]  # torch has no types here
+    """Batches up to a step, and then a read that never returns, as of a file server gone away."""
+
+    def __init__(
+        self,
+        data: Iterator[tuple[torch.Tensor, torch.Tensor]],
+        *,
+        hang_at: int,
+        say: Callable[[], None],
+    ) -> None:
+        """`say` is called when it begins to hang."""
+        self._data = data
+        self._hang_at = hang_at
+        self._say = say
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for _ in range(self._hang_at):
+            yield next(self._data)
+        never_written, _ = os.pipe()
+        self._say()
+        os.read(never_written, 1)
+
+
+def hanging(dataset: HangingBatches) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield what a worker process of torch's data loader reads, and hang when it hangs."""
+    # Forked: batches() is a generator, which cannot be sent to a process that starts afresh.
+    loader = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="fork")
+    yield from loader
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Train; return the exit code."""
     arguments = common.training_parser(
@@ -136,6 +169,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         seed=arguments.seed,
     )
     printer = common.Printer(every=arguments.print_every, times=arguments.times)
+    if arguments.fault == "stall":
+        at = arguments.fault_at
+        say = partial(printer.fault, "stall", at, "the data loader's worker hangs")
+        data = hanging(HangingBatches(data, hang_at=at, say=say))
     step = 0
     try:
         for step in range(arguments.steps):
