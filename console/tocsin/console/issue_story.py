@@ -11,13 +11,14 @@ from rich.text import Text
 
 from tocsin.actions.message import fact_text, number_text, plain_line, time_text, where_text
 from tocsin.console.issue_table import SEVERITY_STYLE, issue_facts
-from tocsin.console.sparkline import sparkline
 from tocsin.console.stop_way import StopWay, stop_way, way_facts, way_lines
 from tocsin.console.views import BusView, CommandSeen, StateSeen
+from tocsin.console.watch_series import Bucket, sparkline
 from tocsin.schemas.deliveries import Delivery
 from tocsin.schemas.issues import IssueFiring, Series
 from tocsin.schemas.runs import RunView
 
+_DRAWN: Final = 40
 _LAST: Final = 6
 _NAMED: Final = 8
 _LABEL: Final = 16
@@ -132,10 +133,17 @@ def _series_lines(series: Series) -> Iterator[str]:
     unit = {"percent": " %", None: ""}.get(series.unit, f" {series.unit}")
     limit = "" if series.limit is None else f"  limit {number_text(series.limit)}{unit}"
     name = plain_line(series.name)
-    yield f"{name}  {sparkline(series.values)}{limit}"
+    yield f"{name}  {_drawn(series.values)}{limit}"
     last = list(zip(series.steps, series.values, strict=True))[-_LAST:]
     listed = ", ".join(f"{number_text(value)}{unit} (step {step:,})" for step, value in last)
     yield f"{name}, last values: {listed}"
+
+
+def _drawn(values: Sequence[float]) -> str:
+    buckets = [Bucket() for _ in values[-_DRAWN:]]
+    for bucket, value in zip(buckets, values[-_DRAWN:], strict=True):
+        bucket.add(value)
+    return sparkline(buckets)
 
 
 def _followed_lines(story: Story) -> Iterator[str]:

@@ -40,7 +40,7 @@ class StateOption(StrEnum):
 
 def issues(
     run_id: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="Only of this run.", show_default=False)
+        str | None, typer.Argument(metavar="RUN", help="Only of this run.", show_default=False)
     ] = None,
     rule: Annotated[str | None, typer.Option("--rule", metavar="R", help="Only of it.")] = None,
     severity: Annotated[

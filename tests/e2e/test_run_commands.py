@@ -1,0 +1,116 @@
+"""`tocsin issues`, `why` and `stop` from another terminal, on both buses."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from support.receiver import Receiver
+from support.site import (
+    KAFKA,
+    SCRIPTS,
+    Site,
+    embedded_site_in,
+    kafka_site_in,
+    on_both_buses,
+    until,
+)
+
+
+@pytest.fixture
+def bare_site(request: pytest.FixtureRequest, tmp_path: Path, receiver: Receiver) -> Site:
+    """A site without workers: on Kafka nobody makes a view of a run there."""
+    if request.param == "embedded":
+        return embedded_site_in(tmp_path, receiver)
+    return kafka_site_in(tmp_path, request.getfixturevalue("kafka_url"), receiver)
+
+
+@pytest.mark.parametrize("bare_site", ["embedded", KAFKA], indirect=True)
+def test_a_person_stops_a_run_by_hand_and_a_stranger_does_not(bare_site: Site) -> None:
+    site, reason = bare_site, "wrong data set"
+    options = ["--config", str(site.config)]
+    # A name that can be shortened where a view lists it; else it has to be given whole.
+    run_id = f"by-hand-{site.kind}"
+    named = "by-ha" if site.kind == "embedded" else run_id
+    running = site.start(
+        sys.executable, "-u", str(SCRIPTS / "long_loop.py"), run_id=run_id, options=["--drain", "3"]
+    )
+    until(lambda: "step 20 " in running.stdout, timeout_s=60, what="the job trains")
+
+    stranger = replace(site, environ={**site.environ, "XDG_CONFIG_HOME": str(site.folder / "two")})
+    refused = stranger.tocsin("stop", run_id, "--reason", "mine", *options)
+    assert refused.returncode == 1, refused
+    assert re.search(r"refused \(untrusted_key\): .*actions\.pub", refused.stdout), refused
+    assert running.process.poll() is None
+
+    stopped = site.tocsin("stop", named, "--reason", reason, *options)
+    assert stopped.returncode == 0, stopped
+    said = stopped.stdout.splitlines()
+    assert said[0].startswith(f"asked run {run_id} to stop"), stopped
+    assert "acknowledged by" in said[1]
+    assert re.search(r"rank 0 left its loop at step \d", stopped.stdout), stopped
+    assert "the job left with 79" in said[-1]
+
+    finished = running.finish()
+    assert finished.exit_code == 79, finished
+    stop = finished.summary["stop"]
+    assert (stop["reason"], stop["how"], stop["issue"]) == (reason, "edge", None), finished
+    assert "@" in stop["requested_by"]
+    assert f"asked by {stop['requested_by']}: {reason}" in finished.stderr
+    assert f"stopped by {stop['requested_by']}: {reason}" in finished.stderr.splitlines()[-1]
+    if site.kind == "embedded":
+        again = site.tocsin("stop", named, "--reason", reason, *options)
+        assert again.returncode == 2
+        assert "has ended (stopped with exit code 79)" in again.stderr
+        told = json.loads(site.tocsin("why", run_id, "--json", *options).stdout)
+        assert told["issue"] is None
+        assert told["stop"]["reason"] == reason
+        assert [*told["stop"]["states"]] == ["requested", "acknowledged", "left", "exited"]
+
+
+@on_both_buses
+def test_what_was_found_is_listed_and_told(site: Site) -> None:
+    options = ["--config", str(site.config)]
+    run_id = f"told-{site.kind}"
+    finished = site.run(sys.executable, str(SCRIPTS / "same_nan.py"), run_id=run_id)
+    assert finished.exit_code == 79, finished
+    issue_id = finished.issues[0]["id"]
+    short = issue_id[:8]
+    pointed = f"; tocsin why {short} --config {site.config}"
+    assert finished.stderr.splitlines()[-1].endswith(pointed), finished
+
+    (line,) = site.tocsin("issues", run_id, "--rule", "nonfinite", *options).stdout.splitlines()[1:]
+    assert re.match(rf" {short} +{run_id} +critical +nonfinite +firing +step 20 ", line), line
+    assert "stop: delivered" in line
+    assert "hook: delivered" in line
+    listed = json.loads(site.tocsin("issues", "--severity", "critical", "--json", *options).stdout)
+    (facts,) = [issue for issue in listed["issues"] if issue["run_id"] == run_id]
+    assert facts["issue_id"] == issue_id
+    assert {d["action"]: d["state"] for d in facts["deliveries"]} == {
+        "stop": "delivered", "hook": "delivered",
+    }  # fmt: skip
+
+    told = site.tocsin("why", short, *options)
+    assert told.returncode == 0, told
+    for said in (
+        f"critical: nonfinite in run {run_id}",
+        "gradients of 0.weight, rank 0, step 20",
+        "nans 1",
+        "firing  at step 20",
+        "decided by tocsin.yaml:8:",
+        "acknowledged",
+        "left at step",
+        "exited from its loop with 79",
+        issue_id,
+    ):
+        assert said in told.stdout, told.stdout
+    assert "▁" in told.stdout
+    assert "\x1b" not in told.stdout
+    facts = json.loads(site.tocsin("why", run_id, "--json", *options).stdout)
+    assert facts["issue"]["issue_id"] == issue_id
+    assert facts["stop"]["requested_by"].startswith("actions@")
