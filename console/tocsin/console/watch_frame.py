@@ -19,7 +19,7 @@ from tocsin.console.status import ago, first_seen
 from tocsin.console.watch_layout import Plan, fit
 from tocsin.console.watch_runs import detail_line, run_lines
 from tocsin.console.watch_state import WatchState
-from tocsin.console.watch_text import Line, Piece, cut, fields, printable
+from tocsin.console.watch_text import Line, Piece, cut, fields, printable, squeezed
 from tocsin.schemas.deliveries import Delivery
 from tocsin.schemas.issues import IssueFiring
 
@@ -76,6 +76,8 @@ def draw(state: WatchState, situation: Situation, *, now_ms: int, width: int, he
         ),
         height,
     )
+    # Of one run alone nobody needs to be told which one it is.
+    run_width = max(10, width // 4) if len(runs) > 1 else 0
     lines: list[Line] = [_head(state, situation, running, len(runs) - running, now_ms, width)]
     if situation.trouble is not None:
         lines.append((Piece(printable(situation.trouble), "bold red"),))
@@ -92,10 +94,10 @@ def draw(state: WatchState, situation: Situation, *, now_ms: int, width: int, he
         lines += _more(len(runs) - len(shown), "run")
     if plan.issue_rows or not issues:
         lines += [()] * plan.spaces
-        lines += _issues(issues, plan, now_ms, width)
+        lines += _issues(issues, plan, now_ms, width, run_width)
     if plan.delivery_rows or not deliveries:
         lines += [()] * plan.spaces
-        lines += _deliveries(deliveries, plan, now_ms, width)
+        lines += _deliveries(deliveries, plan, now_ms, width, run_width)
     if foot:
         lines.append((Piece(foot, "yellow"),))
     return Frame(tuple(cut(line, width) for line in lines[:height]))
@@ -140,7 +142,9 @@ def _foot(state: WatchState, now_ms: int) -> str:
     return "  ".join(parts)
 
 
-def _issues(issues: Sequence[IssueFiring], plan: Plan, now_ms: int, width: int) -> list[Line]:
+def _issues(
+    issues: Sequence[IssueFiring], plan: Plan, now_ms: int, width: int, run_width: int
+) -> list[Line]:
     if not issues:
         return [(Piece("issues", "bold"), Piece("  none so far", "dim"))]
     states = Counter("resolved" if issue.state == "resolved" else "open" for issue in issues)
@@ -155,13 +159,13 @@ def _issues(issues: Sequence[IssueFiring], plan: Plan, now_ms: int, width: int) 
                 "dim" if issue.state == "resolved" else _SEVERITY[issue.severity],
             ),
             Piece(printable(issue.rule), "bold"),
-            Piece(issue.run_id),
+            Piece(squeezed(issue.run_id, run_width)),
             Piece(first_seen(issue)),
             Piece("resolved" if issue.state == "resolved" else "", "green"),
         )
         for issue in shown
     ]
-    widths = (8, 8, max(12, width // 4), max(10, width // 4), 18, 8)
+    widths = (8, 8, max(12, width // 4), run_width, 18, 8)
     for issue, line in zip(shown, fields(rows, widths), strict=True):
         reason = printable(issue.reason)
         if plan.reasons:
@@ -171,7 +175,9 @@ def _issues(issues: Sequence[IssueFiring], plan: Plan, now_ms: int, width: int) 
     return lines + _more(len(issues) - len(shown), "issue")
 
 
-def _deliveries(deliveries: Sequence[Delivery], plan: Plan, now_ms: int, width: int) -> list[Line]:
+def _deliveries(
+    deliveries: Sequence[Delivery], plan: Plan, now_ms: int, width: int, run_width: int
+) -> list[Line]:
     if not deliveries:
         return [(Piece("deliveries", "bold"), Piece("  none so far", "dim"))]
     states = Counter[str](delivery.state for delivery in deliveries)
@@ -184,12 +190,12 @@ def _deliveries(deliveries: Sequence[Delivery], plan: Plan, now_ms: int, width: 
             Piece(delivery.state, _DELIVERY[delivery.state]),
             Piece(printable(delivery.action), "bold"),
             Piece(printable(delivery.rule)),
-            Piece(delivery.run_id),
+            Piece(squeezed(delivery.run_id, run_width)),
             Piece(printable(_what(delivery, now_ms))),
         )
         for delivery in shown
     ]
-    widths = (8, 10, max(10, width // 5), max(12, width // 4), max(10, width // 4), width)
+    widths = (8, 10, max(10, width // 5), max(12, width // 4), run_width, width)
     lines += fields(rows, widths)
     return lines + _more(len(deliveries) - len(shown), "delivery")
 

@@ -11,7 +11,7 @@ from rich.cells import cell_len, set_cell_size
 from tocsin.console.status import ago
 from tocsin.console.watch_series import NONFINITE, sparkline
 from tocsin.console.watch_state import WatchedRun
-from tocsin.console.watch_text import Line, Piece, cut, printable
+from tocsin.console.watch_text import Line, Piece, printable, squeezed
 from tocsin.schemas.runs import RuleStatus, StopView
 
 SILENT_MS: Final = 30_000
@@ -19,7 +19,7 @@ SILENT_MS: Final = 30_000
 
 _LEAST_SPARK: Final = 8
 _MOST_SPARK: Final = 60
-_RUN_NAME: Final = (10, 30)
+_RUN_NAME: Final = (8, 18, 36)
 
 _STATE: Final = {
     "running": "green", "completed": "", "failed": "red", "stopped": "bold red",
@@ -27,12 +27,12 @@ _STATE: Final = {
 }  # fmt: skip
 
 # In the order in which they are left out where the width does not suffice.
-_DISPENSABLE: Final = ("ranks", "since", "/s", "issues", "loss over steps", "step")
+_DISPENSABLE: Final = ("ranks", "since", "/s", "issues", "trend", "step")
 _COLUMNS: Final = (
-    "run", "state", "step", "/s", "loss", "loss over steps", "issues", "ranks", "since",
+    "run", "state", "step", "/s", "loss", "trend", "issues", "ranks", "since",
 )  # fmt: skip
 _RIGHT: Final = frozenset({"step", "/s", "loss", "issues", "ranks"})
-_SPARK: Final = "loss over steps"
+_SPARK: Final = "trend"
 
 _RULES: Final[dict[RuleStatus, str]] = {
     "in_progress": "in progress",
@@ -50,22 +50,21 @@ def run_lines(runs: Sequence[WatchedRun], *, width: int, now_ms: int) -> list[Li
         for name in _COLUMNS
         if name != _SPARK
     }
-    sizes["run"] = min(sizes["run"], _RUN_NAME[1])
+    least, short, longest = _RUN_NAME
+    sizes["run"] = min(sizes["run"], longest)
     sizes[_SPARK] = _LEAST_SPARK
     if not any(len(run.track.series) for run in runs):
         del sizes[_SPARK]
+    if not any(run.view is not None and len(run.view.ranks) > 1 for run in runs):
+        del sizes["ranks"]
+    _shorten(sizes, width, short)
     for name in _DISPENSABLE:
-        if _total(sizes) <= width:
-            break
-        # A name can be shortened before anything else has to go.
-        spare = sizes["run"] - _RUN_NAME[0]
-        if spare > 0:
-            sizes["run"] -= min(spare, _total(sizes) - width)
         if _total(sizes) > width:
             sizes.pop(name, None)
+    _shorten(sizes, width, least)
     if _SPARK in sizes:
-        longest = max(len(run.track.series) for run in runs)
-        wanted = max(len(_SPARK), min(_MOST_SPARK, longest))
+        points = max(len(run.track.series) for run in runs)
+        wanted = max(len(_SPARK), min(_MOST_SPARK, points))
         sizes[_SPARK] += max(0, min(width - _total(sizes), wanted - sizes[_SPARK]))
     titles = [Piece(_placed(name, name, size), "dim") for name, size in _in_order(sizes)]
     lines: list[Line] = [_trimmed(titles)]
@@ -75,8 +74,8 @@ def run_lines(runs: Sequence[WatchedRun], *, width: int, now_ms: int) -> list[Li
             if name == _SPARK:
                 line += _spark(run, size)
             else:
-                (shown,) = cut((row[name],), size) or (Piece(""),)
-                line.append(Piece(_placed(name, shown.text, size), row[name].style))
+                text, style = row[name]
+                line.append(Piece(_placed(name, squeezed(text, size), size), style))
         lines.append(_trimmed(line))
     return lines
 
@@ -179,6 +178,11 @@ def _placed(name: str, text: str, size: int) -> str:
     if name in _RIGHT:
         return " " * (size - cell_len(text)) + text + "  "
     return set_cell_size(text, size) + "  "
+
+
+def _shorten(sizes: dict[str, int], width: int, least: int) -> None:
+    """Take from the names of the runs what is too much, but leave them `least` cells."""
+    sizes["run"] -= max(0, min(sizes["run"] - least, _total(sizes) - width))
 
 
 def _in_order(sizes: dict[str, int]) -> list[tuple[str, int]]:

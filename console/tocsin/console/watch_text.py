@@ -42,6 +42,14 @@ def cut(line: Line, width: int) -> Line:
     return tuple(found)
 
 
+def squeezed(text: str, width: int) -> str:
+    """The text in at most `width` cells without its middle: names of runs differ at their ends."""
+    if cell_len(text) <= width:
+        return text
+    tail = max(0, width - 1) // 2
+    return set_cell_size(text, max(0, width - tail - 1)) + "…" + text[len(text) - tail :]
+
+
 def fields(rows: Sequence[Sequence[Piece]], widths: Sequence[int]) -> list[Line]:
     """The rows with their columns aligned, each as wide as its widest text, at most its width.
 
