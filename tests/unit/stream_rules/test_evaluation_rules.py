@@ -35,13 +35,14 @@ def run_of(pairs: list[tuple[float, float]], *, batches: int = 3, every: int = 5
 
 def test_an_evaluation_loss_that_rises_above_the_training_loss() -> None:
     pairs = [(2.0, 2.1), (1.0, 1.2), (0.7, 1.1), (0.5, 1.15), (0.3, 1.2), (0.2, 1.3)]
+    pairs += [(0.1, 1.4), (0.1, 1.5), (0.1, 1.6)]
     issue = assert_fires(run_of(pairs).records, "overfit", first_step=199, specs=OVERFIT)
     assert (issue.severity, issue.stop_worthy) == ("warning", False)
     assert "1.1 at step 149" in issue.reason
 
 
 def test_it_resolves_when_the_evaluation_is_the_best_again() -> None:
-    pairs = [(1.0, 1.2), *[(0.5, 1.5)] * 3, (0.4, 1.0)]
+    pairs = [(1.0, 1.2), *[(0.5, 1.5)] * 4, (0.4, 1.0)]
     issues = issues_of(run_of(pairs).records, specs=OVERFIT)
     assert [i.state for i in issues] == ["firing", "resolved"]
 
@@ -53,6 +54,11 @@ def test_it_resolves_when_the_evaluation_is_the_best_again() -> None:
         pytest.param([(1.0, 0.9)] * 20, id="evaluation below training"),
         pytest.param([(0.5, 1.0)] * 20, id="a gap, standing still"),
         pytest.param([(0.5, 1.0), (0.5, 1.2), (0.5, 1.2)], id="two evaluations"),
+        pytest.param([(0.5, 1.0), *[(0.5, 1.04)] * 20], id="little above the best"),
+        pytest.param(
+            [(0.1, v) for v in (2.1, 0.8, 0.3, 0.2, 0.11, *[0.14, 0.12, 0.15, 0.12] * 5)],
+            id="a plateau that scatters",
+        ),
         pytest.param([(0.5, math.nan)] * 20, id="all NaN"),
         pytest.param([(-1.0 - n, -1.0 - n) for n in range(20)], id="negative"),
     ],
