@@ -20,7 +20,7 @@ myst_enable_extensions = ["colon_fence"]
 html_theme = "furo"
 html_title = f"tocsin {release}"
 html_static_path = ["_static"]
-html_css_files = ["tables.css"]
+html_css_files = ["site.css"]
 html_show_copyright = False
 html_show_sphinx = False
 

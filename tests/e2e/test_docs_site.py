@@ -44,6 +44,15 @@ def test_each_schema_is_listed_and_is_there_to_be_loaded(site: Path) -> None:
         assert (site / found[1]).read_text() == file.read_text()
 
 
+def test_the_architecture_names_files_that_there_are() -> None:
+    text = (DOCS / "architecture.md").read_text()
+    folders = [folder for folder in DOCS.parent.iterdir() if not folder.name.startswith(".")]
+    there = {path.name for folder in folders for path in folder.rglob("*.py")}
+    named = re.findall(r"`(?:[\w/]+/)?(\w+\.py)`", text)
+    assert len(named) > 20
+    assert [name for name in named if name not in there] == []
+
+
 def test_the_faq_knows_all_names_of_the_rules_of_sagemaker_debugger() -> None:
     rows = re.findall(r"^\| `(\w+)` \| \[`(\w+)`\]", (DOCS / "faq.md").read_text(), re.MULTILINE)
     aliases = {rule.meta.alias: rule.meta.name for rule in built_in() if rule.meta.alias}
