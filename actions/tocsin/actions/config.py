@@ -15,7 +15,7 @@ from tocsin.actions.routing import Kind, Routing
 from tocsin.actions.signature import webhook_key
 from tocsin.actions.webhook import WebhookTarget
 from tocsin.schemas.config import Config
-from tocsin.schemas.config_problems import Finding, Loc
+from tocsin.schemas.config_problems import Finding, Loc, quoted
 from tocsin.schemas.config_receivers import (
     ChatReceiver,
     EmailReceiver,
@@ -56,7 +56,7 @@ def check_receivers(config: Config) -> Iterator[Finding]:
         for action in rule.actions or ():
             what = action.receiver or action.kind
             if what in listed:
-                message = f"{what!r} is in this list already"
+                message = f"{quoted(what)} is in this list already"
                 yield Finding(action.loc, message, "duplicate_action", "remove it")
             listed.add(what)
 

@@ -11,6 +11,7 @@ from typing import Final
 from tocsin.console.setting import section_registry
 from tocsin.emitter.settings import DEFAULT_EVERY
 from tocsin.schemas.config import Config, check_config, config_path, read_config
+from tocsin.schemas.config_hidden import hide_lines
 from tocsin.schemas.config_problems import Loc, Problem, did_you_mean, split_lines
 from tocsin.schemas.config_sections import RuleEntry
 from tocsin.schemas.config_settings import SecretUnavailable, resolve_secrets, resolve_settings
@@ -225,9 +226,7 @@ def _warnings(config: Config, text: str, source: str) -> Sequence[Problem]:
 
     def warning(loc: Loc, code: str, message: str, hint: str | None) -> Problem:
         line, column = document.position(loc, at="key")
-        # Receivers hold addresses: of their lines only keys are shown.
-        hide = loc[0] == "receivers"
-        return Problem(source, line, column, code, message, hint, hide)
+        return Problem(source, line, column, code, message, hint)
 
     found = []
     for name in config.capture.collections:
@@ -246,4 +245,4 @@ def _warnings(config: Config, text: str, source: str) -> Sequence[Problem]:
     if not rule_specs(config.rules, defaults=config.defaults.rules):
         message = "no rule is on: nothing is watched"
         found.append(warning(("defaults", "rules"), "no_rules", message, "rules: all"))
-    return sorted(found, key=lambda problem: (problem.line, problem.column))
+    return hide_lines(document, found)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeVar
 
 from pydantic import Field
 
 from tocsin.schemas.config_findings import not_supported_yet, parse_model
+from tocsin.schemas.config_hidden import hide_lines
 from tocsin.schemas.config_parse import (
     ACTION_WORDS,
     parse_labels,
@@ -22,7 +23,14 @@ from tocsin.schemas.config_parse import (
     parse_rules,
     parse_secrets,
 )
-from tocsin.schemas.config_problems import ConfigProblems, Finding, Loc, Problem, did_you_mean
+from tocsin.schemas.config_problems import (
+    ConfigProblems,
+    Finding,
+    Loc,
+    Problem,
+    did_you_mean,
+    quoted,
+)
 from tocsin.schemas.config_receivers import Receiver
 from tocsin.schemas.config_sections import (
     LATER_SECTIONS,
@@ -36,7 +44,7 @@ from tocsin.schemas.config_sections import (
     StopOptions,
     StopTrust,
 )
-from tocsin.schemas.config_values import NAME_PATTERN
+from tocsin.schemas.config_values import NAME, NAME_PATTERN
 from tocsin.schemas.errors import ConfigurationError, TocsinError
 from tocsin.schemas.yaml_loader import MAX_BYTES, Document, Plain, kind_of, load
 
@@ -189,7 +197,7 @@ def check_config(
     """
     document = load(text, source=source)
     if not document.complete:
-        return None, _sorted(document, document.problems)
+        return None, hide_lines(document, document.problems)
     findings: list[Finding] = []
     config = _parse(document.data, findings)
     findings.extend(_unknown_references(document.data, config))
@@ -206,14 +214,14 @@ def config_json_schema() -> dict[str, object]:
     defs["StopOptions"] = StopOptions.model_json_schema()
     del defs["ActionEntry"]
     rule = defs["RuleEntry"]
-    shown = rule["properties"]
+    given = rule["properties"]
     long_form = {
         "type": "object",
         "properties": {
-            "name": shown["name"] | {"pattern": NAME_PATTERN},
-            "use": shown["use"] | {"pattern": NAME_PATTERN},
+            "name": given["name"] | {"pattern": NAME_PATTERN},
+            "use": given["use"] | {"pattern": NAME_PATTERN},
             "match": {
-                "description": shown["match"]["description"],
+                "description": given["match"]["description"],
                 "type": "object",
                 "additionalProperties": {
                     "anyOf": [
@@ -222,9 +230,9 @@ def config_json_schema() -> dict[str, object]:
                     ]
                 },
             },
-            "params": {"description": shown["params"]["description"], "type": "object"},
+            "params": {"description": given["params"]["description"], "type": "object"},
             "severity": {
-                "description": shown["severity"]["description"],
+                "description": given["severity"]["description"],
                 "enum": ["info", "warning", "critical"],
             },
             "actions": {"$ref": "#/$defs/Actions"},
@@ -279,8 +287,11 @@ def _parse(raw: Plain, findings: list[Finding]) -> Config:
             findings.append(not_supported_yet((key,), f"the section {key!r}"))
         elif key not in Config.model_fields:
             hint = did_you_mean(key, {*Config.model_fields, *LATER_SECTIONS})
-            message = f"unknown section {key[:60]!r}"
-            findings.append(Finding((key,), message, "unknown_key", hint, at="key"))
+            message = f"unknown section {quoted(key)}"
+            # It may be a section of secrets whose name was mistyped.
+            findings.append(
+                Finding((key,), message, "unknown_key", hint, at="key", hide_value=True)
+            )
     version = raw.get("version")
     if "version" not in raw:
         findings.append(Finding((), "the key 'version' is missing", "missing_key", "version: 1"))
@@ -323,15 +334,20 @@ def _unknown_references(raw: Plain, config: Config) -> Iterator[Finding]:
     for section in ("bus", "receivers"):
         for loc, name in _secret_references(raw.get(section), (section,)):
             if name not in named:
-                message = f"unknown secret {name[:60]!r}"
+                message = f"unknown secret {quoted(name)}"
                 hint = did_you_mean(name, named) or "name it in the section 'secrets'"
                 yield Finding(loc, message, "unknown_secret", hint)
 
 
 def _unknown_receiver(action: ActionEntry, known: set[str]) -> Finding:
     name = action.receiver or ""
-    hint = did_you_mean(name, {*known, *ACTION_WORDS})
-    return Finding(action.loc, f"unknown receiver {name[:60]!r}", "unknown_receiver", hint)
+    if NAME.fullmatch(name):
+        hint = did_you_mean(name, {*known, *ACTION_WORDS})
+        return Finding(action.loc, f"unknown receiver {name!r}", "unknown_receiver", hint)
+    # Whoever writes an address in the place of a name shows a token, mostly.
+    message = "expected 'stop' or the name of a receiver"
+    hint = did_you_mean(name, known, list_up_to=0) or "put it under 'receivers', and its name here"
+    return Finding(action.loc, message, "unknown_receiver", hint, hide_value=True)
 
 
 def _secret_references(raw: Plain, loc: Loc) -> Iterator[tuple[Loc, str]]:
@@ -349,8 +365,9 @@ def _secret_references(raw: Plain, loc: Loc) -> Iterator[tuple[Loc, str]]:
 def _placed(document: Document, findings: Iterable[Finding]) -> list[Problem]:
     """All problems by place. Where YAML found something, what follows from it is left out."""
     problems = list(document.problems)
+    findings = list(dict.fromkeys(findings))
     taken = {(problem.line, problem.column) for problem in problems}
-    for finding in dict.fromkeys(findings):
+    for finding in findings:
         line, column = document.position(finding.loc, at=finding.at)
         if (line, column) not in taken:
             problems.append(
@@ -364,16 +381,4 @@ def _placed(document: Document, findings: Iterable[Finding]) -> list[Problem]:
                     finding.hide_value,
                 )
             )
-    return _sorted(document, problems)
-
-
-def _sorted(document: Document, problems: Iterable[Problem]) -> list[Problem]:
-    """By place; of lines that belong to receivers or secrets only keys will be shown."""
-    data = document.data if isinstance(document.data, dict) else {}
-    starts = sorted((document.position((key,), at="key").line, key) for key in data)
-    hidden = []
-    for problem in sorted(problems, key=lambda problem: (problem.line, problem.column)):
-        section = next((key for line, key in reversed(starts) if line <= problem.line), None)
-        hide = problem.hide_value or section in ("receivers", "secrets")
-        hidden.append(replace(problem, hide_value=hide))
-    return hidden
+    return hide_lines(document, problems, findings)

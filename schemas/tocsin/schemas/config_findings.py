@@ -10,7 +10,7 @@ from typing import Final, Literal, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from tocsin.schemas.config_problems import Finding, Loc, did_you_mean
+from tocsin.schemas.config_problems import Finding, Loc, did_you_mean, quoted
 from tocsin.schemas.config_receivers import LATER_OF_RECEIVERS
 from tocsin.schemas.config_sections import LATER, LATER_VALUES
 from tocsin.schemas.yaml_loader import Plain, kind_of
@@ -68,7 +68,8 @@ def expected(what: str, raw: Plain, loc: Loc, *, hint: str | None = None) -> Fin
 def unknown_key(key: str, loc: Loc, known: tuple[str, ...]) -> Finding:
     """There is no such key; the nearest of the known ones is the hint."""
     hint = did_you_mean(key, known)
-    return Finding(loc, f"unknown key {key[:60]!r}", "unknown_key", hint, at="key")
+    message = f"unknown key {quoted(key)}"
+    return Finding(loc, message, "unknown_key", hint, at="key", hide_value=loc[0] == "bus")
 
 
 def _hidden(loc: Loc) -> bool:

@@ -18,7 +18,7 @@ from tocsin.schemas.config_findings import (
     parse_model,
     unknown_key,
 )
-from tocsin.schemas.config_problems import Finding, Loc, did_you_mean
+from tocsin.schemas.config_problems import Finding, Loc, did_you_mean, quoted
 from tocsin.schemas.config_receivers import (
     LATER_RECEIVERS,
     RECEIVERS,
@@ -212,7 +212,7 @@ def _parse_action(raw: Plain, loc: Loc, findings: list[Finding]) -> ActionEntry 
         findings.append(not_supported_yet((*loc, key), "the action 'notify'"))
         return None
     hint = key if key in _RESERVED else did_you_mean(key, ["stop"])
-    message = f"unknown action {key!r}: only 'stop' takes options"
+    message = f"unknown action {quoted(key)}: only 'stop' takes options"
     findings.append(Finding((*loc, key), message, "unknown_key", hint, at="key"))
     return None
 

@@ -21,6 +21,8 @@ _SHOWN: Final = 50
 _LINE_WIDTH: Final = 120
 _KEY: Final = re.compile(r"[\w.-]+:(?= |$)")
 _KEY_BEFORE: Final = re.compile(r"[\s-]*(?:[\w.-]+:\s+)?")
+# Wherever an address or one of these stands, a token may stand; a bus has none in its URL.
+_TELLING: Final = re.compile(r"(?<!kafka)://|\b(?:secrets?|receivers|sasl|password)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class Problem:
         """`file:line:col: message`, then the source line with a caret and the hint, if known."""
         out = [f"{self.source}:{self.line}:{self.column}: {_printable(self.message)}"]
         line = lines[self.line - 1] if self.line <= len(lines) else None
-        if line is not None and self.hide_value:
+        if line is not None and (self.hide_value or _TELLING.search(line)):
             line = _without_value(line, self.column)
         if line is not None:
             excerpt, caret = _excerpt(line, self.column)
@@ -97,6 +99,11 @@ def did_you_mean(word: str, known: Iterable[str], *, list_up_to: int = 12) -> st
     if near:
         return next(name for name in names if name.lower() == near[0])
     return "one of " + ", ".join(names) if 0 < len(names) <= list_up_to else None
+
+
+def quoted(word: str) -> str:
+    """A word of the file, for a message; not if it may be a token."""
+    return "(an address)" if "://" in word else repr(word[:60])
 
 
 def split_lines(text: str) -> list[str]:

@@ -32,11 +32,11 @@ _SIZE_UNITS: Final[Mapping[str, int]] = {
     **{unit: 1000 ** (i + 1) for i, unit in enumerate(("kB", "MB", "GB", "TB"))},
     **{unit: 1024 ** (i + 1) for i, unit in enumerate(("KiB", "MiB", "GiB", "TiB"))},
 }
-_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
+NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 _MAIL_LOCAL: Final = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+(?:\.[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+)*"
 _MAIL: Final = re.compile(_MAIL_LOCAL + r"@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*")
 _PHONE: Final = re.compile(r"\+[1-9][0-9]{6,14}")
-NAME_PATTERN: Final = rf"^{_NAME.pattern}$"
+NAME_PATTERN: Final = rf"^{NAME.pattern}$"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def parse_name(value: object) -> str:
     Raises:
         ValueError: it is anything else; the message says what was expected.
     """
-    if not isinstance(value, str) or not _NAME.fullmatch(value):
+    if not isinstance(value, str) or not NAME.fullmatch(value):
         raise ValueError(
             "expected a name of lower-case letters, digits, '-', '_' and '.' (64 at most)"
         )

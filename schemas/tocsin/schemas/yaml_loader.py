@@ -11,14 +11,16 @@ it takes the last of two equal keys silently. Here scalars follow the core schem
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 import yaml
 from pydantic import JsonValue
 
 from tocsin.schemas.config_problems import Problem
+from tocsin.schemas.yaml_places import Position, allowed, last_line_of, place_in, start_of
 
 MAX_BYTES: Final = 1024 * 1024
 MAX_DEPTH: Final = 32
@@ -48,19 +50,13 @@ _INT_LIMIT: Final = 2**63
 _NUMBER_LENGTH: Final = 400
 
 
-class Position(NamedTuple):
-    """A place in a source: line and column count characters from 1."""
-
-    line: int
-    column: int
-
-
 @dataclass(slots=True)
 class _Node:
     value: Plain
     position: Position
     key: Position | None = None
     children: dict[str | int, _Node] | None = None
+    last_line: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +90,15 @@ class Document:
                 return here
             here = node.key if at == "key" and node.key else node.position
         return here
+
+    def lines(self, loc: Sequence[str | int]) -> range:
+        """The lines of a value and its key, to the end of the source if reading ended in it."""
+        node = self._root
+        for part in loc:
+            node = (node.children or {}).get(part) if node else None
+        if node is None:
+            return range(0)
+        return range((node.key or node.position).line, (node.last_line or sys.maxsize - 1) + 1)
 
 
 def load(text: str, *, source: str) -> Document:
@@ -134,6 +139,7 @@ class _Reader:
         self._open: list[_Open] = []
         self._nodes = 0
         self._documents = 0
+        self._last_line = 1
 
     def read(self, text: str) -> None:
         try:
@@ -145,6 +151,8 @@ class _Reader:
             pass
         except yaml.YAMLError as err:
             self._note_syntax(err, text)
+        if not self.complete:
+            self._add_unread()
 
     # -- bounds and syntax
 
@@ -154,7 +162,7 @@ class _Reader:
         except UnicodeEncodeError as err:
             # Bytes that are not UTF-8 come in as lone surrogates (see `load_config`).
             self._fatal(
-                _place(text, err.start), "encoding", "this is not UTF-8 text", "save it as UTF-8"
+                place_in(text, err.start), "encoding", "this is not UTF-8 text", "save it as UTF-8"
             )
         if size > MAX_BYTES:
             message = f"{size:,} bytes are over the limit of {MAX_BYTES:,}"
@@ -166,9 +174,9 @@ class _Reader:
             place = Position(mark.line + 1, mark.column + 1) if mark else Position(1, 1)
             said = " ".join(filter(None, (err.problem, err.context)))
         elif isinstance(err, yaml.reader.ReaderError):
-            bad = next((i for i, c in enumerate(text) if not _allowed(c)), 0)
+            bad = next((i for i, c in enumerate(text) if not allowed(c)), 0)
             place, said = (
-                _place(text, bad),
+                place_in(text, bad),
                 f"a character (U+{ord(text[bad]):04X}) that YAML does not allow",
             )
         else:
@@ -199,22 +207,25 @@ class _Reader:
         if isinstance(event, yaml.NodeEvent):
             self._take_node(event)
         elif isinstance(event, yaml.CollectionEndEvent):
-            if self._open.pop().is_key:
-                self._begin_value(None, _start(event))
+            self._last_line = last_line_of(event) or self._last_line
+            closed = self._open.pop()
+            closed.node.last_line = self._last_line
+            if closed.is_key:
+                self._begin_value(None, start_of(event))
             else:
                 self._close_value()
         elif isinstance(event, yaml.DocumentStartEvent):
             self._documents += 1
             if self._documents > 1:
                 hint = "remove the line '---'"
-                self._fatal(_start(event), "documents", "expected one document in the file", hint)
+                self._fatal(start_of(event), "documents", "expected one document in the file", hint)
             if event.tags:
                 self._note(
-                    _start(event), "tag", "tags are not allowed here", "remove the %TAG line"
+                    start_of(event), "tag", "tags are not allowed here", "remove the %TAG line"
                 )
 
     def _take_node(self, event: yaml.NodeEvent) -> None:
-        place = _start(event)
+        place = start_of(event)
         self._nodes += 1
         if self._nodes > MAX_NODES:
             self._fatal(place, "too_many_nodes", f"more than {MAX_NODES:,} values")
@@ -230,11 +241,14 @@ class _Reader:
             self._note(place, "tag", f"tags ({shown}) are not allowed here", "remove it")
         if isinstance(event, yaml.CollectionStartEvent):
             self._open_collection(event, place)
-        elif self._expects_key():
+            return
+        self._last_line = last_line_of(event) or place.line
+        if self._expects_key():
             self._take_key(event, place)
         else:
             value = self._scalar(event, place) if isinstance(event, yaml.ScalarEvent) else None
-            self._add(_Node(value, self._value_place(event, place)))
+            place = self._value_place(event, place)
+            self._add(_Node(value, place, last_line=self._last_line))
             self._close_value()
 
     def _open_collection(self, event: yaml.NodeEvent, place: Position) -> None:
@@ -296,6 +310,14 @@ class _Reader:
             parent.children[top.key] = node
             parent.value[top.key] = node.value
 
+    def _add_unread(self) -> None:
+        """Keys whose values were not read have a place, too."""
+        for top in self._open:
+            children = top.node.children
+            if top.awaits_value and top.key and top.key_position and children is not None:
+                unread = _Node(None, top.key_position, top.key_position)
+                children.setdefault(top.key, unread)
+
     def _close_value(self) -> None:
         if self._open and self._open[-1].mapping:
             self._open[-1].awaits_value = False
@@ -339,30 +361,10 @@ class _Reader:
         return text
 
 
-def _start(event: yaml.Event) -> Position:
-    mark = event.start_mark
-    return Position(mark.line + 1, mark.column + 1) if mark else Position(1, 1)
-
-
-def _place(text: str, index: int) -> Position:
-    before = text[:index].replace("\r\n", "\n").replace("\r", "\n")
-    return Position(before.count("\n") + 1, index - (before.rfind("\n") + 1) + 1)
-
-
-def _allowed(char: str) -> bool:
-    """YAML's printable characters (YAML 1.2, production c-printable)."""
-    code = ord(char)
-    return (
-        char in "\t\n\r\x85"
-        or 0x20 <= code <= 0x7E
-        or 0xA0 <= code <= 0xD7FF
-        or 0xE000 <= code <= 0xFFFD
-        or code >= 0x10000
-    )
-
-
 def _short(text: str | None) -> str:
     text = text or ""
+    if "://" in text:
+        return "(an address)"
     return text if len(text) <= 60 else text[:60] + "…"
 
 

@@ -426,6 +426,27 @@ PLANTED = "whsec_C2FVsBQIhrscChlQIMV"
         f"receivers:\n  a: {{type: webhook, url: http://x, headers: {{a: [{PLANTED}]}}}}",
         f"bus:\n  url: kafka://h:1\n  sasl: {{username: a, password: {PLANTED}}}",
         f"bus: kafka://me:{PLANTED}@h:1",
+        # An address in the place of a name.
+        f"rules: [nonfinite: [stop, slack://{PLANTED}/b]]",
+        f"rules: [nonfinite: [slack://{PLANTED}/b, slack://{PLANTED}/b]]",
+        f"rules:\n  - {{use: nofinite, actions: [stpo, {PLANTED}/b]}}",
+        f"rules:\n  - {{use: nonfinite, severty: info, actions: [slack://{PLANTED}/b]}}",
+        f"rules:\n  - nonfinite:\n    - slack://{PLANTED}/b",
+        f"rules: [slack://{PLANTED}/b]",
+        f"rules: [nonfinite: [slack://{PLANTED}/b: {{}}]]",
+        f"slack://{PLANTED}/b: x",
+        f"slack://{PLANTED}/b: x\nslack://{PLANTED}/b: x",
+        # A mistyped section of secrets.
+        f"secretz: {{hook: {PLANTED}}}",
+        f"recievers: {{a: {{type: chat, url: 'slack://{PLANTED}/b'}}}}",
+        f"bus: {{url: 'kafka://h:1', sals: {{username: a, password: {PLANTED}}}}}",
+        # Something wrong beside it, in the same line.
+        f"bus: {{url: 'kafka://h:1', sasl: {{username: a, password: {PLANTED}, mechanism: XX}}}}",
+        f"bus: {{url: 'kafka://me:{PLANTED}@h:1', prefix: Vision}}",
+        f"bus:\n  sasl:\n    username: a\n    password:\n      a: {PLANTED}\n      ? {PLANTED}",
+        f"secrets: {{a: {{file: x}}, b: @{PLANTED}",
+        f"secrets: '{PLANTED}",
+        f"secrets: @{PLANTED}",
     ],
 )
 def test_a_secret_written_into_the_file_is_not_shown(body: str) -> None:
@@ -436,6 +457,46 @@ def test_a_secret_written_into_the_file_is_not_shown(body: str) -> None:
     assert problems
     assert PLANTED not in str(ConfigProblems(problems, text))
     assert all(PLANTED not in problem.message for problem in problems)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{{version: 1, receivers: {{a: {{type: chat, url: 'slack://{PLANTED}'}}}}, lables: {{}}}}",
+        f'{{"version": 1, "secrets": {{"k": "{PLANTED}"}}, "labels": {{"a": 1}}}}',
+        f'{{"version": 1, "labels": {{"a": 1}}, "secrets":\n{{"k": "{PLANTED}"}}, "rules": 3}}',
+        f"{{version: 1, secrets: @{PLANTED}}}",
+        f'{{"version": 1,\n"bus": {{"sasl": {{\n"password": "{PLANTED}}}}}',
+    ],
+)
+def test_a_secret_of_a_file_in_flow_style_is_not_shown(text: str) -> None:
+    config, problems = check_config(text, "f")
+
+    assert config is None
+    assert problems
+    assert PLANTED not in str(ConfigProblems(problems, text))
+
+
+def test_an_address_in_the_place_of_a_receiver_says_where_it_belongs() -> None:
+    body = f"receivers:\n  a: {{type: chat, url: x}}\nrules: [nonfinite: [slack://{PLANTED}/b/c]]"
+    (problem,) = problems_of(body)
+
+    assert (problem.line, problem.column, problem.code) == (4, 21, "unknown_receiver")
+    assert problem.message == "expected 'stop' or the name of a receiver"
+    assert problem.hint == "put it under 'receivers', and its name here"
+
+
+def test_only_what_stands_beside_a_secret_is_hidden() -> None:
+    text = (
+        "version: 1\nbus:\n  sasl:\n    username: a\n    password: {secret: pw}\n\n"
+        "  prefix: Vision\n"
+        "secrets:\n  pw: {env: PW}\n\n# the rules\nrules: 3\n"
+    )
+    _, problems = check_config(text, "f")
+
+    shown = str(ConfigProblems(problems, text))
+    assert "     7 |   prefix: Vision" in shown
+    assert "    12 | rules: 3" in shown
 
 
 # -- services check their own sections

@@ -17,9 +17,9 @@ from tocsin.schemas.yaml_loader import (
     MAX_PROBLEMS,
     Document,
     Plain,
-    Position,
     load,
 )
+from tocsin.schemas.yaml_places import Position
 
 
 def codes(document: Document) -> list[str]:
