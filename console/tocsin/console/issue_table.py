@@ -70,7 +70,7 @@ def issue_table(view: BusView, wanted: IssueFilter) -> Table | None:
         table.add_column(name)
     # A step is read at a glance, where it stands in one line.
     table.add_column("first", no_wrap=True)
-    table.add_column("reason")
+    table.add_column("reason", overflow="fold")
     table.add_column("done")
     for issue in issues:
         table.add_row(
