@@ -128,6 +128,26 @@ def test_updates_left_alone(series: list[Column], rate: float) -> None:
     assert_quiet(run_of("updates", "update_l2", series, rate=rate).records, specs=RATIO)
 
 
+def pushed(gradients: Sequence[Column], *, still: int = 1) -> RunBuilder:
+    """The last `still` of the weights do not move; gradients are of all, in forward order."""
+    run = RunBuilder()
+    moves: Column = [0.01] * (len(FORWARD) - still) + [0.0] * still
+    for i, gradient in enumerate(gradients):
+        run.steps([10 * i], loss=2.0, columns={"lr.0": 0.1})
+        run.tensors(10 * i, "gradients", FORWARD, columns={"l2": gradient})
+        run.tensors(10 * i, "updates", FORWARD, columns={"update_l2": moves})
+    return run
+
+
+def test_weights_without_a_gradient_worth_the_name_are_no_small_updates() -> None:
+    noise: Column = [0.1] * 8 + [1e-9] * 4
+    assert_quiet(pushed([noise] * 10, still=4).records, specs=RATIO)
+    issue = assert_fires(
+        pushed([0.1] * 10, still=4).records, "weight_update_ratio", first_step=20, specs=RATIO
+    )
+    assert "4 of 12 weights" in issue.reason
+
+
 # -- unchanged_tensor
 
 UNCHANGED = only("unchanged_tensor")
@@ -174,6 +194,28 @@ def test_it_begins_where_it_began_and_resolves_when_it_moves() -> None:
 )
 def test_weights_left_alone(run: RunBuilder) -> None:
     assert_quiet(run.records, specs=UNCHANGED)
+
+
+def test_a_gradient_that_is_rounding_noise_moves_nothing() -> None:
+    noise: Column = [0.1] * 4 + [1e-9] + [0.1] * 7
+    assert_quiet(
+        weights([moving(i, but=4) for i in range(8)], gradient=noise).records, specs=UNCHANGED
+    )
+    one = RunBuilder()
+    for i in range(30):
+        one.tensors(10 * i, "gradients", ("w",), columns={"l2": 0.1**i})
+        one.tensors(10 * i, "weights", ("w",), columns={"l2": 1.0 + 0.1**i})
+    assert_quiet(one.records, specs=UNCHANGED)
+
+
+def test_gradients_that_are_no_numbers_move_nothing() -> None:
+    run = RunBuilder()
+    for i in range(8):
+        run.tensors(10 * i, "gradients", ("w",), nans={"w": 100}, columns={"l1": 0.0, "l2": 0.0})
+        run.tensors(10 * i, "weights", ("w",))
+        run.tensors(10 * i, "updates", ("w",), columns={"update_l2": 0.0})
+    assert_quiet(run.records, specs=UNCHANGED)
+    assert_quiet(run.records, specs=RATIO)
 
 
 def test_frozen_parameters_have_no_gradients_and_do_not_count() -> None:

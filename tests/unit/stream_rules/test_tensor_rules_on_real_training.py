@@ -138,6 +138,42 @@ def test_the_same_in_float32_and_frozen_layers_are_quiet(tmp_path: Path) -> None
     assert issues == []
 
 
+STILL = only("unchanged_tensor") + only("weight_update_ratio")
+
+
+def test_biases_before_a_normalisation_have_gradients_of_rounding_noise(tmp_path: Path) -> None:
+    blocks: list[nn.Module] = []
+    for i in range(8):
+        blocks += [nn.Conv2d(8 if i else 1, 8, 3, padding=1), nn.InstanceNorm2d(8), nn.ReLU()]
+    model = nn.Sequential(*blocks, nn.Flatten(), nn.Linear(512, 10))
+    images, labels = next(batches(*digits(), batch=16, seed=0))
+
+    def train() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(70):
+            loss = nn.functional.cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    assert watch(tmp_path, train, specs=STILL) == []
+
+
+def test_a_task_that_is_solved_to_the_last_bit_has_no_more_to_move(tmp_path: Path) -> None:
+    model, true, x = nn.Linear(8, 4), nn.Linear(8, 4), torch.randn(64, 8)
+    y = true(x).detach()
+
+    def train() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        for _ in range(250):
+            loss = nn.functional.mse_loss(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    assert watch(tmp_path, train, specs=STILL) == []
+
+
 @pytest.mark.parametrize("rule", ["dead_relu", "unchanged_tensor", "weight_update_ratio"])
 def test_thirty_steps_are_quiet(tmp_path: Path, rule: str) -> None:
     model = perceptron()

@@ -2,9 +2,10 @@
 
 A tensor is unchanged when all statistics of its last `num_steps` summaries are equal within
 rtol · abs(value) + atol, and the change that was measured within a step, where one was, is as
-small. What counts is only a weight whose gradient was not zero meanwhile: frozen parameters have
-none, and a gradient of exactly zero is a tale of its own. While a learning rate is zero nothing is
-looked at: `learning_rate_anomaly` says that.
+small. What counts is only a weight that its gradient could move: frozen parameters have none, and
+one that is below 1e-4 of the usual gradient (the upper quartile over the tensors, now or in the
+first summaries) is rounding noise, as that of a bias before a normalisation, or of a solved task.
+While a learning rate is zero nothing is looked at: `learning_rate_anomaly` says that.
 
 The tolerances are those of float32 arithmetic, not the ten thousand times wider ones of SageMaker
 Debugger: with a rate of 1e-6, ten steps change a LayerNorm's statistics by less than 1e-5 of their
@@ -23,6 +24,7 @@ from pydantic import Field
 
 from tocsin.schemas.issues import Evidence, Fact, Series, Subject
 from tocsin.schemas.telemetry import StepFrame, TensorFrame
+from tocsin.stream_rules.numerical.pushed_weights import PushedWeights
 from tocsin.stream_rules.rule import (
     Clear,
     Finding,
@@ -65,9 +67,8 @@ class _Kept:
 @dataclass(slots=True)
 class _State:
     collections: dict[str, _Kept] = field(default_factory=dict)
-    gradients: WholeFrames = field(default_factory=WholeFrames)
+    pushed: PushedWeights = field(default_factory=PushedWeights)
     updates: WholeFrames = field(default_factory=WholeFrames)
-    moving: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     rate_is_zero: bool = False
 
@@ -107,10 +108,7 @@ class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
         state = self.state
         if frame.collection == "gradients":
-            whole = state.gradients.take(frame)
-            total = None if whole is None else whole.column("l2")
-            if whole is not None and total is not None:
-                state.moving = [whole.rows[i] for i in np.flatnonzero(total > 0)]
+            state.pushed.take(frame)
         elif frame.collection == "updates":
             whole = state.updates.take(frame)
             change = None if whole is None else whole.column("update_l2")
@@ -166,9 +164,9 @@ class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
             return np.fromiter(asked, bool, len(frame.rows))
         if self.state.rate_is_zero:
             return np.zeros(len(frame.rows), bool)
-        moving, changed = set(self.state.moving), set(self.state.changed)
-        free = (name in moving and name not in changed for name in frame.rows)
-        return np.fromiter(free, bool, len(frame.rows))
+        changed = set(self.state.changed)
+        still = np.fromiter((name not in changed for name in frame.rows), bool, len(frame.rows))
+        return still & self.state.pushed.among(frame.rows)
 
     def _finding(
         self, frame: TensorFrame, kept: _Kept, unchanged: npt.NDArray[np.int64]
@@ -203,6 +201,6 @@ class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
                 followed=len(unchanged) - 1,
                 also=named(frame.rows, unchanged[1:]),
                 explanation="all statistics of the summaries are equal; parameters without a "
-                "gradient, or with one of zero, are not counted",
+                "gradient, or with one that is rounding noise, are not counted",
             ),
         )

@@ -4,7 +4,9 @@ The ratio of a tensor is update_l2 / (l2 + epsilon): the norm of its change in o
 own norm. The condition is that at least `share` of the tensors are above `large_threshold`, or
 below `small_threshold`, in each of the last `for_summaries` summaries; each side is an episode of
 its own. The first `warmup_steps` steps are left out: biases start at zero, and any change is large
-against that.
+against that. For the small side only weights are looked at that their gradients could move: one
+below 1e-4 of the usual gradient (the upper quartile over the tensors, now or in the first
+summaries) is rounding noise, as that of a bias before a normalisation, or of a solved task.
 
 In healthy runs the median over the tensors was 4e-3 to 5e-3 (a small GPT, AdamW) and 5e-3 to 2e-2
 (a ResNet, SGD with momentum), and the largest of any tensor 0.06 and 0.17, in the first 30 steps.
@@ -24,6 +26,7 @@ from pydantic import Field
 
 from tocsin.schemas.issues import Evidence, Fact, Series, Subject
 from tocsin.schemas.telemetry import StepFrame, TensorFrame
+from tocsin.stream_rules.numerical.pushed_weights import PushedWeights
 from tocsin.stream_rules.rule import (
     SERIES_POINTS,
     Clear,
@@ -68,6 +71,7 @@ class _Row:
 @dataclass(slots=True)
 class _State:
     frames: WholeFrames = field(default_factory=WholeFrames)
+    pushed: PushedWeights = field(default_factory=PushedWeights)
     first_step: int | None = None
     rate_is_zero: bool = False
     sides: dict[str, _Row] = field(default_factory=dict)
@@ -85,7 +89,11 @@ class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
         meaning="One step changes many weights by a large part of their size, or hardly at all.",
         severity="warning",
         comes="maybe",
-        inputs=(tensors("updates"), scalar("lr.*", beside=True)),
+        inputs=(
+            tensors("updates"),
+            tensors("gradients", beside=True),
+            scalar("lr.*", beside=True),
+        ),
         capture_hint="updates of weights are captured when an optimizer of PyTorch steps",
         remedy="Large: lower the learning rate or the weight decay. Small: raise the rate; with "
         "weights in bfloat16 keep a float32 copy, since small updates are rounded away.",
@@ -103,6 +111,9 @@ class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
         state, params = self.state, self.params
+        if frame.collection == "gradients":
+            state.pushed.take(frame)
+            return
         whole = state.frames.take(frame)
         if whole is None:
             return
@@ -116,20 +127,24 @@ class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
         ratio = change.astype(np.float64) / (size + params.epsilon)
         state.steps = [*state.steps, whole.step][-SERIES_POINTS:]
         state.medians = [*state.medians, float(np.median(ratio))][-SERIES_POINTS:]
+        every = np.ones(len(whole.rows), bool)
+        pushed = every if state.pushed.rows is None else state.pushed.among(whole.rows)
         small = (ratio < params.small_threshold) & (not state.rate_is_zero)
-        yield from self._side("large", ratio > params.large_threshold, ratio, whole, at)
-        yield from self._side("small", small, ratio, whole, at)
+        yield from self._side("large", ratio > params.large_threshold, every, ratio, whole, at)
+        yield from self._side("small", small, pushed, ratio, whole, at)
 
     def _side(
         self,
         side: Side,
-        out: npt.NDArray[np.bool_],
+        over: npt.NDArray[np.bool_],
+        among: npt.NDArray[np.bool_],
         ratio: npt.NDArray[np.float64],
         frame: TensorFrame,
         at: Moment,
     ) -> Iterable[Outcome]:
         kept = self.state.sides.setdefault(side, _Row())
-        if out.mean() < self.params.share:
+        out, watched = over & among, int(among.sum())
+        if not out.any() or out.sum() < self.params.share * watched:
             kept.row = 0
             yield Clear(frame.step, about=side)
             return
@@ -137,12 +152,13 @@ class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
             kept.first_step, kept.first_ms = frame.step, at.now_ms
         kept.row += 1
         if kept.row >= self.params.for_summaries:
-            yield self._finding(side, np.flatnonzero(out), ratio, frame, kept)
+            yield self._finding(side, np.flatnonzero(out), watched, ratio, frame, kept)
 
     def _finding(
         self,
         side: Side,
         out: npt.NDArray[np.int64],
+        watched: int,
         ratio: npt.NDArray[np.float64],
         frame: TensorFrame,
         kept: _Row,
@@ -154,7 +170,7 @@ class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
         return Finding(
             about=side,
             subject=Subject(kind="tensor", name=frame.rows[worst], collection="weights"),
-            reason=f"one step changes {len(out)} of {len(frame.rows)} weights by "
+            reason=f"one step changes {len(out)} of {watched} weights by "
             f"{'more' if large else 'less'} than {limit:.3g} of their norm since step "
             f"{kept.first_step}: {frame.rows[worst]} by {ratio[worst]:.3g}",
             first_step=kept.first_step,
@@ -164,7 +180,7 @@ class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
                 facts=(
                     Fact(name="reason", value=side),
                     Fact(name="ratio", value=float(ratio[worst]), limit=limit),
-                    Fact(name="share", value=len(out) / len(frame.rows), limit=params.share),
+                    Fact(name="share", value=len(out) / watched, limit=params.share),
                     Fact(name="median_ratio", value=self.state.medians[-1]),
                     Fact(name="summaries", value=float(kept.row)),
                 ),

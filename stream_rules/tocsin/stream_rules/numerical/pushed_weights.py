@@ -1,0 +1,54 @@
+"""Which weights their gradients could move.
+
+The gradient of a convolution's bias before a normalisation is rounding noise, and so are all
+gradients of a task that is solved to the last bit: such a weight stays where it is, and nothing is
+wrong. A gradient counts when its root mean square is above `NOISE` times that of the usual tensor:
+the upper quartile over the tensors, of now or of the first summaries, whichever is larger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tocsin.schemas.telemetry import TensorFrame
+from tocsin.stream_rules.whole_frames import WholeFrames
+
+NOISE: Final = 1e-4
+"""In small convolutional networks biases before BatchNorm and InstanceNorm had 1e-9 to 6e-6 of the
+usual gradient, and no other tensor less than 7e-4."""
+
+_USUAL: Final = 75
+_FIRST: Final = 3
+
+
+@dataclass(slots=True)
+class PushedWeights:
+    """The newest summary of the gradients, seen against the first ones."""
+
+    frames: WholeFrames = field(default_factory=WholeFrames)
+    first: list[float] = field(default_factory=list)
+    rows: list[str] | None = None
+
+    def take(self, frame: TensorFrame) -> None:
+        """Take a summary of gradients."""
+        whole = self.frames.take(frame)
+        norm, numel = (None, None) if whole is None else (whole.column("l2"), whole.count("numel"))
+        if whole is None or norm is None or numel is None or not len(whole.rows):
+            return
+        with np.errstate(all="ignore"):
+            size = np.nan_to_num(norm / np.sqrt(numel), nan=0.0)
+        usual = float(np.percentile(size, _USUAL))
+        if len(self.first) < _FIRST and np.isfinite(usual):
+            self.first.append(usual)
+        limit = NOISE * max(usual, float(np.median(self.first)) if self.first else 0.0)
+        self.rows = [whole.rows[i] for i in np.flatnonzero(size > limit)]
+
+    def among(self, names: Sequence[str]) -> npt.NDArray[np.bool_]:
+        """Which of the names; none, as long as no summary has come."""
+        pushed = set(self.rows or ())
+        return np.fromiter((name in pushed for name in names), bool, len(names))
