@@ -66,12 +66,28 @@ class WholeFrames:
 
 
 def mean_abs(frame: TensorFrame) -> Doubles | None:
-    """The mean absolute value of each row, NaN for an empty one; None: it was not captured."""
-    total, numel = frame.column("l1"), frame.count("numel")
-    if total is None or numel is None:
+    """The mean absolute value of each row's finite values; None: it was not captured.
+
+    NaN for a row without any: no number is not a small one.
+    """
+    total, finite = frame.column("l1"), finite_numel(frame)
+    if total is None or finite is None:
         return None
     with np.errstate(all="ignore"):
-        return np.where(numel > 0, total.astype(np.float64) / numel, np.nan)
+        return np.where(finite > 0, total.astype(np.float64) / finite, np.nan)
+
+
+def finite_numel(frame: TensorFrame) -> Doubles | None:
+    """How many values of each row are finite; None: it was not captured."""
+    numel = frame.count("numel")
+    if numel is None:
+        return None
+    finite = numel.astype(np.float64)
+    for name in ("nans", "infs"):
+        bad = frame.count(name)
+        if bad is not None:
+            finite -= bad
+    return finite
 
 
 def aligned(names: Sequence[str], known: Sequence[str], values: Doubles) -> Doubles:

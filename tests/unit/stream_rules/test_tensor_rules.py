@@ -10,7 +10,7 @@ import pytest
 
 from tocsin.schemas.telemetry import TensorFrame
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, assert_quiet, issues_of, only
-from tocsin.stream_rules.whole_frames import WholeFrames, aligned
+from tocsin.stream_rules.whole_frames import WholeFrames, aligned, mean_abs
 
 ROWS = tuple(f"l{i}.weight" for i in reversed(range(12)))
 FORWARD = ROWS[::-1]
@@ -95,6 +95,24 @@ def test_one_tensor_is_enough_and_rows_of_norms_say_nothing() -> None:
         frame = TensorFrame.decode(run.records.pop().value or b"")
         run.add(replace(frame, columns=("l2",), values=np.zeros((1, 1), np.float32)))
     assert_quiet(run.records, specs=VANISHING)
+
+
+def test_gradients_that_are_no_numbers_have_not_vanished() -> None:
+    run = run_of("gradients", "l1", [1.0] * 3)
+    for i in range(3, 12):
+        bad = {row: 100 for row in ROWS}
+        run.tensors(10 * i, "gradients", ROWS, nans=bad, columns={"l1": 0.0, "l2": 0.0})
+    assert_quiet(run.records, specs=VANISHING)
+
+
+def test_the_mean_is_that_of_the_finite_values() -> None:
+    run = RunBuilder()
+    nans, infs = {"a": 60, "b": 100}, {"a": 30}
+    run.tensors(0, "gradients", ("a", "b", "c"), nans=nans, infs=infs, columns={"l1": 5.0})
+    mean = mean_abs(TensorFrame.decode(run.records[-1].value or b""))
+    assert mean is not None
+    assert mean[[0, 2]].tolist() == [0.5, 0.05]
+    assert np.isnan(mean[1])
 
 
 # -- weight_update_ratio
@@ -279,6 +297,16 @@ def test_it_resolves_when_no_layer_is_dead() -> None:
 def test_activations_left_alone(series: list[Column]) -> None:
     run = run_of("activations", "dead", series, rows=FORWARD)
     assert_quiet(run.records, specs=DEAD)
+
+
+def test_an_output_that_is_no_number_is_neither_dead_nor_alive() -> None:
+    nan, half = float("nan"), [float("nan")] * 6 + [0.1] * 6
+    run = run_of("activations", "dead", [nan] * 10, rows=FORWARD)
+    assert_quiet(run.records, specs=DEAD)
+    run = run_of("activations", "dead", [0.9, 0.9, nan, half, nan, 0.9, nan, half], rows=FORWARD)
+    issue = assert_fires(run.records, "dead_relu", first_step=0, specs=DEAD)
+    assert (issue.step, issue.evidence.series and len(issue.evidence.series.steps)) == (50, 4)
+    assert [i.state for i in issues_of(run.records, specs=DEAD)] == ["firing"]
 
 
 # -- whole summaries

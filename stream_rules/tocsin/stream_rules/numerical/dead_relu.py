@@ -3,7 +3,8 @@
 The training process sends, for each module that is a ReLU or a ReLU6, the share of its units that
 were active in less than 1 % of what was looked at in a batch. A unit is a channel of a convolution
 (dimension 1), else one place of the last dimension. A layer is dead when the share is above
-`threshold_layer` in `for_summaries` summaries in a row: one batch may leave many units out.
+`threshold_layer` in `for_summaries` summaries in a row: one batch may leave many units out. A layer
+whose output is no number is neither dead nor alive.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tocsin.stream_rules.rule import (
     SERIES_POINTS,
     Clear,
     Finding,
+    Holds,
     Moment,
     Outcome,
     Params,
@@ -78,16 +80,23 @@ class DeadRelu(Rule[DeadReluParams, _State]):
         if whole is None or dead is None or not len(whole.rows):
             return
         percent = 100 * dead.astype(np.float64)
+        known = np.isfinite(percent)
+        if not known.any():
+            return
         over = percent > params.threshold_layer
         high = np.nan_to_num(aligned(whole.rows, state.rows, state.high))
         since = aligned(whole.rows, state.rows, state.since)
         state.since = np.where(over & (high == 0), whole.step, since)
-        state.high, state.rows = np.where(over, high + 1, 0), list(whole.rows)
+        state.high = np.where(known, np.where(over, high + 1, 0), high)
+        state.rows = list(whole.rows)
         state.steps = [*state.steps, whole.step][-SERIES_POINTS:]
-        state.worst = [*state.worst, float(percent.max())][-SERIES_POINTS:]
-        layers = np.flatnonzero(state.high >= params.for_summaries)
+        state.worst = [*state.worst, float(percent[known].max())][-SERIES_POINTS:]
+        high_layers = state.high >= params.for_summaries
+        layers = np.flatnonzero(high_layers & known)
         if len(layers):
             yield self._finding(whole, percent, [int(i) for i in layers])
+        elif high_layers.any():
+            yield Holds()
         else:
             yield Clear()
 

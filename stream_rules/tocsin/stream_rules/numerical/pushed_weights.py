@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tocsin.schemas.telemetry import TensorFrame
-from tocsin.stream_rules.whole_frames import WholeFrames
+from tocsin.stream_rules.whole_frames import WholeFrames, finite_numel
 
 NOISE: Final = 1e-4
 """In small convolutional networks biases before BatchNorm and InstanceNorm had 1e-9 to 6e-6 of the
@@ -37,11 +37,11 @@ class PushedWeights:
     def take(self, frame: TensorFrame) -> None:
         """Take a summary of gradients."""
         whole = self.frames.take(frame)
-        norm, numel = (None, None) if whole is None else (whole.column("l2"), whole.count("numel"))
-        if whole is None or norm is None or numel is None or not len(whole.rows):
+        norm, finite = (None, None) if whole is None else (whole.column("l2"), finite_numel(whole))
+        if whole is None or norm is None or finite is None or not len(whole.rows):
             return
         with np.errstate(all="ignore"):
-            size = np.nan_to_num(norm / np.sqrt(numel), nan=0.0)
+            size = np.where(finite > 0, norm / np.sqrt(finite), 0.0)
         usual = float(np.percentile(size, _USUAL))
         if len(self.first) < _FIRST and np.isfinite(usual):
             self.first.append(usual)
