@@ -152,18 +152,18 @@ class ChatSender:
 
 def outcome_of(result: Result) -> Outcome:
     """What the child's result means. Pure."""
+    status = result.status
+    if result.sent and (status is None or not 200 <= status < 300):
+        # Whatever else was asked on the way: it is there, and must not come twice.
+        return Outcome(done="sent")
     if result.refused is not None and not result.sent:
         return Outcome(forbidden=result.refused)
-    if result.failure is not None:
+    if result.failure is not None and not result.sent:
         return Outcome(failure=result.failure)
-    if result.status is not None and (result.sent or not 200 <= result.status < 300):
-        return Outcome(
-            status=result.status, phrase=_phrase(result.status), retry_after=result.retry_after
-        )
+    if status is not None and (result.sent or not 200 <= status < 300):
+        return Outcome(status=status, phrase=_phrase(status), retry_after=result.retry_after)
     if result.requests:
         return Outcome(later="the service did not take the message")
-    if result.sent:
-        return Outcome(done="sent")
     return Outcome(forbidden="the chat URL cannot be used: a part of it is missing or wrong")
 
 

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from tocsin.actions.address_guard import AddressGuard, AddressRefused, parse_networks
 from tocsin.actions.decision import Failure
+from tocsin.actions.notify import SEVERAL_TARGETS
 
 _PROGRAMS: Final = frozenset(
     {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "pty.spawn",
@@ -46,7 +47,7 @@ class Task:
 
 @dataclass(slots=True)
 class Result:
-    """What came of it; `status` and `retry_after` are those of the last HTTP answer."""
+    """What came of it; `status` and `retry_after` are those of the last HTTP answer to it."""
 
     sent: bool = False
     status: int | None = None
@@ -90,7 +91,8 @@ def send(task: Task, result: Result) -> None:
     import apprise
     import requests
 
-    _watch_requests(requests, task, result)
+    seen = Result()
+    _watch_requests(requests, task, seen)
     asset = apprise.AppriseAsset(
         plugin_paths=[], storage_mode="memory", allow_templates=False,
         service_timeout=task.timeout_s,
@@ -106,6 +108,9 @@ def send(task: Task, result: Result) -> None:
     plugin.redirects = False
     plugin.retry = 0
     plugin.verify_certificate = True
+    if len(plugin) > 1:
+        result.refused = SEVERAL_TARGETS
+        return
     result.sent = bool(
         plugin.notify(
             body=task.body,
@@ -114,6 +119,9 @@ def send(task: Task, result: Result) -> None:
             body_format=apprise.NotifyFormat.TEXT,
         )
     )
+    # Some plugins log out when they are thrown away: how that goes says nothing of the message.
+    result.status, result.retry_after = seen.status, seen.retry_after
+    result.failure, result.requests = seen.failure, seen.requests
 
 
 _MODULES: Final = {
@@ -131,6 +139,8 @@ def _plugin(url: str, asset: Any) -> Any:
     """apprise's plugin for a URL; None if there is none, or the URL lacks something."""
     import apprise
 
+    # As it does itself, lest the rest of the URL be left out as a fragment.
+    url = url.replace("/#", "/%23")
     scheme, _, rest = url.partition("://")
     native = scheme.lower() == "https"
     module, name = _MODULES.get(rest.partition("/")[0] if native else scheme.lower(), ("", ""))

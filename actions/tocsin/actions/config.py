@@ -10,7 +10,7 @@ from typing import Final
 
 from pydantic import SecretStr
 
-from tocsin.actions.notify import is_chat_url, notify_names, parse_notify
+from tocsin.actions.notify import chat_fault, notify_names, parse_notify
 from tocsin.actions.routing import Kind, Routing
 from tocsin.actions.signature import webhook_key
 from tocsin.actions.webhook import WebhookTarget
@@ -39,13 +39,12 @@ def check_receivers(config: Config) -> Iterator[Finding]:
         if isinstance(receiver, WebhookReceiver):
             yield from _check_headers(receiver, (*loc, "headers"))
         elif isinstance(receiver, ChatReceiver):
-            if isinstance(receiver.url, str) and not is_chat_url(receiver.url):
-                message = (
-                    "expected a chat URL like slack://TOKEN_A/TOKEN_B/TOKEN_C, discord://ID/TOKEN "
-                    "or tgram://BOT_TOKEN/CHAT_ID, or {secret: NAME}"
-                )
-                hint = "type: webhook for your own endpoint"
-                yield Finding((*loc, "url"), message, hint=hint, hide_value=True)
+            if isinstance(receiver.url, str) and (why_not := chat_fault(receiver.url)) is not None:
+                hint = None
+                if why_not.startswith("expected"):
+                    why_not += ", or {secret: NAME}"
+                    hint = "type: webhook for your own endpoint"
+                yield Finding((*loc, "url"), why_not, hint=hint, hide_value=True)
         elif isinstance(receiver, EmailReceiver | SmsReceiver):
             for index, one in enumerate(receiver.to):
                 if one in receiver.to[:index]:

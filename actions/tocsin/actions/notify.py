@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote, unquote_plus, urlsplit
 
 from pydantic import SecretStr
 
@@ -52,6 +53,14 @@ _REFUSED_OPTIONS: Final = frozenset(
 )
 """What a chat URL may not ask for: files, redirects, unchecked certificates, a schedule."""
 
+_MOST_PARTS: Final = {
+    "matrix": 2, "matrixs": 2, "ntfy": 2, "ntfys": 2, "rocket": 3, "rockets": 3, "slack": 4,
+    "tgram": 2, "wxteams": 2, "zulip": 3,
+}  # fmt: skip
+"""Parts of a URL between slashes, host and one target included; the child counts more exactly."""
+
+SEVERAL_TARGETS: Final = "the chat URL names several targets: give each a receiver of its own"
+
 
 @dataclass(frozen=True, slots=True)
 class Notified:
@@ -73,7 +82,10 @@ def parse_notify(text: str) -> Notified:
     scheme = text.partition(":")[0].lower()
     if scheme == "mailto" or ("@" in text and "://" not in text):
         return _mail(text)
-    if is_chat_url(text):
+    if _is_chat(text):
+        why_not = chat_fault(text)
+        if why_not is not None:
+            raise ConfigurationError(f"--notify: {why_not}")
         # What stands for the host is a token in most of them, but for https.
         service = urlsplit(text).hostname if scheme == "https" else scheme
         return Notified("chat", f"notify:{service}-{_hash(text)}", SecretStr(text))
@@ -100,23 +112,42 @@ def notify_names(notify: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(parse_notify(text).name for text in notify))
 
 
-def is_chat_url(text: str) -> bool:
-    """Whether a URL is one that a chat message can be sent to."""
+def chat_fault(text: str) -> str | None:
+    """Why a URL is none that a chat message can be sent to; None if it is. It is not repeated."""
+    if not _is_chat(text):
+        return (
+            "expected a chat URL like slack://TOKEN_A/TOKEN_B/TOKEN_C, discord://ID/TOKEN or "
+            "tgram://BOT_TOKEN/CHAT_ID"
+        )
+    scheme, _, rest = text.partition("://")
+    path, _, query = rest.partition("?")
+    # apprise splits options at ; as well, and takes what follows a # for options, too.
+    options: dict[str, str] = {}
+    for part in re.split("[&;?#]", query):
+        key, _, value = part.partition("=")
+        options[unquote_plus(key).strip().lstrip("+-:").lower()] = unquote_plus(value)
+    refused = sorted(_REFUSED_OPTIONS & set(options))
+    if refused:
+        return f"the option {refused[0]!r} is not allowed in a chat URL"
+    # One that took the message would get it again for as long as another does not.
+    parts = len([part for part in path.split("/") if part])
+    named = len([one for one in re.split(r"[\s,;]+", options.get("to", "")) if one])
+    if named > 1 or parts + named > _MOST_PARTS.get(scheme.lower(), parts + 1):
+        return SEVERAL_TARGETS
+    return None
+
+
+def _is_chat(text: str) -> bool:
+    """Whether a URL is for a chat service, usable or not."""
     scheme, separator, rest = text.partition("://")
     if not separator or not rest or not text.isprintable():
         return False
+    if scheme.lower() != "https":
+        return scheme.lower() in CHAT_SCHEMES
     try:
-        parts = urlsplit(text)
-        options = {key.lstrip("+-:").lower() for key in parse_qs(parts.query)}
+        return urlsplit(text).hostname in CHAT_HOSTS
     except ValueError:
         return False
-    if options & _REFUSED_OPTIONS:
-        return False
-    return (
-        parts.hostname in CHAT_HOSTS
-        if scheme.lower() == "https"
-        else (scheme.lower() in CHAT_SCHEMES)
-    )
 
 
 def _mail(text: str) -> Notified:

@@ -21,7 +21,7 @@ from tocsin.actions.decision import Outcome
 from tocsin.actions.email import EmailSender, EmailTarget
 from tocsin.actions.lambda_function import LambdaSender, LambdaTarget
 from tocsin.actions.lanes import Lane, Notice
-from tocsin.actions.notify import is_chat_url, parse_notify
+from tocsin.actions.notify import chat_fault, parse_notify
 from tocsin.actions.sms import SmsSender, SmsTarget
 from tocsin.actions.smtp import server_of_config, server_of_environment
 from tocsin.actions.webhook import WebhookSender, WebhookTarget
@@ -160,10 +160,9 @@ def _chat_targets(
         )
         if url is None:
             continue
-        if not is_chat_url(url.get_secret_value()):
-            raise ConfigurationError(
-                f"receiver {name!r}: expected a chat URL like slack://…, discord://… or tgram://…"
-            )
+        why_not = chat_fault(url.get_secret_value())
+        if why_not is not None:
+            raise ConfigurationError(f"receiver {name!r}: {why_not}")
         targets[name] = ChatTarget(name, url, _give_up_ms(receiver))
     for address in map(parse_notify, notify):
         if address.kind == "chat":

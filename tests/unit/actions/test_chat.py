@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import subprocess
@@ -11,6 +12,7 @@ import textwrap
 from collections.abc import AsyncIterator
 
 import pytest
+import requests
 from pydantic import SecretStr
 
 from support.certificates import Authority, authority
@@ -27,10 +29,11 @@ from support.issue_records import issue
 from support.notices import notice
 from tocsin.actions.address_guard import AddressGuard, parse_networks
 from tocsin.actions.chat import ChatPlace, ChatSender, ChatTarget, body_of, escaped, outcome_of
-from tocsin.actions.chat_child import Result
+from tocsin.actions.chat_child import Result, Task
+from tocsin.actions.chat_child import send as send_in_child
 from tocsin.actions.decision import Outcome
 from tocsin.actions.message import message_of
-from tocsin.actions.notify import is_chat_url, notify_names, parse_notify
+from tocsin.actions.notify import SEVERAL_TARGETS, chat_fault, notify_names, parse_notify
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.issues import IssueFiring
 
@@ -184,10 +187,62 @@ def test_the_child_connects_nowhere_by_name_or_path_and_starts_nothing() -> None
         (Result(status=503, requests=1), Outcome(status=503, phrase="Service Unavailable")),
         (Result(failure="timeout", requests=1), Outcome(failure="timeout")),
         (Result(refused="address", failure="no connection"), Outcome(forbidden="address")),
+        (Result(sent=True, status=500, requests=3), Outcome(done="sent")),
+        (Result(sent=True, failure="timeout", requests=3), Outcome(done="sent")),
+        (Result(sent=True), Outcome(done="sent")),
     ],
 )
 def test_what_a_result_means(result: Result, wanted: Outcome) -> None:
     assert outcome_of(result) == wanted
+
+
+@pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning")
+def test_a_log_out_after_the_message_says_nothing_of_the_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    def answer(session: object, request: requests.PreparedRequest, **_: object) -> object:
+        path = str(request.url).partition("?")[0].rpartition("/")[2]
+        asked.append(path)
+        response = requests.Response()
+        response.status_code = 500 if path == "logout" else 200
+        response._content = (
+            b'{"user_id": "@a:b", "access_token": "x", "home_server": "h", "room_id": "!r:h",'
+            b' "event_id": "1"}'
+        )
+        response.request, response.url = request, str(request.url)
+        return response
+
+    monkeypatch.setattr(requests.Session, "send", answer)
+    result = Result()
+    url = "matrixs://user:pass@matrix.example.com/%23room"
+    send_in_child(Task(url=url, title="t", body="b", private=True), result)
+    gc.collect()
+
+    assert asked[-1] == "logout"
+    assert outcome_of(result) == Outcome(status=200, phrase="OK")
+
+
+async def test_a_channel_in_the_url_is_the_one_that_is_written_to(
+    services: ChatServices, trusted: Authority
+) -> None:
+    outcome = await send(sender(services, trusted), f"{SLACK}/#ml-alerts")
+
+    assert outcome.status == 200
+    assert [body["channel"] for _, body in services.seen] == ["#ml-alerts"]
+
+
+async def test_several_targets_in_one_url_are_refused_before_one_has_it(
+    services: ChatServices, trusted: Authority
+) -> None:
+    # What the first look at a URL cannot know: a bot's token takes the place of three parts.
+    outcome = await send(sender(services, trusted), "slack://xoxb-1234-1234-SECRET/#a/#b")
+
+    assert outcome == Outcome(forbidden=SEVERAL_TARGETS)
+    assert services.seen == []
+    with pytest.raises(ConfigurationError, match=r"--notify: .*receiver of its own"):
+        parse_notify(f"{TELEGRAM}/2")
 
 
 def test_a_url_that_apprise_cannot_use_is_final() -> None:
@@ -211,12 +266,26 @@ def test_a_url_that_apprise_cannot_use_is_final() -> None:
         (f"{SLACK}?template=/etc/passwd", False),
         (f"{SLACK}?verify=no", False),
         (f"{SLACK}?RETRY=9", False),
+        (f"{SLACK}?x=1;verify=no", False),
+        (f"{SLACK}?x=1#?%76erify=no", False),
+        (f"{SLACK}/#channel?verify=no", False),
+        (f"{SLACK}?verify=", False),
+        (f"{SLACK_NATIVE}?verify=no", False),
+        (f"{SLACK}/#one", True),
+        (f"{SLACK}/#one/#two", False),
+        (f"{SLACK}/#one?to=%23two", False),
+        (f"{TELEGRAM}/2", False),
+        (f"{TELEGRAM}?to=2", False),
+        ("ntfys://me:pw@ntfy.example.com/topic", True),
+        ("ntfy://ntfy.example.com/one/two", False),
+        ("mmost://chat.example.com/aaaaaaaaaaaaaaaaaaaaaaaa?to=a", True),
+        ("mmost://chat.example.com/aaaaaaaaaaaaaaaaaaaaaaaa?to=a,b", False),
         ("slack://", False),
         ("slack://a\nb", False),
     ],
 )
 def test_only_known_services_without_dangerous_options_are_chat(url: str, good: bool) -> None:
-    assert is_chat_url(url) is good
+    assert (chat_fault(url) is None) is good
 
 
 def test_notify_tells_its_kinds_apart_and_names_show_no_token() -> None:
