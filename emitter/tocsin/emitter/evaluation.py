@@ -1,8 +1,9 @@
 """Losses of evaluations: those that are computed without a gradient.
 
 Two places are watched: the call of a loss module, and the functions of torch.nn.functional that
-such modules use, which count only while the model is in eval(), since a number without a gradient
-may be many things. The first function that an evaluation uses is its loss, the others are metrics.
+such modules use. They count only while the model is in eval(): a number without a gradient may be
+many things, a metric of each training step for one. The first that an evaluation uses is its loss,
+the others are metrics.
 
 TorchScript and torch.compile take the functions themselves, not what stands around them: they are
 marked as `torch.jit.script_if_tracing` marks its own. On a GPU a loss is copied without waiting,
@@ -52,11 +53,16 @@ class EvaluationLosses:
         self._held: list[torch.Tensor] = []
         self._copies: deque[tuple[int, HostCopy]] = deque(maxlen=AT_MOST)
         self._step = 0
+        self._first: tuple[int, str] = (-1, "")
 
-    def add(self, loss: torch.Tensor) -> None:
-        """A loss of one number that was computed after the last step."""
+    def add(self, name: str, loss: torch.Tensor) -> None:
+        """A loss of one number that was computed after the last step, by this function."""
         step = self._training.last_step
         if step is None:
+            return
+        if self._first[0] != step:
+            self._first = (step, name)
+        if self._first[1] != name:
             return
         loss = loss.detach()
         if loss.device.type == "cpu":
@@ -96,26 +102,16 @@ class Evaluation:
     def __init__(self, hooks: Hooks) -> None:
         self._hooks: Final = hooks
         self._inside = False
-        self._used: tuple[int, str] = (-1, "")
 
-    def on_loss(self, value: object) -> None:
-        """Behind the call of a loss module without a gradient."""
-        capture = self._hooks.capture
-        if capture is None or not isinstance(value, torch.Tensor) or value.numel() != 1:
-            return
-        if value.is_floating_point() and not value.is_meta and not hasattr(value, "to_local"):
-            capture.evaluation_loss(value)
-
-    def on_function(self, name: str, value: object) -> bool:
-        """Behind a loss function without a gradient; whether an evaluation goes on."""
+    def on_loss(self, name: str, value: object) -> bool:
+        """Behind a loss without a gradient; whether an evaluation goes on."""
         capture = self._hooks.capture
         if capture is None or not capture.training.is_evaluating():
             return False
-        step = capture.training.next_step
-        if self._used[0] != step:
-            self._used = (step, name)
-        if self._used[1] == name:
-            self.on_loss(value)
+        if isinstance(value, torch.Tensor) and value.numel() == 1:
+            plain = not value.is_meta and not hasattr(value, "to_local")
+            if plain and value.is_floating_point():
+                capture.evaluation_loss(name, value)
         return True
 
     def install(self) -> None:
@@ -136,7 +132,7 @@ class Evaluation:
                 result = original(module, *args, **kwargs)
             finally:
                 self._inside = False
-            hooks.wall.call("evaluation", self.on_loss, result)
+            hooks.wall.call("evaluation", self.on_loss, type(module).__qualname__, result)
             hooks.check("evaluation")
             return result
 
@@ -151,7 +147,7 @@ class Evaluation:
             result = original(*args, **kwargs)
             if hooks.capture is None or self._inside or torch.is_grad_enabled():
                 return result
-            if hooks.wall.call("evaluation", self.on_function, name, result):
+            if hooks.wall.call("evaluation", self.on_loss, name, result):
                 hooks.check("evaluation")
             return result
 

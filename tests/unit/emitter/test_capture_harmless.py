@@ -39,8 +39,10 @@ def train(folder: Path, steps: int = STEPS) -> tuple[list[torch.Tensor], torch.T
         losses.append(loss.item())
         if step == steps // 2:
             torch.save(model.state_dict(), folder / "c.pt")
+            model.eval()
             with torch.no_grad():
                 criterion(model(torch.randn(16, 6)), torch.zeros(16, 1))
+            model.train()
     return [p.detach().clone() for p in model.parameters()], torch.randn(4), losses
 
 

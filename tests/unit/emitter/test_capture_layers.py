@@ -81,6 +81,20 @@ def test_a_small_batch_says_nothing(tmp_path: Path) -> None:
     assert not [f for f in found.frames if f.collection == "activations"]
 
 
+def test_an_output_with_nan_is_not_dead_but_unknown(tmp_path: Path) -> None:
+    class Beside(nn.Module):  # type: ignore[misc]  # torch has no types here
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.good, self.bad = nn.Linear(8, 8), nn.ReLU(), nn.ReLU()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.linear(x)
+            self.bad(torch.where(y == y.max(), torch.nan, y))
+            return self.good(y)
+
+    assert list(dead_of(capture(tmp_path, Beside(), 64, 8), 1)) == ["good"]
+
+
 def test_nothing_of_ours_is_on_the_user_s_modules(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
     with captured(tmp_path, TOCSIN_CAPTURE=EVERY):
@@ -189,6 +203,42 @@ def test_other_types_are_measured_too(dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "laid_out",
+    [
+        pytest.param(
+            lambda: torch.ones(4, 3, 2, 2, 2).to(memory_format=torch.channels_last_3d), id="3d"
+        ),
+        pytest.param(lambda: torch.ones(8, 6, 5).permute(2, 0, 1), id="permuted"),
+        pytest.param(lambda: torch.ones(8, 12)[:, :6], id="a slice"),
+    ],
+)
+def test_a_layout_of_its_own_is_measured_as_any_other(
+    laid_out: Callable[[], torch.Tensor],
+) -> None:
+    weight = laid_out()
+    weight.grad = torch.ones_like(weight)
+    probe = UpdateProbe()
+    probe.before([("w", weight)])
+    weight += 1
+    updates = probe.after()
+    assert updates is not None
+    root = weight.numel() ** 0.5
+    assert updates.rows()[1].ravel().tolist() == pytest.approx([2 * root, root])
+
+
+def test_a_step_that_puts_other_memory_there_is_measured() -> None:
+    weight, other = torch.ones(6), torch.ones(6)
+    weight.grad, other.grad = torch.ones(6), torch.ones(6)
+    probe = UpdateProbe()
+    probe.before([("weight", weight), ("other", other)])
+    weight.data, other.data = weight.data + 1, torch.ones(3)
+    updates = probe.after()
+    assert updates is not None
+    assert updates.rows()[0] == ("weight",)
+    assert updates.rows()[1][0, 1] == pytest.approx(6**0.5)
+
+
 # -- losses of evaluations
 
 
@@ -229,6 +279,23 @@ def test_a_loss_module_counts_once(tmp_path: Path) -> None:
         nn.MSELoss()(model(torch.ones(4, 8)), torch.zeros(4, 1))
 
     assert len(evaluated(tmp_path, measure)) == 1
+
+
+def test_a_metric_of_each_training_step_is_no_evaluation(tmp_path: Path) -> None:
+    def measure(model: nn.Module) -> None:
+        nn.L1Loss()(model(torch.ones(4, 8)), torch.zeros(4, 1))
+
+    assert evaluated(tmp_path, measure) == []
+
+
+def test_the_first_loss_module_of_an_evaluation_is_its_loss(tmp_path: Path) -> None:
+    def measure(model: nn.Module) -> None:
+        model.eval()
+        for _ in range(2):
+            nn.MSELoss()(torch.ones(4), torch.zeros(4))
+            nn.L1Loss()(3 * torch.ones(4), torch.zeros(4))
+
+    assert evaluated(tmp_path, measure) == [1.0, 1.0]
 
 
 def test_compilers_see_the_functions_themselves() -> None:
