@@ -7,7 +7,7 @@ are copied without waiting and read at a later step.
 
 from __future__ import annotations
 
-import math
+import numbers
 import time
 import weakref
 from collections import deque
@@ -117,9 +117,9 @@ class Capture:
                 Group(
                     index=i,
                     parameters=len(group["params"]),
-                    lr=_number(group.get("lr")),
+                    lr=_rate(group.get("lr")),
                     # Set by the constructor of a schedule (PyTorch's own and timm's).
-                    initial_lr=_number(group["initial_lr"]) if "initial_lr" in group else None,
+                    initial_lr=_rate(group.get("initial_lr")),
                 )
                 for i, group in enumerate(optimizer.param_groups[:MAX_GROUPS])
             ),
@@ -251,8 +251,10 @@ class Capture:
             columns.append("step_time_s")
             values.append(step_time)
         for i, group in enumerate(optimizer.param_groups[:MAX_GROUPS]):
-            columns.append(f"lr.{i}")
-            values.append(_number(group.get("lr")))
+            rate = _rate(group.get("lr"))
+            if rate is not None:
+                columns.append(f"lr.{i}")
+                values.append(rate)
         if self._scaling:
             columns.append("scaler_skipped")
             values.append(float(self._skipped))
@@ -312,10 +314,10 @@ class Capture:
             self.training.sender.row(row, urgent=True)
         self._drop_step()
 
-    def evaluation_loss(self, loss: torch.Tensor) -> None:
+    def evaluation_loss(self, name: str, loss: torch.Tensor) -> None:
         """A loss of one number that was computed without a gradient."""
         self.training.activity += 1
-        self._evaluated.add(loss)
+        self._evaluated.add(name, loss)
 
     def saved(self, target: object, step: int | None, duration_s: float) -> None:
         """`torch.save` has written something; `step` is the last one when it began."""
@@ -388,8 +390,11 @@ def _found_inf(optimizer: torch.optim.Optimizer) -> bool:
     return isinstance(found, torch.Tensor) and found.device.type == "cpu" and bool(found.item())
 
 
-def _number(value: object) -> float:
+def _rate(value: object) -> float | None:
+    """A learning rate as a number; None where there is none to read.
+
+    One on a GPU (capturable optimizers) would have to be waited for; some optimizers have none.
+    """
     if isinstance(value, torch.Tensor):
-        # A learning rate on a GPU (capturable optimizers) would have to be waited for.
-        return float(value) if value.device.type == "cpu" and value.numel() == 1 else math.nan
-    return float(value) if isinstance(value, int | float) else math.nan
+        return float(value) if value.device.type == "cpu" and value.numel() == 1 else None
+    return float(value) if isinstance(value, numbers.Real) else None

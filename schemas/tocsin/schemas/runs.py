@@ -47,7 +47,7 @@ class Group(Model):
 
     index: Whole
     parameters: Whole
-    lr: Real
+    lr: Real | None = Field(default=None, description="None: it cannot be read")
     initial_lr: Real | None = Field(
         default=None, description="base rate of a learning-rate schedule; None: none was declared"
     )

@@ -211,6 +211,37 @@ def test_a_skipped_scaler_step_is_no_step(tmp_path: Path) -> None:
     assert steps[2]["scaler_skipped"] == 1
 
 
+@pytest.mark.parametrize(
+    ("rate", "told"),
+    [
+        (np.float32(0.5), {"lr.0": 0.5}),
+        (torch.tensor(0.25), {"lr.0": 0.25}),
+        (None, {}),
+    ],
+)
+def test_a_rate_that_cannot_be_read_is_left_out(
+    tmp_path: Path, rate: object, told: dict[str, float]
+) -> None:
+    class Relative(torch.optim.SGD):  # type: ignore[misc]  # torch has no types here
+        """Finds its step size by itself, as Adafactor does."""
+
+        def step(self, closure: object = None) -> None:
+            rate = self.param_groups[0]["lr"]
+            self.param_groups[0]["lr"] = 0.1
+            super().step()
+            self.param_groups[0]["lr"] = rate
+
+    model = torch.nn.Linear(8, 1)
+    optimizer = Relative(model.parameters(), lr=0.1)
+    optimizer.param_groups[0]["lr"] = rate
+    with captured(tmp_path):
+        for _ in range(3):
+            model(torch.ones(4, 8)).sum().backward()
+            optimizer.step()
+    for cells in said(tmp_path).steps("train").values():
+        assert {name: value for name, value in cells.items() if name == "lr.0"} == told
+
+
 def test_evaluation_losses_have_their_own_mode(tmp_path: Path) -> None:
     model, optimizer = model_and_optimizer()
     criterion = torch.nn.MSELoss()
