@@ -62,11 +62,10 @@ def dense(tensor: torch.Tensor) -> torch.Tensor | None:
         return None
     if tensor.is_contiguous():
         return tensor.view(-1)
-    if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
-        return tensor.permute(0, 2, 3, 1).view(-1)
-    if tensor.dim() == 2 and tensor.t().is_contiguous():
-        return tensor.t().view(-1)
-    return tensor.reshape(-1)
+    # Channels last, transposed, …: without gaps in memory it is contiguous in another order.
+    stride = tensor.stride()
+    ordered = tensor.permute(sorted(range(tensor.dim()), key=lambda d: -stride[d]))
+    return ordered.view(-1) if ordered.is_contiguous() else tensor.reshape(-1)
 
 
 def norms(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -53,7 +53,7 @@ class UpdateProbe:
     def __init__(self) -> None:
         self._next = 0
         self._names: list[str] = []
-        self._views: list[torch.Tensor] = []
+        self._parameters: list[torch.Tensor] = []
         self._before: list[torch.Tensor] = []
         self._numel: list[int] = []
 
@@ -78,34 +78,36 @@ class UpdateProbe:
                 self._next = start + i + 1
                 self._names.append(name)
                 self._numel.append(flat.numel())
-                self._views.append(view)
+                self._parameters.append(parameter)
                 self._before.append(_wide(view, copy=True))
 
     def after(self) -> Updates | None:
         """The step has happened: what it has changed. The copies are gone."""
-        if not self._views:
-            return None
+        names, numel, factors, now, before = [], [], [], [], []
         with torch.no_grad():
-            now = [_wide(view, copy=False) for view in self._views]
+            for i, parameter in enumerate(self._parameters):
+                # Read anew: a layout may force a copy, and a step may put other memory there.
+                flat = dense(parameter)
+                if flat is None or flat.numel() != self._numel[i]:
+                    continue
+                view = _sample(flat)
+                names.append(self._names[i])
+                numel.append(flat.numel())
+                factors.append((flat.numel() / view.numel()) ** 0.5)
+                now.append(_wide(view, copy=False))
+                before.append(self._before[i])
+            self.forget()
+            if not names:
+                return None
             home = now[0].device
             size = torch._foreach_norm(now)
-            change = torch._foreach_norm(torch._foreach_sub(now, self._before))
+            change = torch._foreach_norm(torch._foreach_sub(now, before))
             packed = torch.stack([norm.to(home, torch.float32) for norm in (*size, *change)])
-        factors = [
-            (n / view.numel()) ** 0.5 for n, view in zip(self._numel, self._views, strict=True)
-        ]
-        updates = Updates(
-            self._names,
-            self._numel,
-            factors,
-            packed if home.type == "cpu" else HostCopy(packed),
-        )
-        self.forget()
-        return updates
+        return Updates(names, numel, factors, packed if home.type == "cpu" else HostCopy(packed))
 
     def forget(self) -> None:
         """The step was skipped."""
-        self._names, self._views, self._before, self._numel = [], [], [], []
+        self._names, self._parameters, self._before, self._numel = [], [], [], []
 
 
 def _sample(flat: torch.Tensor) -> torch.Tensor:
