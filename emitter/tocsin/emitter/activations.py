@@ -16,12 +16,14 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
 import torch
 from torch import nn
 
 from tocsin.emitter import models
 from tocsin.emitter.host_copy import HostCopy, is_recording
 from tocsin.emitter.wall import Wall
+from tocsin.schemas.telemetry import Counts, Floats
 
 LOOKS: Final = 16_384
 LEAST_LOOKS: Final = 128
@@ -59,11 +61,14 @@ class Seen:
             self.copy = HostCopy(torch.stack([share.to(home) for share in self.dead]))
         return self
 
-    def shares(self) -> list[float]:
-        """The shares, from 0 to 1."""
-        if self.copy is not None:
-            return [float(share) for share in self.copy.values()]
-        return [float(share) for share in self.dead]
+    def rows(self) -> tuple[tuple[str, ...], Floats, Counts]:
+        """Names, `dead` from 0 to 1, and how many values were looked at, of finite outputs."""
+        found = self.dead if self.copy is None else self.copy.values()
+        shares = np.asarray([float(share) for share in found], np.float32)
+        finite = np.flatnonzero(np.isfinite(shares))
+        looks = np.asarray(self.looks, np.uint64)[finite]
+        names = tuple(self.names[i] for i in finite)
+        return names, shares[finite].reshape(-1, 1), looks.reshape(-1, 1)
 
 
 class Activations:
@@ -114,7 +119,9 @@ class Activations:
             return
         with torch.no_grad():
             active = (sample > 0).mean(dim=1, dtype=torch.float32)
-            dead = (active < INACTIVE).mean(dtype=torch.float32)
+            # NaN is not greater than 0, and dead is not what it is: it makes the share NaN.
+            poison = 0.0 * sample.sum(dtype=torch.float32)
+            dead = (active < INACTIVE).mean(dtype=torch.float32) + poison
         self._seen.names.append(name if calls == 1 else f"{name}#{calls}")
         self._seen.looks.append(sample.numel())
         self._seen.dead.append(dead)

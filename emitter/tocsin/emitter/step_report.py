@@ -218,16 +218,18 @@ class Reporter:
             )
 
     def _send_activations(self, draft: Draft, seen: Seen) -> None:
-        self._send(
-            "activations",
-            draft,
-            tuple(seen.names),
-            np.asarray(seen.shares(), np.float32).reshape(-1, 1),
-            np.asarray(seen.looks, np.uint64).reshape(-1, 1),
-            False,
-            columns=("dead",),
-            count_columns=("numel",),
-        )
+        names, shares, looks = seen.rows()
+        if names:
+            self._send(
+                "activations",
+                draft,
+                names,
+                shares,
+                looks,
+                False,
+                columns=("dead",),
+                count_columns=("numel",),
+            )
 
     def _send(
         self,
