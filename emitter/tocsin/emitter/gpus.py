@@ -1,35 +1,54 @@
-"""NVIDIA GPUs through NVML, loaded when first needed. Absent or failing: said once, never fatal."""
+"""NVIDIA GPUs through NVML, loaded when first needed. Absent or failing: said once, never fatal.
+
+Which of them are the job's: those on which one of its processes was seen. Where the driver names
+none of them (another PID namespace), those that CUDA_VISIBLE_DEVICES lists; else nobody knows.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from tocsin.emitter.sender import say
+
+PROCESSES_EVERY: Final = 10
+"""Asking which processes are on a GPU costs more than a reading: each 10th sample asks."""
 
 FAILURES: Final = 5
 """Readings in a row of one device that fail before it is left alone."""
 
 
 class Gpus:
-    """The GPUs of this node. `sample` gives columns `gpu.N.…` for those that answer."""
+    """The GPUs of this node. `sample` gives columns `gpu.N.…` for those that answer.
 
-    def __init__(self, *, tell: Callable[[str], None] = say) -> None:
+    `visible` is the job's CUDA_VISIBLE_DEVICES.
+    """
+
+    def __init__(self, *, visible: str | None = None, tell: Callable[[str], None] = say) -> None:
         self._tell = tell
+        self._visible = visible
+        self._listed: set[int] = set()
+        self._used: set[int] = set()
+        self._n = 0
         self._nvml: Any = None
         self._handles: dict[int, Any] = {}
         self._failed: dict[int, int] = {}
         self._opened = False
 
-    def sample(self) -> dict[str, float]:
-        """One reading. May block as long as the driver does; the first loads it, for seconds."""
+    def sample(self, pids: Collection[int] = ()) -> dict[str, float]:
+        """One reading, where the job has the processes `pids`.
+
+        May block as long as the driver does; the first loads it, for seconds.
+        """
         if not self._opened:
             self._open()
         found: dict[str, float] = {}
         for n, handle in list(self._handles.items()):
             try:
                 found.update(self._read(n, handle))
+                if n not in self._used and self._n % PROCESSES_EVERY == 0:
+                    self._look_for(pids, n, handle)
                 self._failed[n] = 0
             # The wall of a probe, as above.
             except Exception as error:
@@ -37,6 +56,9 @@ class Gpus:
                 if self._failed[n] >= FAILURES:
                     del self._handles[n]
                     self._tell(f"GPU {n} is not sampled any more: {error}")
+        self._n += 1
+        if own := self._used or self._listed:
+            found.update((f"gpu.{n}.of_job", float(n in own)) for n in self._handles)
         return found
 
     def close(self) -> None:
@@ -58,6 +80,7 @@ class Gpus:
                 n: pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())
             }
             self._nvml = pynvml
+            self._listed = self._among(self._visible)
         # The wall of a probe: a driver can fail in any way.
         except Exception as error:
             # No driver is what most machines without a GPU have: nothing to say.
@@ -67,6 +90,20 @@ class Gpus:
                 "NVMLError_NoDevice",
             ):
                 self._tell(f"GPUs are not sampled: {error}")
+
+    def _among(self, visible: str | None) -> set[int]:
+        """The GPUs of such a list: numbers, or the beginnings of UUIDs (`GPU-8c8e…`)."""
+        words = [word.strip() for word in (visible or "").split(",") if word.strip()]
+        if all(word.isdigit() for word in words):
+            return {int(word) for word in words} & set(self._handles)
+        uuids = {n: str(self._nvml.nvmlDeviceGetUUID(h)) for n, h in self._handles.items()}
+        return {n for n, uuid in uuids.items() if any(map(uuid.startswith, words))}
+
+    def _look_for(self, pids: Collection[int], n: int, handle: Any) -> None:
+        with contextlib.suppress(self._nvml.NVMLError_NotSupported):
+            there = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            if any(process.pid in pids for process in there):
+                self._used.add(n)
 
     def _read(self, n: int, handle: Any) -> dict[str, float]:
         nvml = self._nvml

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import platform
 from pathlib import Path
 from typing import Final
@@ -30,7 +31,9 @@ class NodeReport:
     """Samples this node and publishes the frames under the run's name; one per run and node."""
 
     def __init__(self, bus: Bus, topics: Topics, speaker: Speaker, *, folder: Path | None) -> None:
-        self.node: Final = Node(folder=folder, gpus=Gpus())
+        self.node: Final = Node(
+            folder=folder, gpus=Gpus(visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
+        )
         """What is sampled; its `root_pid` is the job."""
         self._bus = bus
         self._speaker = speaker

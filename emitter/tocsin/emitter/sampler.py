@@ -80,7 +80,7 @@ class Node:
             except OSError:
                 self._folder = None
         if self._gpus is not None:
-            found.update(self._gpus.sample())
+            found.update(self._gpus.sample(self._tree))
         self._n += 1
         return found
 

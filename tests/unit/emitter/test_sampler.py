@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from support.waiting import until
-from tocsin.emitter.gpus import FAILURES, Gpus
+from tocsin.emitter.gpus import FAILURES, PROCESSES_EVERY, Gpus
 from tocsin.emitter.sampler import Node, Packer, Sampler
 from tocsin.schemas.telemetry import Speaker, SystemFrame
 
@@ -77,6 +77,8 @@ def fake_nvml(monkeypatch: pytest.MonkeyPatch, **more: object) -> ModuleType:
         "nvmlDeviceGetTemperature": lambda h, kind: 61,
         "nvmlDeviceGetPowerUsage": lambda h: 250_000,
         "nvmlDeviceGetClockInfo": lambda h, kind: 1_500,
+        "nvmlDeviceGetComputeRunningProcesses": lambda h: [],
+        "nvmlDeviceGetUUID": lambda h: f"GPU-{h}{h}{h}-a",
         **more,
     }
     for name, value in parts.items():
@@ -110,3 +112,39 @@ def test_a_gpu_that_falls_off_is_said_once(monkeypatch: pytest.MonkeyPatch) -> N
     for _ in range(FAILURES + 5):
         assert gpus.sample() == {}
     assert told == ["GPU 0 is not sampled any more: GPU is lost"]
+
+
+def of_job(found: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in found.items() if name.endswith("of_job")}
+
+
+def test_the_gpus_of_the_job_are_those_of_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {0: [], 1: [SimpleNamespace(pid=77)], 2: [SimpleNamespace(pid=1234)]}
+    fake_nvml(
+        monkeypatch,
+        nvmlDeviceGetCount=lambda: 3,
+        nvmlDeviceGetComputeRunningProcesses=lambda h: there[h],
+    )
+    gpus = Gpus(visible="0,1")
+    first = of_job(gpus.sample({1, 2}))
+    assert first == {"gpu.0.of_job": 1, "gpu.1.of_job": 1, "gpu.2.of_job": 0}
+    for _ in range(PROCESSES_EVERY):
+        found = of_job(gpus.sample({77}))
+    assert found == {"gpu.0.of_job": 0, "gpu.1.of_job": 1, "gpu.2.of_job": 0}
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        (None, {}),
+        ("", {}),
+        ("1", {"gpu.0.of_job": 0, "gpu.1.of_job": 1}),
+        ("GPU-000", {"gpu.0.of_job": 1, "gpu.1.of_job": 0}),
+        ("7", {}),
+    ],
+)
+def test_else_those_that_the_job_may_see(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, expected: dict[str, float]
+) -> None:
+    fake_nvml(monkeypatch, nvmlDeviceGetCount=lambda: 2)
+    assert of_job(Gpus(visible=visible).sample()) == expected
