@@ -17,6 +17,9 @@ from tocsin.schemas.telemetry import Speaker
 
 MAX_TRAININGS: Final = 100_000
 
+REQUEUE: Final = 1000
+"""What a requeue by Slurm adds to the restart count: more restarts than torchelastic makes in one."""
+
 
 class Who(TypedDict):
     """The fields that each event of a rank begins with."""
@@ -99,11 +102,14 @@ def resolve_job_id(environ: Mapping[str, str]) -> str:
 
 
 def restart_count(environ: Mapping[str, str]) -> int:
-    """How often torchelastic or Slurm has started this job again."""
-    for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"):
-        if name in environ:
-            return _number(environ[name])
-    return 0
+    """Which life of this job it is: restarts by torchelastic, and `REQUEUE` more for each of Slurm's.
+
+    torchelastic begins at 0 again when Slurm has started the job anew, and only its workers see its
+    count: without both, the ranks of the second life would speak as those of the first.
+    """
+    elastic = _number(environ.get("TORCHELASTIC_RESTART_COUNT", ""))
+    requeued = _number(environ.get("SLURM_RESTART_COUNT", ""))
+    return requeued * REQUEUE + min(elastic, REQUEUE - 1)
 
 
 def rank_of(environ: Mapping[str, str]) -> tuple[int, int, int]:

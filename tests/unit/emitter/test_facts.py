@@ -66,6 +66,16 @@ def test_incarnations_differ_by_training_and_restart(tmp_path: Path) -> None:
     assert len({one.incarnation, again.incarnation, restarted.incarnation}) == 3
 
 
+def test_each_restart_by_torchelastic_in_each_life_under_slurm_is_another() -> None:
+    def count(slurm: int | None, elastic: int | None) -> int:
+        environ = {"SLURM_RESTART_COUNT": slurm, "TORCHELASTIC_RESTART_COUNT": elastic}
+        return identity.restart_count({k: str(v) for k, v in environ.items() if v is not None})
+
+    lives = [count(slurm, elastic) for slurm in (None, 1, 2) for elastic in (0, 1, 5)]
+    assert lives == sorted(set(lives))
+    assert [count(1, None), count(None, None)] == [count(1, 0), 0]  # launcher and first ranks agree
+
+
 def test_rank_from_the_environment() -> None:
     assert identity.rank_of({}) == (0, 0, 1)
     assert identity.rank_of({"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}) == (3, 1, 4)
