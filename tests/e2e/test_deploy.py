@@ -309,6 +309,25 @@ def test_a_unit_starts_a_worker_and_gives_it_time_to_end(unit: Path) -> None:
     assert lines["User"] == [user]
 
 
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_a_unit_starts_again_when_kafka_is_late_and_not_when_its_configuration_is_wrong(
+    unit: Path, embedded_site: Site, tmp_path: Path
+) -> None:
+    final = unit_lines(unit)["RestartPreventExitStatus"]
+    codes = []
+    for bus in ("kafka://127.0.0.1:1", "kafka:/127.0.0.1:1"):
+        config = tmp_path / "tocsin.yaml"
+        config.write_text(f"version: 1\nbus: {bus}\n")
+        words = unit_command(unit)[1:]
+        words[words.index("--config") + 1] = str(config)
+        done = embedded_site.tocsin(*words[: words.index("--http")])
+        codes.append((done.returncode, str(done.returncode) in final))
+        assert done.stderr.splitlines()[-1]
+        assert "Traceback" not in done.stderr
+
+    assert codes == [(1, False), (2, True)]
+
+
 # -- what is run
 
 

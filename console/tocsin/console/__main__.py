@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Coroutine
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -146,7 +147,7 @@ def rules(config: ConfigOption = None, bus: BusOption = None, http: HttpOption =
     from tocsin.console.setting import read_setting
 
     _log_to_stderr()
-    raise typer.Exit(asyncio.run(run_rules(read_setting(config, bus), http=http)))
+    raise typer.Exit(_work(run_rules(read_setting(config, bus), http=http)))
 
 
 @app.command(epilog="Example: tocsin actions --bus kafka://kafka-1:9092 --allow-cidr 10.0.0.0/8")
@@ -169,7 +170,7 @@ def actions(
 
     _log_to_stderr()
     setting = read_setting(config, bus)
-    raise typer.Exit(asyncio.run(run_actions(setting, allow_cidr=allow_cidr or (), http=http)))
+    raise typer.Exit(_work(run_actions(setting, allow_cidr=allow_cidr or (), http=http)))
 
 
 @app.command(epilog="Example: tocsin status --json")
@@ -316,13 +317,29 @@ def _log_to_stderr() -> None:
     logging.getLogger("aiokafka").setLevel(logging.ERROR)
 
 
+def _work(worker: Coroutine[None, None, int]) -> int:
+    """Run a worker. A bus that is away is no mistake of the user: 1, so that whatever started the
+    worker (systemd, an engine) starts it again; 2 says that this would be in vain."""
+    try:
+        return asyncio.run(worker)
+    except BusError as error:
+        if isinstance(error, ConfigurationError):
+            raise
+        _say(error)
+        return 1
+
+
+def _say(error: Exception) -> None:
+    for line in str(error).splitlines():
+        print(f"tocsin: {line}", file=sys.stderr)
+
+
 def main() -> None:
     """The console script. Mistakes of the user are sentences, not tracebacks."""
     try:
         app(prog_name="tocsin")
     except (ConfigurationError, BusError) as error:
-        for line in str(error).splitlines():
-            print(f"tocsin: {line}", file=sys.stderr)
+        _say(error)
         raise SystemExit(2) from None
 
 
