@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import suppress
@@ -20,6 +21,7 @@ from tocsin.bus import (
     UnusableBus,
     open_bus,
 )
+from tocsin.bus.kafka_clients import KafkaReader
 
 pytestmark = pytest.mark.kafka
 
@@ -75,6 +77,20 @@ async def test_a_broker_that_goes_away_and_comes_back(shaken_broker: Broker) -> 
         assert (await collect(consumer, 1))[-1].value == b"after"
         await assigned(consumer, 4)
         await consumer.commit({place: 2})
+
+
+async def test_fetches_that_fail_do_not_end_who_closes(kafka_url: str) -> None:
+    world = World("kafka", kafka_url)
+    spec = world.spec()
+    async with world.bus() as bus:
+        await bus.init([spec])
+        reader = await bus.reader({Partition(spec.name, 0): EARLIEST})
+        assert isinstance(reader, KafkaReader)
+        # As a fetch of aiokafka waits after the connection to its broker was lost.
+        failing = [asyncio.create_task(asyncio.sleep(60)) for _ in range(3)]
+        reader._client._fetcher._pending_tasks.update(failing)
+        await reader.close()
+        assert all(fetch.cancelled() for fetch in failing)
 
 
 async def test_a_frozen_broker_holds_nothing_up_for_long(shaken_broker: Broker) -> None:

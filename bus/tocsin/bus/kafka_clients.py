@@ -62,17 +62,44 @@ async def stop(client: AIOKafkaProducer | AIOKafkaConsumer) -> None:
             async with asyncio.timeout(CLOSE_S * 3 / 4):
                 await client.stop()
         except TimeoutError:
-            # It waits for brokers that do not answer, to flush or to leave its group. What its own
-            # `stop` would have closed next has no public name in a consumer.
-            parts = [client.client] if isinstance(client, AIOKafkaProducer) else _insides(client)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(CLOSE_S / 4):
-                    for part in parts:
-                        await part.close()
+            # It waits for brokers that do not answer, to flush or to leave its group.
+            await _close_insides(client)
+        except asyncio.CancelledError:
+            if _cancelled():
+                raise
+            # A fetch that had just failed: aiokafka 0.14 cancels it, awaits it, and ends there.
+            await _close_insides(client)
 
 
-def _insides(client: AIOKafkaConsumer) -> list[Any]:
-    return [part for part in (client._fetcher, client._client) if part is not None]
+async def _close_insides(client: AIOKafkaProducer | AIOKafkaConsumer) -> None:
+    """What its own `stop` would have closed next, which has no public name in a consumer."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(CLOSE_S / 4):
+            if isinstance(client, AIOKafkaProducer):
+                await client.client.close()
+                return
+            if client._fetcher is not None:
+                await _close_fetcher(client._fetcher)
+            if client._client is not None:
+                await client._client.close()
+
+
+async def _close_fetcher(fetcher: Any) -> None:
+    try:
+        await fetcher.close()
+    except asyncio.CancelledError:
+        if _cancelled():
+            raise
+        fetches = list(fetcher._pending_tasks)
+        for fetch in fetches:
+            fetch.cancel()
+        await asyncio.gather(*fetches, return_exceptions=True)
+
+
+def _cancelled() -> bool:
+    """Whether it is this task that is cancelled, and not something that it awaits."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 class KafkaProducer:

@@ -42,7 +42,8 @@ _FENCED: Final = (
 
 def explained(error: BaseException, doing: str) -> TocsinError:
     """The port's error for what aiokafka raised while `doing`."""
-    text = f"{doing}: {error or type(error).__name__}"
+    said = "no answer in time" if isinstance(error, TimeoutError) else str(error)
+    text = f"{doing}: {said or type(error).__name__}"
     if isinstance(error, _REFUSED):
         return UnusableBus(f"{text}: check the credentials and their permissions")
     if isinstance(error, errors.UnknownTopicOrPartitionError):
@@ -53,7 +54,7 @@ def explained(error: BaseException, doing: str) -> TocsinError:
         return BusClosed(f"{doing}: it was closed meanwhile")
     if isinstance(error, _FENCED):
         return FencedMember(f"{text}: drop the state, and poll again to join")
-    return BusUnavailable(f"{text or doing}: try again later")
+    return BusUnavailable(f"{text}: try again later")
 
 
 @contextmanager
