@@ -124,7 +124,8 @@ class Broker:
             scram: list[str] = []
             for name, password in self.users.items():
                 scram += ["--add-scram", f"SCRAM-SHA-256=[name={name},password={password}]"]
-            format_ = ["kafka.tools.StorageTool", "format", "-t", cluster]
+            # With "=", for an id may begin with "-".
+            format_ = ["kafka.tools.StorageTool", "format", f"--cluster-id={cluster}"]
             formatting = self._java([*format_, "-c", str(properties), *scram])
             if formatting.wait(START_S) != 0:
                 properties.unlink()
