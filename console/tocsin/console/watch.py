@@ -80,12 +80,12 @@ async def _show(follower: Follower, console: Console) -> int:
             asyncio.create_task(_draw(follower, live), name="tocsin-watch-draw"),
         }
         first: set[asyncio.Future[int] | asyncio.Task[None]] = {ended, *tasks}
-        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        over, _ = await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
         task.cancel()
-    for result in await asyncio.gather(*tasks, return_exceptions=True):
-        if isinstance(result, Exception) and not ended.done():
-            raise result
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for task in tasks & over:
+        task.result()
     return ended.result()
 
 
