@@ -23,6 +23,7 @@ class Mailbox:
     Attributes:
         recipients: answers to RCPT TO, by address.
         cut: how many times the connection is cut instead of an answer to DATA (the mail is kept).
+        farewell: waited for before QUIT is answered.
     """
 
     port: int = 0
@@ -31,6 +32,7 @@ class Mailbox:
     replies: list[str] = field(default_factory=list)
     recipients: dict[str, list[str]] = field(default_factory=dict)
     cut: int = 0
+    farewell: asyncio.Event | None = None
     logins: list[tuple[str, bool]] = field(default_factory=list)
     encrypted: list[bool] = field(default_factory=list)
 
@@ -58,6 +60,11 @@ class Mailbox:
             self.cut -= 1
             server.transport.abort()
         return "250 OK"
+
+    async def handle_QUIT(self, server: Any, session: Any, envelope: Any) -> str:
+        if self.farewell is not None:
+            await self.farewell.wait()
+        return "221 Bye"
 
     def authenticate(self, server: Any, session: Any, envelope: Any, way: str, data: Any) -> Any:
         good = (data.login, data.password) == (b"tocsin", b"planted-SECRET-mail")

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 TIMEOUT_S: Final = 30.0
 """For one attempt as a whole, the picture not counted."""
 
+_FAREWELL_S: Final = 1.0
+
 Security = Literal["none", "starttls", "tls"]
 
 _HOST: Final = re.compile(r"[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*")
@@ -157,9 +159,6 @@ class EmailSender:
                 if why_not is not None:
                     return Outcome(forbidden=why_not)
                 refused, _ = await client.sendmail(envelope.sender, list(to), mail)
-                # The mail is theirs now, however the farewell goes.
-                with contextlib.suppress(aiosmtplib.SMTPException, OSError, TimeoutError):
-                    await client.quit(timeout=1.0)
         except aiosmtplib.SMTPRecipientsRefused as error:
             return self._after(target, identity, to, [one.code for one in error.recipients], [])
         except aiosmtplib.SMTPResponseException as error:
@@ -171,6 +170,10 @@ class EmailSender:
                 if server.advice
                 else Outcome(failure=failure)
             )
+        else:
+            # The mail is theirs now, however late it is and however the farewell goes.
+            with contextlib.suppress(aiosmtplib.SMTPException, OSError, TimeoutError):
+                await client.quit(timeout=_FAREWELL_S)
         finally:
             client.close()
         codes = [response.code for response in refused.values()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import logging
@@ -229,6 +230,19 @@ async def test_nobody_there_no_such_name_no_answer(undrawn: Plotter) -> None:
     nowhere = SmtpServer(host="nobody.invalid", port=25, security="none")
     to = EmailTarget(name="mail", to=("me@example.com",), server=nowhere)
     assert (await sender.send(to, notice(issue()))).failure in ("name not found", "timeout")
+
+
+async def test_a_mail_that_was_taken_is_delivered_however_late_the_farewell_is(
+    undrawn: Plotter,
+) -> None:
+    sender = EmailSender(plotter=undrawn, timeout_s=0.5)
+    async with smtp_server() as mailbox:
+        mailbox.farewell = asyncio.Event()
+        outcome = await sender.send(target(mailbox), notice(issue()))
+        mailbox.farewell.set()
+
+    assert outcome.text() == "accepted by the mail server for 1 recipient"
+    assert len(mailbox.mails) == 1
 
 
 async def test_where_nobody_said_which_server_the_failure_says_what_to_set(
