@@ -18,7 +18,7 @@ from tocsin.schemas.telemetry import Speaker
 MAX_TRAININGS: Final = 100_000
 
 REQUEUE: Final = 1000
-"""What a requeue by Slurm adds to the restart count: more restarts than torchelastic makes in one."""
+"""What a requeue by Slurm adds to the restart count: more than torchelastic ever restarts."""
 
 
 class Who(TypedDict):
@@ -102,7 +102,7 @@ def resolve_job_id(environ: Mapping[str, str]) -> str:
 
 
 def restart_count(environ: Mapping[str, str]) -> int:
-    """Which life of this job it is: restarts by torchelastic, and `REQUEUE` more for each of Slurm's.
+    """Which life of this job it is: torchelastic's restarts, and `REQUEUE` for each of Slurm's.
 
     torchelastic begins at 0 again when Slurm has started the job anew, and only its workers see its
     count: without both, the ranks of the second life would speak as those of the first.
