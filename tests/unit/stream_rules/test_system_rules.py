@@ -12,7 +12,15 @@ import pytest
 
 from tocsin.emitter.sampler import Node
 from tocsin.schemas.telemetry import SystemFrame
-from tocsin.stream_rules.testing import RunBuilder, assert_fires, assert_quiet, issues_of, only
+from tocsin.stream_rules.instances import RuleSpec
+from tocsin.stream_rules.testing import (
+    START_MS,
+    RunBuilder,
+    assert_fires,
+    assert_quiet,
+    issues_of,
+    only,
+)
 
 MEMORY = only("host_memory_increase")
 DISK = only("disk_full")
@@ -41,6 +49,12 @@ def run_of(
     return run
 
 
+def told(run: RunBuilder, specs: tuple[RuleSpec, ...]) -> list[tuple[str, str]]:
+    """Severity and state of what is said, but that it goes on."""
+    issues = issues_of(run.records, specs=specs)
+    return [(issue.severity, issue.state) for issue in issues if issue.state != "ongoing"]
+
+
 # -- host_memory_increase
 
 
@@ -63,10 +77,24 @@ def test_memory_that_will_meet_its_limit() -> None:
 
 
 def test_it_is_resolved_when_the_growth_has_ended() -> None:
-    used = np.concatenate([grows(7, 12), np.full(3000, 12 * GIB)])
-    issues = issues_of(memory(used).records, specs=MEMORY)
-    states = [issue.state for issue in issues if issue.state != "ongoing"]
-    assert states == ["firing", "resolved"]
+    used = np.concatenate([grows(7, 12), np.full(6000, 12 * GIB)])
+    assert told(memory(used), MEMORY) == [("warning", "firing"), ("warning", "resolved")]
+
+
+HOURS_S = np.arange(2 * 7200) * 0.5
+
+
+@pytest.mark.parametrize(
+    "wave",
+    [
+        pytest.param(0.15 * np.sin(HOURS_S / 60), id="minutes"),
+        pytest.param(0.3 * np.sin(HOURS_S / 200), id="epochs"),
+        pytest.param(0.2 * np.random.default_rng(0).standard_normal(len(HOURS_S)), id="noise"),
+    ],
+)
+def test_a_leak_with_ups_and_downs_is_one_issue(wave: npt.NDArray[np.float64]) -> None:
+    used = (9 + 5 * HOURS_S / 7200 + wave) * GIB
+    assert told(memory(used), MEMORY) == [("warning", "firing")]
 
 
 def test_a_leak_that_begins_late_is_seen_within_minutes() -> None:
@@ -137,12 +165,25 @@ def test_a_disk_that_is_full_is_critical() -> None:
 
 
 def test_one_that_will_be_full_is_a_warning_then_critical() -> None:
-    issues = issues_of(disk(np.linspace(100e9, 0, 1800)).records, specs=DISK)
-    assert [(i.severity, i.state) for i in issues] == [
-        ("warning", "firing"),
-        ("critical", "firing"),
-        ("warning", "resolved"),
-    ]
+    fills = np.linspace(100e9, 0, 1800)
+    both = [("warning", "firing"), ("critical", "firing")]
+    assert told(disk(fills), DISK) == both
+    # Nobody who was warned is told at the worst moment, nor in the next hour, that it is over.
+    assert told(disk(np.concatenate([fills, np.zeros(7200)])), DISK) == both
+
+
+def test_both_are_over_once_there_has_been_space_for_a_while() -> None:
+    freed = np.concatenate([np.linspace(100e9, 0, 1800), np.full(6000, 100e9)])
+    assert told(disk(freed), DISK)[2:] == [("critical", "resolved"), ("warning", "resolved")]
+    (last,) = issues_of(disk(freed).records, specs=DISK)[-1:]
+    assert last.at_ms - START_MS > (900 + 1200) * 1000
+
+
+def test_a_disk_that_hovers_at_its_floor_is_one_issue() -> None:
+    free = 9.99e9 + 0.05e9 * np.sin(HOURS_S / 30)
+    assert told(disk(free), DISK) == [("critical", "firing")]
+    short = np.where(np.arange(14_400) % 600 < 500, 9e9, 30e9)
+    assert told(disk(short), DISK) == [("critical", "firing")]
 
 
 @pytest.mark.parametrize(

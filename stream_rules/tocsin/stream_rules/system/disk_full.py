@@ -1,8 +1,10 @@
 """`disk_full`: the disk that the job writes to is full, or will be soon.
 
 Full is less than `floor` percent free and less than 10 GB: two percent of a large array are no
-emergency. Soon is when a steady decline, over at least five minutes, reaches zero within `horizon`;
-a single checkpoint is none.
+emergency. It is over when there has been a tenth more than that for five minutes. Soon is when a
+steady decline, over at least five minutes, reaches zero within `horizon`; a single checkpoint is
+none. It is over when the disk is not full, and nothing points to zero within twice the horizon for
+20 minutes.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from tocsin.schemas.telemetry import SystemFrame
 from tocsin.stream_rules.rule import (
     Clear,
     Finding,
+    Holds,
     Moment,
     Outcome,
     Params,
@@ -27,10 +30,14 @@ from tocsin.stream_rules.rule import (
     RuleMeta,
     system,
 )
+from tocsin.stream_rules.system.latch import Latch
 from tocsin.stream_rules.system.trend import Trend
 
 _GB: Final = 1e9
 _SMALL_BYTES: Final = 10 * _GB
+_ENOUGH: Final = 1.1
+_FREE_S: Final = 300.0
+_STEADY_S: Final = 1200.0
 
 
 class DiskFullParams(Params):
@@ -45,8 +52,8 @@ class DiskFullParams(Params):
 @dataclass(slots=True)
 class _Node:
     trend: Trend = field(default_factory=Trend)
-    first_ms: dict[str, int] = field(default_factory=dict)
-    episodes: dict[str, str] = field(default_factory=dict)
+    full: Latch = field(default_factory=Latch)
+    soon: Latch = field(default_factory=Latch)
 
 
 @dataclass(slots=True)
@@ -80,32 +87,40 @@ class DiskFull(Rule[DiskFullParams, _State]):
         node = self.state.nodes.setdefault(frame.node, _Node())
         for at_us, value in zip(frame.at_us.tolist(), free.tolist(), strict=True):
             node.trend.add(at_us / 1e6, value)
-        here = _is_full(float(free.max()), float(total[-1]), self.params.floor)
+        at_s, least, most = at.now_ms / 1000, float(free.min()), float(free.max())
+        floor = min(self.params.floor / 100 * float(total[-1]), _SMALL_BYTES)
         ahead = node.trend.meets_in_s(0.0)
+        if most < floor:
+            node.full.holds(at)
+            yield self._finding(frame.node, node, "full", node.full, ahead, float(total[-1]))
+        elif not least > _ENOUGH * floor:
+            node.full.doubtful()
+        elif node.full.gone(at_s, least=_FREE_S):
+            yield Clear(about=f"full {frame.node}")
         horizon_s = self.params.horizon.total_seconds()
-        soon = ahead is not None and ahead <= horizon_s * (2 if "soon" in node.episodes else 1)
-        yield from self._say(frame.node, node, "full", here, ahead, float(total[-1]), at)
-        yield from self._say(
-            frame.node, node, "soon", soon and not here, ahead, float(total[-1]), at
-        )
+        if node.full.open and node.soon.open:
+            # It has come true: whoever was warned is not told now that it is over.
+            node.soon.holds(at)
+            yield Holds(about=f"soon {frame.node}")
+        elif (
+            ahead is not None
+            and not node.full.open
+            and ahead <= horizon_s * (2 if node.soon.open else 1)
+        ):
+            node.soon.holds(at)
+            yield self._finding(frame.node, node, "soon", node.soon, ahead, float(total[-1]))
+        elif node.soon.gone(at_s, least=_STEADY_S):
+            yield Clear(about=f"soon {frame.node}")
 
-    def _say(
+    def _finding(
         self,
         name: str,
         node: _Node,
         why: Literal["full", "soon"],
-        holds: bool,
+        latch: Latch,
         ahead: float | None,
         total: float,
-        at: Moment,
-    ) -> Iterable[Outcome]:
-        about = f"{why} {name}"
-        if not holds:
-            if node.episodes.pop(why, None) is not None:
-                yield Clear(about=about)
-            return
-        if why not in node.episodes:
-            node.episodes[why], node.first_ms[why] = f"{at.boot}/{at.seq}", at.now_ms
+    ) -> Finding:
         free = node.trend.last
         percent = 100 * free / total if total > 0 else 0.0
         reason = f"{free / _GB:.1f} of {total / _GB:,.0f} GB ({percent:.1f} %) are free on {name}"
@@ -118,18 +133,14 @@ class DiskFull(Rule[DiskFullParams, _State]):
         if ahead is not None:
             limit_s = self.params.horizon.total_seconds()
             facts.append(Fact(name="full_in", value=ahead, limit=limit_s, unit="s"))
-        yield Finding(
-            about=about,
+        return Finding(
+            about=f"{why} {name}",
             subject=Subject(kind="node", name=name),
             reason=reason,
-            episode=node.episodes[why],
-            onset_ms=node.first_ms[why],
+            episode=latch.episode,
+            onset_ms=latch.first_ms,
             severity="critical" if why == "full" else None,
             evidence=Evidence(
                 facts=tuple(facts), series=node.trend.series("free space", "bytes", 0.0)
             ),
         )
-
-
-def _is_full(free: float, total: float, floor: float) -> bool:
-    return free < floor / 100 * total and free < _SMALL_BYTES

@@ -3,9 +3,10 @@
 Used is the resident memory of the job's processes together, at most what the whole node uses
 (pages that workers share are counted for each of them). The limit is that of the control group,
 else the machine's memory. The issue comes when a steady growth, over at least five minutes, meets
-the limit within `horizon`, with half of the limit in use; it goes when that is true no more for
-twice the horizon. What grows before the first step (a data set that is read) predicts nothing and
-is left out; a job without steps is watched after its first ten minutes.
+the limit within `horizon`, with half of the limit in use; it is over when nothing has pointed to
+the limit within twice the horizon for 20 minutes. What grows before the first step (a data set that
+is read) predicts nothing and is left out; a job without steps is watched after its first ten
+minutes.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ from tocsin.stream_rules.rule import (
     RuleMeta,
     system,
 )
+from tocsin.stream_rules.system.latch import Latch
 from tocsin.stream_rules.system.trend import Trend
 
 _GIB: Final = 1 << 30
 _STARTING_US: Final = 600_000_000
+_STEADY_S: Final = 1200.0
 
 
 class HostMemoryIncreaseParams(Params):
@@ -50,9 +53,7 @@ class HostMemoryIncreaseParams(Params):
 class _Node:
     trend: Trend = field(default_factory=Trend)
     start_us: int | None = None
-    first_ms: int = 0
-    episode: str = ""
-    open: bool = False
+    latch: Latch = field(default_factory=Latch)
 
 
 @dataclass(slots=True)
@@ -106,13 +107,11 @@ class HostMemoryIncrease(Rule[HostMemoryIncreaseParams, _State]):
         ahead = node.trend.meets_in_s(limit)
         share = 100 * node.trend.last / limit if limit > 0 else 0.0
         enough = share >= self.params.least_percent
-        if ahead is not None and enough and ahead <= horizon_s * (2 if node.open else 1):
-            if not node.open:
-                node.open, node.first_ms = True, at.now_ms
-                node.episode = f"{at.boot}/{at.seq}"
+        most_s = horizon_s * (2 if node.latch.open else 1)
+        if ahead is not None and enough and ahead <= most_s:
+            node.latch.holds(at)
             yield self._finding(name, node, limit, share, ahead)
-        elif node.open:
-            node.open = False
+        elif node.latch.gone(at.now_ms / 1000, least=_STEADY_S):
             yield Clear(about=name)
 
     def _finding(self, name: str, node: _Node, limit: float, share: float, ahead: float) -> Finding:
@@ -122,8 +121,8 @@ class HostMemoryIncrease(Rule[HostMemoryIncreaseParams, _State]):
             subject=Subject(kind="node", name=name),
             reason=f"the job uses {node.trend.last / _GIB:.1f} of {limit / _GIB:.1f} GiB on {name} "
             f"and grows by {60 * slope / 2**20:,.0f} MiB a minute: full in {ahead / 60:,.0f} min",
-            episode=node.episode,
-            onset_ms=node.first_ms,
+            episode=node.latch.episode,
+            onset_ms=node.latch.first_ms,
             evidence=Evidence(
                 facts=(
                     Fact(name="used", value=node.trend.last, limit=limit, unit="bytes"),
