@@ -82,15 +82,34 @@ def call(request: Callable[[], int]) -> Outcome:
     return Outcome(status=status, phrase="OK" if status == 200 else "")
 
 
-_LATER: Final = ("Throttl", "TooManyRequests", "RequestLimit", "SlowDown", "Unavailable")
+_LATER: Final = (
+    "Throttl", "TooManyRequests", "RequestLimit", "SlowDown", "Unavailable", "BandwidthLimit",
+    # Credentials of a machine are renewed; what is late on the way is sent anew.
+    "Expired", "RequestTimeout",
+)  # fmt: skip
+"""Parts of codes that say: later."""
+
+_LATER_CODES: Final = frozenset(
+    {
+        "IDPCommunicationError",
+        "LimitExceededException",
+        "PriorRequestNotComplete",
+        "ProvisionedThroughputExceededException",
+        # A function that is being updated.
+        "ResourceConflictException",
+        "TransactionInProgressException",
+    }
+)
+"""With those above: what botocore itself would try again, were it allowed to."""
 
 
 def _refusal(response: object) -> Outcome:
-    """By the status; being throttled is an answer 400 of some services."""
+    """By the status; being throttled, or late, is an answer 400 of some services."""
     found = response if isinstance(response, dict) else {}
     status = found.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     code = str(found.get("Error", {}).get("Code", ""))
     word = code if code.isalnum() and len(code) <= 64 else ""
     text = f"{status or ''} {word}".strip() or "refused"
-    again = any(sign in code for sign in _LATER) or status in (408, 429) or status >= 500
+    again = code in _LATER_CODES or any(sign in code for sign in _LATER)
+    again = again or status in (408, 429) or status >= 500
     return Outcome(later=text) if again or not status else Outcome(forbidden=text)
