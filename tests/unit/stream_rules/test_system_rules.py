@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -264,9 +265,36 @@ def test_gpus_left_alone(run: RunBuilder) -> None:
 
 
 def test_it_is_resolved_when_the_gpu_works() -> None:
-    issues = issues_of(gpu(np.concatenate([np.zeros(1200), busy(1500)])).records, specs=GPU)
-    assert [i.state for i in issues][:2] == ["firing", "resolved"]
-    assert not [i for i in issues if i.state == "firing" and i.severity == "warning"][2:]
+    run = gpu(np.concatenate([np.zeros(1200), busy(1500)]))
+    assert told(run, GPU) == [("warning", "firing"), ("warning", "resolved")]
+    (gone,) = issues_of(run.records, specs=GPU)[-1:]
+    assert gone.evidence.facts[0].value == "unused"
+    # Over when a whole window was busy.
+    assert gone.at_ms - START_MS >= (1200 + 500) * 500
+
+
+@pytest.mark.parametrize(
+    "percent",
+    [
+        pytest.param(lambda chance, n: np.clip(chance.normal(62, 5, n), 0, 100), id="normal"),
+        pytest.param(lambda chance, n: chance.uniform(0, 73, n), id="uniform"),
+    ],
+)
+def test_a_gpu_about_its_threshold_is_one_warning(
+    percent: Callable[[np.random.Generator, int], npt.NDArray[np.float64]],
+) -> None:
+    warnings = [
+        state
+        for severity, state in told(gpu(percent(np.random.default_rng(0), 14_400)), GPU)
+        if severity == "warning"
+    ]
+    assert warnings == ["firing"]
+
+
+def test_a_gpu_that_falls_idle_is_one_warning() -> None:
+    run = gpu(np.concatenate([busy(1500), np.zeros(1500)]))
+    assert told(run, GPU) == [("info", "firing"), ("info", "resolved"), ("warning", "firing")]
+    assert "not used at all" in issues_of(run.records, specs=GPU)[2].reason
 
 
 def test_a_restart_begins_to_count_again() -> None:

@@ -8,7 +8,10 @@ percentiles of its utilisation, the share of time in which a kernel ran:
 - underused: p95 below `threshold_p95`.
 - fluctuating: p95 at or above it, and p5 below `threshold_p5`: an info.
 
-At most one of the three holds for a GPU.
+A reason must hold for a tenth of a window: on the way from busy to idle a GPU passes through all of
+them. At most one is open for a GPU; the info gives way to a warning at once. It is over when the
+GPU has been well off it for a whole further window: p95 a tenth above `threshold_p95`, or the 2.5th
+percentile at or above `threshold_p5`.
 """
 
 from __future__ import annotations
@@ -34,10 +37,11 @@ from tocsin.stream_rules.rule import (
     system,
 )
 from tocsin.stream_rules.state_codec import StateArray
+from tocsin.stream_rules.system.latch import Latch
 
 Why = Literal["unused", "underused", "fluctuating"]
 
-_WHY: Final[tuple[Why, ...]] = ("unused", "underused", "fluctuating")
+_SETTLED: Final = 0.1
 _TAKEN_SHARE: Final = 0.02
 """Of a GPU's memory: below it no process holds any. Drivers reserve less; a context alone takes
 some hundred megabytes."""
@@ -64,9 +68,10 @@ class _Gpu:
     times: StateArray = field(default_factory=lambda: np.zeros(0))
     values: StateArray = field(default_factory=lambda: np.zeros(0))
     taken: bool = False
+    leaning: str = ""
+    leaning_since: int = 0
     why: str = ""
-    episode: str = ""
-    first_ms: int = 0
+    latch: Latch = field(default_factory=Latch)
 
 
 @dataclass(slots=True)
@@ -132,20 +137,30 @@ class LowGpuUtilization(Rule[LowGpuUtilizationParams, _State]):
         if gpu.seen < max(params.patience, params.window) or len(gpu.values) < params.window:
             return
         low, high = (float(x) for x in np.percentile(gpu.values, (5, 95)))
-        why: Why | None = None
-        if gpu.values.max() <= 0:
-            why = "unused" if gpu.taken else None
-        elif high < params.threshold_p95:
-            why = "underused"
-        elif low < params.threshold_p5:
-            why = "fluctuating"
-        for other in _WHY:
-            if other != why:
-                yield Clear(about=f"{other} {name}")
-        if why != gpu.why:
-            gpu.why, gpu.episode, gpu.first_ms = why or "", f"{at.boot}/{at.seq}", at.now_ms
-        if why is not None:
+        why = self._reason(gpu, low, high)
+        if (why or "") != gpu.leaning:
+            gpu.leaning, gpu.leaning_since = why or "", gpu.seen
+        settled = gpu.seen - gpu.leaning_since >= _SETTLED * params.window
+        if gpu.why and gpu.why != why:
+            graver = why is not None and settled and gpu.why == "fluctuating"
+            if graver or gpu.latch.gone(gpu.seen, least=params.window):
+                yield Clear(about=f"{gpu.why} {name}")
+                gpu.why, gpu.latch = "", Latch()
+        if not gpu.why and why is not None and settled:
+            gpu.why = why
+        if why is not None and gpu.why == why:
+            gpu.latch.holds(at)
             yield self._finding(why, name, gpu, low, high)
+
+    def _reason(self, gpu: _Gpu, low: float, high: float) -> Why | None:
+        if gpu.values.max() <= 0:
+            return "unused" if gpu.taken else None
+        top = self.params.threshold_p95
+        if high < (min(1.1 * top, (top + 100) / 2) if gpu.why == "underused" else top):
+            return "underused"
+        if gpu.why == "fluctuating":
+            low = float(np.percentile(gpu.values, 2.5))
+        return "fluctuating" if low < self.params.threshold_p5 else None
 
     def _finding(self, why: Why, name: str, gpu: _Gpu, low: float, high: float) -> Finding:
         params = self.params
@@ -161,8 +176,8 @@ class LowGpuUtilization(Rule[LowGpuUtilizationParams, _State]):
             about=f"{why} {name}",
             subject=Subject(kind="device", name=name),
             reason=f"{name} {text} in the last {seconds:,.0f} s",
-            episode=gpu.episode,
-            onset_ms=gpu.first_ms,
+            episode=gpu.latch.episode,
+            onset_ms=gpu.latch.first_ms,
             severity="info" if why == "fluctuating" else None,
             evidence=Evidence(
                 facts=(
