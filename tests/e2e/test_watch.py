@@ -24,8 +24,8 @@ from tocsin.schemas.topics import Topics
 class Screen:
     """`tocsin watch` in a terminal of 80x24; each picture begins with a jump to the corner."""
 
-    def __init__(self, site: Site) -> None:
-        words = ["-m", "tocsin.console", "watch", "--config", str(site.config)]
+    def __init__(self, site: Site, *options: str) -> None:
+        words = ["-m", "tocsin.console", "watch", "--config", str(site.config), *options]
         environ = {**os.environ, **site.environ, "TERM": "xterm-256color"}
         self.child = pexpect.spawn(
             sys.executable, words, dimensions=(24, 80), encoding="utf-8", env=environ,
@@ -80,6 +80,17 @@ def test_a_run_that_goes_bad_is_seen_to_the_end(embedded_site: Site) -> None:
     assert screen.child.exitstatus == 0
     assert screen.seen.endswith("\x1b[?25h\x1b[?1049l"), "the cursor and the page are back"
     assert "Traceback" not in screen.seen
+
+
+def test_a_file_that_is_no_bus_ends_it_with_a_sentence(embedded_site: Site) -> None:
+    (embedded_site.folder / "notes.txt").write_text("not a bus" * 1_000)
+    screen = Screen(embedded_site, "--bus", "embedded:notes.txt")
+    screen.child.expect(pexpect.EOF)
+    screen.child.close()
+    assert screen.child.exitstatus == 2
+    after = screen.seen.rpartition("\x1b[?1049l")[2]
+    assert after.startswith("tocsin: ")
+    assert "is not an SQLite file" in after
 
 
 def published(site: Site, *records: Outgoing) -> None:

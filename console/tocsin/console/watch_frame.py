@@ -82,7 +82,7 @@ def draw(state: WatchState, situation: Situation, *, now_ms: int, width: int, he
     if situation.trouble is not None:
         lines.append((Piece(printable(situation.trouble), "bold red"),))
     if not runs:
-        lines.append((Piece(_nothing(state)),))
+        lines.append((Piece(_nothing(state, situation)),))
     else:
         shown = runs[: plan.run_rows]
         head, *rows = run_lines(shown, width=width, now_ms=now_ms)
@@ -117,10 +117,12 @@ def _head(
     return (Piece(left, "bold"), Piece(middle, "dim"), Piece(counts, "bold"))
 
 
-def _nothing(state: WatchState) -> str:
+def _nothing(state: WatchState, situation: Situation) -> str:
     if state.run_id is not None:
         return f"no run {state.run_id} yet; waiting for: tocsin run --run-id {state.run_id} -- …"
-    return "no runs yet; waiting for: tocsin run -- python train.py"
+    waiting = "no runs yet; waiting for: tocsin run -- python train.py"
+    # There it is a worker that tells of runs, and nobody sees that it is missing.
+    return waiting if situation.bus_url.startswith("embedded:") else f"{waiting}, and tocsin rules"
 
 
 def _foot(state: WatchState, now_ms: int) -> str:

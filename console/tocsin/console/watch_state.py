@@ -99,15 +99,15 @@ class WatchedRun:
 
     @property
     def ended_ms(self) -> int:
-        """When it ended, or was last heard of."""
+        """When it ended, or was last heard of, or at least when it started."""
         ended = self.view.ended_ms if self.view is not None else None
-        return ended or self.last_heard_ms
+        return ended or self.last_heard_ms or self.began_ms
 
     @property
     def last_heard_ms(self) -> int:
         """When anything of it was last heard; 0 if that is not known."""
         ranks = self.view.ranks if self.view is not None else ()
-        return max((rank.last_heard_ms for rank in ranks), default=0) or self.heard_ms
+        return max([self.heard_ms, *(rank.last_heard_ms for rank in ranks)])
 
     def belongs(self, incarnation: str, at_ms: int) -> bool:
         """Whether a record is of the incarnation at hand; one of a new incarnation begins it."""
@@ -192,7 +192,8 @@ class WatchState:
             number = telemetry_partition(run.run_id)
             if number in starts:
                 continue
-            starts[number] = now_ms - BACK_MS if run.running else run.ended_ms - BACK_ENDED_MS
+            over = not run.running and run.ended_ms
+            starts[number] = run.ended_ms - BACK_ENDED_MS if over else now_ms - BACK_MS
         return starts
 
     # -- records in ------------------------------------------------------------------------

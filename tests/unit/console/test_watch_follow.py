@@ -8,19 +8,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from support.issue_records import TOPICS, incarnation, issue, issue_record, view, view_record
+from support.issue_records import TOPICS, issue, issue_record, view, view_record
+from support.step_records import written_steps
 from support.waiting import until
 from tocsin.bus.embedded import EmbeddedBus
-from tocsin.bus.port import Outgoing, Partition, UnusableBus
+from tocsin.bus.port import Outgoing, UnusableBus
 from tocsin.console import watch_follow
 from tocsin.console.setting import read_setting
 from tocsin.console.watch_follow import Follower
-from tocsin.schemas.telemetry import Speaker, StepFrame
-from tocsin.schemas.topics import telemetry_partition
-from tocsin.schemas.wire import meta_of
 
 
 @pytest.fixture(autouse=True)
@@ -55,16 +52,7 @@ async def publish(bus: EmbeddedBus, *records: Outgoing) -> None:
 
 
 def steps(run: str, first: int, *losses: float) -> Outgoing:
-    n = len(losses)
-    frame = StepFrame(
-        speaker=Speaker(run_id=run, incarnation=incarnation(run)),
-        steps=np.arange(first, first + n, dtype=np.uint64),
-        at_us=np.zeros(n, np.uint64),
-        columns=("loss",),
-        values=np.array([losses], np.float32).T,
-    )
-    place = Partition(TOPICS.telemetry, telemetry_partition(run))
-    return Outgoing(place, run.encode(), frame.encode(), meta_of(frame).headers())
+    return written_steps(run, {first + i: loss for i, loss in enumerate(losses)})
 
 
 async def test_it_waits_for_a_bus_then_follows_it_as_runs_come(tmp_path: Path) -> None:

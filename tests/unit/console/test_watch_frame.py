@@ -21,6 +21,7 @@ from support.issue_records import (
     view,
     view_record,
 )
+from support.step_records import steps
 from tocsin.bus.port import Outgoing, Partition, Record
 from tocsin.console.watch_frame import Frame, Situation, draw
 from tocsin.console.watch_layout import Plan, fit
@@ -42,7 +43,7 @@ def put(state: WatchState, out: Outgoing, at_ms: int = NOW_MS) -> None:
 
 def delivery(run: str, action: str, **changes: object) -> Outgoing:
     made = Delivery(
-        delivery_id=f"{run}/{action}",
+        delivery_id=f"{run}-{action}",
         issue_id=issue(run).issue_id,
         run_id=run,
         incarnation=incarnation(run),
@@ -146,10 +147,15 @@ def test_a_run_gone_bad_shows_what_was_found_and_done() -> None:
         assert words in text, text
 
 
+@pytest.fixture(scope="module")
+def states() -> list[WatchState]:
+    return [WatchState(TOPICS), one_run(), a_bad_run(), many(40, 20), many(100, 0, 60)]
+
+
 @pytest.mark.parametrize("width", [1, 10, 20, 40, 60, 80, 120, 250])
 @pytest.mark.parametrize("height", [1, 3, 8, 24, 60])
-def test_it_fits_each_size(width: int, height: int) -> None:
-    for state in (WatchState(TOPICS), one_run(), a_bad_run(), many(40, 20), many(100, 0, 60)):
+def test_it_fits_each_size(states: list[WatchState], width: int, height: int) -> None:
+    for state in states:
         for at in (HERE, replace(HERE, trouble="bus away for 3 s, trying again: it is gone")):
             picture(state, width, height, at)
 
@@ -194,6 +200,17 @@ def test_all_is_shown_where_there_is_room() -> None:
 def test_nothing_yet_says_what_it_waits_for() -> None:
     assert "no runs yet; waiting for: tocsin run" in picture(WatchState(TOPICS)).plain
     assert "no run gpt-7 yet" in picture(WatchState(TOPICS, "gpt-7")).plain
+    kafka = Situation("kafka://kafka-1:9092")
+    assert "and tocsin rules" in picture(WatchState(TOPICS), at=kafka).plain
+
+
+def test_a_run_that_goes_on_while_no_rules_worker_does_is_pointed_at() -> None:
+    state = one_run()
+    for second in range(0, 80, 10):
+        state.apply(steps("run-1", {300 + second: 1.0}, at_ms=NOW_MS + 1_000 * second))
+        now_ms = NOW_MS + 1_000 * second
+        text = draw(state, HERE, now_ms=now_ms, width=120, height=24).plain
+        assert ("does 'tocsin rules' run?" in text) == (second > 60), second
 
 
 def test_trouble_is_said_and_the_rest_stays() -> None:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-from itertools import count
-
-import numpy as np
 
 from support.issue_records import (
     NOW_MS,
     TOPICS,
-    incarnation,
     issue,
     issue_record,
     view,
     view_record,
 )
+from support.step_records import steps
 from tocsin.bus.port import Outgoing, Partition, Record
 from tocsin.console import watch_state
 from tocsin.console.watch_series import (
@@ -30,41 +27,13 @@ from tocsin.console.watch_series import (
 from tocsin.console.watch_state import WatchState
 from tocsin.schemas.events import Event
 from tocsin.schemas.runs import RunStarted
-from tocsin.schemas.telemetry import Mode, Speaker, StepFrame
 from tocsin.schemas.topics import telemetry_partition
 from tocsin.schemas.wire import Meta, meta_of
 
-_offsets = count()
 
-
-def read(written: Outgoing, at_ms: int = NOW_MS) -> Record:
+def read(written: Outgoing) -> Record:
     """As a reader gets it."""
-    return Record(
-        written.partition, next(_offsets), at_ms, written.key, written.value, written.headers
-    )
-
-
-def steps(
-    run: str,
-    values: dict[int, float],
-    *,
-    training: int = 0,
-    rank: int = 0,
-    mode: Mode = "train",
-    at_ms: int = NOW_MS,
-    column: str = "loss",
-) -> Record:
-    frame = StepFrame(
-        speaker=Speaker(run_id=run, incarnation=incarnation(run, training), rank=rank),
-        steps=np.array(list(values), np.uint64),
-        at_us=np.zeros(len(values), np.uint64),
-        columns=(column,),
-        values=np.array([[value] for value in values.values()], np.float32),
-        mode=mode,
-    )
-    place = Partition(TOPICS.telemetry, telemetry_partition(run))
-    headers = meta_of(frame, rank=rank).headers()
-    return read(Outgoing(place, run.encode(), frame.encode(), headers), at_ms)
+    return Record(written.partition, 0, NOW_MS, written.key, written.value, written.headers)
 
 
 def test_the_newest_view_of_a_run_counts_until_it_is_forgotten() -> None:
@@ -179,7 +148,7 @@ def test_running_runs_come_first_then_the_one_that_ended_last() -> None:
     assert [run.run_id for run in state.ordered_runs()] == ["b", "a", "new", "old"]
 
 
-def test_memory_is_bounded(monkeypatch: object) -> None:
+def test_memory_is_bounded() -> None:
     state = WatchState(TOPICS)
     for i in range(watch_state.MAX_RUNS + 200):
         made = view(f"run-{i}", ended=i != 3).model_copy(update={"ended_ms": 1 + i})
@@ -206,6 +175,10 @@ def test_telemetry_is_read_from_a_while_ago_and_of_the_runs_shown_first() -> Non
     assert places[telemetry_partition("here")] == NOW_MS - watch_state.BACK_MS
     assert places[telemetry_partition("gone")] < NOW_MS - 3_600_000
     assert set(state.places(NOW_MS, 1)) == {telemetry_partition("here")}
+    unknown = WatchState(TOPICS)
+    made = view("lost").model_copy(update={"state": "lost"})
+    unknown.apply(read(view_record(made)))
+    assert set(unknown.places(NOW_MS, 1).values()) == {NOW_MS - watch_state.BACK_MS}
 
 
 def test_losses_seen_before_an_outage_are_kept_for_the_same_training() -> None:
