@@ -273,6 +273,34 @@ def test_functions_count_while_the_model_is_in_eval(tmp_path: Path) -> None:
     assert evaluated(tmp_path, measure) == pytest.approx(values)
 
 
+SCORES = torch.linspace(-1, 1, 60).reshape(12, 5)
+CLASSES = torch.arange(12) % 5
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "options"),
+    [
+        ("mse_loss", SCORES + 0.5, {}),
+        ("cross_entropy", CLASSES, {}),
+        ("cross_entropy", CLASSES, {"ignore_index": 3}),
+        ("cross_entropy", SCORES.softmax(dim=1), {}),
+        ("nll_loss", CLASSES, {}),
+        ("binary_cross_entropy_with_logits", SCORES.sigmoid(), {}),
+    ],
+)
+def test_of_a_sum_the_mean_is_taken(
+    tmp_path: Path, name: str, target: torch.Tensor, options: dict[str, int]
+) -> None:
+    function = getattr(nn.functional, name)
+
+    def measure(model: nn.Module) -> None:
+        model.eval()
+        function(SCORES, target, reduction="sum", **options)
+
+    mean = float(function(SCORES, target, **options))
+    assert evaluated(tmp_path, measure) == [pytest.approx(mean, rel=1e-5)]
+
+
 def test_a_loss_module_counts_once(tmp_path: Path) -> None:
     def measure(model: nn.Module) -> None:
         model.eval()
