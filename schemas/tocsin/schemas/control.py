@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from tocsin.schemas.events import EVENT_TYPES, Data, Model, example
-from tocsin.schemas.fields import ExitCode, Incarnation, Millis, RunId, Step, Text, Whole, Word
+from tocsin.schemas.fields import ExitCode, Id, Incarnation, Millis, RunId, Step, Text, Whole, Word
 from tocsin.schemas.runs import Checkpoint, RunData
 
 
@@ -31,12 +31,10 @@ class StopRequested(Data):
 
     event_type: ClassVar[str] = "tocsin.stop.requested"
 
-    command_id: str = Field(
-        max_length=64, description="the delivery id, or a fresh one for a person's stop"
-    )
+    command_id: Id = Field(description="the delivery id, or a fresh one for a person's stop")
     run_id: RunId
     incarnation: Incarnation
-    issue_id: str | None = Field(default=None, max_length=64)
+    issue_id: Id | None = None
     rule: str | None = Field(default=None, max_length=100)
     reason: Text
     requested_by: Word = Field(default="", max_length=200)
@@ -63,8 +61,8 @@ def stop_key(run_id: str, incarnation: str) -> str:
 class StopAnswer(RunData):
     """What each answer to a stop names: the command."""
 
-    command_id: str = Field(max_length=64)
-    issue_id: str | None = Field(default=None, max_length=64)
+    command_id: Id
+    issue_id: Id | None = None
 
 
 @EVENT_TYPES.register

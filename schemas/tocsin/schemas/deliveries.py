@@ -7,7 +7,7 @@ from typing import ClassVar, Final, Literal
 from pydantic import Field, JsonValue
 
 from tocsin.schemas.events import EVENT_TYPES, Data, Model, example
-from tocsin.schemas.fields import Incarnation, Many, Millis, RunId, Text, Whole, Word
+from tocsin.schemas.fields import Id, Incarnation, Many, Millis, RunId, Text, Whole, Word
 from tocsin.schemas.issues import IssueState
 
 DeliveryState = Literal["pending", "delivered", "rejected", "suppressed", "expired"]
@@ -50,8 +50,8 @@ class Delivery(Data):
 
     event_type: ClassVar[str] = "tocsin.delivery"
 
-    delivery_id: str = Field(max_length=64)
-    issue_id: str = Field(max_length=64)
+    delivery_id: Id
+    issue_id: Id
     run_id: RunId
     incarnation: Incarnation
     rule: str = Field(max_length=100)

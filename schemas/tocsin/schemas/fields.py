@@ -29,7 +29,10 @@ Positive = Annotated[int, Field(ge=1, le=MAX_INT)]
 Step = Annotated[Whole, Field(examples=[1200])]
 """0-based count of steps of the primary optimizer in one incarnation."""
 
-Millis = Annotated[Whole, Field(examples=[1795257600000])]
+MAX_MILLIS: Final = 253_402_300_799_999
+"""The last millisecond of the year 9999: what every calendar can say."""
+
+Millis = Annotated[int, Field(ge=0, le=MAX_MILLIS, examples=[1795257600000])]
 """Unix time in milliseconds."""
 
 ExitCode = Annotated[int, Field(ge=-(2**31), lt=2**32, examples=[79])]
@@ -56,6 +59,10 @@ Incarnation = Annotated[
     ),
 ]
 """The id of one training of one start of one job of a run."""
+
+
+Id = Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9._:@+=-]+$")]
+"""The id of an issue, a delivery or a command: it stands in headers and in lines of text."""
 
 
 def readable(text: str) -> str:

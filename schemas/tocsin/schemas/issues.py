@@ -8,7 +8,7 @@ from typing import ClassVar, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from tocsin.schemas.events import EVENT_TYPES, Model, example
-from tocsin.schemas.fields import Labels, Many, Millis, Positive, Step, Text, Whole, Word
+from tocsin.schemas.fields import Id, Labels, Many, Millis, Positive, Step, Text, Whole, Word
 from tocsin.schemas.real import Real
 from tocsin.schemas.runs import Checkpoint, RunData
 
@@ -101,7 +101,7 @@ class IssueFiring(RunData):
     event_type: ClassVar[str] = "tocsin.issue.firing"
     state: ClassVar[IssueState] = "firing"
 
-    issue_id: str = Field(max_length=64)
+    issue_id: Id
     rule: str = Field(max_length=100, description="the rule instance's name")
     use: str = Field(max_length=100, description="the rule in the catalogue")
     rule_version: Positive
@@ -127,8 +127,8 @@ class IssueFiring(RunData):
     last_good_checkpoint: Checkpoint | None = Field(
         default=None, description="the newest checkpoint that was written before the onset"
     )
-    consequence_of: str | None = Field(
-        default=None, max_length=64, description="the id of the issue that caused it"
+    consequence_of: Id | None = Field(
+        default=None, description="the id of the issue that caused it"
     )
 
     @property

@@ -10,6 +10,7 @@ from tocsin.schemas.events import EVENT_TYPES, Data, Model, example
 from tocsin.schemas.fields import (
     MAX_INT,
     ExitCode,
+    Id,
     Incarnation,
     Labels,
     Many,
@@ -256,8 +257,8 @@ class StopView(Model):
     """How far a stop of this incarnation has come."""
 
     state: Literal["requested", "acknowledged", "left", "exited", "escalated", "refused", "expired"]
-    command_id: str = Field(max_length=64)
-    issue_id: str | None = Field(default=None, max_length=64)
+    command_id: Id
+    issue_id: Id | None = None
     reason: Text = ""
     step: Step | None = Field(default=None, description="the step at which the ranks left")
     how: str | None = Field(default=None, description="edge, SIGTERM or SIGKILL")

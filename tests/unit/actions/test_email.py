@@ -9,6 +9,7 @@ import logging
 import math
 import socket
 import sys
+from dataclasses import replace
 from email.message import EmailMessage
 from html.parser import HTMLParser
 from pathlib import Path
@@ -257,6 +258,28 @@ async def test_where_nobody_said_which_server_the_failure_says_what_to_set(
         outcome = await EmailSender(plotter=undrawn).send(to, notice(issue()))
     assert state(outcome) == "pending"
     assert "TOCSIN_SMTP=smtp://" in outcome.text()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"onset_ms": 2**60}, {"issue_id": "a\r\nBcc: evil@example.com"}, {"issue_id": ""}]
+)
+async def test_an_issue_that_no_mail_can_tell_of_is_final(
+    undrawn: Plotter, wrong: dict[str, object]
+) -> None:
+    told = notice(issue())
+    event = told.delivery.event
+    assert event is not None
+    data = event["data"]
+    assert isinstance(data, dict)
+    broken = told.delivery.model_copy(update={"event": event | {"data": data | wrong}})
+    async with smtp_server() as mailbox:
+        outcome = await EmailSender(plotter=undrawn).send(
+            target(mailbox), replace(told, delivery=broken)
+        )
+
+    assert outcome.forbidden is not None
+    assert next(iter(wrong)) in outcome.forbidden
+    assert mailbox.mails == []
 
 
 @pytest.mark.parametrize("code", ["import time; time.sleep(60)", "raise SystemExit(3)", "print(1)"])

@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as arrays
 
 from tocsin.schemas.dead_letters import DeadLetter
 from tocsin.schemas.events import EVENT_TYPES, Data, Event, clip
+from tocsin.schemas.fields import MAX_MILLIS
 from tocsin.schemas.issues import Evidence, Fact, IssueFiring, Series, Subject
 from tocsin.schemas.runs import Group, Heartbeat, RunStarted
 from tocsin.schemas.state import Snapshot
@@ -32,6 +33,8 @@ MAX_INT = 2**63 - 1
 whole = st.integers(0, MAX_INT) | st.sampled_from([0, 1, 2**31, 2**32, 2**53 + 1, MAX_INT])
 # All of Unicode but lone surrogates, control characters and quotes included.
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+millis = st.integers(0, MAX_MILLIS)
+ids = st.from_regex(r"[a-f0-9-]{1,36}", fullmatch=True)
 run_ids = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._:@+=-]{0,60}", fullmatch=True)
 incarnations = st.from_regex(r"[a-f0-9-]{0,36}", fullmatch=True)
 reals = st.floats(allow_nan=True, allow_infinity=True, allow_subnormal=True)
@@ -108,7 +111,7 @@ snapshots = st.builds(
     rule_version=whole,
     next_offset=whole,
     payload=st.binary(max_size=200),
-    saved_at_ms=whole,
+    saved_at_ms=millis,
     software=words,
 )
 labels = st.dictionaries(words, words, max_size=4)
@@ -135,7 +138,7 @@ issues = st.builds(
     IssueFiring,
     run_id=run_ids,
     incarnation=incarnations,
-    issue_id=words,
+    issue_id=ids,
     rule=words,
     use=words,
     rule_version=st.integers(1, MAX_INT),
