@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from email import message_from_bytes
@@ -61,6 +61,9 @@ class Mailbox:
             server.transport.abort()
         return "250 OK"
 
+    async def auth_XOAUTH2(self, server: Any, arguments: list[str]) -> AuthResult:
+        return AuthResult(success=False, handled=False)
+
     async def handle_QUIT(self, server: Any, session: Any, envelope: Any) -> str:
         if self.farewell is not None:
             await self.farewell.wait()
@@ -78,9 +81,10 @@ async def smtp_server(
     starttls: ssl.SSLContext | None = None,
     tls: ssl.SSLContext | None = None,
     login: bool = False,
+    without: Sequence[str] = (),
     port: int = 0,
 ) -> AsyncIterator[Mailbox]:
-    """Listen on a free port of 127.0.0.1, in this event loop."""
+    """Listen on a free port of 127.0.0.1, in this event loop; `without` some ways to log in."""
     mailbox = Mailbox()
 
     def protocol() -> SMTP:
@@ -92,6 +96,7 @@ async def smtp_server(
             # With TLS from the first byte aiosmtpd takes the connection for a plain one, and warns.
             auth_required=login and tls is None,
             auth_require_tls=tls is None,
+            auth_exclude_mechanism=without,
             authenticator=mailbox.authenticate,
             loop=asyncio.get_running_loop(),
         )

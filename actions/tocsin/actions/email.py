@@ -187,12 +187,17 @@ class EmailSender:
                 return "the mail server offers no STARTTLS; `starttls: false` would do without"
             await client.starttls(tls_context=server.context)
             await client.ehlo()
-        if server.username is not None and server.password is not None:
-            if not client.supports_extension("auth"):
-                return "the mail server offers no log-in; leave username and password out"
-            await client.login(
-                server.username.get_secret_value(), server.password.get_secret_value()
-            )
+        if server.username is None and server.password is None:
+            return None
+        if server.username is None or server.password is None:
+            what = "user name" if server.username is None else "password"
+            return f"no log-in without the {what}, whose secret is missing"
+        if not client.supports_extension("auth"):
+            return "the mail server offers no log-in; leave username and password out"
+        if not client.supported_auth_methods:
+            known = ", ".join(method.upper() for method in client.AUTH_METHODS)
+            return f"the mail server offers no log-in by user name and password ({known})"
+        await client.login(server.username.get_secret_value(), server.password.get_secret_value())
         return None
 
     def _after(

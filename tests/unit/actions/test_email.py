@@ -164,6 +164,29 @@ async def test_a_wrong_password_is_final_and_said_in_no_other_words(
     assert mailbox.mails == []
 
 
+async def test_a_log_in_that_cannot_be_is_final_and_not_left_out(
+    trusted: Authority, undrawn: Plotter
+) -> None:
+    sender = EmailSender(plotter=undrawn)
+    config = SmtpConfig(
+        host="localhost", starttls=True, ca=trusted.ca, username="x", password=SecretRef("mail")
+    )
+    async with smtp_server(starttls=trusted.context, without=("LOGIN", "PLAIN")) as mailbox:
+        outcome = await sender.send(target(mailbox, security=config), notice(issue()))
+        assert outcome.forbidden == (
+            "the mail server offers no log-in by user name and password (CRAM-MD5, PLAIN, LOGIN)"
+        )
+        assert mailbox.mails == []
+    for less, what in (
+        (config.model_copy(update={"password": SecretRef("gone")}), "password"),
+        (config.model_copy(update={"username": SecretRef("gone")}), "user name"),
+    ):
+        async with smtp_server(starttls=trusted.context) as mailbox:
+            outcome = await sender.send(target(mailbox, security=less), notice(issue()))
+            assert outcome.forbidden == f"no log-in without the {what}, whose secret is missing"
+            assert mailbox.mails == []
+
+
 async def test_without_trust_or_starttls_nothing_is_sent(
     trusted: Authority, undrawn: Plotter
 ) -> None:
