@@ -53,7 +53,7 @@ def run_lines(runs: Sequence[WatchedRun], *, width: int, now_ms: int) -> list[Li
     least, short, longest = _RUN_NAME
     sizes["run"] = min(sizes["run"], longest)
     sizes[_SPARK] = _LEAST_SPARK
-    if not any(len(run.track.series) for run in runs):
+    if not any(len(run.series) for run in runs):
         del sizes[_SPARK]
     if not any(run.view is not None and len(run.view.ranks) > 1 for run in runs):
         del sizes["ranks"]
@@ -63,7 +63,7 @@ def run_lines(runs: Sequence[WatchedRun], *, width: int, now_ms: int) -> list[Li
             sizes.pop(name, None)
     _shorten(sizes, width, least)
     if _SPARK in sizes:
-        points = max(len(run.track.series) for run in runs)
+        points = max(len(run.series) for run in runs)
         wanted = max(len(_SPARK), min(_MOST_SPARK, points))
         sizes[_SPARK] += max(0, min(width - _total(sizes), wanted - sizes[_SPARK]))
     titles = [Piece(_placed(name, name, size), "dim") for name, size in _in_order(sizes)]
@@ -110,7 +110,7 @@ def detail_line(run: WatchedRun, now_ms: int) -> Line:
 
 def _cells(run: WatchedRun, now_ms: int) -> dict[str, Piece]:
     view = run.view
-    rate = run.track.rate.per_s(now_ms) if run.running else None
+    rate = run.per_s(now_ms) if run.running else None
     issues = view.issues if view is not None else 0
     if view is None:
         state = "starting" if run.step is None else "running"
@@ -120,7 +120,7 @@ def _cells(run: WatchedRun, now_ms: int) -> dict[str, Piece]:
     if state == "running" and 0 < run.last_heard_ms < now_ms - SILENT_MS:
         style = _STATE["silent"]
     since = run.began_ms if run.running else run.ended_ms
-    loss = run.track.loss
+    loss = run.loss
     bad = loss is not None and not math.isfinite(loss)
     return {
         "run": Piece(run.run_id, "bold" if run.running else ""),
@@ -139,7 +139,7 @@ def _cells(run: WatchedRun, now_ms: int) -> dict[str, Piece]:
 def _spark(run: WatchedRun, size: int) -> list[Piece]:
     """The loss in blocks, what is not finite in red, in exactly `size` cells and a gap."""
     pieces: list[Piece] = []
-    marks = sparkline(run.track.series.buckets(size))
+    marks = sparkline(run.series.buckets(size))
     for mark in marks:
         style = "bold red" if mark == NONFINITE else "cyan" if run.running else "dim"
         if pieces and pieces[-1].style == style:

@@ -33,6 +33,7 @@ BACK_ENDED_MS: Final = 30_000
 """The same before the end of one that has ended."""
 
 _PAST: Final = 8
+_LAG_MS: Final = 10_000
 _STEPS: Final = StepFrame.type
 _STARTED: Final = RunStarted.event_type
 
@@ -78,14 +79,31 @@ class WatchedRun:
     """As its views tell it, every few seconds."""
 
     @property
-    def track(self) -> Track:
-        """The one that is further: views lag behind telemetry, unless that is not read."""
-        return self.heard if self.heard.step >= self.told.step else self.told
-
-    @property
     def step(self) -> int | None:
         """The last one that was done."""
-        return self.track.step if self.track.step >= 0 else None
+        step = max(self.heard.step, self.told.step)
+        return step if step >= 0 else None
+
+    @property
+    def loss(self) -> float | None:
+        """The last one, as it is known."""
+        first, second = self.heard, self.told
+        if second.step > first.step:
+            first, second = second, first
+        return second.loss if first.loss is None else first.loss
+
+    @property
+    def series(self) -> LossSeries:
+        """The loss so far: of telemetry, unless that is not read any more or has said less."""
+        unread = self.told.step > self.heard.step and self.view_ms > self.heard_ms + _LAG_MS
+        if unread or len(self.told.series) > len(self.heard.series):
+            return self.told.series
+        return self.heard.series
+
+    def per_s(self, now_ms: int) -> float | None:
+        """Steps a second; None if that is not known or it stands still."""
+        heard = self.heard.rate.per_s(now_ms)
+        return self.told.rate.per_s(now_ms) if heard is None else heard
 
     @property
     def running(self) -> bool:

@@ -31,9 +31,9 @@ from tocsin.schemas.topics import telemetry_partition
 from tocsin.schemas.wire import Meta, meta_of
 
 
-def read(written: Outgoing) -> Record:
+def read(written: Outgoing, at_ms: int = NOW_MS) -> Record:
     """As a reader gets it."""
-    return Record(written.partition, 0, NOW_MS, written.key, written.value, written.headers)
+    return Record(written.partition, 0, at_ms, written.key, written.value, written.headers)
 
 
 def test_the_newest_view_of_a_run_counts_until_it_is_forgotten() -> None:
@@ -53,9 +53,9 @@ def test_steps_of_telemetry_are_seen_before_any_view() -> None:
     for i in range(20):
         state.apply(steps("r", {2 * i: 2.0, 2 * i + 1: 1.5}, at_ms=NOW_MS + 500 * i))
     run = state.runs["r"]
-    assert (run.step, run.track.loss, len(run.track.series)) == (39, 1.5, 40)
-    assert run.track.rate.per_s(NOW_MS + 9_500) == 4.0
-    assert run.track.rate.per_s(NOW_MS + 60_000) is None
+    assert (run.step, run.loss, len(run.series)) == (39, 1.5, 40)
+    assert run.per_s(NOW_MS + 9_500) == 4.0
+    assert run.per_s(NOW_MS + 60_000) is None
     assert run.running
 
 
@@ -63,19 +63,24 @@ def test_an_older_view_does_not_turn_the_steps_back_and_a_newer_one_goes_on() ->
     state = WatchState(TOPICS)
     told = view("r").model_copy(update={"last_step": 10, "last_loss": 3.0})
     state.apply(read(view_record(told)))
-    assert state.runs["r"].track.loss == 3.0
+    assert state.runs["r"].loss == 3.0
     state.apply(steps("r", {9: 3.5, 10: 3.0, 11: 2.5}))
-    assert (state.runs["r"].step, len(state.runs["r"].track.series)) == (11, 3)
+    assert (state.runs["r"].step, len(state.runs["r"].series)) == (11, 3)
     later = told.model_copy(update={"last_step": 500, "last_loss": 0.5})
     state.apply(read(view_record(later)))
-    assert (state.runs["r"].step, state.runs["r"].track.loss) == (500, 0.5)
+    run = state.runs["r"]
+    assert (run.step, run.loss, len(run.series)) == (500, 0.5, 3)
+    for i in range(1, 3):
+        later = told.model_copy(update={"last_step": 500 + i, "last_loss": 0.5})
+        state.apply(read(view_record(later), NOW_MS + 20_000 * i))
+    assert len(run.series) == 4, "telemetry is not read any more: the views' points it is"
 
 
 def test_a_new_training_of_a_run_begins_again_and_what_the_old_one_says_late_is_ignored() -> None:
     state = WatchState(TOPICS)
     state.apply(steps("r", {900: 1.0}))
     state.apply(steps("r", {0: 7.0}, training=1))
-    assert (state.runs["r"].step, state.runs["r"].track.loss) == (0, 7.0)
+    assert (state.runs["r"].step, state.runs["r"].loss) == (0, 7.0)
     assert not state.apply(steps("r", {901: 1.0}))
     assert not state.apply(read(view_record(view("r"))))
     assert state.runs["r"].view is None
@@ -88,7 +93,7 @@ def test_other_ranks_evaluations_and_own_scalars_do_not_mix_with_the_loss() -> N
     state.apply(steps("r", {3: 2.0}, mode="eval"))
     state.apply(steps("r", {5: 42.0}, column="log.accuracy"))
     run = state.runs["r"]
-    assert (run.step, run.track.loss, run.eval_loss) == (5, 1.0, 2.0)
+    assert (run.step, run.loss, run.eval_loss) == (5, 1.0, 2.0)
 
 
 def test_a_run_that_has_only_started_is_shown() -> None:
