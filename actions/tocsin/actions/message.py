@@ -172,10 +172,15 @@ def fact_text(fact: Fact) -> str:
 
 def _last_values(series: Series) -> str:
     last = list(zip(series.steps, series.values, strict=True))[-_VALUES:]
-    shown = ", ".join(f"{number_text(value)} (step {step:,})" for step, value in last)
+    shown = ", ".join(f"{number_text(value)} ({place_text(series, x)})" for x, value in last)
     limit = "" if series.limit is None else f"; limit {number_text(series.limit)}"
     unit = f" ({series.unit})" if series.unit else ""
     return f"{series.name}{unit}: {shown}{limit}"
+
+
+def place_text(series: Series, x: int) -> str:
+    """Where a point of a series stands: `step 1,200`, or `at 1,200 s`."""
+    return f"step {x:,}" if series.x == "step" else f"at {x:,} s"
 
 
 def _followed(count: int, also: Sequence[str]) -> str:

@@ -122,11 +122,11 @@ def html_of(message: Message, picture_url: str | None) -> str:
 
 
 def csv_of(series: Series) -> str:
-    """The values of a series: `step`, the value, and the limit where there is one."""
+    """The values of a series: step or second, the value, and the limit where there is one."""
     out = io.StringIO()
     table = csv.writer(out, lineterminator="\n")
     limits = [] if series.limit is None else ["limit"]
-    table.writerow(["step", _cell(series.name), *limits])
+    table.writerow(["step" if series.x == "step" else "second", _cell(series.name), *limits])
     for step, value in zip(series.steps, series.values, strict=True):
         limit = [] if series.limit is None else [_number(series.limit)]
         table.writerow([step, _number(value), *limit])

@@ -33,9 +33,15 @@ _PNG: Final = b"\x89PNG\r\n\x1a\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """What is drawn. Values may be NaN or infinite: such steps are marked, not drawn."""
+    """What is drawn. Values may be NaN or infinite: such steps are marked, not drawn.
+
+    Attributes:
+        x: what `steps` count, as in a `Series`.
+        first_step: marked if it is one of those.
+    """
 
     name: str
+    x: str = "step"
     unit: str | None
     steps: Sequence[int]
     values: Sequence[float]
@@ -50,11 +56,12 @@ def drawing_of(message: Message) -> Drawing | None:
         return None
     return Drawing(
         name=series.name,
+        x=series.x,
         unit=series.unit,
         steps=tuple(series.steps),
         values=tuple(series.values),
         limit=series.limit,
-        first_step=message.first_step,
+        first_step=message.first_step if series.x == "step" else None,
     )
 
 
@@ -121,6 +128,7 @@ def to_json(drawing: Drawing) -> str:
     return json.dumps(
         {
             "name": drawing.name,
+            "x": drawing.x,
             "unit": drawing.unit,
             "steps": list(drawing.steps),
             "values": list(drawing.values),
@@ -173,7 +181,7 @@ def render(drawing: Drawing) -> bytes:
     sizes = [v for _, v in finite]
     if sizes and min(sizes) > 0 and max(sizes) / min(sizes) > 1000:
         axes.set_yscale("log")
-    axes.set_xlabel("step")
+    axes.set_xlabel("step" if drawing.x == "step" else "seconds since the first sample")
     axes.set_ylabel(_plain(f"{drawing.name} ({drawing.unit})" if drawing.unit else drawing.name))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
     axes.grid(visible=True, color="#dddddd", linewidth=0.6)

@@ -9,7 +9,14 @@ from typing import Final
 
 from rich.text import Text
 
-from tocsin.actions.message import fact_text, number_text, plain_line, time_text, where_text
+from tocsin.actions.message import (
+    fact_text,
+    number_text,
+    place_text,
+    plain_line,
+    time_text,
+    where_text,
+)
 from tocsin.console.issue_table import SEVERITY_STYLE, issue_facts
 from tocsin.console.stop_way import StopWay, stop_way, way_facts, way_lines
 from tocsin.console.views import BusView, CommandSeen, StateSeen
@@ -135,7 +142,7 @@ def _series_lines(series: Series) -> Iterator[str]:
     name = plain_line(series.name)
     yield f"{name}  {_drawn(series.values)}{limit}"
     last = list(zip(series.steps, series.values, strict=True))[-_LAST:]
-    listed = ", ".join(f"{number_text(value)}{unit} (step {step:,})" for step, value in last)
+    listed = ", ".join(f"{number_text(value)}{unit} ({place_text(series, x)})" for x, value in last)
     yield f"{name}, last values: {listed}"
 
 

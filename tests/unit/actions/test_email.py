@@ -26,7 +26,7 @@ from tocsin.actions.decision import Outcome, RetryPolicy, decide
 from tocsin.actions.email import EmailSender, EmailTarget, SmtpServer
 from tocsin.actions.message import message_of
 from tocsin.actions.mime import csv_of
-from tocsin.actions.plot import Plotter, drawing_of, render
+from tocsin.actions.plot import Plotter, drawing_of, from_json, render, to_json
 from tocsin.actions.smtp import server_of_config, server_of_environment
 from tocsin.schemas.config_receivers import SmtpConfig
 from tocsin.schemas.config_values import SecretRef
@@ -375,6 +375,20 @@ async def test_what_a_run_says_is_neither_header_nor_html_nor_formula(undrawn: P
     table = found["text/csv"].get_content().splitlines()
     assert table[0].startswith("step,'=cmd")
     assert table[2] == "2,'-Infinity"
+
+
+def test_where_the_numbers_below_are_seconds_nothing_calls_them_steps() -> None:
+    seconds = Series(name="memory", x="s", unit="bytes", steps=(0, 1200), values=(1.0, 2.0))
+    message = message_of(with_series(series=seconds))
+    (values,) = [row.value for row in message.rows if row.label == "Last values"]
+    drawing = drawing_of(message)
+
+    assert values == "memory (bytes): 1 (at 0 s), 2 (at 1,200 s)"
+    assert csv_of(seconds) == "second,memory\n0,1.0\n1200,2.0\n"
+    assert drawing is not None
+    assert (drawing.x, drawing.first_step) == ("s", None)
+    assert from_json(to_json(drawing)).x == "s"
+    assert render(drawing) != render(replace(drawing, x="step"))
 
 
 def test_only_numbers_begin_with_a_minus_in_the_table() -> None:

@@ -166,6 +166,13 @@ def test_the_story_has_all_that_is_known() -> None:
     ]
 
 
+def test_the_values_of_a_second_are_not_called_those_of_a_step() -> None:
+    series = Series(name="memory", x="s", unit="bytes", steps=(0, 1200), values=(1.0, 2.0))
+    grown = LOSS.model_copy(update={"evidence": Evidence(series=series)})
+    text = told(story_of(BusView([], [grown], []), {}, grown))
+    assert "memory, last values: 1 bytes (at 0 s), 2 bytes (at 1,200 s)" in text
+
+
 def test_the_story_of_a_cause_names_what_it_caused() -> None:
     text = told(story_of(VIEW, COMMANDS, LOSS))
     assert f"(tocsin why {NAN.issue_id[:8]})" in text

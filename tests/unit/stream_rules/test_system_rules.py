@@ -75,6 +75,7 @@ def test_memory_that_will_meet_its_limit() -> None:
     assert (issue.severity, issue.stop_worthy, issue.subject.name) == ("warning", False, "node")
     assert "of 16.0 GiB" in issue.reason
     assert issue.evidence.series is not None
+    assert issue.evidence.series.x == "s"
 
 
 def test_it_is_resolved_when_the_growth_has_ended() -> None:

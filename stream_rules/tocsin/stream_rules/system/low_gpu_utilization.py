@@ -189,6 +189,7 @@ class LowGpuUtilization(Rule[LowGpuUtilizationParams, _State]):
                 series=Series(
                     name=f"utilisation of {name} by second"[:200],
                     unit="percent",
+                    x="s",
                     steps=tuple(round(t) for t in gpu.times[::every].tolist()),
                     values=tuple(gpu.values[::every].tolist()),
                     limit=limit,

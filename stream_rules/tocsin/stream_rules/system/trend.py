@@ -88,6 +88,7 @@ class Trend:
         return Series(
             name=f"{name} by second"[:200],
             unit=unit,
+            x="s",
             steps=tuple(round(at) for at in self.times[-SERIES_POINTS:]),
             values=tuple(self.medians[-SERIES_POINTS:]),
             limit=limit,
