@@ -34,16 +34,23 @@ def editor_schema(catalogue: Catalogue) -> Mapping[str, object]:
     rules = list(catalogue)
     for rule in rules:
         defs |= _params_schema(rule)
-    names = [rule.meta.name for rule in rules]
     short_form, long_form = defs["RuleEntry"]["anyOf"]
     # Completion in the short form, with what each rule is about.
     short_form["properties"] = {
-        rule.meta.name: {"description": rule.meta.meaning, **short_form["additionalProperties"]}
+        name: {"description": rule.meta.meaning, **short_form["additionalProperties"]}
         for rule in rules
+        for name in _names(rule)
     }
+    names = list(short_form["properties"])
     short_form["propertyNames"] = {"enum": names}
-    long_form["properties"]["use"]["enum"] = names
-    long_form["allOf"] = [_when(rule) for rule in rules]
+    properties: Node = long_form["properties"]
+    del properties["use"]["pattern"]
+    properties["use"]["enum"] = names
+    # What the file names itself has no capitals; without `use` it is a rule that is named.
+    own = {"properties": {"name": {"pattern": properties["name"].pop("pattern")}}}
+    own_or_rule = {"properties": {"name": {"anyOf": [own["properties"]["name"], {"enum": names}]}}}
+    named = {"if": {"required": ["use"]}, "then": own, "else": own_or_rule}
+    long_form["allOf"] = [named, *(_when(rule) for rule in rules)]
     return schema
 
 
@@ -64,7 +71,7 @@ def _params_schema(rule: type[AnyRule]) -> Node:
 
 def _when(rule: type[AnyRule]) -> Node:
     """If an entry is of this rule, by `use` or, without it, by `name`: its parameters."""
-    named = {"const": rule.meta.name}
+    named = {"enum": _names(rule)}
     by_name = {"properties": {"name": named}, "required": ["name"], "not": {"required": ["use"]}}
     return {
         "if": {"anyOf": [{"properties": {"use": named}, "required": ["use"]}, by_name]},
@@ -72,6 +79,11 @@ def _when(rule: type[AnyRule]) -> Node:
             "properties": {"params": {"$ref": _REFERENCE.format(model=rule.meta.params.__name__)}}
         },
     }
+
+
+def _names(rule: type[AnyRule]) -> list[str]:
+    """What the file may call it."""
+    return [rule.meta.name, *([rule.meta.alias] if rule.meta.alias else [])]
 
 
 def _or_empty(node: Node) -> Node:

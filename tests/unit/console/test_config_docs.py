@@ -17,6 +17,8 @@ from tocsin.console.config_docs import COMMAND, config_page, write_docs
 from tocsin.console.editor_schema import as_text, editor_schema
 from tocsin.console.model_fields import field_texts, in_yaml
 from tocsin.console.problem_codes import PROBLEM_CODES, WARNING_CODES
+from tocsin.console.setting import section_registry
+from tocsin.schemas.config import check_config
 from tocsin.schemas.config_problems import Finding
 from tocsin.schemas.config_values import Duration, Percent, SecretRef
 from tocsin.schemas.yaml_loader import load
@@ -108,6 +110,10 @@ def test_the_schema_is_one() -> None:
         "[{name: nonfinite, params: {for_steps: 2}}]",
         "[{name: mine, use: nonfinite, params: {only_nan: true}, severity: info}]",
         "[{use: stalled_training, params: {threshold: 30m}}]",
+        "[{ExplodingTensor: [stop]}]",
+        "[{use: ExplodingTensor, severity: info}]",
+        "[{name: ExplodingTensor, params: {}}]",
+        "[{name: mine, use: ExplodingTensor}]",
         "",
     ],
 )
@@ -124,11 +130,22 @@ def test_an_editor_takes(rules: str) -> None:
         "[{name: nonfinite, params: {for_steps: 0}}]",
         "[{name: mine, use: nonfinite, params: {factor: 2.0}}]",
         "[{use: stalled_training, params: {threshold: 30}}]",
+        "[{use: ExplodingTensor, params: {for_step: 2}}]",
+        "[{name: Mine, use: ExplodingTensor}]",
+        "[{name: Mine}]",
         "{}",
     ],
 )
 def test_an_editor_refuses(rules: str) -> None:
     assert not valid(f"version: 1\nrules: {rules}")
+
+
+@pytest.mark.parametrize("alias", built_in().aliases())
+def test_an_editor_knows_what_the_loader_knows_a_rule_by(alias: str) -> None:
+    for rules in (f"[{{{alias}: [stop]}}]", f"[{{use: {alias}}}]", f"[{{name: {alias}}}]"):
+        text = f"version: 1\nrules: {rules}\n"
+        assert check_config(text, "f", section_registry())[1] == []
+        assert valid(text)
 
 
 def test_defaults_are_in_the_form_of_the_file() -> None:
