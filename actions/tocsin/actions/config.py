@@ -14,7 +14,7 @@ from tocsin.actions.notify import chat_fault, notify_names, parse_notify
 from tocsin.actions.routing import Kind, Routing
 from tocsin.actions.signature import webhook_key
 from tocsin.actions.webhook import WebhookTarget
-from tocsin.schemas.config import Config
+from tocsin.schemas.config import Config, read_config
 from tocsin.schemas.config_problems import Finding, Loc, quoted
 from tocsin.schemas.config_receivers import (
     ChatReceiver,
@@ -117,8 +117,8 @@ def routing_of(
 def places(path: Path | None) -> Callable[[Loc], str]:
     """Says `tocsin.yaml:14:3` for a part of a file; without the file, the way to it."""
     try:
-        document = None if path is None else load(path.read_text(), source=path.name)
-    except (OSError, UnicodeDecodeError):
+        document = None if path is None else load(read_config(path), source=path.name)
+    except ConfigurationError:
         document = None
 
     def place(loc: Loc) -> str:

@@ -183,8 +183,9 @@ def read_config(path: Path) -> str:
         raise ConfigurationError(
             f"cannot read the configuration {str(path)!r}: {err.strerror or err}"
         ) from err
-    # Bytes that are no UTF-8 become lone surrogates, which the loader reports with their place.
-    return data.decode("utf-8", "surrogateescape")
+    # Bytes that are no UTF-8 become lone surrogates, which the loader reports with their place. The
+    # mark with which some editors begin a file is no part of its first line.
+    return data.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
 
 
 def check_config(

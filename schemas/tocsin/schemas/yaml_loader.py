@@ -46,6 +46,7 @@ _SPECIAL: Final = {
     **dict.fromkeys(("-.inf", "-.Inf", "-.INF"), float("-inf")),
     **dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")),
 }
+_HIDDEN_BREAK: Final = re.compile("[\x85\u2028\u2029]")
 _INT_LIMIT: Final = 2**63
 _NUMBER_LENGTH: Final = 400
 
@@ -164,6 +165,12 @@ class _Reader:
             self._fatal(
                 place_in(text, err.start), "encoding", "this is not UTF-8 text", "save it as UTF-8"
             )
+        hidden = _HIDDEN_BREAK.search(text)
+        if hidden:
+            # YAML 1.1, and so PyYAML, begins a line there; YAML 1.2 and editors do not.
+            message = f"a character (U+{ord(hidden[0]):04X}) that some take for a line break"
+            hint = "remove it, or write it as an escape in double quotes"
+            self._fatal(place_in(text, hidden.start()), "syntax", message, hint)
         if size > MAX_BYTES:
             message = f"{size:,} bytes are over the limit of {MAX_BYTES:,}"
             self._fatal(Position(1, 1), "too_large", message)

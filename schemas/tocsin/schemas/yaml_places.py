@@ -41,10 +41,10 @@ def place_in(text: str, index: int) -> Position:
 
 
 def allowed(char: str) -> bool:
-    """YAML's printable characters (YAML 1.2, production c-printable)."""
+    """YAML's printable characters (YAML 1.2, production c-printable), without NEL."""
     code = ord(char)
     return (
-        char in "\t\n\r\x85"
+        char in "\t\n\r"
         or 0x20 <= code <= 0x7E
         or 0xA0 <= code <= 0xD7FF
         or 0xE000 <= code <= 0xFFFD

@@ -590,6 +590,17 @@ def test_bytes_that_are_no_utf8_have_a_place(tmp_path: Path) -> None:
         load_config(None, {}, folder=tmp_path)
 
 
+def test_a_byte_order_mark_moves_no_column(tmp_path: Path) -> None:
+    (tmp_path / "tocsin.yaml").write_bytes(b"\xef\xbb\xbfversion: 2\n")
+    with pytest.raises(ConfigProblems) as caught:
+        load_config(None, {}, folder=tmp_path)
+    assert str(caught.value).splitlines()[:3] == [
+        "tocsin.yaml:1:10: expected version 1, the only one that this release reads",
+        "     1 | version: 2",
+        "       |          ^",
+    ]
+
+
 # -- secrets
 
 

@@ -73,6 +73,16 @@ def test_nan_is_a_float() -> None:
     assert math.isnan(data[0])
 
 
+@pytest.mark.parametrize("hidden", ["\x85", "\u2028", "\u2029"])
+def test_a_line_break_that_nobody_sees_has_a_place(hidden: str) -> None:
+    document = load(f"a: 1\n# b{hidden}c\nd: 2\n", source="f")
+
+    (problem,) = document.problems
+    assert (problem.line, problem.column, problem.code) == (2, 4, "syntax")
+    assert f"U+{ord(hidden):04X}" in problem.message
+    assert load(f'a: "\\u{ord(hidden):04x}"', source="f").data == {"a": hidden}
+
+
 @pytest.mark.parametrize("number", ["9223372036854775808", "9" * 5000, "1e999"])
 def test_a_number_that_does_not_fit_is_refused(number: str) -> None:
     assert codes(load(f"a: {number}", source="f")) == ["number"]
