@@ -18,7 +18,6 @@ from tocsin.console.init import severity_text
 from tocsin.console.model_fields import REQUIRED, FieldText, field_texts, summary_of
 from tocsin.console.problem_codes import PROBLEM_CODES, WARNING_CODES
 from tocsin.schemas.config import Config
-from tocsin.schemas.config_receivers import LATER_RECEIVERS
 from tocsin.schemas.config_sections import LATER_SECTIONS, RuleEntry, StopOptions
 from tocsin.stream_rules.catalogue import Catalogue, built_in
 from tocsin.stream_rules.rule import AnyRule
@@ -70,7 +69,6 @@ are a mistake. A number with a unit is text:
 |---|---|---|
 | duration | `250ms`, `30s`, `10m`, `4h`, `2d` | ms, s, m, h, d |
 | percentage | `0.5%` | % |
-| size | `512kB`, `10MB`, `2GiB` | B; kB, MB, GB, TB: powers of 1000; KiB to TiB: of 1024 |
 | name | `ml-hook` | lower-case letters, digits, `-`, `_`, `.`; 64 characters at most |
 | secret | `{secret: NAME}` | NAME is one of the section `secrets` |
 
@@ -166,14 +164,11 @@ def _rule(rule: type[AnyRule]) -> Iterator[str]:
 
 
 def _later() -> str:
-    sections = ", ".join(f"`{name}`" for name in sorted(LATER_SECTIONS))
-    receivers = ", ".join(f"`{name}`" for name in sorted(LATER_RECEIVERS))
-    lines = [f"- the sections {sections}"] if sections else []
-    lines += [f"- receivers of the types {receivers}"] if receivers else []
-    if not lines:
+    if not LATER_SECTIONS:
         return ""
+    sections = ", ".join(f"`{name}`" for name in sorted(LATER_SECTIONS))
     head = "\n## Not yet\n\nRecognised, and refused with the code `not_supported_yet`:\n\n"
-    return head + "".join(f"{line}\n" for line in lines)
+    return f"{head}- the sections {sections}\n"
 
 
 def _codes() -> str:

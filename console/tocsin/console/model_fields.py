@@ -36,7 +36,6 @@ from tocsin.schemas.config_values import (
     Percent,
     Secret,
     SecretRef,
-    SizeBytes,
     TextOrSecret,
     UrlOrSecret,
     format_duration,
@@ -48,7 +47,6 @@ REQUIRED: Final = "required"
 _ALIASES: Final = (
     (Duration, "duration", "ms, s, m, h, d"),
     (Percent, "percentage", "%"),
-    (SizeBytes, "size", "B, kB, MB, GB, KiB, …"),
     (Name, "name", ""),
     (FilePath, "path", ""),
     (Secret, "`{secret: NAME}`", ""),

@@ -19,11 +19,7 @@ from tocsin.schemas.config_findings import (
     unknown_key,
 )
 from tocsin.schemas.config_problems import Finding, Loc, did_you_mean, quoted
-from tocsin.schemas.config_receivers import (
-    LATER_RECEIVERS,
-    RECEIVERS,
-    AnyReceiver,
-)
+from tocsin.schemas.config_receivers import RECEIVERS, AnyReceiver
 from tocsin.schemas.config_sections import (
     LATER,
     ActionEntry,
@@ -132,6 +128,9 @@ def _parse_short_rule(use: str, raw: Plain, loc: Loc, findings: list[Finding]) -
         return RuleEntry(name=use, use=use, off=True, loc=loc, short=True)
     if not isinstance(raw, list):
         hint = f"{use}: [{raw}]" if isinstance(raw, str) else f"{use}: off"
+        if isinstance(raw, dict):
+            # The long form was meant: `- RULE:` with its keys below it.
+            hint = f"- {{name: {use}, {', '.join(f'{key}: …' for key in raw)}}}"
         findings.append(expected("a list of actions, or off", raw, here, hint=hint))
         return None
     actions = _parse_actions(raw, here, findings)
@@ -230,9 +229,6 @@ def _parse_receiver(raw: Plain, loc: Loc, findings: list[Finding]) -> AnyReceive
         findings.append(Finding(loc, message, "missing_key", f"one of {', '.join(RECEIVERS)}"))
         return None
     kind = raw["type"]
-    if isinstance(kind, str) and kind in LATER_RECEIVERS:
-        findings.append(not_supported_yet(here, f"the receiver type {kind!r}", at="value"))
-        return None
     model = RECEIVERS.get(kind) if isinstance(kind, str) else None
     if model is None:
         what = f"expected one of {', '.join(RECEIVERS)}, got {kind_of(kind)}"

@@ -199,9 +199,6 @@ RECEIVERS: Final[Mapping[str, type[AnyReceiver]]] = {
 }
 """The kinds of receivers, by `type`."""
 
-LATER_RECEIVERS: Final[frozenset[str]] = frozenset()
-"""Kinds that a later release will know."""
-
 LATER_OF_RECEIVERS: Final[Mapping[type[BaseModel], frozenset[str]]] = {
     WebhookReceiver: frozenset({"body", "tls"}),
 }

@@ -1,4 +1,4 @@
-"""Kinds of values in the configuration file: durations, percentages, sizes, references to secrets.
+"""Kinds of values in the configuration file: durations, percentages, references to secrets.
 
 Each is an annotated type for a pydantic field. A number without its unit is refused.
 """
@@ -26,12 +26,6 @@ _DURATION_UNITS: Final = {
 }
 _MAX_DURATION: Final = timedelta(days=3650)
 _PERCENT: Final = re.compile(_NUMBER + r" ?%")
-_SIZE: Final = re.compile(_NUMBER + r" ?(B|kB|MB|GB|TB|KiB|MiB|GiB|TiB)")
-_SIZE_UNITS: Final[Mapping[str, int]] = {
-    "B": 1,
-    **{unit: 1000 ** (i + 1) for i, unit in enumerate(("kB", "MB", "GB", "TB"))},
-    **{unit: 1024 ** (i + 1) for i, unit in enumerate(("KiB", "MiB", "GiB", "TiB"))},
-}
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 _MAIL_LOCAL: Final = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+(?:\.[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+)*"
 _MAIL: Final = re.compile(_MAIL_LOCAL + r"@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*")
@@ -83,18 +77,6 @@ def parse_percent(value: object) -> float:
     if not 0 <= percent <= 100:
         raise ValueError("expected a percentage between 0% and 100%, like 0.5%")
     return percent
-
-
-def parse_size(value: object) -> int:
-    """`512B`, `10MB` (powers of 1000), `2MiB` (powers of 1024), in bytes.
-
-    Raises:
-        ValueError: it is anything else; the message says what was expected.
-    """
-    match = _SIZE.fullmatch(value) if isinstance(value, str) and len(value) <= 20 else None
-    if match is None:
-        raise ValueError("expected a size with its unit, like 512kB, 10MB or 2GiB")
-    return round(float(match[1]) * _SIZE_UNITS[match[2]])
 
 
 def parse_name(value: object) -> str:
@@ -212,14 +194,6 @@ Percent = Annotated[
     WithJsonSchema(_TEXT | {"pattern": rf"^{_PERCENT.pattern}$"}),
 ]
 """A percentage: 0.5 stands for 0.5 %."""
-
-SizeBytes = Annotated[
-    int,
-    PlainValidator(parse_size),
-    PlainSerializer(lambda size: f"{size}B", when_used="json"),
-    WithJsonSchema(_TEXT | {"pattern": rf"^{_SIZE.pattern}$"}),
-]
-"""A size, in bytes."""
 
 Name = Annotated[str, PlainValidator(parse_name), WithJsonSchema(_TEXT | {"pattern": NAME_PATTERN})]
 """A name given in the file."""
