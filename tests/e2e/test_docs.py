@@ -19,7 +19,7 @@ from tocsin.schemas.config import check_config
 
 ROOT = Path(__file__).parents[2]
 SITE = [page for page in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in page.parts]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *SITE]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md", *SITE]
 _FENCE = re.compile(r"^```(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?://|mailto:)([^)\s]+)\)")
 _HEADING = re.compile(r"^#{1,6} +(.+)$", re.MULTILINE)

@@ -1,7 +1,8 @@
 """A plain PyTorch loop that knows nothing of tocsin.
 
-tocsin run -- python examples/plain_loop.py
-tocsin run -- python examples/plain_loop.py --learning-rate 1e6    # goes bad, and is stopped
+cd examples/plain
+tocsin run -- python train.py
+tocsin run -- python train.py --learning-rate 1e6    # goes bad, and is stopped
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import nn
 
 def main() -> None:
     """Fit a small network to a wave."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--learning-rate", type=float, default=0.05)
     arguments = parser.parse_args()
