@@ -55,6 +55,36 @@ def test_a_second_spike_is_another_issue() -> None:
     assert len({i.issue_id for i in issues}) == 2
 
 
+def test_a_loss_that_stays_up_is_a_new_level_in_the_end() -> None:
+    issues = issues_of(
+        run_of([*noisy(150), *noisy(800, 3.0), *noisy(20, 5.0), *noisy(20)]).records, specs=SPECS
+    )
+    over = [i for i in issues if i.state == "resolved"]
+    assert over[0].step == 449
+    assert "new level" in over[0].reason
+    # From there on, a jump is measured against the new level.
+    last = [issue for issue in issues if issue.state == "firing"][-1]
+    assert (last.first_step, last.step) == (950, 959)
+
+
+def mostly_zero(zeros: float, seed: int) -> list[float]:
+    """A hinge loss of a task that is nearly learned."""
+    chance = np.random.default_rng(seed)
+    late = np.where(chance.random(2000) < zeros, 0.0, chance.exponential(0.01, 2000))
+    return [float(x) for x in np.concatenate([np.linspace(1, 0.01, 200), late])]
+
+
+@pytest.mark.parametrize("zeros", [0.3, 0.5, 0.6, 0.8, 0.95])
+def test_a_loss_that_is_zero_for_most_batches_is_no_spike(zeros: float) -> None:
+    for seed in range(4):
+        assert_quiet(run_of(mostly_zero(zeros, seed), per_frame=100).records, specs=SPECS)
+
+
+def test_a_spike_of_such_a_loss_is_one() -> None:
+    losses = [*mostly_zero(0.6, 0), *noisy(20, 1.0)]
+    assert_fires(run_of(losses, per_frame=20).records, "loss_spike", first_step=2200, specs=SPECS)
+
+
 @pytest.mark.parametrize(
     "losses",
     [

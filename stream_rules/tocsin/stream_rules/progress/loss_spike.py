@@ -1,20 +1,24 @@
 """`loss_spike`: the loss jumps out of its own noise, and stays out for some steps.
 
-With m the median and MAD the median absolute deviation of the last `window` losses, a loss is high
-when it is above m + max(k · 1.4826 · MAD, `least_percent` of abs(m)). Losses of a spike do not
-enter the window, so it is not taken for the new normal. A spike of a few steps is no issue: 75
-public GPT trainings that all completed have many that jump by a third for one step and are gone at
-the next.
+With m the median of the last `window` losses, a loss is high when it is above m + max(k · s,
+`least_percent` of abs(m)). The spread s is 1.4826 · MAD, of the median absolute deviation, or
+(p90 - m) / 1.2816, of the 90th percentile, whichever is larger: both are the standard deviation of
+normal noise, and a loss that is zero for most batches has no MAD. Where both are zero nothing is
+high. A spike of a few steps is no issue, and part of the noise: 75 public GPT trainings that all
+completed have many that jump by a third for one step and are gone at the next. The losses of an
+issue do not enter the window, so it is not taken for the new normal.
 
-A spike is over when three losses in a row are not high. Most spikes recover by themselves: this
-rule never asks for a stop, and `loss_diverged` says when one has not.
+A spike is over when three losses in a row are not high. One that stays for three times
+`recover_steps` is the new level, of other data or another task: it is over, and what was high is
+measured from there. Most spikes recover by themselves: this rule never asks for a stop, and
+`loss_diverged` says when one has not.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -27,14 +31,15 @@ from tocsin.stream_rules.rule import Clear, Finding, Moment, Outcome, Params, Ru
 
 _BACK: Final = 3
 _SIGMA: Final = 1.4826
-_TINY: Final = 1e-12
+_DECILE: Final = 1.2816
+_LEVEL: Final = 3
 
 
 class LossSpikeParams(Params):
     """Parameters of `loss_spike`."""
 
     k: float = Field(default=8.0, gt=0)
-    """How far above the median a loss is high. Unit: robust standard deviations."""
+    """How far above the median a loss is high. Unit: standard deviations, by the spread s."""
     window: int = Field(default=100, ge=10)
     """How many losses before it make the median. Unit: steps."""
     least_percent: float = Field(default=10.0, ge=0)
@@ -55,6 +60,7 @@ class _State:
     high_ms: int = 0
     steps: int = 0
     peak: float = 0.0
+    high: list[float] = field(default_factory=list)
     back: list[float] = field(default_factory=list)
     back_since: int = 0
 
@@ -92,19 +98,37 @@ class LossSpike(Rule[LossSpikeParams, _State]):
             self._learn([loss])
             return
         limit = self._limit()
-        if loss <= limit:
+        if not loss > limit or limit == state.median:
             yield from self._low(step, loss)
             return
         if state.high_since is None:
             state.high_since, state.high_ms = step, at.now_ms
             state.steps, state.peak = 0, loss
+            state.high = []
         state.steps += 1 + len(state.back)
+        state.high = [*state.high, *state.back, loss][-self.params.window :]
         state.back = []
         state.peak = max(state.peak, loss)
         if state.steps >= self.params.for_steps:
             yield self._finding(loss, limit, about="")
         if state.steps >= max(self.params.recover_steps, self.params.for_steps):
             yield self._finding(loss, limit, about="not recovered")
+        if state.steps >= max(_LEVEL * self.params.recover_steps, self.params.window):
+            yield from self._settled(step, loss, limit)
+
+    def _settled(self, step: int, loss: float, limit: float) -> Iterable[Outcome]:
+        state = self.state
+        level = float(np.median(state.high))
+        reason = (
+            f"the loss went from {state.median:.4g} to {state.peak:.4g} at step "
+            f"{state.high_since}, and has stayed about {level:.4g} for {state.steps} steps, "
+            "which is taken for its new level"
+        )
+        for about in ("", "not recovered"):
+            yield replace(self._finding(loss, limit, about=about), reason=reason)
+            yield Clear(step, about=about)
+        state.window, state.limit = state.high, None
+        state.high, state.high_since = [], None
 
     def _low(self, step: int, loss: float) -> Iterable[Outcome]:
         state = self.state
@@ -115,8 +139,9 @@ class LossSpike(Rule[LossSpikeParams, _State]):
             state.back_since = step
         state.back.append(loss)
         if len(state.back) >= _BACK:
-            self._learn(state.back)
-            state.back, state.high_since = [], None
+            noise = state.high if state.steps < self.params.for_steps else []
+            self._learn([*noise, *state.back])
+            state.high, state.back, state.high_since = [], [], None
             yield Clear(step, since=state.back_since)
             yield Clear(step, about="not recovered", since=state.back_since)
 
@@ -129,9 +154,10 @@ class LossSpike(Rule[LossSpikeParams, _State]):
         if state.limit is None:
             losses = np.asarray(state.window)
             state.median = float(np.median(losses))
-            spread = _SIGMA * float(np.median(np.abs(losses - state.median)))
+            deviation = _SIGMA * float(np.median(np.abs(losses - state.median)))
+            decile = (float(np.percentile(losses, 90)) - state.median) / _DECILE
             least = params.least_percent / 100 * abs(state.median)
-            state.limit = state.median + max(params.k * spread, least, _TINY)
+            state.limit = state.median + max(params.k * max(deviation, decile), least)
         return state.limit
 
     def _finding(self, loss: float, limit: float, *, about: str) -> Finding:
@@ -154,7 +180,7 @@ class LossSpike(Rule[LossSpikeParams, _State]):
                     Fact(name="above_for", value=float(state.steps), unit="steps"),
                 ),
                 series=state.lead.series("loss", limit=limit),
-                explanation="the limit comes from median and median absolute deviation of the "
-                "losses before the spike; it is over when three losses in a row are below",
+                explanation="the limit comes from the median and the spread of the losses before "
+                "the spike; it is over when three losses in a row are below",
             ),
         )
