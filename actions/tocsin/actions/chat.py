@@ -11,7 +11,6 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -20,7 +19,7 @@ from pydantic import SecretStr
 
 from tocsin.actions.address_guard import AddressGuard
 from tocsin.actions.chat_child import Result, Task
-from tocsin.actions.decision import Outcome
+from tocsin.actions.decision import Outcome, phrase_of
 from tocsin.actions.lanes import Notice
 from tocsin.actions.message import Message, message_of
 from tocsin.actions.records import issue_of
@@ -161,7 +160,7 @@ def outcome_of(result: Result) -> Outcome:
     if result.failure is not None and not result.sent:
         return Outcome(failure=result.failure)
     if status is not None and (result.sent or not 200 <= status < 300):
-        return Outcome(status=status, phrase=_phrase(status), retry_after=result.retry_after)
+        return Outcome(status=status, phrase=phrase_of(status), retry_after=result.retry_after)
     if result.requests:
         return Outcome(later="the service did not take the message")
     return Outcome(forbidden="the chat URL cannot be used: a part of it is missing or wrong")
@@ -187,10 +186,3 @@ def escaped(url: str, text: str) -> str:
         text = _MARKDOWN.sub(r"\\\1", text)
     # A zero-width space is not seen, and ends what would be a name or a link.
     return text.replace("@", "@\u200b").replace("<", "<\u200b").replace("](", "]\u200b(")
-
-
-def _phrase(status: int) -> str:
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return ""

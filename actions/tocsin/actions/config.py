@@ -22,7 +22,8 @@ from tocsin.schemas.config_receivers import (
     SmsReceiver,
     WebhookReceiver,
 )
-from tocsin.schemas.config_values import SecretRef, parse_http_url
+from tocsin.schemas.config_settings import value_of
+from tocsin.schemas.config_values import parse_http_url
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.yaml_loader import load
 
@@ -135,19 +136,19 @@ def _target(
 ) -> WebhookTarget | None:
     """None if its URL is an optional secret that is missing: then the receiver is not there."""
     what = f"receiver {name!r}"
-    url = _value(receiver.url, secrets)
+    url = value_of(receiver.url, secrets)
     if url is None:
         return None
     keys: list[SecretStr] = []
     if receiver.sign is not None:
         for reference in (receiver.sign.key, receiver.sign.previous_key):
-            if reference is not None and (key := _value(reference, secrets)) is not None:
+            if reference is not None and (key := value_of(reference, secrets)) is not None:
                 keys.append(webhook_key(key, what))
         if not keys:
             raise ConfigurationError(f"{what}: it is to be signed, but there is no key")
     headers: dict[str, SecretStr] = {}
     for header, text in receiver.headers.items():
-        if (value := _value(text, secrets)) is not None:
+        if (value := value_of(text, secrets)) is not None:
             if not value.get_secret_value().isprintable():
                 raise ConfigurationError(
                     f"{what}: the header {header!r} has a line break or control character"
@@ -155,10 +156,6 @@ def _target(
             headers[header] = value
     give_up_ms = receiver.retry.give_up_after // timedelta(milliseconds=1)
     return WebhookTarget(name, _url(url, what), headers, tuple(keys), give_up_ms)
-
-
-def _value(text: str | SecretRef, secrets: Mapping[str, SecretStr]) -> SecretStr | None:
-    return SecretStr(text) if isinstance(text, str) else secrets.get(text.name)
 
 
 def _url(url: SecretStr, what: str) -> SecretStr:

@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
+from http import HTTPStatus
 from typing import Final, Literal
 
 from tocsin.schemas.deliveries import DeliveryState
@@ -64,6 +65,14 @@ class Outcome:
         if self.failure is not None:
             return self.failure
         return f"{self.status} {self.phrase}".strip() if self.status is not None else "sent"
+
+
+def phrase_of(status: int) -> str:
+    """The standard's own words for a status, not the peer's; "" if it has none."""
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from tocsin.schemas.config_receivers import (
     LambdaReceiver,
     SmsReceiver,
 )
+from tocsin.schemas.config_settings import value_of
 from tocsin.schemas.errors import ConfigurationError, MissingExtra
 
 Close = Callable[[], Awaitable[None]]
@@ -153,11 +154,7 @@ def _chat_targets(
     for name, receiver in config.receivers.items():
         if not isinstance(receiver, ChatReceiver):
             continue
-        url = (
-            SecretStr(receiver.url)
-            if isinstance(receiver.url, str)
-            else secrets.get(receiver.url.name)
-        )
+        url = value_of(receiver.url, secrets)
         if url is None:
             continue
         why_not = chat_fault(url.get_secret_value())

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 
 from tocsin.actions.email import Security, SmtpServer
 from tocsin.schemas.config_receivers import SmtpConfig
-from tocsin.schemas.config_values import SecretRef
+from tocsin.schemas.config_settings import value_of
 from tocsin.schemas.errors import ConfigurationError
 
 SMTP_VARIABLE: Final = "TOCSIN_SMTP"
@@ -79,8 +79,8 @@ def server_of_config(
     security: Security = "tls" if config.tls else "none"
     if not config.tls and (config.starttls or config.starttls is None):
         security = "starttls" if config.starttls else _starttls(config.host)
-    username = _value(config.username, secrets)
-    password = _value(config.password, secrets)
+    username = value_of(config.username, secrets)
+    password = value_of(config.password, secrets)
     if password is not None and security == "none" and not is_this_machine(config.host):
         raise ConfigurationError(f"{what}: a password is sent encrypted only")
     context = None
@@ -114,9 +114,3 @@ def is_this_machine(host: str) -> bool:
 def _starttls(host: str) -> Security:
     """What holds where nothing is said: a machine's own server often has no certificate."""
     return "none" if is_this_machine(host) else "starttls"
-
-
-def _value(text: str | SecretRef | None, secrets: Mapping[str, SecretStr]) -> SecretStr | None:
-    if text is None:
-        return None
-    return SecretStr(text) if isinstance(text, str) else secrets.get(text.name)

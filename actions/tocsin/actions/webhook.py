@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from pydantic import JsonValue, SecretStr
 
 from tocsin.actions.address_guard import AddressGuard, watching
-from tocsin.actions.decision import Failure, Outcome
+from tocsin.actions.decision import Failure, Outcome, phrase_of
 from tocsin.actions.signature import sign
 from tocsin.schemas.errors import MissingExtra
 
@@ -92,7 +92,7 @@ class WebhookSender:
                 ):
                     return Outcome(
                         status=response.status,
-                        phrase=_phrase(response.status),
+                        phrase=phrase_of(response.status),
                         retry_after=response.headers.get("Retry-After"),
                     )
             except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
@@ -145,13 +145,3 @@ def _failure(error: Exception) -> Failure:
     if isinstance(error, aiohttp.ClientConnectionError | OSError):
         return "no connection"
     return "broken answer"
-
-
-def _phrase(status: int) -> str:
-    """The standard's own word for a status, not the peer's."""
-    from http import HTTPStatus
-
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return ""

@@ -12,6 +12,7 @@ from pydantic import SecretStr
 from tocsin.schemas.config import Config
 from tocsin.schemas.config_parse import parse_label_key, parse_label_value
 from tocsin.schemas.config_sections import BusConfig, SecretSource, parse_bus_url
+from tocsin.schemas.config_values import SecretRef
 from tocsin.schemas.errors import ConfigurationError
 
 BUS_VARIABLE: Final = "TOCSIN_BUS"
@@ -121,6 +122,14 @@ def resolve_secrets(
     if missing:
         raise SecretUnavailable("\n".join(missing))
     return values
+
+
+def value_of(text: str | SecretRef | None, secrets: Mapping[str, SecretStr]) -> SecretStr | None:
+    """What a key of the file holds, written out or as a secret; None if there is nothing, or the
+    secret is optional and missing."""
+    if text is None:
+        return None
+    return SecretStr(text) if isinstance(text, str) else secrets.get(text.name)
 
 
 _UNREADABLE: Final = "is not readable as UTF-8 text of at most 64 KiB"
