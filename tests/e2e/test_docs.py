@@ -81,7 +81,11 @@ def test_each_python_example_runs(text: str, embedded_site: Site) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [*PAGES, ROOT / "deploy" / "README.md"],
+    ids=lambda page: f"{page.parent.name}-{page.stem}",
+)
 def test_each_link_leads_to_a_file_and_a_heading_in_it(page: Path) -> None:
     for target in _LINK.findall(_FENCE.sub("", page.read_text())):
         name, _, anchor = target.partition("#")
@@ -94,13 +98,3 @@ def anchors(page: Path) -> list[str]:
     """What GitHub calls the headings of a page, and so does the site."""
     headings = _HEADING.findall(_FENCE.sub("", page.read_text()))
     return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
-
-
-def test_the_readme_s_own_script_example_runs(embedded_site: Site) -> None:
-    script = embedded_site.folder / "train.py"
-    script.write_text((SCRIPTS / "plain_loop.py").read_text())
-    finished = embedded_site.run(sys.executable, "train.py", "--steps", "30")
-    assert finished.exit_code == 0, finished
-    assert "30 steps watched" in finished.stderr
-    status = embedded_site.tocsin("status", "--config", str(embedded_site.config))
-    assert "completed" in status.stdout
