@@ -14,8 +14,9 @@ from typing import Final, Literal, TypeVar
 
 from pydantic import Field
 
-from tocsin.schemas.config_findings import not_supported_yet, parse_model
+from tocsin.schemas.config_findings import parse_model
 from tocsin.schemas.config_hidden import hide_lines
+from tocsin.schemas.config_later import LATER_SECTIONS, later_section
 from tocsin.schemas.config_parse import (
     ACTION_WORDS,
     parse_labels,
@@ -33,7 +34,6 @@ from tocsin.schemas.config_problems import (
 )
 from tocsin.schemas.config_receivers import Receiver
 from tocsin.schemas.config_sections import (
-    LATER_SECTIONS,
     ActionEntry,
     BusConfig,
     CaptureConfig,
@@ -285,7 +285,7 @@ def _parse(raw: Plain, findings: list[Finding]) -> Config:
         return Config()
     for key in raw:
         if key in LATER_SECTIONS:
-            findings.append(not_supported_yet((key,), f"the section {key!r}"))
+            findings.extend(later_section(key, raw[key]))
         elif key not in Config.model_fields:
             hint = did_you_mean(key, {*Config.model_fields, *LATER_SECTIONS})
             message = f"unknown section {quoted(key)}"

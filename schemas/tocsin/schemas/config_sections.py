@@ -237,8 +237,6 @@ class RuleEntry(Section):
         return (*self.loc, self.use) if self.short else (*self.loc, part)
 
 
-LATER_SECTIONS: Final = frozenset({"targets", "routes", "inhibit", "silences", "limits", "policy"})
-
 LATER: Final[Mapping[type[BaseModel], frozenset[str]]] = {
     DefaultsConfig: frozenset({"group_by", "group_wait", "repeat_interval", "send_resolved"}),
     StopOptions: frozenset({"approve", "escalate", "target"}),

@@ -283,6 +283,16 @@ def test_the_whole_language_is_known_and_what_is_missing_says_so() -> None:
 @pytest.mark.parametrize(
     ("body", "column", "words", "hint"),
     [
+        ("routes:", 1, "'routes' is not supported yet", "remove it"),
+        ("routes: 5", 9, "expected a list, got a number", "begin each entry"),
+        ("routes: [{nme: a}]", 11, "unknown key 'nme'", "name"),
+        ("inhibit: [nan]", 11, "expected a mapping with name, when, mute, equal", None),
+        ("silences: [{match: {run: x}, untl: x}]", 30, "unknown key 'untl'", "until"),
+        ("policy: {may_stop_on: []}", 9, "expected a list, got a mapping", None),
+        ("limits: {stopss: 3}", 10, "unknown key 'stopss'", "stops"),
+        ("limits: {stops: 3}", 17, "expected a mapping with per_hour, max_fraction", None),
+        ("limits: {stops: {per_day: 3}}", 18, "unknown key 'per_day'", "per_hour"),
+        ("targets: {a: slurm}", 14, "expected a mapping, got text", None),
         ("capture: {budgt: 1%}", 11, "unknown key 'budgt'", "budget"),
         ("capture: {budget: 0.5}", 19, "expected a percentage", None),
         ("capture: {collections: {g: {evry: 1}}}", 29, "unknown key 'evry'", "every"),
