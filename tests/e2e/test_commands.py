@@ -6,8 +6,6 @@ import json
 import re
 import sys
 
-import pytest
-
 from support.site import SCRIPTS, Site, on_both_buses
 
 
@@ -43,31 +41,3 @@ def test_status_says_what_was_found_and_done(embedded_site: Site) -> None:
     text = embedded_site.tocsin("status", "--config", str(embedded_site.config)).stdout
     assert re.search(r"seen +stopped", text)
     assert "nonfinite" in text
-
-
-def test_status_of_a_bus_that_is_not_there_says_what_to_do(embedded_site: Site) -> None:
-    done = embedded_site.tocsin("status", "--bus", "embedded:nowhere.db")
-    assert done.returncode == 2
-    assert "nowhere.db" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["run"], "no command"),
-        (["run", "--bus", "nonsense", "--", "true"], "embedded:PATH or kafka://"),
-        (["run", "--label", "novalue", "--", "true"], "--label"),
-        (["run", "--run-id", "../x", "--", "true"], "run id"),
-        (["run", "--config", "missing.yaml", "--", "true"], "missing.yaml"),
-        (["rules", "--http", "nonsense"], "HOST:PORT"),
-        (["actions", "--allow-cidr", "10.0.0.0/40"], "10.0.0.0/40"),
-    ],
-)
-def test_mistakes_are_sentences_and_exit_2(
-    embedded_site: Site, arguments: list[str], said: str
-) -> None:
-    done = embedded_site.tocsin(*arguments)
-    assert done.returncode == 2, done.stderr
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr

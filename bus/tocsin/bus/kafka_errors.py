@@ -54,6 +54,12 @@ def explained(error: BaseException, doing: str) -> TocsinError:
         return BusClosed(f"{doing}: it was closed meanwhile")
     if isinstance(error, _FENCED):
         return FencedMember(f"{text}: drop the state, and poll again to join")
+    if isinstance(error, errors.KafkaConnectionError) and "bootstrap" in said:
+        # Its own text repeats the addresses, not what is wrong with them.
+        return BusUnavailable(
+            f"{doing}: no broker answers: is it running, is this its address, and may this "
+            "machine reach it?"
+        )
     return BusUnavailable(f"{text}: try again later")
 
 

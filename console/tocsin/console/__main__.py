@@ -183,6 +183,7 @@ def status(
     json_output: JsonOption = False,
 ) -> None:
     """Show what runs, what was found and what was done about it."""
+    from tocsin.console.issue_choice import choose_run
     from tocsin.console.setting import read_setting
     from tocsin.console.status import print_status, status_json
     from tocsin.console.terminal import standard_output
@@ -192,7 +193,12 @@ def status(
 
     async def read() -> tuple[str, BusView]:
         async with setting.open_bus(create=False) as opened:
-            return opened.url, await read_view(opened, setting.topics, run_id)
+            view = await read_view(opened, setting.topics, run_id)
+            if run_id is not None and not view.runs and not view.issues:
+                every = await read_view(opened, setting.topics)
+                chosen = choose_run(every.runs, run_id).run_id
+                view = await read_view(opened, setting.topics, chosen)
+            return opened.url, view
 
     url, view = asyncio.run(read())
     if json_output:
@@ -336,6 +342,8 @@ def _say(error: Exception) -> None:
 
 def main() -> None:
     """The console script. Mistakes of the user are sentences, not tracebacks."""
+    # What aiokafka says, the bus says better, as an error; the workers have a log (_log_to_stderr).
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     try:
         app(prog_name="tocsin")
     except (ConfigurationError, BusError) as error:

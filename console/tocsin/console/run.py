@@ -57,6 +57,7 @@ def plan_run(
         )
     setting = read_setting(options.config, options.bus, labels=options.labels, environ=env)
     _check_receivers(setting, options.notify, env)
+    _check_summary(options.summary)
     run_id = resolve_run_id(options.run_id, env)
     job_id = resolve_job_id(env)
     incarnation = incarnation_id(run_id, job_id, restart_count(env), 0)
@@ -118,6 +119,25 @@ def _check_receivers(setting: Setting, notify: Sequence[str], env: Mapping[str, 
                 raise ConfigurationError(
                     f"--notify mailto:{','.join(address.to)}: nobody answers{server.advice}"
                 )
+
+
+def _check_summary(path: Path | None) -> None:
+    """Whether the summary can be written: said now, not when the job is over.
+
+    Raises:
+        ConfigurationError: it cannot.
+    """
+    if path is None:
+        return
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise ConfigurationError(
+            f"--summary {path}: there is no folder {folder}: make it, or name another file"
+        )
+    if path.is_dir() or not os.access(folder, os.W_OK):
+        raise ConfigurationError(
+            f"--summary {path}: expected a file that can be written, like summary.json"
+        )
 
 
 def _answers(host: str, port: int) -> bool:

@@ -53,10 +53,9 @@ class Job:
         lend = terminal is not None and terminal.is_ours()
         try:
             self._popen = subprocess.Popen(list(command), env=dict(environ), process_group=0)
-        except FileNotFoundError as error:
-            raise CannotStart(f"{command[0]}: not found", NOT_FOUND) from error
-        except NotADirectoryError as error:
-            raise CannotStart(f"{command[0]}: not found", NOT_FOUND) from error
+        except (FileNotFoundError, NotADirectoryError) as error:
+            where = "" if "/" in command[0] else " on PATH: expected a program, or a path like ./it"
+            raise CannotStart(f"{command[0]}: not found{where}", NOT_FOUND) from error
         except (OSError, ValueError) as error:
             why = "not executable"
             if isinstance(error, OSError) and error.errno == errno.ENOEXEC:

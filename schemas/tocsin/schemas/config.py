@@ -181,7 +181,8 @@ def read_config(path: Path) -> str:
             data = file.read(MAX_BYTES + 1)
     except OSError as err:
         raise ConfigurationError(
-            f"cannot read the configuration {str(path)!r}: {err.strerror or err}"
+            f"cannot read the configuration {str(path)!r}: {err.strerror or err}; "
+            "`tocsin init` writes one"
         ) from err
     # Bytes that are no UTF-8 become lone surrogates, which the loader reports with their place. The
     # mark with which some editors begin a file is no part of its first line.
