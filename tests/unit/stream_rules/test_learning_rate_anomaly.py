@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch.optim import lr_scheduler as schedules
@@ -33,8 +34,21 @@ def test_a_jump_up_fires_at_its_step() -> None:
     issue = assert_fires(run.records, RULE, first_step=50, specs=SPECS)
     assert (issue.severity, issue.stop_worthy) == ("warning", False)
     assert (issue.subject.kind, issue.subject.name) == ("learning_rate", "lr.0")
-    states = [i.state for i in issues_of(run.records, specs=SPECS)]
-    assert states == ["firing", "resolved"]
+
+
+@pytest.mark.parametrize("after", [0.5, 1e-6], ids=["up", "down"])
+def test_a_jump_is_over_when_the_rate_is_back_and_not_before(after: float) -> None:
+    away = [1e-3] * 50 + [after] * 100
+    assert [i.state for i in issues_of(run_of(away).records, specs=SPECS)] == ["firing"]
+    back = issues_of(run_of([*away, *[2e-3] * 50]).records, specs=SPECS)
+    assert [(i.state, i.first_step) for i in back] == [("firing", 50), ("resolved", 50)]
+    assert (back[1].step, back[1].reason) == (170, back[0].reason)
+
+
+def test_a_second_jump_further_away_is_the_same_issue() -> None:
+    run = run_of([1e-3] * 50 + [0.5] * 30 + [30.0] * 30 + [0.5] * 30)
+    assert_fires(run.records, RULE, first_step=50, specs=SPECS)
+    assert [i.state for i in issues_of(run.records, specs=SPECS)] == ["firing"]
 
 
 def test_a_jump_down_fires_too() -> None:
@@ -48,6 +62,15 @@ def test_a_jump_at_the_first_steps_fires() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_no_number_fires(value: float) -> None:
     assert_fires(run_of([1e-3] * 5 + [value] * 5).records, RULE, first_step=5, specs=SPECS)
+
+
+def test_it_goes_on_since_the_step_at_which_it_began() -> None:
+    run = run_of([1e-3] * 50 + [math.nan] * 100)
+    run.wait(3600)
+    run.steps(range(150, 160), columns={"lr.0": [1e-3] * 5 + [math.nan] * 5})
+    issues = issues_of(run.records, specs=SPECS)
+    assert [i.state for i in issues] == ["firing", "ongoing"]
+    assert [i.reason for i in issues] == ["the learning rate of lr.0 is nan since step 50"] * 2
 
 
 def test_all_nan_is_one_issue() -> None:
@@ -87,8 +110,7 @@ def test_duplicates_and_out_of_order_ranks_change_nothing() -> None:
         run.steps([step], rank=1, columns={"lr.0": 10.0 ** (step % 5)})
         run.steps([step], columns={"lr.0": 1e-3})
         run.again(run.records[-1])
-    found = issues_of(run.records, specs=SPECS)
-    assert all(issue.first_rank == 1 and issue.first_step is not None for issue in found)
+    assert issues_of(run.records, specs=SPECS) == []
     late = RunBuilder(world_size=2)
     late.steps(range(60), rank=0, columns={"lr.0": 1e-3})
     late.steps(range(60), rank=1, columns={"lr.0": 5.0})
@@ -153,3 +175,22 @@ def test_a_schedule_that_is_never_stepped_is_seen() -> None:
     specs = only(RULE, constant_steps=50)
     assert_fires(run.records, RULE, first_step=0, specs=specs)
     assert_quiet(train(lambda o: schedules.CosineAnnealingLR(o, 60)).records, specs=specs)
+
+
+def test_a_schedule_that_leaps_is_seen() -> None:
+    """A warm-up that was meant to end at the base rate, and ends at thirty times it."""
+    run = train(lambda o: schedules.LambdaLR(o, lambda n: 1.0 if n < 30 else 30.0))
+    issue = assert_fires(run.records, RULE, first_step=30, specs=SPECS)
+    assert issue.evidence.facts[0].value == "jump"
+
+
+def test_a_schedule_without_a_number_is_seen() -> None:
+    """A decay by a root, of a training that is longer than its schedule."""
+
+    def root(n: int) -> float:
+        with np.errstate(invalid="ignore"):
+            return float(np.sqrt(np.float64(30 - n) / 30))
+
+    run = train(lambda o: schedules.LambdaLR(o, root))
+    issue = assert_fires(run.records, RULE, first_step=31, specs=SPECS)
+    assert issue.evidence.facts[0].value == "not finite"

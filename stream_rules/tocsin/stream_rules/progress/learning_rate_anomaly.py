@@ -9,7 +9,8 @@ Four reasons, each an episode of its own:
   already, or to the base rate of a schedule, is a warm restart or a warm-up by epochs; a change
   like the one before, or like the one after, belongs to a warm-up or a decay by steps, which is why
   a jump is decided one step later; a factor of ten exactly is how most schedules decay. None of
-  them counts.
+  them counts. It is over when the rate is back within `factor` of what it was before, not when it
+  stays where it has jumped to.
 - constant where a schedule was declared, for the first `constant_steps` steps: an info only, since
   a schedule that decays by epochs is constant for long.
 """
@@ -30,6 +31,7 @@ from tocsin.stream_rules.lead import Lead
 from tocsin.stream_rules.rule import (
     Clear,
     Finding,
+    Holds,
     Moment,
     Outcome,
     Params,
@@ -63,6 +65,9 @@ class _Group:
     highest: float = 0.0
     change: float = 0.0
     jump: tuple[int, float, float] | None = None
+    jumped_from: float | None = None
+    bad_since: int | None = None
+    bad_last: int = 0
     steps: int = 0
 
 
@@ -123,9 +128,14 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
     ) -> Iterable[Outcome]:
         group.steps += 1
         if not math.isfinite(rate):
-            reason = f"the learning rate of {name} is {rate} since step {step}"
-            yield self._finding("not finite", name, step, reason, group, rate, None)
+            group.bad_last = step
+            if group.bad_since is None:
+                group.bad_since = step
+            reason = f"the learning rate of {name} is {rate} since step {group.bad_since}"
+            yield self._finding("not finite", name, group.bad_since, reason, group, rate, None)
             return
+        if step - group.bad_last > self.meta.resolve_after_steps:
+            group.bad_since = None
         yield Clear(step, about=f"not finite {name}")
         last, group.last = group.last, rate
         if group.first is None:
@@ -138,12 +148,19 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
     def _jump(
         self, name: str, group: _Group, step: int, last: float, rate: float
     ) -> Iterable[Outcome]:
+        limit = self.params.factor * _ROUNDING
         before, group.jump = group.jump, None
         if before is not None and not _goes_on(before, rate):
+            if group.jumped_from is None:
+                group.jumped_from = before[1]
             yield self._jumped(name, group, before)
+        back = group.jumped_from is not None and _within(rate, group.jumped_from, limit)
+        if back:
+            group.jumped_from = None
+        if group.jumped_from is not None:
+            yield Holds(step, about=f"jump {name}")
         elif before is None:
             yield Clear(step, about=f"jump {name}")
-        limit = self.params.factor * _ROUNDING
         known = max(group.highest, self._base(name) or 0.0)
         up = 0 < last * limit < rate and rate > known * _ROUNDING
         down = 0 < rate * limit < last
@@ -151,7 +168,7 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
         # before.
         steady = abs(rate - last) <= _STEADY * group.change
         group.change = abs(rate - last)
-        if (up or down) and not steady:
+        if (up or down) and not steady and not back:
             group.jump = (step, last, rate)
 
     def _jumped(self, name: str, group: _Group, jump: tuple[int, float, float]) -> Finding:
@@ -223,3 +240,8 @@ def _goes_on(jump: tuple[int, float, float], rate: float) -> bool:
     """Whether a rise goes on by about the same amount, up or (at the top of a cycle) down."""
     _, last, risen = jump
     return risen > last and abs(abs(rate - risen) - (risen - last)) < 0.2 * (risen - last)
+
+
+def _within(rate: float, other: float, factor: float) -> bool:
+    """Whether two rates are at most a factor apart."""
+    return other <= rate * factor and rate <= other * factor
