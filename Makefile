@@ -2,13 +2,15 @@
 # PYTHON=…   the interpreter to use (3.11 or newer); its torch is used if it has one
 # ARGS=…     passed on: make test ARGS='-k nonfinite', make demo ARGS=diverge
 
-.PHONY: help demo test check lint type format docs bench torture clean setup
+.PHONY: help demo picture first-ten-minutes test check lint type format docs bench torture clean setup
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make demo     watch two real trainings, one of which goes bad and is stopped (under two minutes)'
 	@echo 'make test     all tests; those on Kafka start a real broker if Java 17 and Maven are there'
 	@echo 'make check    what CI runs: lint, types, tests'
+	@echo 'make first-ten-minutes  type what README.md shows, in a fresh environment, and see whether it is true'
+	@echo 'make picture  make docs/images/demo.svg from a real run of the demo'
 	@echo 'make docs     the documentation as a site, in docs/_build'
 	@echo 'make bench    the benchmarks of docs/performance.md (long)'
 	@echo 'make torture  the long forms of the tests that kill things (long)'
@@ -20,12 +22,18 @@ setup:
 demo: setup
 	@.venv/bin/tocsin demo $(ARGS)
 
+picture: setup
+	@.venv/bin/python -m tocsin.console.demo_picture docs/images/demo.svg
+
+first-ten-minutes: setup
+	@.venv/bin/python tools/first-ten-minutes $(ARGS)
+
 test: setup
 	@.venv/bin/python -m pytest --numprocesses 3 $(ARGS)
 
 lint: setup
-	@.venv/bin/ruff check .
-	@.venv/bin/ruff format --check .
+	@.venv/bin/ruff check . tools/first-ten-minutes
+	@.venv/bin/ruff format --check . tools/first-ten-minutes
 
 format: setup
 	@.venv/bin/ruff check --fix .

@@ -186,6 +186,8 @@ class Demo:
                 self._show(one, await self._moments(bus, one, receiver, mailbox))
             for mail in mailbox.mails:
                 self._say(f"mail {mail.subject!r}: {mail.html}")
+        if self._embedded:
+            self._say(f"look around: tocsin issues --bus {self._url}")
         self._say(f"records: {self._url}; configuration, summaries and logs: {self._folder}")
         return all(one.as_announced for one in ended)
 
