@@ -216,6 +216,7 @@ def test_several_nodes_need_a_bus_that_all_of_them_reach(examples: Site) -> None
 
 
 @pytest.mark.torture
+@pytest.mark.timeout(400)
 @pytest.mark.skipif(unavailable() is not None, reason=unavailable() or "")
 def test_a_real_slurm_runs_stops_and_requeues_the_batch_script(examples: Site) -> None:
     folder = examples.folder / "examples" / "slurm"
