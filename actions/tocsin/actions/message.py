@@ -180,7 +180,7 @@ def _last_values(series: Series) -> str:
 
 def place_text(series: Series, x: int) -> str:
     """Where a point of a series stands: `step 1,200`, or `at 1,200 s`."""
-    return f"step {x:,}" if series.x == "step" else f"at {x:,} s"
+    return f"step {x:,}" if series.x is None else f"at {x:,} s"
 
 
 def _followed(count: int, also: Sequence[str]) -> str:

@@ -126,7 +126,7 @@ def csv_of(series: Series) -> str:
     out = io.StringIO()
     table = csv.writer(out, lineterminator="\n")
     limits = [] if series.limit is None else ["limit"]
-    table.writerow(["step" if series.x == "step" else "second", _cell(series.name), *limits])
+    table.writerow(["step" if series.x is None else "second", _cell(series.name), *limits])
     for step, value in zip(series.steps, series.values, strict=True):
         limit = [] if series.limit is None else [_number(series.limit)]
         table.writerow([step, _number(value), *limit])

@@ -41,7 +41,7 @@ class Drawing:
     """
 
     name: str
-    x: str = "step"
+    x: str | None = None
     unit: str | None
     steps: Sequence[int]
     values: Sequence[float]
@@ -61,7 +61,7 @@ def drawing_of(message: Message) -> Drawing | None:
         steps=tuple(series.steps),
         values=tuple(series.values),
         limit=series.limit,
-        first_step=message.first_step if series.x == "step" else None,
+        first_step=message.first_step if series.x is None else None,
     )
 
 
@@ -181,7 +181,7 @@ def render(drawing: Drawing) -> bytes:
     sizes = [v for _, v in finite]
     if sizes and min(sizes) > 0 and max(sizes) / min(sizes) > 1000:
         axes.set_yscale("log")
-    axes.set_xlabel("step" if drawing.x == "step" else "seconds since the first sample")
+    axes.set_xlabel("step" if drawing.x is None else "seconds since the first sample")
     axes.set_ylabel(_plain(f"{drawing.name} ({drawing.unit})" if drawing.unit else drawing.name))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
     axes.grid(visible=True, color="#dddddd", linewidth=0.6)

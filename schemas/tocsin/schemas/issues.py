@@ -45,8 +45,9 @@ class Series(Model):
     name: Word = Field(max_length=200, examples=["loss"])
     unit: str | None = Field(default=None, max_length=32, examples=["percent"])
     steps: Many[Step] = Field(max_length=512)
-    x: Literal["step", "s"] = Field(
-        default="step", description="what `steps` count: steps, or seconds since the first sample"
+    x: Literal["s"] | None = Field(
+        default=None,
+        description="`s`: `steps` count the seconds since the first sample; None: they are steps",
     )
     values: Many[Real] = Field(max_length=512)
     limit: Real | None = None

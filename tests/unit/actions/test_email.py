@@ -388,7 +388,7 @@ def test_where_the_numbers_below_are_seconds_nothing_calls_them_steps() -> None:
     assert drawing is not None
     assert (drawing.x, drawing.first_step) == ("s", None)
     assert from_json(to_json(drawing)).x == "s"
-    assert render(drawing) != render(replace(drawing, x="step"))
+    assert render(drawing) != render(replace(drawing, x=None))
 
 
 def test_only_numbers_begin_with_a_minus_in_the_table() -> None:

@@ -225,8 +225,8 @@ HOSTILE: dict[str, tuple[str, Callable[[], bytes]]] = {
     "NaN in a plain float": ("tocsin.run.started", lambda: started_with(b'"heartbeat_s":NaN')),
     "infinite plain float": ("tocsin.run.started", lambda: started_with(b'"heartbeat_s":1e999')),
     "null where NaN was": (
-        "tocsin.run.started",
-        lambda: started_with(b'"groups":[{"index":0,"parameters":0,"lr":null}]'),
+        "tocsin.issue.firing",
+        lambda: ISSUE.encode().replace(b'["NaN"]', b"[null]"),
     ),
     "100,000 labels": (
         "tocsin.run.started",
