@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tocsin.schemas.runs import Group, RunStarted
 from tocsin.schemas.telemetry import TensorFrame
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, assert_quiet, issues_of, only
 from tocsin.stream_rules.whole_frames import WholeFrames, aligned, mean_abs
@@ -261,6 +262,97 @@ def test_other_tensors_are_watched_where_asked() -> None:
     assert_quiet(run.records, specs=UNCHANGED)
     specs = only("unchanged_tensor", tensors=("recorded/rout*",))
     assert_fires(run.records, "unchanged_tensor", first_step=0, specs=specs)
+
+
+def grouped(
+    *, still: int, rates: Sequence[tuple[float, float]], tensors: tuple[int, int] = (8, 4)
+) -> RunBuilder:
+    """Two parameter groups; the last `still` of twelve weights do not move."""
+    run = RunBuilder()
+    groups = tuple(Group(index=i, parameters=n) for i, n in enumerate(tensors))
+    run.event(RunStarted(run_id=run.run_id, incarnation="made-1", job_id="job", groups=groups))
+    stays = [0.0] * still
+    for i, (first, second) in enumerate(rates):
+        lr = {"lr.0": first, "lr.1": second}
+        run.steps(range(10 * i, 10 * i + 10), loss=2.0, columns=lr)
+        run.tensors(10 * i + 9, "gradients", FORWARD)
+        sizes = [1.0 + 1e-3 * i] * (len(FORWARD) - still) + [1.0] * still
+        run.tensors(10 * i + 9, "weights", FORWARD, columns={"l2": sizes})
+        moves = [1e-3] * (len(FORWARD) - still) + stays
+        run.tensors(10 * i + 9, "updates", FORWARD, columns={"update_l2": moves})
+    return run
+
+
+def test_a_group_at_a_rate_of_zero_hides_no_weight_of_another() -> None:
+    rates = [(0.1, 0.0)] * 10
+    assert_quiet(grouped(still=4, rates=rates).records, specs=UNCHANGED)
+    issue = assert_fires(grouped(still=5, rates=rates).records, "unchanged_tensor", specs=UNCHANGED)
+    assert issue.evidence.followed == 4
+    assert [f.value for f in issue.evidence.facts if f.name == "at_rest"] == [4.0]
+
+
+def test_updates_of_a_group_at_a_rate_of_zero_are_left_out() -> None:
+    rates = [(0.1, 0.0)] * 10
+    for still in (4, 5):
+        assert_quiet(grouped(still=still, rates=rates).records, specs=RATIO)
+    assert_fires(grouped(still=6, rates=rates).records, "weight_update_ratio", specs=RATIO)
+
+
+def test_a_cyclic_rate_that_touches_zero_is_one_issue_at_most() -> None:
+    rates = [((i // 5 % 2) * 0.1,) * 2 for i in range(100)]
+    for rule, specs in (("unchanged_tensor", UNCHANGED), ("weight_update_ratio", RATIO)):
+        assert_quiet(grouped(still=0, rates=rates).records, specs=specs)
+        run = grouped(still=12, rates=rates)
+        assert_fires(run.records, rule, specs=specs)
+        assert "resolved" not in [i.state for i in issues_of(run.records, specs=specs)]
+
+
+def test_the_end_of_a_schedule_moves_nothing_and_is_no_issue() -> None:
+    falling = [(10.0**-i, 10.0**-i) for i in range(12)]
+    run = grouped(still=0, rates=falling[:5])
+    for i, (rate, _) in enumerate(falling[5:], 5):
+        run.steps(range(10 * i, 10 * i + 10), loss=2.0, columns={"lr.0": rate, "lr.1": rate})
+        run.tensors(10 * i + 9, "gradients", FORWARD)
+        run.tensors(10 * i + 9, "weights", FORWARD)
+        run.tensors(10 * i + 9, "updates", FORWARD, columns={"update_l2": 0.0})
+    assert_quiet(run.records, specs=UNCHANGED)
+    assert_quiet(run.records, specs=RATIO)
+
+
+def test_gradients_and_updates_are_watched_where_asked() -> None:
+    for name in ("gradients", "updates"):
+        run = RunBuilder()
+        for i in range(5):
+            run.tensors(10 * i, name, FORWARD, columns={"update_l2": 1.0})
+        assert_quiet(run.records, specs=UNCHANGED)
+        specs = only("unchanged_tensor", tensors=(f"{name}/*",))
+        issue = assert_fires(run.records, "unchanged_tensor", first_step=0, specs=specs)
+        assert issue.evidence.followed == 11
+
+
+def test_arrays_that_are_recorded_one_by_one_are_told_apart() -> None:
+    run = RunBuilder()
+    for i in range(20):
+        run.tensors(i, "tensors", ["moves"], columns={"l2": float(i)})
+        run.tensors(i, "tensors", ["stays"])
+        run.tensors(i, "tensors", ["late"], columns={"l2": float(min(i, 8))})
+    specs = only("unchanged_tensor", tensors=("tensors/*",))
+    issues = issues_of(run.records, specs=specs)
+    assert [(i.subject.name, i.state, i.first_step) for i in issues] == [
+        ("stays", "firing", 0),
+        ("late", "firing", 8),
+    ]
+
+
+def test_the_evidence_has_the_values_that_were_seen() -> None:
+    run = RunBuilder()
+    for i in range(6):
+        run.tensors(i, "tensors", ("a", "b")[: 1 + (i > 0)], columns={"l2": 1.0 + 0.01 * i})
+    specs = only("unchanged_tensor", tensors=("tensors/*",), rtol=0.1, num_steps=4)
+    series = assert_fires(run.records, "unchanged_tensor", specs=specs).evidence.series
+    assert series is not None
+    assert series.steps == (1, 2, 3, 4)
+    assert series.values == pytest.approx((1.01, 1.02, 1.03, 1.04))
 
 
 def test_a_new_incarnation_starts_anew_with_other_tensors() -> None:

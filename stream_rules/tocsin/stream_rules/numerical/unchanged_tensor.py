@@ -5,7 +5,10 @@ rtol · abs(value) + atol, and the change that was measured within a step, where
 small. What counts is only a weight that its gradient could move: frozen parameters have none, and
 one that is below 1e-4 of the usual gradient (the upper quartile over the tensors, now or in the
 first summaries) is rounding noise, as that of a bias before a normalisation, or of a solved task.
-While a learning rate is zero nothing is looked at: `learning_rate_anomaly` says that.
+
+While the learning rates of all parameter groups are zero, or below 1e-4 of their highest, nothing
+is looked at: `learning_rate_anomaly` says that. Where some are, as many tensors as their groups
+hold may stay as they are, which is how people freeze a part of a model.
 
 The tolerances are those of float32 arithmetic, not the ten thousand times wider ones of SageMaker
 Debugger: with a rate of 1e-6, ten steps change a LayerNorm's statistics by less than 1e-5 of their
@@ -17,14 +20,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
 from tocsin.schemas.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.runs import RunData, RunStarted
 from tocsin.schemas.telemetry import StepFrame, TensorFrame
 from tocsin.stream_rules.numerical.pushed_weights import PushedWeights
+from tocsin.stream_rules.numerical.resting_groups import RestingGroups
 from tocsin.stream_rules.rule import (
     Clear,
     Finding,
@@ -33,11 +39,16 @@ from tocsin.stream_rules.rule import (
     Params,
     Rule,
     RuleMeta,
+    event,
     scalar,
     tensors,
 )
 from tocsin.stream_rules.state_codec import StateArray
 from tocsin.stream_rules.whole_frames import WholeFrames, aligned, named
+
+_MOST: Final = 256
+"""Collections, and arrays that are recorded one by one, that are watched at most."""
+_POINTS: Final = 32
 
 
 class UnchangedTensorParams(Params):
@@ -60,6 +71,7 @@ class _Kept:
     values: StateArray = field(default_factory=lambda: np.zeros((0, 0)))
     columns: list[str] = field(default_factory=list)
     equal: StateArray = field(default_factory=lambda: np.zeros(0))
+    norms: StateArray = field(default_factory=lambda: np.zeros((0, 0), np.float32))
     steps: list[int] = field(default_factory=list)
     first_step: int | None = None
 
@@ -70,11 +82,12 @@ class _State:
     pushed: PushedWeights = field(default_factory=PushedWeights)
     updates: WholeFrames = field(default_factory=WholeFrames)
     changed: list[str] = field(default_factory=list)
-    rate_is_zero: bool = False
+    groups: RestingGroups = field(default_factory=RestingGroups)
 
 
 class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
-    """One episode for each collection; it names the first tensor and how many others."""
+    """One episode for each collection; it names the first tensor and how many others. Arrays that
+    are recorded one by one have each their own."""
 
     meta = RuleMeta(
         name="unchanged_tensor",
@@ -89,6 +102,7 @@ class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
             tensors("updates", beside=True),
             tensors("*", beside=True),
             scalar("lr.*", beside=True),
+            event(RunStarted, beside=True),
         ),
         capture_hint="weights are captured when an optimizer of PyTorch steps",
         remedy="Check that the optimizer was given this parameter and not a copy of it, that its "
@@ -99,10 +113,12 @@ class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
     )
     state_type = _State
 
+    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+        self.state.groups.told(data)
+        return ()
+
     def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
-        rates = [frame.column(name) for name in frame.columns if name.startswith("lr.")]
-        if rates:
-            self.state.rate_is_zero = any(bool((r == 0).any()) for r in rates if r is not None)
+        self.state.groups.take(frame)
         return ()
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
@@ -116,27 +132,51 @@ class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
             if whole is not None and change is not None and size is not None:
                 limit = self.params.atol + self.params.rtol * size
                 state.changed = [whole.rows[i] for i in np.flatnonzero(change > limit)]
-        elif frame.collection == "weights" or self.params.tensors:
-            yield from self._look(frame, at)
+        if frame.collection == "weights" or self._asked(frame).any():
+            yield from self._look(frame)
 
-    def _look(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
-        kept = self.state.collections.setdefault(frame.collection, _Kept())
+    def _look(self, frame: TensorFrame) -> Iterable[Outcome]:
+        state = self.state
+        # Each call of `run.record` sends a frame of one row, several of them at one step.
+        alone = frame.parts == 1 and len(frame.rows) == 1
+        about = f"{frame.collection}/{frame.rows[0]}" if alone else frame.collection
+        if about not in state.collections and len(state.collections) >= _MOST:
+            return
+        kept = state.collections.setdefault(about, _Kept())
         whole = kept.frames.take(frame)
         if whole is None:
             return
-        equal = self._equal(kept, whole)
-        equal[~self._watched(whole)] = 0
-        kept.rows, kept.columns = list(whole.rows), list(whole.columns)
-        kept.values, kept.equal = whole.values.astype(np.float64), equal
-        kept.steps = [*kept.steps, whole.step][-self.params.num_steps - 8 :]
-        unchanged = np.flatnonzero(equal >= self.params.num_steps - 1)
-        if not len(unchanged):
+        resting = 0
+        if whole.collection == "weights":
+            rest = state.groups.look()
+            if rest.everywhere:
+                return
+            resting = rest.tensors
+        self._keep(kept, whole)
+        unchanged = np.flatnonzero(kept.equal >= self.params.num_steps - 1)
+        if len(unchanged) <= resting:
             kept.first_step = None
-            yield Clear(about=whole.collection)
+            yield Clear(about=about)
             return
         if kept.first_step is None:
             kept.first_step = kept.steps[max(0, len(kept.steps) - self.params.num_steps)]
-        yield self._finding(whole, kept, unchanged)
+        yield self._finding(whole, kept, unchanged, about, resting)
+
+    def _keep(self, kept: _Kept, whole: TensorFrame) -> None:
+        equal = self._equal(kept, whole)
+        equal[~self._watched(whole)] = 0
+        points = min(self.params.num_steps, _POINTS)
+        size = whole.column("l2")
+        norms = np.full((len(whole.rows), 0 if size is None else points), np.nan, np.float32)
+        if size is not None:
+            norms[:, -1] = size
+            if kept.norms.shape == (len(kept.rows), points):
+                before = (column.astype(np.float64) for column in kept.norms.T[1:])
+                for i, column in enumerate(before):
+                    norms[:, i] = aligned(whole.rows, kept.rows, column)
+        kept.rows, kept.columns, kept.norms = list(whole.rows), list(whole.columns), norms
+        kept.values, kept.equal = whole.values.astype(np.float64), equal
+        kept.steps = [*kept.steps, whole.step][-self.params.num_steps - 8 :]
 
     def _equal(self, kept: _Kept, frame: TensorFrame) -> npt.NDArray[np.float64]:
         """For each row, how many summaries in a row have been equal to the one before."""
@@ -159,24 +199,36 @@ class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
     def _watched(self, frame: TensorFrame) -> npt.NDArray[np.bool_]:
         """Which rows could have changed."""
         if frame.collection != "weights":
-            names = (f"{frame.collection}/{name}" for name in frame.rows)
-            asked = (any(fnmatchcase(name, p) for p in self.params.tensors) for name in names)
-            return np.fromiter(asked, bool, len(frame.rows))
-        if self.state.rate_is_zero:
-            return np.zeros(len(frame.rows), bool)
+            return self._asked(frame)
         changed = set(self.state.changed)
         still = np.fromiter((name not in changed for name in frame.rows), bool, len(frame.rows))
         return still & self.state.pushed.among(frame.rows)
 
+    def _asked(self, frame: TensorFrame) -> npt.NDArray[np.bool_]:
+        """Which rows the parameter names."""
+        if not self.params.tensors:
+            return np.zeros(len(frame.rows), bool)
+        names = (f"{frame.collection}/{name}" for name in frame.rows)
+        asked = (any(fnmatchcase(name, p) for p in self.params.tensors) for name in names)
+        return np.fromiter(asked, bool, len(frame.rows))
+
     def _finding(
-        self, frame: TensorFrame, kept: _Kept, unchanged: npt.NDArray[np.int64]
+        self,
+        frame: TensorFrame,
+        kept: _Kept,
+        unchanged: npt.NDArray[np.int64],
+        about: str,
+        resting: int,
     ) -> Finding:
         first = frame.rows[unchanged[0]]
-        size = frame.column("l2")
+        norms = kept.norms[unchanged[0]]
+        seen = np.flatnonzero(np.isfinite(norms))
+        steps = kept.steps[-len(norms) :]
         has = "gets gradients and " if frame.collection == "weights" else ""
+        at_rest = [Fact(name="at_rest", value=float(resting), unit="tensors")] if resting else []
         others = f", nor do {len(unchanged) - 1} others" if len(unchanged) > 1 else ""
         return Finding(
-            about=frame.collection,
+            about=about,
             subject=Subject(kind="tensor", name=first, collection=frame.collection),
             reason=f"{first} {has}has not changed since step {kept.first_step}{others}",
             first_step=kept.first_step,
@@ -190,14 +242,15 @@ class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
                     ),
                     Fact(name="unchanged", value=float(len(unchanged)), unit="tensors"),
                     Fact(name="watched", value=float(len(frame.rows)), unit="tensors"),
+                    *at_rest,
                 ),
-                series=None
-                if size is None
-                else Series(
+                series=Series(
                     name=f"norm of {first}"[:200],
-                    steps=tuple(kept.steps[-self.params.num_steps :]),
-                    values=(float(size[unchanged[0]]),) * len(kept.steps[-self.params.num_steps :]),
-                ),
+                    steps=tuple(steps[i - len(norms) + len(steps)] for i in seen),
+                    values=tuple(float(norms[i]) for i in seen),
+                )
+                if len(seen)
+                else None,
                 followed=len(unchanged) - 1,
                 also=named(frame.rows, unchanged[1:]),
                 explanation="all statistics of the summaries are equal; parameters without a "

@@ -6,7 +6,9 @@ below `small_threshold`, in each of the last `for_summaries` summaries; each sid
 its own. The first `warmup_steps` steps are left out: biases start at zero, and any change is large
 against that. For the small side only weights are looked at that their gradients could move: one
 below 1e-4 of the usual gradient (the upper quartile over the tensors, now or in the first
-summaries) is rounding noise, as that of a bias before a normalisation, or of a solved task.
+summaries) is rounding noise, as that of a bias before a normalisation, or of a solved task. Nor is
+it looked at while the learning rates of all parameter groups are zero, or below 1e-4 of their
+highest; where some are, as many tensors as their groups hold are left out.
 
 In healthy runs the median over the tensors was 4e-3 to 5e-3 (a small GPT, AdamW) and 5e-3 to 2e-2
 (a ResNet, SGD with momentum), and the largest of any tensor 0.06 and 0.17, in the first 30 steps.
@@ -25,8 +27,10 @@ import numpy.typing as npt
 from pydantic import Field
 
 from tocsin.schemas.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.runs import RunData, RunStarted
 from tocsin.schemas.telemetry import StepFrame, TensorFrame
 from tocsin.stream_rules.numerical.pushed_weights import PushedWeights
+from tocsin.stream_rules.numerical.resting_groups import RestingGroups
 from tocsin.stream_rules.rule import (
     SERIES_POINTS,
     Clear,
@@ -36,6 +40,7 @@ from tocsin.stream_rules.rule import (
     Params,
     Rule,
     RuleMeta,
+    event,
     scalar,
     tensors,
 )
@@ -73,14 +78,14 @@ class _State:
     frames: WholeFrames = field(default_factory=WholeFrames)
     pushed: PushedWeights = field(default_factory=PushedWeights)
     first_step: int | None = None
-    rate_is_zero: bool = False
+    groups: RestingGroups = field(default_factory=RestingGroups)
     sides: dict[str, _Row] = field(default_factory=dict)
     steps: list[int] = field(default_factory=list)
     medians: list[float] = field(default_factory=list)
 
 
 class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
-    """Rests while a learning rate is zero: `learning_rate_anomaly` says that."""
+    """Small updates are not looked at while all groups rest: `learning_rate_anomaly` says that."""
 
     meta = RuleMeta(
         name="weight_update_ratio",
@@ -93,6 +98,7 @@ class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
             tensors("updates"),
             tensors("gradients", beside=True),
             scalar("lr.*", beside=True),
+            event(RunStarted, beside=True),
         ),
         capture_hint="updates of weights are captured when an optimizer of PyTorch steps",
         remedy="Large: lower the learning rate or the weight decay. Small: raise the rate; with "
@@ -103,10 +109,12 @@ class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
     )
     state_type = _State
 
+    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+        self.state.groups.told(data)
+        return ()
+
     def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
-        rates = [frame.column(name) for name in frame.columns if name.startswith("lr.")]
-        if rates:
-            self.state.rate_is_zero = any(bool((r == 0).any()) for r in rates if r is not None)
+        self.state.groups.take(frame)
         return ()
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
@@ -129,22 +137,26 @@ class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
         state.medians = [*state.medians, float(np.median(ratio))][-SERIES_POINTS:]
         every = np.ones(len(whole.rows), bool)
         pushed = every if state.pushed.rows is None else state.pushed.among(whole.rows)
-        small = (ratio < params.small_threshold) & (not state.rate_is_zero)
-        yield from self._side("large", ratio > params.large_threshold, every, ratio, whole, at)
-        yield from self._side("small", small, pushed, ratio, whole, at)
+        small = ratio < params.small_threshold
+        rest = state.groups.look()
+        yield from self._side("large", ratio > params.large_threshold, every, 0, ratio, whole, at)
+        if not rest.everywhere:
+            yield from self._side("small", small, pushed, rest.tensors, ratio, whole, at)
 
     def _side(
         self,
         side: Side,
         over: npt.NDArray[np.bool_],
         among: npt.NDArray[np.bool_],
+        resting: int,
         ratio: npt.NDArray[np.float64],
         frame: TensorFrame,
         at: Moment,
     ) -> Iterable[Outcome]:
         kept = self.state.sides.setdefault(side, _Row())
         out, watched = over & among, int(among.sum())
-        if not out.any() or out.sum() < self.params.share * watched:
+        more, of = int(out.sum()) - resting, watched - resting
+        if more <= 0 or more < self.params.share * of:
             kept.row = 0
             yield Clear(frame.step, about=side)
             return

@@ -1,0 +1,65 @@
+"""Which parameter groups rest: their learning rate is zero, or next to nothing, for a while.
+
+A cyclic rate touches zero, a schedule ends there, and a group at zero is how people freeze a part
+of a model: weights that stay where they are say nothing meanwhile. Next to nothing is less than
+1e-4 of a group's own highest rate; a rate that is tiny from the start is none of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from tocsin.schemas.runs import RunData, RunStarted
+from tocsin.schemas.telemetry import StepFrame
+
+_NEXT_TO_NOTHING: Final = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Whether all groups have rested since the last look, and how many tensors are in those that
+    have, as far as the run has said."""
+
+    everywhere: bool
+    tensors: int
+
+
+@dataclass(slots=True)
+class RestingGroups:
+    """The groups by the column of their rate."""
+
+    tensors: dict[str, int] = field(default_factory=dict)
+    highest: dict[str, float] = field(default_factory=dict)
+    now: dict[str, bool] = field(default_factory=dict)
+    lately: dict[str, bool] = field(default_factory=dict)
+
+    def told(self, data: RunData) -> None:
+        """A trainer says at its start how many tensors each group has."""
+        if isinstance(data, RunStarted) and data.role == "trainer":
+            for group in data.groups:
+                self.tensors[f"lr.{group.index}"] = group.parameters
+
+    def take(self, frame: StepFrame) -> None:
+        """Take the rates of some steps."""
+        for name in frame.columns:
+            rates = frame.column(name) if name.startswith("lr.") else None
+            if rates is None or not len(rates):
+                continue
+            highest = np.fmax(np.fmax.accumulate(rates), self.highest.get(name, 0.0))
+            rests = (rates == 0) | (rates < _NEXT_TO_NOTHING * highest)
+            if np.isfinite(highest[-1]):
+                self.highest[name] = float(highest[-1])
+            self.now[name] = bool(rests[-1])
+            self.lately[name] = self.lately.get(name, False) or bool(rests.any())
+
+    def look(self) -> Rest:
+        """Who has rested at any step since the last look."""
+        lately, self.lately = self.lately, dict(self.now)
+        resting = [name for name, rests in lately.items() if rests]
+        return Rest(
+            everywhere=bool(lately) and len(resting) == len(lately),
+            tensors=sum(self.tensors.get(name, 0) for name in resting),
+        )
