@@ -93,6 +93,19 @@ def test_a_higher_rank_and_a_resumed_run_are_kept_apart() -> None:
     assert_quiet(run.records, specs=OVERFIT)
 
 
+def test_a_rank_that_evaluates_alone_is_read() -> None:
+    run = RunBuilder(world_size=3)
+    for i, loss in enumerate([1.0, 1.5, 1.5, 1.5]):
+        for rank in (2, 0, 1):
+            run.steps(range(50 * i, 50 * i + 50), rank=rank, loss=[0.5, 9.0, 9.0][rank])
+        for rank in (2, 1):
+            run.steps([50 * i + 49], rank=rank, mode="eval", loss=loss + rank - 1)
+    run.ended(rank=1)
+    issue = assert_fires(run.records, "overfit", first_step=99, specs=OVERFIT)
+    assert issue.evidence.series is not None
+    assert issue.evidence.series.values == (1.0, 1.5, 1.5, 1.5)
+
+
 def test_training_losses_alone_are_no_input_and_that_is_said_at_the_end() -> None:
     run = RunBuilder()
     run.started()

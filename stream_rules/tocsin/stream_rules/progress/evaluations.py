@@ -43,9 +43,14 @@ class _Under:
 
 @dataclass(slots=True)
 class Evaluations:
-    """Those of the lowest rank that evaluates, as they become complete."""
+    """Those of the lowest rank that evaluates, as they become complete.
+
+    The training losses are those of the lowest rank that sends any: under data parallelism they
+    tell the same, and not every rank evaluates.
+    """
 
     rank: int | None = None
+    train_rank: int | None = None
     last_train: int = -1
     recent: list[float] = field(default_factory=list)
     under: _Under | None = None
@@ -58,12 +63,16 @@ class Evaluations:
         column, rank = frame.column("loss"), frame.speaker.rank
         if column is None or frame.mode not in ("train", "eval"):
             return
-        if self.rank is not None and rank > self.rank:
+        training = frame.mode == "train"
+        lead = self.train_rank if training else self.rank
+        if lead is not None and rank > lead:
             return
-        if rank != self.rank:
-            self.rank, self.last_train, self.recent, self.under = rank, -1, [], None
+        if rank != lead and training:
+            self.train_rank, self.last_train, self.recent = rank, -1, []
+        elif rank != lead:
+            self.rank, self.under = rank, None
         for step, loss in zip(frame.steps.tolist(), column.tolist(), strict=True):
-            if frame.mode == "train":
+            if training:
                 yield from self._train(step, loss)
             elif step > self.done:
                 yield from self._evaluated(step, loss, at)
