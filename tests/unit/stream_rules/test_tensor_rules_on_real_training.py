@@ -54,8 +54,8 @@ def _seed() -> None:
 
 def test_deep_sigmoids_without_a_shortcut_vanish(tmp_path: Path) -> None:
     issues = found(tmp_path, "vanishing_gradient", perceptron(nn.Sigmoid, layers=12))
-    assert {i.evidence.facts[0].name for i in issues} <= {"depth_ratio", "share"}
-    assert issues[0].state == "firing"
+    firing = [i.evidence.facts[0].name for i in issues if i.state == "firing"]
+    assert sorted(firing) == ["depth_ratio", "share"]
 
 
 def test_the_same_with_normalisation_does_not(tmp_path: Path) -> None:
