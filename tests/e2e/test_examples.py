@@ -19,6 +19,8 @@ from support.watched import records
 from tocsin.console.setting import section_registry
 from tocsin.schemas import wire
 from tocsin.schemas.config import check_config
+from tocsin.schemas.events import Event
+from tocsin.schemas.runs import CheckpointWritten
 from tocsin.schemas.telemetry import StepFrame, TensorFrame
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -65,11 +67,15 @@ class Seen:
         self.evaluations: dict[int, list[float]] = {}
         self.columns: set[str] = set()
         self.collections: set[str] = set()
+        self.checkpoints: list[tuple[int, str]] = []
         for record in records(site.folder, run_id):
             assert record.value is not None
             frame = wire.decode(wire.read_meta(record.headers), record.value)
             if isinstance(frame, TensorFrame):
                 self.collections.add(frame.collection)
+            elif isinstance(frame, Event) and isinstance(frame.data, CheckpointWritten):
+                written = frame.data.checkpoint
+                self.checkpoints.append((written.step, Path(written.path).suffix))
             elif isinstance(frame, StepFrame) and frame.mode == "train":
                 self.train.update(frame.steps.tolist())
                 self.columns.update(frame.columns)
@@ -96,9 +102,13 @@ def test_lightning_is_healthy_and_its_evaluations_are_seen(examples: Site) -> No
     assert_watched_and_left_alone(finished, examples, steps=276)
     assert "276 steps, accuracy 9" in finished.stdout
     # One evaluation of 360 images after each of 12 epochs, none of Lightning's own trial before.
-    evaluations = Seen(examples, "lightning").evaluations
+    seen = Seen(examples, "lightning")
+    evaluations = seen.evaluations
     assert [len(evaluations.get(23 * epoch + 22, [])) for epoch in range(12)] == [6] * 12
     assert len(evaluations) == 12
+    # The best one is saved, after the evaluation; and nothing else.
+    assert seen.checkpoints
+    assert set(seen.checkpoints) <= {(23 * epoch + 22, ".ckpt") for epoch in range(12)}
 
 
 def test_hugging_face_s_trainer_is_healthy_and_its_evaluations_are_seen(examples: Site) -> None:

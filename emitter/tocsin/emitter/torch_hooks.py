@@ -14,7 +14,7 @@ Where they sit, and why there:
   instance would be pickled with it, and a global one makes torch.compile warn;
 - the iterators of data loaders: that something goes on between two steps;
 - the constructor of DistributedDataParallel: the rank's own gradients, before they are averaged;
-- `torch.save`.
+- `torch.save`, and Lightning's call above it.
 
 The only thing that leaves the wall is the stop, on purpose, at an edge.
 """
@@ -24,7 +24,6 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import time
 import weakref
 from typing import TYPE_CHECKING, Final
 
@@ -38,6 +37,7 @@ from tocsin.emitter import activations as relus
 from tocsin.emitter.current import current
 from tocsin.emitter.evaluation import Evaluation
 from tocsin.emitter.losses import LocalGradients, LossBuffer, loss_of, only
+from tocsin.emitter.saves import Saves
 from tocsin.emitter.settings import RUN_ID
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class Hooks:
         self.forked = False
         self.losses: Final = LossBuffer()
         self.local: Final = LocalGradients()
+        self.saves: Final = Saves(self)
         self.stepping: list[torch.optim.Optimizer] = []
         self.made_step = False
         self.backwards = 0
@@ -99,6 +100,7 @@ class Hooks:
             preferred=self.preferred and self.preferred(),
         )
         self.capture = capture
+        self.wall.call("lightning", self.saves.follow_lightning)
         session.before_end = capture.close
         session.announce(capture.shape())
         if capture.training.identity.world_size > 1:
@@ -324,26 +326,7 @@ def _on_local_gradient(parameter: torch.Tensor) -> None:
 
 
 def _save() -> None:
-    original = torch.save
-
-    @functools.wraps(original)
-    def save(obj: object, f: object, *args: object, **kwargs: object) -> object:
-        capture = hooks.capture
-        if capture is None:
-            return original(obj, f, *args, **kwargs)
-        training, began = capture.training, time.monotonic()
-        step = training.last_step
-        training.phases.append("checkpoint")
-        try:
-            result = original(obj, f, *args, **kwargs)
-        finally:
-            if "checkpoint" in training.phases:
-                training.phases.remove("checkpoint")
-        hooks.wall.call("checkpoints", capture.saved, f, step, time.monotonic() - began)
-        return result
-
-    torch.save = save
-    torch.serialization.save = save
+    hooks.saves.install()
 
 
 def _in_child() -> None:
