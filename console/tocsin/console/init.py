@@ -64,8 +64,6 @@ bus:
 
 # What the training process records.
 capture:
-  # Most of the step time that capture may take, percent.
-  #budget: 0.5%
   # How often each kind of tensors is summarised, in steps.
   #collections:
   #  gradients: {every: 10}

@@ -33,7 +33,6 @@ from tocsin.schemas.config_values import (
     Duration,
     FilePath,
     Name,
-    Percent,
     Secret,
     SecretRef,
     TextOrSecret,
@@ -46,7 +45,6 @@ REQUIRED: Final = "required"
 
 _ALIASES: Final = (
     (Duration, "duration", "ms, s, m, h, d"),
-    (Percent, "percentage", "%"),
     (Name, "name", ""),
     (FilePath, "path", ""),
     (Secret, "`{secret: NAME}`", ""),
@@ -147,8 +145,6 @@ def _default(field: FieldInfo, hint: object) -> str:
     value = field.get_default(call_default_factory=True, validated_data={})
     if value is None or value is PydanticUndefined or isinstance(value, BaseModel):
         return ""
-    if hint == Percent and isinstance(value, float):
-        return f"{value:g}%"
     return in_yaml(value)
 
 

@@ -18,7 +18,6 @@ from tocsin.schemas.config_values import (
     Duration,
     FilePath,
     Name,
-    Percent,
     Secret,
 )
 from tocsin.schemas.errors import ConfigurationError
@@ -152,8 +151,6 @@ class CollectionConfig(Section):
 class CaptureConfig(Section):
     """What the training process records."""
 
-    budget: Percent | None = Field(default=None, examples=["0.5%"])
-    """Most of the step time that capture may take. Unit: percent. Absent: the built-in budget."""
     collections: Mapping[Name, CollectionConfig] = Field(
         default_factory=dict, examples=[{"gradients": {"every": 10}}]
     )
@@ -238,6 +235,7 @@ class RuleEntry(Section):
 
 
 LATER: Final[Mapping[type[BaseModel], frozenset[str]]] = {
+    CaptureConfig: frozenset({"budget"}),
     DefaultsConfig: frozenset({"group_by", "group_wait", "repeat_interval", "send_resolved"}),
     StopOptions: frozenset({"approve", "escalate", "target"}),
     RuleEntry: frozenset({"preset"}),

@@ -25,7 +25,6 @@ _DURATION_UNITS: Final = {
     "d": timedelta(days=1),
 }
 _MAX_DURATION: Final = timedelta(days=3650)
-_PERCENT: Final = re.compile(_NUMBER + r" ?%")
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 _MAIL_LOCAL: Final = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+(?:\.[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+)*"
 _MAIL: Final = re.compile(_MAIL_LOCAL + r"@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*")
@@ -64,19 +63,6 @@ def format_duration(value: timedelta) -> str:
         if value % size == timedelta(0) and not (unit == "d" and value.days <= 2):
             return f"{value // size}{unit}"
     return f"{value / timedelta(milliseconds=1):g}ms"
-
-
-def parse_percent(value: object) -> float:
-    """`0.5%`, as 0.5; between 0 and 100.
-
-    Raises:
-        ValueError: it is anything else; the message says what was expected.
-    """
-    match = _PERCENT.fullmatch(value) if isinstance(value, str) and len(value) <= 20 else None
-    percent = float(match[1]) if match else -1.0
-    if not 0 <= percent <= 100:
-        raise ValueError("expected a percentage between 0% and 100%, like 0.5%")
-    return percent
 
 
 def parse_name(value: object) -> str:
@@ -186,14 +172,6 @@ Duration = Annotated[
     WithJsonSchema(_TEXT | {"pattern": rf"^{_DURATION.pattern}$"}),
 ]
 """A duration with its unit."""
-
-Percent = Annotated[
-    float,
-    PlainValidator(parse_percent),
-    PlainSerializer(lambda percent: f"{percent:g}%", when_used="json"),
-    WithJsonSchema(_TEXT | {"pattern": rf"^{_PERCENT.pattern}$"}),
-]
-"""A percentage: 0.5 stands for 0.5 %."""
 
 Name = Annotated[str, PlainValidator(parse_name), WithJsonSchema(_TEXT | {"pattern": NAME_PATTERN})]
 """A name given in the file."""

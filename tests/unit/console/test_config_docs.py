@@ -20,7 +20,7 @@ from tocsin.console.problem_codes import PROBLEM_CODES, WARNING_CODES
 from tocsin.console.setting import section_registry
 from tocsin.schemas.config import check_config
 from tocsin.schemas.config_problems import Finding
-from tocsin.schemas.config_values import Duration, Percent, SecretRef
+from tocsin.schemas.config_values import Duration, SecretRef
 from tocsin.schemas.yaml_loader import load
 from tocsin.stream_rules.catalogue import built_in
 from tocsin.stream_rules.rule import Params
@@ -168,8 +168,6 @@ class Sample(Params):
 
     wait: Duration = timedelta(minutes=5)
     """How long. Unit: a duration; at most a day."""
-    share: Percent = 0.5
-    """How much."""
     steps: int = Field(default=1_000, ge=1, le=5_000)
     """How many. Unit: steps."""
     limit: float | None = Field(default=None, gt=0.0)
@@ -189,7 +187,6 @@ def test_a_field_is_told_in_words() -> None:
         "5m",
         "How long. At most a day.",
     )
-    assert (told["share"].unit, told["share"].default) == ("%", "0.5%")
     assert told["steps"].kind == "whole number, ≥ 1, ≤ 5,000"
     assert (told["steps"].unit, told["steps"].default) == ("steps", "1000")
     assert (told["limit"].kind, told["limit"].default) == ("number, > 0.0", "")
