@@ -39,6 +39,7 @@ ADAPTERS: dict[str, set[str]] = {
         "tocsin.emitter.host_copy",
         "tocsin.emitter.losses",
         "tocsin.emitter.models",
+        "tocsin.emitter.saves",
         "tocsin.emitter.step_report",
         "tocsin.emitter.summaries",
         "tocsin.emitter.torch_hooks",
