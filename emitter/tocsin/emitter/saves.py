@@ -48,7 +48,7 @@ class Saves:
                 self._wrap(writer)
 
     def _wrap(self, writer: type) -> None:
-        original: Callable[..., object] = getattr(writer, "save_checkpoint")  # noqa: B009 (of a type that mypy does not know)
+        original: Callable[..., object] = getattr(writer, "save_checkpoint")  # noqa: B009 (mypy)
         write = self._write
 
         @functools.wraps(original)
@@ -57,7 +57,7 @@ class Saves:
         ) -> object:
             return write(path, lambda: original(io, checkpoint, path, *args, **kwargs))
 
-        setattr(writer, "save_checkpoint", save)  # noqa: B010 (the same)
+        setattr(writer, "save_checkpoint", save)  # noqa: B010 (mypy)
 
     def _write(self, target: object, write: Callable[[], object]) -> object:
         capture = self._hooks.capture
