@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from tocsin.bus.port import Outgoing, Partition
 from tocsin.schemas.events import Data, Event
 from tocsin.schemas.identity import incarnation_id, issue_id
-from tocsin.schemas.issues import IssueFiring, IssueResolved, Severity, Subject
+from tocsin.schemas.issues import IssueFiring, IssueOngoing, IssueResolved, Severity, Subject
 from tocsin.schemas.runs import RunView, StopView
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
 from tocsin.schemas.wire import meta_of
@@ -26,10 +29,14 @@ def issue(
     severity: Severity = "critical",
     stop_worthy: bool = True,
     resolved: bool = False,
+    raised_from: Severity | None = None,
     training: int = 0,
 ) -> IssueFiring:
+    """An issue that fires; one that is over, or one that has risen from another severity."""
     made = incarnation(run, training)
-    kind = IssueResolved if resolved else IssueFiring
+    kind: Callable[..., IssueFiring] = IssueResolved if resolved else IssueFiring
+    if raised_from is not None:
+        kind = partial(IssueOngoing, raised_from=raised_from)
     return kind(
         run_id=run,
         incarnation=made,

@@ -75,9 +75,15 @@ def message_of(issue: Issue, did: Sequence[str] = ()) -> Message:
     """
     run, rule = plain_line(issue.run_id), plain_line(issue.rule)
     at = "" if issue.first_step is None else f" at step {issue.first_step:,}"
-    words = {"firing": issue.severity, "ongoing": f"still {issue.severity}", "resolved": "resolved"}
+    again = "now" if issue.turned_critical else "still"
+    words = {
+        "firing": issue.severity,
+        "ongoing": f"{again} {issue.severity}",
+        "resolved": "resolved",
+    }
     reason = plain_line(issue.reason) or f"{rule} fired"
-    before = {"firing": "", "ongoing": "Goes on: ", "resolved": "Over: "}[issue.state]
+    goes_on = "Worse than before: " if issue.turned_critical else "Goes on: "
+    before = {"firing": "", "ongoing": goes_on, "resolved": "Over: "}[issue.state]
     return Message(
         issue_id=issue.issue_id,
         run_id=run,

@@ -227,8 +227,10 @@ class ActionsService(Service):
 
     def _withdraw_stop(self, issue: Issue, now_ms: int) -> None:
         """An issue that was read late may be over: what has recovered is not stopped."""
-        stop = self._ledger.get(delivery_id(issue.issue_id, STOP, "firing"))
-        if stop is not None and not stop.attempts and stop.delivery_id not in self._lanes.busy():
+        for state in ("firing", "ongoing"):
+            stop = self._ledger.get(delivery_id(issue.issue_id, STOP, state))
+            if stop is None or stop.attempts or stop.delivery_id in self._lanes.busy():
+                continue
             why = "the issue was resolved before the stop was sent"
             self._decide(stop, Decision("suppressed", why), now_ms)
 
@@ -379,7 +381,8 @@ class ActionsService(Service):
 
     def _did(self, issue_id: str) -> Sequence[str]:
         """What was done about an issue beside notices, for the notices."""
-        stop = self._ledger.state_of(delivery_id(issue_id, STOP, "firing"))
+        begun = (delivery_id(issue_id, STOP, state) for state in ("firing", "ongoing"))
+        stop = next((found for one in begun if (found := self._ledger.state_of(one))), None)
         return () if stop is None else (stops.SENTENCES[stop],)
 
     async def _is_skipped(self, run_id: str) -> bool:

@@ -52,10 +52,11 @@ class Routing:
     def plan(self, issue: Issue) -> list[Planned]:
         """What to do, stop first; each action once.
 
-        A notice goes out when an issue fires and when it is resolved, a stop when it fires. A
-        rule's action list decides alone; without one a critical, stop-worthy issue stops its run.
+        A notice goes out when an issue fires, when it turns critical and when it is resolved; a
+        stop when it fires or turns critical. A rule's action list decides alone; without one a
+        critical, stop-worthy issue stops its run.
         """
-        if issue.state == "ongoing":
+        if issue.state == "ongoing" and not issue.turned_critical:
             return []
         planned: dict[str, Planned] = {}
         for item in [*self._of_rule(issue), *self._of_notify(issue)]:
@@ -65,7 +66,7 @@ class Routing:
     def _of_rule(self, issue: Issue) -> list[Planned]:
         entry = self.rules.get(issue.rule)
         if entry is None or entry.actions is None:
-            if issue.severity == "critical" and issue.stop_worthy and issue.state == "firing":
+            if issue.severity == "critical" and issue.stop_worthy and issue.state != "resolved":
                 return [self._stop("default: stop for critical issues that are stop-worthy", None)]
             return []
         return [
@@ -76,10 +77,10 @@ class Routing:
 
     def _entry(self, action: ActionEntry, issue: Issue, where: str) -> Planned | None:
         if action.kind == STOP:
-            return self._stop(where, action.options) if issue.state == "firing" else None
+            return self._stop(where, action.options) if issue.state != "resolved" else None
         if action.receiver is None:
             return None
-        if issue.state != "firing" and action.receiver in self.firing_only:
+        if issue.state == "resolved" and action.receiver in self.firing_only:
             return None
         return Planned(action.receiver, self._kind(action.receiver), where)
 

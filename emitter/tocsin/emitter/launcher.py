@@ -292,7 +292,7 @@ class _Launch:
         news = self._own.apply(record, self._members.incarnations(), wall_ms())
         if news is None:
             return
-        if isinstance(news, IssueFiring) and news.state != "ongoing":
+        if isinstance(news, IssueFiring) and (news.state != "ongoing" or news.turned_critical):
             self.note(launcher_report.issue_line(news))
         elif isinstance(news, Delivery):
             self.note(launcher_report.delivery_line(news))

@@ -56,7 +56,9 @@ class OwnRun:
         found = self.issues.get(data.issue_id)
         self.issues[data.issue_id] = data
         self._first_read_ms.setdefault(data.issue_id, now_ms)
-        return None if found is not None and found.state == data.state else data
+        if found is None or (found.state, found.severity) != (data.state, data.severity):
+            return data
+        return None
 
     def ended(self, incarnation: str) -> bool:
         """Whether the rules have seen the end of that incarnation."""

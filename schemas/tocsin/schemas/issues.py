@@ -140,13 +140,26 @@ class IssueFiring(RunData):
         """The first characters of the id: what people are shown and `tocsin why` takes."""
         return self.issue_id[:SHORT_ID]
 
+    @property
+    def turned_critical(self) -> bool:
+        """Whether it was less grave until now: people are told, as of one that fires."""
+        return False
+
 
 @EVENT_TYPES.register
 class IssueOngoing(IssueFiring):
-    """The condition still holds; sent at most once in the rule's `repeat`."""
+    """The condition still holds: at most once in the rule's `repeat`, and when it gets graver."""
 
     event_type: ClassVar[str] = "tocsin.issue.ongoing"
     state: ClassVar[IssueState] = "ongoing"
+
+    raised_from: Severity | None = Field(
+        default=None, description="the severity until now, where it has just risen"
+    )
+
+    @property
+    def turned_critical(self) -> bool:
+        return self.raised_from is not None and self.severity == "critical"
 
 
 @EVENT_TYPES.register

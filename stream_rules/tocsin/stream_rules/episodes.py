@@ -21,6 +21,8 @@ from tocsin.stream_rules.rule import Clear, Finding, Moment, Outcome, RuleMeta
 MAX_OPEN: Final = 64
 """Open episodes of one rule instance at once; further ones are not opened."""
 
+_GRAVITY: Final[tuple[Severity, ...]] = ("info", "warning", "critical")
+
 
 @dataclass(frozen=True, slots=True)
 class Told:
@@ -48,6 +50,16 @@ class Episode:
     told_ms: int = 0
     clear_since: int | None = None
 
+    def rises(self, finding: Finding, meta: RuleMeta) -> bool:
+        """Whether a finding is graver than all before it; it is as grave as that from then on."""
+        severity = finding.severity or meta.severity
+        if _GRAVITY.index(severity) <= _GRAVITY.index(self.severity):
+            return False
+        self.severity = severity
+        self.stop_worthy = meta.stop_worthy if finding.stop_worthy is None else finding.stop_worthy
+        self.remedy = finding.remedy or meta.remedy
+        return True
+
 
 @dataclass(slots=True)
 class Episodes:
@@ -67,6 +79,9 @@ class Episodes:
             episode.clear_since = None
             if isinstance(outcome, Finding):
                 episode.reason, episode.evidence = clip(outcome.reason), outcome.evidence
+                before = episode.severity
+                if severity is None and episode.rises(outcome, meta):
+                    return _tell(IssueOngoing, episode, at, name, meta, raised_from=before)
             if at.now_ms - episode.told_ms < meta.repeat_ms:
                 return None
             return _tell(IssueOngoing, episode, at, name, meta)
@@ -112,7 +127,13 @@ def _opened(
 
 
 def _tell(
-    model: type[IssueFiring], episode: Episode, at: Moment, name: str, meta: RuleMeta
+    model: type[IssueFiring],
+    episode: Episode,
+    at: Moment,
+    name: str,
+    meta: RuleMeta,
+    *,
+    raised_from: Severity | None = None,
 ) -> Told:
     run: RunFacts = at.run
     issue = model(
@@ -138,6 +159,8 @@ def _tell(
         evidence=episode.evidence,
         last_good_checkpoint=run.checkpoint_before(episode.first_step),
     )
+    if raised_from is not None:
+        issue = issue.model_copy(update={"raised_from": raised_from})
     told = Told(issue, episode.told)
     episode.told += 1
     episode.told_ms = at.now_ms

@@ -148,7 +148,8 @@ class Finding:
         episode: what makes the episode's id beside first step and subject: for timer rules the boot
             and seq of the last record before.
         onset_ms: append time of the record that began it; None: of this one.
-        severity, stop_worthy: other than the rule's own.
+        severity, stop_worthy: other than the rule's own. Where a finding is graver than those
+            before it, its episode is as grave from then on, and people are told.
         remedy: other than the rule's own.
     """
 

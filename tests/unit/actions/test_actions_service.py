@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -154,6 +155,36 @@ async def test_an_issue_and_its_end_are_delivered_signed_and_recorded(bench: Ben
         "ml/resolved": ["pending", "delivered"],
     }
     assert ledger["ml/firing"][0].decided_by.startswith("config: rules.0")
+
+
+async def test_an_issue_that_turns_critical_is_told_a_second_time(bench: Bench) -> None:
+    states = (
+        issue(severity="warning"),
+        issue(raised_from="warning", stop_worthy=False),
+        issue(resolved=True),
+    )
+    async with bench.worker(bench.config()) as (worker, service):
+        await bench.send(*map(issue_record, states))
+        assert await worker.caught_up(10)
+        assert await service.drain(10)
+
+    assert list(await bench.ledger()) == ["ml/firing", "ml/ongoing", "ml/resolved"]
+    sent = [json.loads(request.body) for request in bench.server.seen]
+    assert sorted((event["type"], event["data"]["severity"]) for event in sent) == [
+        ("tocsin.issue.firing", "warning"),
+        ("tocsin.issue.ongoing", "critical"),
+        ("tocsin.issue.resolved", "critical"),
+    ]
+
+
+async def test_an_unsent_stop_of_one_that_turned_critical_is_withdrawn(bench: Bench) -> None:
+    raised = issue(raised_from="warning")
+    await bench.send(issue_record(raised), issue_record(issue(resolved=True)))
+    async with bench.worker(Config()) as (worker, service):
+        assert await worker.caught_up(10)
+        assert await service.drain(10)
+    assert (await bench.ledger())["stop/ongoing"][-1].state == "suppressed"
+    assert await bench.commands() == []
 
 
 async def test_it_is_tried_until_it_works_with_one_id(bench: Bench) -> None:

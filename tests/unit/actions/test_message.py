@@ -74,6 +74,9 @@ def test_all_states_have_the_same_subject_and_titles_of_their_own() -> None:
     assert over.title == "resolved: nonfinite in run-1 at step 1,200"
     assert over.text().startswith("RESOLVED: Over: NaN in 12")
     assert "What to try" not in over.text()
+    worse = message_of(issue(raised_from="warning"))
+    assert worse.title == "now critical: nonfinite in run-1 at step 3"
+    assert worse.text().startswith("CRITICAL: Worse than before: NaN in the loss")
 
 
 def test_an_issue_with_nothing_but_its_name_is_enough() -> None:

@@ -39,6 +39,22 @@ def test_notify_gets_firing_and_resolved_from_warning_up() -> None:
     assert routing.plan(issue(severity="info")) == []
 
 
+def test_one_that_turns_critical_is_told_and_stops_as_if_it_fired() -> None:
+    routing = routing_of(Config(), notify=[HOOK])
+    (name,) = notify_names([HOOK])
+    assert actions(routing.plan(issue(raised_from="warning"))) == ["stop", name]
+    assert actions(routing.plan(issue(raised_from="warning", stop_worthy=False))) == [name]
+    assert routing.plan(issue(severity="warning", raised_from="info")) == []
+    text = """
+receivers:
+  mail: {type: email, to: [me@example.com], send_resolved: false}
+rules:
+  - nonfinite: [mail]
+"""
+    told = routing_of(config_of(text)).plan(issue(raised_from="warning"))
+    assert actions(told) == ["mail"]
+
+
 def test_a_notify_name_shows_the_host_and_not_the_token() -> None:
     (name,) = notify_names([HOOK])
     assert name.startswith("notify:hooks.example.com-")

@@ -49,7 +49,10 @@ def test_only_news_of_this_job_counts() -> None:
     own = OwnRun("r1")
     assert own.apply(record(issue()), MINE, 0) is not None
     assert own.apply(record(issue()), MINE, 0) is None
-    assert own.apply(record(issue(IssueOngoing)), MINE, 0) is not None
+    assert own.apply(record(issue(IssueOngoing, severity="warning")), MINE, 0) is not None
+    worse = issue(IssueOngoing, severity="critical", raised_from="warning")
+    assert own.apply(record(worse), MINE, 0) == worse
+    assert own.apply(record(worse), MINE, 0) is None
     assert own.apply(record(issue(run_id="r2", issue_id="y")), MINE, 0) is None
     assert own.apply(record(issue(incarnation="i0", issue_id="z")), MINE, 0) is None
     bad = Record(Partition("t", 0), 0, 1, b"r1", b"rubbish", ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -34,12 +35,22 @@ def test_a_jump_that_stays_is_a_warning() -> None:
 
 
 def test_one_that_does_not_recover_is_critical_and_never_worth_a_stop() -> None:
-    issues = issues_of(run_of([*noisy(150), *noisy(120, 3.0)]).records, specs=SPECS)
+    issues = issues_of(run_of([*noisy(150), *noisy(120, 3.0), *noisy(9)]).records, specs=SPECS)
     assert [(i.severity, i.state, i.step) for i in issues] == [
         ("warning", "firing", 159),
-        ("critical", "firing", 249),
+        ("critical", "ongoing", 249),
+        ("critical", "resolved", 272),
     ]
+    assert len({i.issue_id for i in issues}) == 1
+    assert issues[1].turned_critical
+    assert "has not recovered" in issues[1].reason
     assert not any(i.stop_worthy for i in issues)
+
+
+def test_a_severity_that_was_configured_does_not_rise() -> None:
+    specs = (replace(SPECS[0], severity="warning"),)
+    issues = issues_of(run_of([*noisy(150), *noisy(120, 3.0)]).records, specs=specs)
+    assert [(i.severity, i.state) for i in issues] == [("warning", "firing")]
 
 
 def test_a_spike_that_recovers_resolves_itself() -> None:

@@ -66,7 +66,8 @@ class _State:
 
 
 class LossSpike(Rule[LossSpikeParams, _State]):
-    """A warning; critical once it has lasted for `recover_steps`. Never asks for a stop."""
+    """A warning, the same issue critical once it has lasted for `recover_steps`. Never asks for a
+    stop."""
 
     meta = RuleMeta(
         name="loss_spike",
@@ -110,9 +111,7 @@ class LossSpike(Rule[LossSpikeParams, _State]):
         state.back = []
         state.peak = max(state.peak, loss)
         if state.steps >= self.params.for_steps:
-            yield self._finding(loss, limit, about="")
-        if state.steps >= max(self.params.recover_steps, self.params.for_steps):
-            yield self._finding(loss, limit, about="not recovered")
+            yield self._finding(loss, limit)
         if state.steps >= max(_LEVEL * self.params.recover_steps, self.params.window):
             yield from self._settled(step, loss, limit)
 
@@ -124,9 +123,8 @@ class LossSpike(Rule[LossSpikeParams, _State]):
             f"{state.high_since}, and has stayed about {level:.4g} for {state.steps} steps, "
             "which is taken for its new level"
         )
-        for about in ("", "not recovered"):
-            yield replace(self._finding(loss, limit, about=about), reason=reason)
-            yield Clear(step, about=about)
+        yield replace(self._finding(loss, limit), reason=reason)
+        yield Clear(step)
         state.window, state.limit = state.high, None
         state.high, state.high_since = [], None
 
@@ -143,7 +141,6 @@ class LossSpike(Rule[LossSpikeParams, _State]):
             self._learn([*noise, *state.back])
             state.high, state.back, state.high_since = [], [], None
             yield Clear(step, since=state.back_since)
-            yield Clear(step, about="not recovered", since=state.back_since)
 
     def _learn(self, losses: list[float]) -> None:
         self.state.window = [*self.state.window, *losses][-self.params.window :]
@@ -160,18 +157,18 @@ class LossSpike(Rule[LossSpikeParams, _State]):
             state.limit = state.median + max(params.k * max(deviation, decile), least)
         return state.limit
 
-    def _finding(self, loss: float, limit: float, *, about: str) -> Finding:
+    def _finding(self, loss: float, limit: float) -> Finding:
         state = self.state
-        lasts = " and has not recovered" if about else ""
+        lasts = state.steps >= self.params.recover_steps
         return Finding(
-            about=about,
             subject=Subject(kind="loss", name="loss"),
             reason=f"the loss has jumped from {state.median:.4g} to {state.peak:.4g} at step "
-            f"{state.high_since}, and is above {limit:.4g} for {state.steps} steps{lasts}",
+            f"{state.high_since}, and is above {limit:.4g} for {state.steps} steps"
+            f"{' and has not recovered' if lasts else ''}",
             first_step=state.high_since,
             first_rank=state.lead.rank,
             onset_ms=state.high_ms,
-            severity="critical" if about else None,
+            severity="critical" if lasts else None,
             evidence=Evidence(
                 facts=(
                     Fact(name="loss", value=loss, limit=limit),
