@@ -52,13 +52,19 @@ def test_a_memorised_data_set_may_have_an_ordinary_batch() -> None:
 
 def test_it_is_critical_when_the_loss_follows() -> None:
     losses = [2.0] * 51 + [9.0, 20.0]
-    issues = issues_of(
-        run_of([1.0] * 50 + [30.0, 40.0, 900.0], losses).records, "exploding_gradient"
-    )
-    assert [(i.severity, i.stop_worthy) for i in issues] == [
-        ("warning", False),
-        ("critical", False),
+    run = run_of([1.0] * 50 + [30.0, 40.0, 900.0], losses)
+    issue = assert_fires(run.records, "exploding_gradient", first_step=50, specs=SPECS)
+    assert (issue.severity, issue.stop_worthy) == ("critical", False)
+
+
+def test_it_turns_critical_when_the_loss_follows_later() -> None:
+    losses = [2.0] * 52 + [20.0]
+    issues = issues_of(run_of([1.0] * 50 + [30.0, 40.0, 900.0], losses).records, specs=SPECS)
+    assert [(i.severity, i.state, i.stop_worthy) for i in issues] == [
+        ("warning", "firing", False),
+        ("critical", "ongoing", False),
     ]
+    assert "the loss has followed" in issues[1].reason
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

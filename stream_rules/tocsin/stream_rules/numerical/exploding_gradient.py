@@ -105,7 +105,6 @@ class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
                     else state.loss_before + 0.1 * (state.loss - state.loss_before)
                 )
             yield Clear(step)
-            yield Clear(step, about="loss")
             return
         if state.row == 0:
             state.first_step, state.first_ms, state.high = step, at.now_ms, 0.0
@@ -113,15 +112,13 @@ class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
         state.high = max(state.high, norm)
         if state.row < params.for_steps and norm <= params.factor**2 * state.average:
             return
-        yield self._finding(norm, about="")
-        if self._loss_follows():
-            yield self._finding(norm, about="loss")
+        yield self._finding(norm, follows=self._loss_follows())
 
     def _loss_follows(self) -> bool:
         loss, before = self.state.loss, self.state.loss_before
         return loss is not None and before is not None and loss - before > abs(before)
 
-    def _finding(self, norm: float, *, about: str) -> Finding:
+    def _finding(self, norm: float, *, follows: bool) -> Finding:
         state, params = self.state, self.params
         average = max(state.average, 1e-30)
         facts = [
@@ -135,16 +132,15 @@ class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
             f"the gradient norm is {norm:.4g}, {norm / average:,.0f} times its moving average of "
             f"{average:.4g}, since step {state.first_step}"
         )
-        if about:
+        if follows:
             reason += f"; the loss has followed: {state.loss:.4g} after {state.loss_before:.4g}"
         return Finding(
-            about=about,
             subject=Subject(kind="scalar", name="gradient_norm"),
             reason=reason,
             first_step=state.first_step,
             first_rank=state.lead.rank,
             onset_ms=state.first_ms,
-            severity="critical" if about else None,
+            severity="critical" if follows else None,
             evidence=Evidence(
                 facts=tuple(facts),
                 series=state.lead.series("gradient_norm", limit=params.factor * average),
