@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 
 from tocsin.bus.port import Record
 from tocsin.schemas.errors import MalformedRecord
+from tocsin.schemas.runs import Group, RunStarted
 from tocsin.schemas.state import Snapshot
 from tocsin.stream_rules.catalogue import built_in
 from tocsin.stream_rules.engine import Engine
 from tocsin.stream_rules.instances import RuleSpec, rule_specs
 from tocsin.stream_rules.replay import replay
+from tocsin.stream_rules.rule import AnyRule
 from tocsin.stream_rules.state_codec import StateArray, dump_state, load_state
 from tocsin.stream_rules.testing import RunBuilder
 
@@ -35,15 +37,12 @@ def specs() -> tuple[RuleSpec, ...]:
         "stalled_training": {"threshold": "20s"},
         "rule_has_no_input": {"grace": 10},
     }
-    return tuple(
-        RuleSpec(
-            name=rule.meta.name,
-            rule=rule,
-            params=rule.meta.params.model_validate(quick.get(rule.meta.name, {})),
-            listed=True,
-        )
-        for rule in built_in()
-    )
+    return tuple(_spec(rule, quick.get(rule.meta.name, {})) for rule in built_in())
+
+
+def _spec(rule: type[AnyRule], params: dict[str, object]) -> RuleSpec:
+    made = rule.meta.params.model_validate(params)
+    return RuleSpec(name=rule.meta.name, rule=rule, params=made, listed=True)
 
 
 @cache
@@ -145,6 +144,85 @@ def test_a_restart_after_any_record_changes_nothing() -> None:
         if tuple(worker.issues) != expected():
             bad.append(at)
     assert bad == []
+
+
+NODE_AND_TENSORS = (
+    "disk_full",
+    "host_memory_increase",
+    "low_gpu_utilization",
+    "loss_spike",
+    "learning_rate_anomaly",
+    "unchanged_tensor",
+    "weight_update_ratio",
+    "vanishing_gradient",
+    "dead_relu",
+)
+
+
+def on_node_and_tensors() -> tuple[RuleSpec, ...]:
+    quick: dict[str, dict[str, object]] = {
+        "loss_spike": {"window": 10, "for_steps": 3, "recover_steps": 6},
+        "low_gpu_utilization": {"window": 20, "patience": 20},
+        "unchanged_tensor": {"tensors": ["tensors/*"]},
+        "weight_update_ratio": {"warmup_steps": 0},
+    }
+    found = map(built_in().get, NODE_AND_TENSORS)
+    return tuple(_spec(rule, quick.get(rule.meta.name, {})) for rule in found)
+
+
+@cache
+def node_and_tensors() -> tuple[Record, ...]:
+    """Each of those rules speaks, and most of them are heard again when it is over."""
+    run = RunBuilder()
+    groups = tuple(Group(index=i, parameters=i + 1) for i in range(2))
+    run.event(RunStarted(run_id=run.run_id, incarnation="made-1", job_id="job", groups=groups))
+    for i in range(40):
+        jumped, over = 10 <= i < 20, i > 30
+        lr = {"lr.0": 5.0 if jumped else NAN if i == 25 else 1e-3, "lr.1": 0.0 if i > 20 else 0.1}
+        run.steps(range(10 * i, 10 * i + 10), loss=9.0 if jumped else 1.0 + i % 2, columns=lr)
+        run.tensors(10 * i, "gradients", ROWS, columns={"l1": 1.0 if over else 1e-9})
+        sizes = [1.0 + i * over, 1.0, 1.0 + i]
+        run.tensors(10 * i, "weights", ROWS, columns={"l2": sizes})
+        run.tensors(10 * i, "updates", ROWS, columns={"update_l2": [1e-3 * over, 1e-12, 1e-3]})
+        run.tensors(10 * i, "activations", ROWS, columns={"dead": NAN if i % 7 == 6 else 0.9})
+        for name in ("kept", "moved"):
+            run.tensors(10 * i, "tensors", (name,), columns={"l2": i * (name == "moved") + 1.0})
+        node = {
+            "disk.free_bytes": max(1e9, 60e9 - 2e9 * i) if i < 36 else 60e9,
+            "disk.total_bytes": 500e9,
+            "memory.process_tree_bytes": min(8e9 + 0.2e9 * i, 14e9),
+            "memory.limit_bytes": 16e9,
+            "gpu.0.utilization_percent": 30.0 if i < 25 else 99.0,
+        }
+        run.system({name: [value] * 10 for name, value in node.items()}, every_s=5.0)
+    run.wait(1500)
+    run.system({name: [value] for name, value in node.items()})
+    run.ended()
+    return tuple(run.records)
+
+
+def test_a_restart_changes_nothing_for_rules_on_nodes_and_tensors() -> None:
+    records, specs = node_and_tensors(), on_node_and_tensors()
+    told = [one.issue.model_dump_json() for one in replay(records, specs)]
+    rules = {line.split('"rule":"')[1].split('"')[0] for line in told}
+    assert rules == set(NODE_AND_TENSORS)
+    number = records[0].partition.number
+    engine = Engine(specs)
+    again: list[str] = []
+    for at, record in enumerate(records, 1):
+        again += [one.issue.model_dump_json() for one in engine.apply(record)]
+        state = engine.run("made")
+        if at % 5 or state is None:
+            continue
+        saved = state.snapshots(next_offset=at, clock_ms=record.append_ms, software="")
+        engine = Engine(specs)
+        engine.adopt(
+            number,
+            "made",
+            {one.rule: Snapshot.decode(one.encode()) for one in saved},
+            next_offset=at,
+        )
+    assert again == told
 
 
 def points() -> st.SearchStrategy[list[tuple[int, int | None]]]:
