@@ -9,8 +9,8 @@ completed have many that jump by a third for one step and are gone at the next. 
 issue do not enter the window, so it is not taken for the new normal.
 
 A spike is over when three losses in a row are not high. One that stays for three times
-`recover_steps` is the new level, of other data or another task: it is over, and what was high is
-measured from there. Most spikes recover by themselves: this rule never asks for a stop, and
+`recover_steps` is the new level, of other data or another task: it is over, and from then on losses
+are measured against it. Most spikes recover by themselves: this rule never asks for a stop, and
 `loss_diverged` says when one has not.
 """
 
