@@ -29,7 +29,7 @@ def fit(
     steps: int = 100,
     rate: float = 0.05,
     decay: float = 0.0,
-    given: list[nn.Parameter] | None = None,
+    given: list[nn.Parameter] | list[dict[str, object]] | None = None,
 ) -> None:
     parameters = given or list(model.parameters())
     momentum = 0.0 if decay else 0.9
@@ -139,6 +139,27 @@ def test_the_same_in_float32_and_frozen_layers_are_quiet(tmp_path: Path) -> None
 
 
 STILL = only("unchanged_tensor") + only("weight_update_ratio")
+
+
+def test_a_group_frozen_by_its_rate_is_quiet_and_hides_no_stuck_weight(tmp_path: Path) -> None:
+    def unchanged(folder: str, *, rate: float) -> list[IssueFiring]:
+        """The first layer is frozen by its group's rate; `rate` is that of the second."""
+        model = perceptron()
+        rest = [parameter for layer in model[4:] for parameter in layer.parameters()]
+        groups = [
+            {"params": list(model[1].parameters()), "lr": 0.0},
+            {"params": list(model[3].parameters()), "lr": rate},
+            {"params": rest, "lr": 0.05},
+        ]
+        (tmp_path / folder).mkdir()
+        specs = only("unchanged_tensor")
+        return watch(
+            tmp_path / folder, lambda: fit(model, steps=40, given=groups), every=EVERY, specs=specs
+        )
+
+    assert unchanged("well", rate=0.05) == []
+    (issue,) = unchanged("stuck", rate=1e-12)
+    assert (issue.state, issue.evidence.followed) == ("firing", 3)
 
 
 def test_biases_before_a_normalisation_have_gradients_of_rounding_noise(tmp_path: Path) -> None:
