@@ -51,6 +51,15 @@ def test_twice_its_past_is_a_warning() -> None:
     assert (issue.severity, issue.stop_worthy) == ("warning", False)
 
 
+def test_one_issue_turns_critical_and_worth_a_stop() -> None:
+    run = run_of([*falling(), *[2.5] * 60, *[20.0] * 60])
+    issues = issues_of(run.records, "loss_diverged", specs=DIVERGED)
+    told = [(issue.state, issue.severity, issue.stop_worthy) for issue in issues]
+    assert told == [("firing", "warning", False), ("ongoing", "critical", True)]
+    assert issues[1].turned_critical
+    assert issues[0].issue_id == issues[1].issue_id
+
+
 def test_a_hundred_times_needs_ten_steps_only() -> None:
     run = run_of([*falling(), *[300.0] * 10])
     issue = assert_fires(run.records, "loss_diverged", specs=DIVERGED)

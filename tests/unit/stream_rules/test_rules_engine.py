@@ -61,7 +61,7 @@ def test_issues_carry_what_a_reader_needs() -> None:
         assert issue.remedy
         assert issue.last_good_checkpoint is not None
         assert issue.last_good_checkpoint.step == 99
-    episode = "critical||100|None|loss"
+    episode = "||100|None|loss"
     assert issues[0].issue_id == issue_id("made", "made-1", "loss_diverged", 1, episode)
 
 

@@ -71,7 +71,8 @@ class _State:
 
 
 class LossDiverged(Rule[LossDivergedParams, _State]):
-    """Critical and worth a stop only for one optimizer: losses of GAN and RL rise by nature."""
+    """A warning; the same issue critical and worth a stop beyond `critical_factor`, only for one
+    optimizer: losses of GAN and RL rise by nature."""
 
     meta = RuleMeta(
         name="loss_diverged",
@@ -127,7 +128,6 @@ class LossDiverged(Rule[LossDivergedParams, _State]):
             yield self._finding(step, median, params.factor, params.for_steps, alone)
         else:
             yield Clear(step)
-            yield Clear(step, about="critical")
 
     def _spread(self, value: float) -> None:
         state = self.state
@@ -153,7 +153,6 @@ class LossDiverged(Rule[LossDivergedParams, _State]):
         times = 1 + (median - state.reference) / self._scale()
         first = state.high_since if state.high_since is not None else step
         return Finding(
-            about="critical" if critical else "",
             subject=Subject(kind="loss", name="loss"),
             reason=f"the median of the last {over} losses is {median:.4g}, {times:,.0f} times the "
             f"reference of {state.reference:.4g}; above the limit since step {first}",
