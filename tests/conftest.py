@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,14 @@ import pytest
 from support.kafka_broker import Broker, skip_or_fail, unavailable
 
 _BROKER = pytest.StashKey[Broker]()
+
+
+def pytest_configure() -> None:
+    """Signals are as in a terminal, for the processes that tests start: `nohup` and `&` of a script
+    leave some ignored, which a child inherits.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.hookimpl(tryfirst=True)
