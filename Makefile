@@ -29,7 +29,7 @@ first-ten-minutes: setup
 	@.venv/bin/python tools/first-ten-minutes $(ARGS)
 
 test: setup
-	@.venv/bin/python -m pytest --numprocesses 3 $(ARGS)
+	@.venv/bin/python -m pytest --numprocesses 4 $(ARGS)
 
 lint: setup
 	@.venv/bin/ruff check . tools/first-ten-minutes

@@ -31,9 +31,19 @@ MOMENTS: Final[Mapping[str, Sequence[str]]] = {
 
 
 @pytest.mark.timeout(420)
-@on_both_buses
-def test_all_scenarios_of_the_demo_end_as_announced_side_by_side(site: Site) -> None:
-    _show(site, *MOMENTS)
+@pytest.mark.parametrize(
+    ("site", "scenarios"),
+    [
+        ("embedded", tuple(MOMENTS)),
+        pytest.param("kafka", ("nan", "stall"), marks=pytest.mark.kafka),
+        pytest.param("kafka", tuple(MOMENTS), marks=[pytest.mark.kafka, pytest.mark.torture]),
+    ],
+    indirect=["site"],
+)
+def test_scenarios_of_the_demo_end_as_announced_side_by_side(
+    site: Site, scenarios: Sequence[str]
+) -> None:
+    _show(site, *scenarios)
 
 
 @pytest.mark.torture

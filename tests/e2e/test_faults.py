@@ -28,7 +28,12 @@ from support.site import (
 K = 25
 """The step of each fault."""
 
-HEALTHY = ("--steps", "120", "--weights-hash")
+HEALTHY_STEPS = {GPT: 120, RESNET: 50}
+
+
+def healthy(module: str) -> tuple[str, ...]:
+    """The arguments of a training with which nothing is wrong."""
+    return ("--steps", str(HEALTHY_STEPS[module]), "--weights-hash")
 
 
 def _verified_hooks(receiver: Receiver, run_id: str) -> list[dict[str, object]]:
@@ -116,7 +121,7 @@ def test_a_learning_rate_that_is_a_thousand_times_too_high_is_stopped(site: Site
 def plain_output(module: str) -> str:
     """What a training prints without tocsin; the last line is the SHA-256 of the weights."""
     plain = subprocess.run(
-        [sys.executable, "-m", module, "--threads", "1", *HEALTHY],
+        [sys.executable, "-m", module, "--threads", "1", *healthy(module)],
         capture_output=True,
         text=True,
         timeout=90,
@@ -138,15 +143,17 @@ def plain_output(module: str) -> str:
     indirect=["site"],
 )
 def test_a_healthy_training_is_left_alone_bit_for_bit(site: Site, module: str) -> None:
-    watched = site.train(module, *HEALTHY, run_id=f"healthy-{module.split('.')[-1]}-{site.kind}")
+    watched = site.train(
+        module, *healthy(module), run_id=f"healthy-{module.split('.')[-1]}-{site.kind}"
+    )
     assert watched.exit_code == 0, watched
     assert watched.stdout == plain_output(module)
     assert watched.issues == [], watched
     assert watched.summary["outcome"] == "completed"
-    assert watched.summary["steps"] == 120
+    assert watched.summary["steps"] == HEALTHY_STEPS[module]
     assert watched.summary["stop"] is None
     assert watched.summary["capture"]["dropped"] == 0, watched
-    assert "120 steps watched, 0 issues" in watched.stderr
+    assert f"{HEALTHY_STEPS[module]} steps watched, 0 issues" in watched.stderr
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from tocsin.bus.port import Outgoing
 from tocsin.bus.urls import open_bus
 from tocsin.schemas.topics import Topics
 
-
 _SIZE = ("COLUMNS", "LINES")
 
 
