@@ -1,7 +1,8 @@
 """NVIDIA GPUs through NVML, loaded when first needed. Absent or failing: said once, never fatal.
 
-Which of them are the job's: those on which one of its processes was seen. Where the driver names
-none of them (another PID namespace), those that CUDA_VISIBLE_DEVICES lists; else nobody knows.
+Which of them are the job's: those that CUDA_VISIBLE_DEVICES lists, else those on which one of its
+processes was seen. If one was seen on another GPU than the listed ones, the numbers of CUDA are not
+those of NVML, and what was seen counts. Where neither says anything, nobody knows.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Gpus:
                     del self._handles[n]
                     self._tell(f"GPU {n} is not sampled any more: {error}")
         self._n += 1
-        if own := self._used or self._listed:
+        if own := self._listed if self._used <= self._listed else self._used:
             found.update((f"gpu.{n}.of_job", float(n in own)) for n in self._handles)
         return found
 

@@ -125,12 +125,15 @@ def test_the_gpus_of_the_job_are_those_of_its_processes(monkeypatch: pytest.Monk
         nvmlDeviceGetCount=lambda: 3,
         nvmlDeviceGetComputeRunningProcesses=lambda h: there[h],
     )
-    gpus = Gpus(visible="0,1")
-    first = of_job(gpus.sample({1, 2}))
-    assert first == {"gpu.0.of_job": 1, "gpu.1.of_job": 1, "gpu.2.of_job": 0}
+    gpus = Gpus()
+    assert of_job(gpus.sample({1, 2})) == {}
     for _ in range(PROCESSES_EVERY):
         found = of_job(gpus.sample({77}))
     assert found == {"gpu.0.of_job": 0, "gpu.1.of_job": 1, "gpu.2.of_job": 0}
+    listed = Gpus(visible="0,1").sample({77})
+    assert of_job(listed) == {"gpu.0.of_job": 1, "gpu.1.of_job": 1, "gpu.2.of_job": 0}
+    wrong = Gpus(visible="0,1").sample({1234})
+    assert of_job(wrong) == {"gpu.0.of_job": 0, "gpu.1.of_job": 0, "gpu.2.of_job": 1}
 
 
 @pytest.mark.parametrize(
@@ -143,7 +146,7 @@ def test_the_gpus_of_the_job_are_those_of_its_processes(monkeypatch: pytest.Monk
         ("7", {}),
     ],
 )
-def test_else_those_that_the_job_may_see(
+def test_the_job_has_the_gpus_that_it_may_see(
     monkeypatch: pytest.MonkeyPatch, visible: str | None, expected: dict[str, float]
 ) -> None:
     fake_nvml(monkeypatch, nvmlDeviceGetCount=lambda: 2)

@@ -229,6 +229,13 @@ def gpu(
     )
 
 
+def test_a_gpu_of_somebody_else_is_not_judged() -> None:
+    run = gpu([0.0] * 1500, more={"gpu.0.of_job": 0.0})
+    assert_quiet(run.records, specs=GPU)
+    told_late = gpu([0.0] * 1500, more={"gpu.0.of_job": [1.0] * 1400 + [0.0] * 100})
+    assert told(told_late, GPU) == [("warning", "firing"), ("warning", "resolved")]
+
+
 def busy(samples: int = 1500, low: int = 92) -> npt.NDArray[np.float64]:
     return np.random.default_rng(0).integers(low, 101, samples).astype(float)
 

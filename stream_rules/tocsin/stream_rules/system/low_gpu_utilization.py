@@ -1,7 +1,8 @@
 """`low_gpu_utilization`: a GPU that the job has taken and does not use well.
 
-For each GPU, over its last `window` samples, once `patience` samples have come; p5 and p95 are
-percentiles of its utilisation, the share of time in which a kernel ran:
+For each GPU of the job, or of the node where nobody knows which are the job's, over its last
+`window` samples, once `patience` samples have come; p5 and p95 are percentiles of its utilisation,
+the share of time in which a kernel ran:
 
 - unused: never above zero. Only of a GPU that holds memory of some process: one that is empty may
   be for another job.
@@ -93,6 +94,7 @@ class LowGpuUtilization(Rule[LowGpuUtilizationParams, _State]):
             system("gpu.*.utilization_percent"),
             system("gpu.*.memory_used_bytes", beside=True),
             system("gpu.*.memory_total_bytes", beside=True),
+            system("gpu.*.of_job", beside=True),
         ),
         capture_hint="NVIDIA GPUs are sampled on the node through its driver",
         remedy="Give the data loader more workers, pin its memory, take larger batches; an idle "
@@ -111,6 +113,12 @@ class LowGpuUtilization(Rule[LowGpuUtilizationParams, _State]):
             if kind != "gpu" or what != "utilization_percent" or values is None:
                 continue
             name = f"gpu {number} of {frame.node}"
+            of_job = frame.column(f"gpu.{number}.of_job")
+            if of_job is not None and not of_job[-1]:
+                gpu = self.state.gpus.pop(name, None)
+                if gpu is not None and gpu.why:
+                    yield Clear(about=f"{gpu.why} {name}")
+                continue
             gpu = self.state.gpus.setdefault(name, _Gpu())
             self._add(gpu, frame, f"gpu.{number}", values)
             yield from self._judge(name, gpu, at)
