@@ -36,8 +36,8 @@ lint: setup
 	@.venv/bin/ruff format --check . tools/first-ten-minutes
 
 format: setup
-	@.venv/bin/ruff check --fix .
-	@.venv/bin/ruff format .
+	@.venv/bin/ruff check --fix . tools/first-ten-minutes
+	@.venv/bin/ruff format . tools/first-ten-minutes
 
 type: setup
 	@.venv/bin/mypy
