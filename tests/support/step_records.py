@@ -40,6 +40,7 @@ def steps(
     values: Mapping[int, float],
     *,
     at_ms: int = NOW_MS,
+    offset: int = 0,
     training: int = 0,
     rank: int = 0,
     mode: Mode = "train",
@@ -47,4 +48,4 @@ def steps(
 ) -> Record:
     """The same as a reader gets it."""
     made = written_steps(run, values, training=training, rank=rank, mode=mode, column=column)
-    return Record(made.partition, 0, at_ms, made.key, made.value, made.headers)
+    return Record(made.partition, offset, at_ms, made.key, made.value, made.headers)

@@ -66,6 +66,9 @@ class WatchedRun:
 
     run_id: str
     incarnation: str = ""
+    known_to: int = 0
+    """Up to this offset of telemetry, itself not included, there is no newer incarnation."""
+
     past: deque[str] = field(default_factory=lambda: deque(maxlen=_PAST))
     view: RunView | None = None
     view_ms: int = 0
@@ -127,18 +130,37 @@ class WatchedRun:
         ranks = self.view.ranks if self.view is not None else ()
         return max([self.heard_ms, *(rank.last_heard_ms for rank in ranks)])
 
-    def belongs(self, incarnation: str, at_ms: int) -> bool:
-        """Whether a record is of the incarnation at hand; one of a new incarnation begins it."""
+    def hears(self, incarnation: str, offset: int, at_ms: int) -> bool:
+        """Whether telemetry at that offset is of the incarnation at hand; it may begin a new one.
+
+        Telemetry is read from a while ago, after the views: that of an incarnation before shows by
+        its offset.
+        """
         if incarnation == self.incarnation:
             return True
-        if incarnation in self.past:
+        if incarnation in self.past or offset < self.known_to:
             return False
+        self._begin(incarnation, offset + 1, at_ms)
+        return True
+
+    def is_told(self, view: RunView) -> bool:
+        """The same of a view. One that knows more counts even of an incarnation before."""
+        if view.incarnation != self.incarnation:
+            newer = view.next_offset > self.known_to or view.started_ms > self.began_ms
+            if self.incarnation and not newer:
+                return False
+            self._begin(view.incarnation, view.next_offset, view.started_ms)
+        self.known_to = max(self.known_to, view.next_offset)
+        return True
+
+    def _begin(self, incarnation: str, known_to: int, at_ms: int) -> None:
         if self.incarnation:
             self.past.append(self.incarnation)
             self.view, self.view_ms, self.heard_ms, self.eval_loss = None, 0, 0, None
             self.heard, self.told = Track(), Track()
-        self.incarnation, self.started_ms = incarnation, at_ms
-        return True
+        if incarnation in self.past:
+            self.past.remove(incarnation)
+        self.incarnation, self.known_to, self.started_ms = incarnation, known_to, at_ms
 
 
 class WatchState:
@@ -224,14 +246,17 @@ class WatchState:
         found = decode(meta, value)
         if isinstance(found, StepFrame):
             run = self._run(found.speaker.run_id)
-            return run is not None and self._apply_steps(run, found, record.append_ms)
+            return run is not None and self._apply_steps(run, found, record)
         if isinstance(found, Event) and isinstance(found.data, RunStarted):
             run = self._run(found.data.run_id)
-            return run is not None and run.belongs(found.data.incarnation, record.append_ms)
+            return run is not None and run.hears(
+                found.data.incarnation, record.offset, record.append_ms
+            )
         return False
 
-    def _apply_steps(self, run: WatchedRun, frame: StepFrame, at_ms: int) -> bool:
-        if not frame.steps.size or not run.belongs(frame.speaker.incarnation, at_ms):
+    def _apply_steps(self, run: WatchedRun, frame: StepFrame, record: Record) -> bool:
+        at_ms, incarnation = record.append_ms, frame.speaker.incarnation
+        if not frame.steps.size or not run.hears(incarnation, record.offset, at_ms):
             return False
         run.heard_ms = max(run.heard_ms, at_ms)
         losses = frame.column("loss")
@@ -246,7 +271,7 @@ class WatchState:
     def _apply_event(self, data: Data, record: Record) -> bool:
         if isinstance(data, RunView):
             run = self._run(data.run_id)
-            if run is None or not run.belongs(data.incarnation, data.started_ms):
+            if run is None or not run.is_told(data):
                 return False
             run.view, run.view_ms = data, record.append_ms
             if data.last_step is not None:

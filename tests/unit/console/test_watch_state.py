@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 
+import pytest
+
 from support.issue_records import (
     NOW_MS,
     TOPICS,
+    incarnation,
     issue,
     issue_record,
     view,
@@ -78,12 +81,58 @@ def test_an_older_view_does_not_turn_the_steps_back_and_a_newer_one_goes_on() ->
 
 def test_a_new_training_of_a_run_begins_again_and_what_the_old_one_says_late_is_ignored() -> None:
     state = WatchState(TOPICS)
-    state.apply(steps("r", {900: 1.0}))
-    state.apply(steps("r", {0: 7.0}, training=1))
+    state.apply(steps("r", {900: 1.0}, offset=5))
+    state.apply(steps("r", {0: 7.0}, offset=6, training=1))
     assert (state.runs["r"].step, state.runs["r"].loss) == (0, 7.0)
-    assert not state.apply(steps("r", {901: 1.0}))
-    assert not state.apply(read(view_record(view("r"))))
+    assert not state.apply(steps("r", {901: 1.0}, offset=7))
+    assert not state.apply(read(view_record(view("r", next_offset=6))))
     assert state.runs["r"].view is None
+
+
+def started(training: int, offset: int) -> Record:
+    """A rank of run `r` has begun to train."""
+    data = RunStarted(
+        run_id="r", incarnation=incarnation("r", training), role="trainer", job_id="j"
+    )
+    event = Event.of(data, id="1", source="/r", time_ms=NOW_MS)
+    place = Partition(TOPICS.telemetry, telemetry_partition("r"))
+    headers = meta_of(event).headers()
+    return Record(place, offset, NOW_MS, b"r", event.encode(), headers)
+
+
+# The second training of one launcher has the start of the launcher, too.
+@pytest.mark.parametrize("began_ms", [NOW_MS, NOW_MS - 90_000])
+def test_telemetry_from_before_the_view_does_not_turn_back_to_an_older_training(
+    began_ms: int,
+) -> None:
+    state = WatchState(TOPICS)
+    told = view("r", training=1, next_offset=8).model_copy(update={"started_ms": began_ms})
+    assert state.apply(read(view_record(told)))
+    assert not state.apply(started(0, 1))
+    assert not state.apply(steps("r", {900: 1.0}, at_ms=NOW_MS - 60_000, offset=2))
+    assert state.apply(started(1, 6))
+    assert state.apply(steps("r", {0: 7.0}, offset=7, training=1))
+    run = state.runs["r"]
+    assert (run.step, run.loss) == (0, 7.0)
+    assert run.view == told
+    assert state.apply(steps("r", {0: 9.0}, offset=8, training=2)), "a newer one still begins"
+    assert (run.incarnation, run.view) == (incarnation("r", 2), None)
+
+
+@pytest.mark.parametrize("newer", [{"next_offset": 9}, {"started_ms": NOW_MS + 1}])
+def test_a_newer_view_always_counts(newer: dict[str, int]) -> None:
+    state = WatchState(TOPICS)
+    first = view("r", training=1, next_offset=4).model_copy(update={"started_ms": NOW_MS - 9})
+    state.apply(read(view_record(first)))
+    state.apply(steps("r", {900: 1.0}, offset=7))
+    assert state.runs["r"].incarnation == incarnation("r", 0), "late, but nobody can know"
+    assert not state.apply(read(view_record(first)))
+    later = first.model_copy(update=newer)
+    assert state.apply(read(view_record(later)))
+    assert state.runs["r"].view == later
+    assert state.apply(steps("r", {1: 5.0}, offset=10, training=1))
+    assert not state.apply(steps("r", {901: 1.0}, offset=11))
+    assert state.runs["r"].step == 1
 
 
 def test_other_ranks_evaluations_and_own_scalars_do_not_mix_with_the_loss() -> None:
@@ -98,11 +147,7 @@ def test_other_ranks_evaluations_and_own_scalars_do_not_mix_with_the_loss() -> N
 
 def test_a_run_that_has_only_started_is_shown() -> None:
     state = WatchState(TOPICS)
-    started = RunStarted(run_id="r", incarnation="i", role="launcher", job_id="j")
-    event = Event.of(started, id="1", source="/r", time_ms=NOW_MS)
-    place = Partition(TOPICS.telemetry, telemetry_partition("r"))
-    out = Outgoing(place, b"r", event.encode(), meta_of(event).headers())
-    assert state.apply(read(out))
+    assert state.apply(started(0, 0))
     assert (state.runs["r"].began_ms, state.runs["r"].step) == (NOW_MS, None)
 
 
@@ -147,8 +192,8 @@ def test_running_runs_come_first_then_the_one_that_ended_last() -> None:
     state = WatchState(TOPICS)
     for name, ended_ms in (("old", 1_000), ("new", 2_000), ("a", None), ("b", None)):
         made = view(name, ended=ended_ms is not None)
-        started = 50 if name == "b" else 10
-        made = made.model_copy(update={"ended_ms": ended_ms, "started_ms": started})
+        began_ms = 50 if name == "b" else 10
+        made = made.model_copy(update={"ended_ms": ended_ms, "started_ms": began_ms})
         state.apply(read(view_record(made)))
     assert [run.run_id for run in state.ordered_runs()] == ["b", "a", "new", "old"]
 
