@@ -52,8 +52,9 @@ class Target:
     def after(self, data: RunData, at_ms: int) -> Target:
         """With one more event of the run's telemetry, which the view does not cover."""
         if data.incarnation != self.incarnation:
-            begins = isinstance(data, RunStarted | Heartbeat)
-            if not begins or data.incarnation in self.past:
+            # A launcher outlives its trainings: only when it starts does it speak of a new one.
+            trains = isinstance(data, Heartbeat) and data.role != "launcher"
+            if not (trains or isinstance(data, RunStarted)) or data.incarnation in self.past:
                 return self
             return Target(self.run_id, data.incarnation, past=self.past | {self.incarnation})
         if isinstance(data, RunEnded) and data.role == "launcher":

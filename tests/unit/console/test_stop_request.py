@@ -61,6 +61,9 @@ def test_telemetry_beyond_the_view_says_which_training_runs_now() -> None:
     late = target.after(said(RunStarted, NEXT, job_id="j"), 1).after(said(Heartbeat), 2)
     assert late.incarnation == NEXT
     assert target.after(said(StopAcknowledged, NEXT), 1) == target
+    assert target.after(said(Heartbeat, NEXT), 1).incarnation == NEXT
+    # A launcher that lives on may still speak of the training before.
+    assert target.after(said(Heartbeat, NEXT, role="launcher"), 1) == target
     assert target.after(said(RunEnded, outcome="completed"), 1) == target
     ended = target.after(said(RunEnded, role="launcher", outcome="failed", exit_code=3), 1)
     with pytest.raises(ConfigurationError, match=r"has ended \(failed with exit code 3\)"):
