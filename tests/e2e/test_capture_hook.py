@@ -143,6 +143,7 @@ print(torch.value)
     done = python(tmp_path, code, TOCSIN_RUN_ID="r1", PYTHONPATH=f"{HOOK}{os.pathsep}{tmp_path}")
     assert done.stdout == "7\n"
     assert "has torch but not tocsin" in done.stderr
+    assert f"{sys.executable} -m pip install .\n" in done.stderr
     assert done.stderr.count("\n") == 1
     silent = python(
         tmp_path,

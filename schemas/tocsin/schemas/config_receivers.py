@@ -96,7 +96,7 @@ class SmtpConfig(Section):
 
 
 class EmailReceiver(Section):
-    """Sends each issue as a mail, with a picture of what decided it; needs `tocsin[actions]`."""
+    """Sends each issue as a mail, with a picture of what decided it; needs the extra `actions`."""
 
     type: Literal["email"] = Field(examples=["email"])
     """The kind of receiver."""
@@ -122,7 +122,7 @@ class EmailReceiver(Section):
 
 
 class ChatReceiver(Section):
-    """Sends each issue as a chat message, through apprise; needs `tocsin[actions]`."""
+    """Sends each issue as a chat message, through apprise; needs the extra `actions`."""
 
     type: Literal["chat"] = Field(examples=["chat"])
     """The kind of receiver."""
@@ -137,7 +137,7 @@ class ChatReceiver(Section):
 
 class SmsReceiver(Section):
     """Sends each issue as a short message through AWS SNS, with the machine's AWS credentials;
-    needs `tocsin[actions]`."""
+    needs the extra `actions`."""
 
     type: Literal["sms"] = Field(examples=["sms"])
     """The kind of receiver."""
@@ -168,7 +168,7 @@ class SmsReceiver(Section):
 
 class LambdaReceiver(Section):
     """Calls an AWS Lambda function with each issue as a CloudEvent, with the machine's AWS
-    credentials; needs `tocsin[actions]`."""
+    credentials; needs the extra `actions`."""
 
     type: Literal["lambda"] = Field(examples=["lambda"])
     """The kind of receiver."""

@@ -77,5 +77,5 @@ def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *a: None if name == "apprise" else real(name, *a)
     )
-    with pytest.raises(MissingExtra, match=r"tocsin\[actions\]"):
+    with pytest.raises(MissingExtra, match=r"clone .*: pip install '\.\[actions\]'$"):
         plan(tmp_path, SLACK)

@@ -96,7 +96,7 @@ def _loaded(name: str, module: ModuleType) -> None:
         if name == _TORCH and (error.name or "").partition(".")[0] == "tocsin":
             _tell(
                 f"{sys.executable} has torch but not tocsin, so this training is not watched; "
-                "try: pip install tocsin (with that python)"
+                f"try, in the clone that you installed from: {sys.executable} -m pip install ."
             )
     except Exception as error:
         _tell(f"this training is not watched: {error!r}")
