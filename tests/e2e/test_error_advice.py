@@ -77,6 +77,12 @@ MISTAKES: Final = [
     Mistake("why", ["Missing argument 'ISSUE'", "tocsin why --help"]),
     Mistake("stop nobody --reason x", ["no run 'nobody'", "`tocsin status` lists all"]),
     Mistake("stop nobody", ["Missing option '--reason'"]),
+    # Bytes that are no UTF-8 come as surrogates.
+    Mistake("status \udcff", ["run id '\\udcff': expected 1 to 200 letters", "for example"]),
+    Mistake("issues \udcff", ["run id '\\udcff': expected 1 to 200 letters", "for example"]),
+    Mistake("why \udcff", ["'\\udcff': expected the id of an issue", "`tocsin issues` lists"]),
+    Mistake("stop \udcff --reason x", ["run id '\\udcff': expected 1 to 200 letters"]),
+    Mistake("watch --once \udcff", ["run id '\\udcff': expected 1 to 200 letters"]),
 ]
 
 

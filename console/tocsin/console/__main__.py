@@ -20,6 +20,7 @@ from tocsin.bus.port import BusError
 from tocsin.console import run_commands
 from tocsin.console.command_options import BusOption, ConfigOption, HttpOption, JsonOption
 from tocsin.schemas.errors import ConfigurationError, MissingExtra
+from tocsin.schemas.identity import check_run_id
 
 # Each command imports what it needs when it is called: `tocsin run` must not wait for what only
 # `tocsin demo` uses.
@@ -189,6 +190,8 @@ def status(
     from tocsin.console.terminal import standard_output
     from tocsin.console.views import BusView, read_view
 
+    if run_id is not None:
+        check_run_id(run_id)
     setting = read_setting(config, bus)
 
     async def read() -> tuple[str, BusView]:

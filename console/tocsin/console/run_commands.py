@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 
 from tocsin.console.command_options import BusOption, ConfigOption, JsonOption
+from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.identity import check_run_id
 
 
 def register(app: typer.Typer) -> None:
@@ -59,7 +61,7 @@ def issues(
     from tocsin.console.setting import read_setting
 
     wanted = IssueFilter(
-        run_id=run_id,
+        run_id=None if run_id is None else check_run_id(run_id),
         rule=rule,
         severity=None if severity is None else severity.value,
         state=state.value,
@@ -86,6 +88,13 @@ def why(
     from tocsin.console.issue_reading import print_story
     from tocsin.console.setting import read_setting
 
+    try:
+        check_run_id(issue)  # those of issues are UUIDs
+    except ConfigurationError:
+        raise ConfigurationError(
+            f"{issue[:200]!r}: expected the id of an issue, its beginning, or a run; "
+            "`tocsin issues` lists them"
+        ) from None
     setting = read_setting(config, bus)
     asyncio.run(print_story(setting, issue, as_json=json_output))
 
@@ -129,7 +138,9 @@ def stop(
     from tocsin.console.setting import read_setting
     from tocsin.console.stop_sender import read_options, stop_run
 
-    options = read_options(run_id, reason, grace=grace, wait_s=0.0 if no_wait else wait)
+    options = read_options(
+        check_run_id(run_id), reason, grace=grace, wait_s=0.0 if no_wait else wait
+    )
     setting = read_setting(config, bus)
     say = (lambda line: None) if json_output else (lambda line: print(line, flush=True))
     outcome = asyncio.run(stop_run(setting, options, os.environ, say))
@@ -152,4 +163,6 @@ def watch(
     from tocsin.console.setting import read_setting
     from tocsin.console.watch import watch as show
 
+    if run_id is not None:
+        check_run_id(run_id)
     raise typer.Exit(show(read_setting(config, bus), run_id, once=once, console=Console()))
