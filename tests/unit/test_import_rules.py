@@ -35,6 +35,7 @@ ADAPTERS: dict[str, set[str]] = {
     "torch": {
         "tocsin.emitter.activations",
         "tocsin.emitter.capture",
+        "tocsin.emitter.clipping",
         "tocsin.emitter.evaluation",
         "tocsin.emitter.host_copy",
         "tocsin.emitter.losses",

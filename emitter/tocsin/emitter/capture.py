@@ -7,7 +7,6 @@ are copied without waiting and read at a later step.
 
 from __future__ import annotations
 
-import numbers
 import time
 import weakref
 from collections import deque
@@ -20,6 +19,7 @@ import torch
 from tocsin.emitter import checkpoints, models
 from tocsin.emitter.activations import activations
 from tocsin.emitter.checkpoints import Written
+from tocsin.emitter.clipping import ClippedNorms
 from tocsin.emitter.evaluation import EvaluationLosses
 from tocsin.emitter.host_copy import is_recording
 from tocsin.emitter.losses import LocalGradients, LossBuffer, on_host
@@ -61,12 +61,14 @@ class Capture:
         first: torch.optim.Optimizer,
         losses: LossBuffer,
         local: LocalGradients,
+        clipped: ClippedNorms,
         *,
         preferred: torch.optim.Optimizer | None = None,
     ) -> None:
         self.training: Final = training
         self._losses = losses
         self._local = local
+        self._clipped = clipped
         found = models.find()
         self._modules = [weakref.ref(module) for module in found.modules]
         alive = [o for o in found.optimizers if models.hooked(o)]
@@ -117,9 +119,9 @@ class Capture:
                 Group(
                     index=i,
                     parameters=len(group["params"]),
-                    lr=_rate(group.get("lr")),
+                    lr=models.rate(group, "lr"),
                     # Set by the constructor of a schedule (PyTorch's own and timm's).
-                    initial_lr=_rate(group.get("initial_lr")),
+                    initial_lr=models.rate(group, "initial_lr"),
                 )
                 for i, group in enumerate(optimizer.param_groups[:MAX_GROUPS])
             ),
@@ -236,10 +238,11 @@ class Capture:
             gone = self._watched[self._primary].optimizer() is None
             if not gone and (not stepping or self._others <= PRIMARY_PATIENCE):
                 self._losses.take()
+                self._clipped.forget(p for _, p in watched.parameters)
                 return None
             self._primary = id(optimizer)
         self._others = 0
-        if _found_inf(optimizer):
+        if models.found_inf(optimizer):
             # A fused optimizer under a GradScaler was called, and changed nothing.
             self._drop_step()
             return None
@@ -251,7 +254,7 @@ class Capture:
             columns.append("step_time_s")
             values.append(step_time)
         for i, group in enumerate(optimizer.param_groups[:MAX_GROUPS]):
-            rate = _rate(group.get("lr"))
+            rate = models.rate(group, "lr")
             if rate is not None:
                 columns.append(f"lr.{i}")
                 values.append(rate)
@@ -275,6 +278,7 @@ class Capture:
             weights=weights,
             due=settings.due("gradients", step),
             local=self._local.take(self._name_of),
+            clipped=on_host(self._clipped.take(p for _, p in watched.parameters)),
             updates=self.training.wall.call("updates", self._updates.after),
             activations=self.training.wall.call("activations", activations.take),
         )
@@ -374,6 +378,7 @@ class Capture:
 
     def _drop_step(self) -> None:
         self._losses.take()
+        self._clipped.clear()
         self._parts.clear()
         self._local.clear()
         self._updates.forget()
@@ -383,18 +388,3 @@ class Capture:
             self._reporter.finish(self._waiting.popleft())
         while len(self._waiting) > MAX_WAITING:
             self._waiting.popleft()
-
-
-def _found_inf(optimizer: torch.optim.Optimizer) -> bool:
-    found = getattr(optimizer, "found_inf", None)
-    return isinstance(found, torch.Tensor) and found.device.type == "cpu" and bool(found.item())
-
-
-def _rate(value: object) -> float | None:
-    """A learning rate as a number; None where there is none to read.
-
-    One on a GPU (capturable optimizers) would have to be waited for; some optimizers have none.
-    """
-    if isinstance(value, torch.Tensor):
-        return float(value) if value.device.type == "cpu" and value.numel() == 1 else None
-    return float(value) if isinstance(value, numbers.Real) else None

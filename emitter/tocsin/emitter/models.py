@@ -8,7 +8,8 @@ and one in front of each forward call would be traced by torch.compile.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Sequence
+import numbers
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -156,3 +157,20 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[tuple[int, int, torc
         for g, group in enumerate(optimizer.param_groups)
         for i, parameter in enumerate(group["params"])
     ]
+
+
+def found_inf(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a GradScaler told this fused optimizer that its gradients are not finite."""
+    found = getattr(optimizer, "found_inf", None)
+    return isinstance(found, torch.Tensor) and found.device.type == "cpu" and bool(found.item())
+
+
+def rate(group: Mapping[str, object], name: str) -> float | None:
+    """A learning rate of a parameter group as a number; None where there is none to read.
+
+    One on a GPU (capturable optimizers) would have to be waited for; some optimizers have none.
+    """
+    value = group.get(name)
+    if isinstance(value, torch.Tensor):
+        return float(value) if value.device.type == "cpu" and value.numel() == 1 else None
+    return float(value) if isinstance(value, numbers.Real) else None

@@ -54,13 +54,16 @@ class Draft:
     weights: Part | None
     due: bool
     local: list[tuple[str, Floats, Counts]]
+    clipped: list[float] | HostCopy
+    """The norms that the gradients had before they were clipped; empty: they were not."""
+
     updates: Updates | None = None
     activations: Seen | None = None
 
     @property
     def ready(self) -> bool:
         """Whether all numbers are here; never waits."""
-        copies = [self.losses, *(c for p in self.parts for c in (p.norms, p.copy))]
+        copies = [self.losses, self.clipped, *(c for p in self.parts for c in (p.norms, p.copy))]
         if self.weights is not None:
             copies.append(self.weights.copy)
         if self.updates is not None and isinstance(self.updates.packed, HostCopy):
@@ -139,8 +142,18 @@ class Reporter:
             if part.primary:
                 square += float(np.square(norm.astype(np.float64)).sum()) / part.scale**2
         if draft.parts:
-            columns += ("gradient_norm", "gradient_nonfinite")
-            numbers += (math.sqrt(square) if square >= 0 else math.nan, float(bad))
+            norm_now = math.sqrt(square) if square >= 0 else math.nan
+            clipped = draft.clipped
+            before = clipped.values() if isinstance(clipped, HostCopy) else np.asarray(clipped)
+            if before.size:
+                scale = next((part.scale for part in draft.parts if part.primary), 1.0)
+                columns += ("gradient_norm", "gradient_norm_clipped")
+                numbers += (float(np.linalg.norm(before)) / scale, norm_now)
+            else:
+                columns.append("gradient_norm")
+                numbers.append(norm_now)
+            columns.append("gradient_nonfinite")
+            numbers.append(float(bad))
         odd = bad > 0 or bool(draft.local) or (len(values) > 0 and not math.isfinite(numbers[0]))
         row = StepRow(
             draft.step,

@@ -9,6 +9,7 @@ Where they sit, and why there:
 - the global hooks before and after each `Optimizer.step`: no graph break under torch.compile;
 - `torch.autograd.backward`, which `Tensor.backward` calls too: the loss;
 - `GradScaler.scale` and `.update`: the loss before it was scaled, and steps that were skipped;
+- `clip_grad_norm_`: the gradient norm before it;
 - the loss modules' `__call__` and the functions behind them: losses without a gradient;
 - `__call__` of ReLU-like classes: their outputs. Nothing sits on a module itself: a hook of an
   instance would be pickled with it, and a global one makes torch.compile warn;
@@ -34,6 +35,8 @@ from torch.optim.optimizer import (
 )
 
 from tocsin.emitter import activations as relus
+from tocsin.emitter import clipping
+from tocsin.emitter.clipping import ClippedNorms
 from tocsin.emitter.current import current
 from tocsin.emitter.evaluation import Evaluation
 from tocsin.emitter.losses import LocalGradients, LossBuffer, loss_of, only
@@ -68,6 +71,7 @@ class Hooks:
         self.forked = False
         self.losses: Final = LossBuffer()
         self.local: Final = LocalGradients()
+        self.clipped: Final = ClippedNorms()
         self.saves: Final = Saves(self)
         self.stepping: list[torch.optim.Optimizer] = []
         self.made_step = False
@@ -97,6 +101,7 @@ class Hooks:
             optimizer,
             self.losses,
             self.local,
+            self.clipped,
             preferred=self.preferred and self.preferred(),
         )
         self.capture = capture
@@ -115,6 +120,7 @@ class Hooks:
         self.stepping.clear()
         self.losses.take()
         self.local.clear()
+        self.clipped.clear()
         self.backwards = self.most_backwards = 0
         self.wall.report = _say
 
@@ -206,6 +212,7 @@ def install() -> None:
         _optimizers,
         _backward,
         _grad_scaler,
+        _clipping,
         _evaluations,
         _data_loaders,
         _data_parallel,
@@ -278,6 +285,10 @@ def _grad_scaler() -> None:
             hooks.check("scaler_update")
 
     scaler.scale, scaler.update = scale, update
+
+
+def _clipping() -> None:
+    clipping.install(hooks)
 
 
 def _evaluations() -> None:

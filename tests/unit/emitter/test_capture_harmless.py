@@ -15,7 +15,7 @@ import torch
 from support.captured import captured, said
 from tocsin.bus.embedded import EmbeddedProducer
 from tocsin.bus.port import BusUnavailable
-from tocsin.emitter import capture, edges, evaluation, facts, torch_hooks, training
+from tocsin.emitter import capture, clipping, edges, evaluation, facts, torch_hooks, training
 from tocsin.emitter.losses import LocalGradients
 from tocsin.schemas.runs import CaptureDegraded, RunEnded
 
@@ -35,6 +35,7 @@ def train(folder: Path, steps: int = STEPS) -> tuple[list[torch.Tensor], torch.T
         loss = criterion(model(torch.randn(16, 6)), torch.zeros(16, 1))
         optimizer.zero_grad()
         loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
         losses.append(loss.item())
         if step == steps // 2:
@@ -75,6 +76,7 @@ def fail(*args: object, **kwargs: object) -> None:
         (capture.Capture, "saved", "checkpoints"),
         (capture.Capture, "evaluation_loss", "evaluation"),
         (torch_hooks.Hooks, "on_backward", "losses"),
+        (clipping.ClippedNorms, "add", "clipping"),
         (evaluation.Evaluation, "on_loss", "evaluation"),
         (torch_hooks.Hooks, "begin", "gradients"),
         (training.Training, "stepped", "steps"),

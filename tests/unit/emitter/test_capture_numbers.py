@@ -211,6 +211,48 @@ def test_a_skipped_scaler_step_is_no_step(tmp_path: Path) -> None:
     assert steps[2]["scaler_skipped"] == 1
 
 
+Clip = Callable[[torch.nn.Module], object]
+
+
+@pytest.mark.parametrize(
+    ("clip", "seen"),
+    [
+        (lambda m: torch.nn.utils.clip_grad_norm_(m.parameters(), 0.5), True),
+        (lambda m: torch.nn.utils.clip_grad_norm_(iter([*m.parameters()]), 0.5), True),
+        (lambda m: [torch.nn.utils.clip_grad_norm_(p, 0.5) for p in m.parameters()], True),
+        (lambda m: torch.nn.utils.clip_grad_norm_([m.weight], 0.5), False),
+        (lambda m: torch.nn.utils.clip_grad_norm_(m.parameters(), 0.5, norm_type=1.0), False),
+        (lambda m: [torch.nn.utils.clip_grad_norm_(m.parameters(), x) for x in (1.0, 0.5)], False),
+    ],
+    ids=["whole", "an iterator", "one by one", "a part", "another norm", "twice"],
+)  # fmt: skip
+def test_the_gradient_norm_is_that_before_clipping(
+    tmp_path: Path, clip: Clip, *, seen: bool
+) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    before, after = [], []
+    with captured(tmp_path):
+        for _ in range(3):
+            model(10 * torch.randn(16, 8)).square().sum().backward()
+            before.append(norm_of(model))
+            clip(model)
+            after.append(norm_of(model))
+            optimizer.step()
+            optimizer.zero_grad()
+    for step, cells in said(tmp_path).steps("train").items():
+        first = before[step] if seen else after[step]
+        assert cells["gradient_norm"] == pytest.approx(first, rel=1e-4)
+        last = cells.get("gradient_norm_clipped")
+        assert last == (pytest.approx(after[step], rel=1e-4) if seen else None)
+
+
+def norm_of(model: torch.nn.Module) -> float:
+    squares = [float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None]
+    return math.sqrt(sum(squares))
+
+
 @pytest.mark.parametrize(
     ("rate", "told"),
     [

@@ -1,9 +1,10 @@
 """`exploding_gradient`: the gradient norm leaves its own past far behind.
 
-With n the global gradient norm of a step and E its exponential moving average, the condition is
-n > factor · E for `for_steps` steps in a row, or n > factor² · E at once, after `warmup_steps`.
-Outliers (n > factor · E) do not enter E. A norm must also be twice the largest that the run has
-seen lately: a memorised data set brings norms near zero, over which an ordinary batch stands out.
+With n the global gradient norm of a step, as it was before `clip_grad_norm_`, and E its exponential
+moving average, the condition is n > factor · E for `for_steps` steps in a row, or n > factor² · E
+at once, after `warmup_steps`. Outliers (n > factor · E) do not enter E. A norm must also be twice
+the largest that the run has seen lately: a memorised data set brings norms near zero, over which an
+ordinary batch stands out.
 
 The factor stands far from healthy runs (a small GPT and a ResNet stay below 5) and well below
 what the first spike of BLOOM's training showed while its loss still looked well.
