@@ -154,7 +154,8 @@ class IssueOngoing(IssueFiring):
     state: ClassVar[IssueState] = "ongoing"
 
     raised_from: Severity | None = Field(
-        default=None, description="the severity until now, where it has just risen"
+        default=None,
+        description="the severity until now, where it has risen or become worth a stop",
     )
 
     @property

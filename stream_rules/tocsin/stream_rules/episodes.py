@@ -50,13 +50,18 @@ class Episode:
     told_ms: int = 0
     clear_since: int | None = None
 
-    def rises(self, finding: Finding, meta: RuleMeta) -> bool:
-        """Whether a finding is graver than all before it; it is as grave as that from then on."""
+    def rises(self, finding: Finding, meta: RuleMeta, *, fixed: bool) -> bool:
+        """Whether a finding is graver than all before it, or the first that is worth a stop; the
+        episode is so from then on. With a `fixed` severity, the configuration's, it stays.
+        """
         severity = finding.severity or meta.severity
-        if _GRAVITY.index(severity) <= _GRAVITY.index(self.severity):
+        stop_worthy = meta.stop_worthy if finding.stop_worthy is None else finding.stop_worthy
+        graver = not fixed and _GRAVITY.index(severity) > _GRAVITY.index(self.severity)
+        if not graver and (self.stop_worthy or not stop_worthy):
             return False
-        self.severity = severity
-        self.stop_worthy = meta.stop_worthy if finding.stop_worthy is None else finding.stop_worthy
+        if graver:
+            self.severity = severity
+        self.stop_worthy = stop_worthy
         self.remedy = finding.remedy or meta.remedy
         return True
 
@@ -80,7 +85,7 @@ class Episodes:
             if isinstance(outcome, Finding):
                 episode.reason, episode.evidence = clip(outcome.reason), outcome.evidence
                 before = episode.severity
-                if severity is None and episode.rises(outcome, meta):
+                if episode.rises(outcome, meta, fixed=severity is not None):
                     return _tell(IssueOngoing, episode, at, name, meta, raised_from=before)
             if at.now_ms - episode.told_ms < meta.repeat_ms:
                 return None

@@ -149,7 +149,8 @@ class Finding:
             and seq of the last record before.
         onset_ms: append time of the record that began it; None: of this one.
         severity, stop_worthy: other than the rule's own. Where a finding is graver than those
-            before it, its episode is as grave from then on, and people are told.
+            before it, its episode is as grave from then on, and people are told if it turns
+            critical.
         remedy: other than the rule's own.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +59,15 @@ def test_one_issue_turns_critical_and_worth_a_stop() -> None:
     assert told == [("firing", "warning", False), ("ongoing", "critical", True)]
     assert issues[1].turned_critical
     assert issues[0].issue_id == issues[1].issue_id
+
+
+def test_a_severity_of_the_configuration_leaves_the_stop_to_ten_times() -> None:
+    (spec,) = DIVERGED
+    run = run_of([*falling(), *[2.5] * 60, *[20.0] * 60])
+    issues = issues_of(run.records, "loss_diverged", specs=[replace(spec, severity="critical")])
+    told = [(issue.state, issue.severity, issue.stop_worthy) for issue in issues]
+    assert told == [("firing", "critical", False), ("ongoing", "critical", True)]
+    assert issues[1].turned_critical
 
 
 def test_a_hundred_times_needs_ten_steps_only() -> None:
