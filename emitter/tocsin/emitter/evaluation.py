@@ -138,12 +138,15 @@ class Evaluation:
         def call(module: torch.nn.Module, *args: object, **kwargs: object) -> object:
             if torch.compiler.is_compiling() or hooks.capture is None or torch.is_grad_enabled():
                 return original(module, *args, **kwargs)
-            self._inside = True
+            # A sum is told by the function that the module calls, which sees what it is over.
+            whole = getattr(module, "reduction", None) != "sum"
+            self._inside = whole
             try:
                 result = original(module, *args, **kwargs)
             finally:
                 self._inside = False
-            hooks.wall.call("evaluation", self.on_loss, type(module).__qualname__, result)
+            if whole:
+                hooks.wall.call("evaluation", self.on_loss, type(module).__qualname__, result)
             hooks.check("evaluation")
             return result
 
@@ -185,4 +188,8 @@ def _mean(name: str, total: object, args: Sequence[object], kwargs: Mapping[str,
     if target.is_floating_point():
         classes = target.shape[min(1, target.dim() - 1)]
         return total / max(1, target.numel() // max(1, classes))
-    return total / (target != kwargs.get("ignore_index", -100)).sum().clamp(min=1)
+    counts = target != kwargs.get("ignore_index", -100)
+    weight = args[2] if len(args) > 2 else kwargs.get("weight")
+    if isinstance(weight, torch.Tensor):
+        return total / (weight[target.clamp(min=0)] * counts).sum()
+    return total / counts.sum().clamp(min=1)

@@ -283,13 +283,14 @@ CLASSES = torch.arange(12) % 5
         ("mse_loss", SCORES + 0.5, {}),
         ("cross_entropy", CLASSES, {}),
         ("cross_entropy", CLASSES, {"ignore_index": 3}),
+        ("cross_entropy", CLASSES, {"ignore_index": 3, "weight": torch.arange(1.0, 6.0)}),
         ("cross_entropy", SCORES.softmax(dim=1), {}),
         ("nll_loss", CLASSES, {}),
         ("binary_cross_entropy_with_logits", SCORES.sigmoid(), {}),
     ],
 )
 def test_of_a_sum_the_mean_is_taken(
-    tmp_path: Path, name: str, target: torch.Tensor, options: dict[str, int]
+    tmp_path: Path, name: str, target: torch.Tensor, options: dict[str, object]
 ) -> None:
     function = getattr(nn.functional, name)
 
@@ -299,6 +300,20 @@ def test_of_a_sum_the_mean_is_taken(
 
     mean = float(function(SCORES, target, **options))
     assert evaluated(tmp_path, measure) == [pytest.approx(mean, rel=1e-5)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "target"),
+    [(nn.MSELoss, SCORES + 0.5), (nn.CrossEntropyLoss, CLASSES), (nn.NLLLoss, CLASSES)],
+)
+def test_of_a_module_s_sum_the_mean_is_taken(
+    tmp_path: Path, kind: Callable[..., nn.Module], target: torch.Tensor
+) -> None:
+    def measure(model: nn.Module) -> None:
+        model.eval()
+        kind(reduction="sum")(SCORES, target)
+
+    assert evaluated(tmp_path, measure) == [pytest.approx(float(kind()(SCORES, target)), rel=1e-5)]
 
 
 def test_a_loss_module_counts_once(tmp_path: Path) -> None:
