@@ -84,7 +84,10 @@ class RunStarted(RunData):
     event_type: ClassVar[str] = "tocsin.run.started"
 
     job_id: str = Field(max_length=200)
-    restart_count: Whole = 0
+    restart_count: Whole = Field(
+        default=0,
+        description="how often torchelastic has restarted the job, and 1,000 for each requeue",
+    )
     training: Whole = Field(default=0, description="which training of this job it is, from 0")
     labels: Labels = Field(default_factory=dict)
     node: Word = Field(default="", max_length=255, description="host name")
