@@ -5,15 +5,20 @@ Nothing here is escaped: a channel escapes what it is handed, in the way of that
 
 from __future__ import annotations
 
-import math
-import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Final
 
 from tocsin.schemas.events import clip
-from tocsin.schemas.issues import Fact, Issue, IssueState, Series, Severity, Subject
+from tocsin.schemas.issues import Issue, IssueState, Series, Severity
+from tocsin.schemas.text import (
+    fact_text,
+    number_text,
+    place_text,
+    time_text,
+    where_text,
+)
+from tocsin.schemas.text import plain_line as plain_line
 
 _SUBJECT: Final = 150
 _LINE: Final = 1_000
@@ -100,22 +105,6 @@ def message_of(issue: Issue, did: Sequence[str] = ()) -> Message:
     )
 
 
-def number_text(value: float) -> str:
-    """A number as people read it: `1,769,472`, `0.00125`, `NaN`."""
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "Infinity" if value > 0 else "-Infinity"
-    if value == int(value) and abs(value) < 1e15:
-        return f"{int(value):,}"
-    return f"{value:,.6g}"
-
-
-def time_text(at_ms: int) -> str:
-    """A time in UTC, to the second."""
-    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
 def _rows(issue: Issue, did: Sequence[str]) -> Iterator[tuple[str, str]]:
     evidence = issue.evidence
     yield "Where first", where_text(issue)
@@ -151,31 +140,6 @@ def _rows(issue: Issue, did: Sequence[str]) -> Iterator[tuple[str, str]]:
     yield "Issue", issue.issue_id
 
 
-def where_text(issue: Issue) -> str:
-    """Where it began: `gradients of layer.weight, rank 1, step 1,200`."""
-    parts = [_subject(issue.subject)]
-    if issue.first_rank is not None and issue.subject.kind != "rank":
-        parts.append(f"rank {issue.first_rank:,}")
-    if issue.first_step is not None:
-        parts.append(f"step {issue.first_step:,}")
-    return ", ".join(parts)
-
-
-def _subject(subject: Subject) -> str:
-    if subject.collection is not None:
-        return f"{subject.collection} of {subject.name}"
-    kinds = {"tensor", "layer", "scalar", "device", "node"}
-    return f"{subject.kind} {subject.name}" if subject.kind in kinds else subject.name
-
-
-def fact_text(fact: Fact) -> str:
-    """One fact with its unit and limit: `ratio 41.2 (limit 20)`."""
-    unit = {"percent": " %", None: ""}.get(fact.unit, f" {fact.unit}")
-    value = fact.value if isinstance(fact.value, str) else number_text(fact.value)
-    limit = "" if fact.limit is None else f" (limit {number_text(fact.limit)}{unit})"
-    return f"{fact.name.replace('_', ' ')} {value}{unit}{limit}"
-
-
 def _last_values(series: Series) -> str:
     last = list(zip(series.steps, series.values, strict=True))[-_VALUES:]
     shown = ", ".join(f"{number_text(value)} ({place_text(series, x)})" for x, value in last)
@@ -184,24 +148,9 @@ def _last_values(series: Series) -> str:
     return f"{series.name}{unit}: {shown}{limit}"
 
 
-def place_text(series: Series, x: int) -> str:
-    """Where a point of a series stands: `step 1,200`, or `at 1,200 s`."""
-    return f"step {x:,}" if series.x is None else f"at {x:,} s"
-
-
 def _followed(count: int, also: Sequence[str]) -> str:
     named = ", ".join(also[:_NAMED])
     rest = max(count, len(also)) - len(also[:_NAMED])
     if not named:
         return f"{count:,} more went the same way"
     return named + (f" and {rest:,} more" if rest else "")
-
-
-def plain_line(text: str) -> str:
-    """`text` in one line, without what moves a cursor, hides text or turns its direction."""
-    return " ".join(
-        "".join(" " if unicodedata.category(c) in _UNPRINTED else c for c in text).split()
-    )
-
-
-_UNPRINTED: Final = frozenset({"Cc", "Cf", "Co", "Cs", "Zl", "Zp"})

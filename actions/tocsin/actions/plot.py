@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tocsin.actions.message import Message, number_text
+from tocsin.actions.message import Message
+from tocsin.schemas.text import number_text
 
 logger = logging.getLogger(__name__)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from tocsin.actions.message import plain_line
 from tocsin.console.views import BusView
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.issues import SHORT_ID, IssueFiring, gravest
 from tocsin.schemas.runs import RunView
+from tocsin.schemas.text import plain_line
 
 SHORTEST: Final = 4
 """Characters of an issue's id that one must give at least."""
@@ -52,7 +52,7 @@ def choose_issue(view: BusView, text: str) -> IssueFiring | RunView:
             if len({issue.issue_id[:size] for issue in found}) == len(found)
         )
         listed = _listed(
-            f"{issue.issue_id[:length]} ({issue.rule} in {plain_line(issue.run_id)})"
+            f"{issue.issue_id[:length]} ({plain_line(issue.rule)} in {plain_line(issue.run_id)})"
             for issue in found
         )
         raise ConfigurationError(

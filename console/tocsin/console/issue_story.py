@@ -9,14 +9,6 @@ from typing import Final
 
 from rich.text import Text
 
-from tocsin.actions.message import (
-    fact_text,
-    number_text,
-    place_text,
-    plain_line,
-    time_text,
-    where_text,
-)
 from tocsin.console.issue_table import SEVERITY_STYLE, issue_facts
 from tocsin.console.stop_way import StopWay, stop_way, way_facts, way_lines
 from tocsin.console.views import BusView, CommandSeen, StateSeen
@@ -24,6 +16,16 @@ from tocsin.console.watch_series import Bucket, sparkline
 from tocsin.schemas.deliveries import Delivery
 from tocsin.schemas.issues import IssueFiring, Series
 from tocsin.schemas.runs import RunView
+from tocsin.schemas.text import (
+    fact_text,
+    number_text,
+    place_text,
+    plain_line,
+    still,
+    time_text,
+    unit_suffix,
+    where_text,
+)
 
 _DRAWN: Final = 40
 _LAST: Final = 6
@@ -75,10 +77,9 @@ def story_lines(story: Story) -> list[Text]:
         (issue.severity, SEVERITY_STYLE[issue.severity]),
         f": {plain_line(name)} in run {plain_line(issue.run_id)}, {issue.state}",
     )
-    lines = [title, Text(plain_line(issue.reason) or f"{name} fired")]
+    lines = [title, Text(plain_line(issue.reason) or f"{plain_line(name)} fired")]
     for heading, paragraph in _paragraphs(story):
-        lines += [Text(), Text(heading, style="bold")]
-        lines += [Text("  " + line) for line in paragraph]
+        lines += _shown(heading, paragraph)
     lines += [Text(), Text(f"issue {issue.issue_id}", style="dim")]
     return lines
 
@@ -89,9 +90,14 @@ def run_story_lines(run: RunView, commands: Mapping[str, CommandSeen]) -> list[T
     lines = [Text(f"no issues in run {run_id} ({run.outcome or run.state})")]
     way = stop_way(run, commands, run.incarnation)
     if way is not None:
-        lines += [Text(), Text("The stop", style="bold")]
-        lines += [Text("  " + line) for line in way_lines(way)]
+        lines += _shown("The stop", way_lines(way))
     return lines
+
+
+def _shown(heading: str, paragraph: Sequence[str]) -> list[Text]:
+    """What a run says goes through here: none of it may steer a terminal."""
+    lines = [Text("  " + still(line)) for line in paragraph]
+    return [Text(), Text(heading, style="bold"), *lines]
 
 
 def run_story_json(run: RunView, commands: Mapping[str, CommandSeen]) -> str:
@@ -108,7 +114,7 @@ def _paragraphs(story: Story) -> Iterator[tuple[str, list[str]]]:
         began.append(time_text(issue.onset_ms))
     if evidence.explanation:
         began.append(evidence.explanation)
-    yield "Where it began", [plain_line(line) for line in began]
+    yield "Where it began", began
     shown = [fact_text(fact) for fact in evidence.facts]
     if evidence.series is not None and evidence.series.values:
         shown += _series_lines(evidence.series)
@@ -137,7 +143,7 @@ def _paragraphs(story: Story) -> Iterator[tuple[str, list[str]]]:
 
 
 def _series_lines(series: Series) -> Iterator[str]:
-    unit = {"percent": " %", None: ""}.get(series.unit, f" {series.unit}")
+    unit = unit_suffix(series.unit)
     limit = "" if series.limit is None else f"  limit {number_text(series.limit)}{unit}"
     name = plain_line(series.name)
     yield f"{name}  {_drawn(series.values)}{limit}"

@@ -5,23 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final, Literal
 
 from rich.table import Table
 from rich.text import Text
 
-from tocsin.actions.message import plain_line
-from tocsin.console.status import first_seen
 from tocsin.console.views import BusView
 from tocsin.schemas.issues import IssueFiring, Severity
+from tocsin.schemas.text import plain_line
 
 StateFilter = Literal["open", "resolved", "all"]
 
 SEVERITY_STYLE: Final[Mapping[Severity, str]] = {
     "critical": "bold red",
     "warning": "yellow",
-    "info": "",
+    "info": "cyan",
 }
+"""In colour, wherever an issue is shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +57,11 @@ class IssueFilter:
         return " ".join(parts)
 
 
-def issue_table(view: BusView, wanted: IssueFilter) -> Table | None:
-    """The issues in order of occurrence, each in its newest state; None if there is none."""
+def issue_table(view: BusView, wanted: IssueFilter, *, ids: bool = True) -> Table | None:
+    """The issues in order of occurrence, each in its newest state; None if there is none.
+
+    `ids` is whether the first column has their ids.
+    """
     issues = [issue for issue in view.issues if wanted.wants(issue)]
     if not issues:
         return None
@@ -65,7 +69,8 @@ def issue_table(view: BusView, wanted: IssueFilter) -> Table | None:
     for delivery in view.deliveries:
         done.setdefault(delivery.issue_id, []).append(f"{delivery.action}: {delivery.state}")
     table = Table(box=None)
-    table.add_column("issue", no_wrap=True)
+    if ids:
+        table.add_column("issue", no_wrap=True)
     for name in ("run", "severity", "rule", "state"):
         table.add_column(name)
     # A step is read at a glance, where it stands in one line.
@@ -73,17 +78,29 @@ def issue_table(view: BusView, wanted: IssueFilter) -> Table | None:
     table.add_column("reason", overflow="fold")
     table.add_column("done")
     for issue in issues:
-        table.add_row(
-            Text(issue.short_id),
+        cells = [
             Text(plain_line(issue.run_id)),
             Text(issue.severity, style=SEVERITY_STYLE[issue.severity]),
             Text(plain_line(issue.rule)),
             Text(issue.state),
             Text(first_seen(issue)),
             Text(plain_line(issue.reason)),
-            Text(", ".join(done.get(issue.issue_id, ["-"]))),
-        )
+            Text(plain_line(", ".join(done.get(issue.issue_id, ["-"])))),
+        ]
+        table.add_row(*([Text(issue.short_id)] if ids else []), *cells)
     return table
+
+
+def first_seen(issue: IssueFiring) -> str:
+    """Where it began, in few words: `step 12, rank 1`."""
+    parts = []
+    if issue.first_step is not None:
+        parts.append(f"step {issue.first_step:,}")
+    if issue.first_rank is not None and issue.world_size > 1:
+        parts.append(f"rank {issue.first_rank}")
+    return ", ".join(parts) or datetime.fromtimestamp(issue.onset_ms / 1000, UTC).strftime(
+        "%H:%M:%S UTC"
+    )
 
 
 def no_issues_line(view: BusView, wanted: IssueFilter, bus_url: str) -> str:

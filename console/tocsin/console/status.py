@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
+from tocsin.console.issue_table import IssueFilter, issue_table
 from tocsin.console.views import BusView
-from tocsin.schemas.issues import IssueFiring, gravest
+from tocsin.schemas.issues import gravest
 from tocsin.schemas.runs import RunView
+from tocsin.schemas.text import plain_line
 
 _STATE_STYLE: Mapping[str, str] = {"running": "green", "ended": "", "lost": "yellow"}
 
@@ -45,13 +46,12 @@ def print_status(
     `again` are options with which another command finds the same bus.
     """
     if not view.runs:
-        console.print(
-            f"no runs on {bus_url} yet; try: tocsin run -- python train.py", highlight=False
-        )
+        empty = f"no runs on {bus_url} yet; try: tocsin run -- python train.py"
+        console.print(empty, highlight=False, markup=False)
         return
     console.print(_runs_table(view.runs, now_ms))
-    if view.issues:
-        console.print(_issues_table(view))
+    if (issues := issue_table(view, IssueFilter(), ids=False)) is not None:
+        console.print(issues)
     newest = [issue for issue in view.issues if issue.run_id == view.issues[-1].run_id]
     if (told := gravest(newest)) is not None:
         command = shlex.join(["tocsin", "why", told.short_id, *again])
@@ -61,10 +61,7 @@ def print_status(
 def _runs_table(runs: Sequence[RunView], now_ms: int) -> Table:
     table = Table("run", "state", "step", "loss", "ranks", "issues", "stop", "started", box=None)
     for run in runs:
-        state = run.outcome or run.state
-        table.add_row(
-            run.run_id,
-            f"[{style}]{state}[/]" if (style := _STATE_STYLE.get(run.state, "")) else state,
+        cells = (
             "-" if run.last_step is None else f"{run.last_step:,}",
             "-" if run.last_loss is None else f"{run.last_loss:.4g}",
             str(len(run.ranks)),
@@ -72,37 +69,12 @@ def _runs_table(runs: Sequence[RunView], now_ms: int) -> Table:
             "-" if run.stop is None else run.stop.state,
             ago(run.started_ms, now_ms),
         )
-    return table
-
-
-def _issues_table(view: BusView) -> Table:
-    done: dict[str, list[str]] = {}
-    for delivery in view.deliveries:
-        done.setdefault(delivery.issue_id, []).append(f"{delivery.action}: {delivery.state}")
-    table = Table("run", "severity", "rule", "state", "first", "reason", "done", box=None)
-    for issue in view.issues:
         table.add_row(
-            issue.run_id,
-            issue.severity,
-            issue.rule,
-            issue.state,
-            first_seen(issue),
-            escape(issue.reason),
-            ", ".join(done.get(issue.issue_id, ["-"])),
+            Text(plain_line(run.run_id)),
+            Text(run.outcome or run.state, style=_STATE_STYLE.get(run.state, "")),
+            *map(Text, cells),
         )
     return table
-
-
-def first_seen(issue: IssueFiring) -> str:
-    """Where it began, in few words: `step 12, rank 1`."""
-    parts = []
-    if issue.first_step is not None:
-        parts.append(f"step {issue.first_step:,}")
-    if issue.first_rank is not None and issue.world_size > 1:
-        parts.append(f"rank {issue.first_rank}")
-    return ", ".join(parts) or datetime.fromtimestamp(issue.onset_ms / 1000, UTC).strftime(
-        "%H:%M:%S UTC"
-    )
 
 
 def ago(then_ms: int, now_ms: int) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tocsin.actions.message import plain_line, time_text
 from tocsin.console.views import CommandSeen
 from tocsin.schemas.runs import RunView, StopView
+from tocsin.schemas.text import plain_line, time_text
 
 _ORDER: Final = ("requested", "acknowledged", "left", "escalated", "exited", "refused", "expired")
 

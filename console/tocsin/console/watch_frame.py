@@ -15,18 +15,19 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.segment import Segment
 
-from tocsin.console.status import ago, first_seen
+from tocsin.console.issue_table import SEVERITY_STYLE, first_seen
+from tocsin.console.status import ago
 from tocsin.console.watch_layout import Plan, fit
 from tocsin.console.watch_runs import detail_line, run_lines
 from tocsin.console.watch_state import WatchState
-from tocsin.console.watch_text import Line, Piece, cut, fields, printable, squeezed
+from tocsin.console.watch_text import Line, Piece, cut, fields, squeezed
 from tocsin.schemas.deliveries import Delivery
 from tocsin.schemas.issues import IssueFiring
+from tocsin.schemas.text import plain_line
 
 STALE_MS: Final = 60_000
 """A run that goes on although no rules worker has told of it for so long."""
 
-_SEVERITY: Final = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 _DELIVERY: Final = {
     "pending": "yellow", "delivered": "green", "rejected": "bold red", "expired": "bold red",
     "suppressed": "dim",
@@ -80,7 +81,7 @@ def draw(state: WatchState, situation: Situation, *, now_ms: int, width: int, he
     run_width = max(10, width // 4) if len(runs) > 1 else 0
     lines: list[Line] = [_head(state, situation, running, len(runs) - running, now_ms, width)]
     if situation.trouble is not None:
-        lines.append((Piece(printable(situation.trouble), "bold red"),))
+        lines.append((Piece(plain_line(situation.trouble), "bold red"),))
     if not runs:
         lines.append((Piece(_nothing(state, situation)),))
     else:
@@ -109,7 +110,7 @@ def _head(
     left = "tocsin watch" + (f" {state.run_id}" if state.run_id else "")
     counts = f"{running} running, {ended} ended"
     room = width - cell_len(left) - len(counts) - 6
-    url = printable(situation.bus_url)
+    url = plain_line(situation.bus_url)
     if cell_len(url) > room:
         # The end of a path says more than its beginning.
         url = "…" + url[len(url) - max(0, room - 1) :] if room > 8 else ""
@@ -158,9 +159,9 @@ def _issues(
             Piece(ago(issue.onset_ms, now_ms).removesuffix(" ago"), "dim"),
             Piece(
                 issue.severity,
-                "dim" if issue.state == "resolved" else _SEVERITY[issue.severity],
+                "dim" if issue.state == "resolved" else SEVERITY_STYLE[issue.severity],
             ),
-            Piece(printable(issue.rule), "bold"),
+            Piece(plain_line(issue.rule), "bold"),
             Piece(squeezed(issue.run_id, run_width)),
             Piece(first_seen(issue)),
             Piece("resolved" if issue.state == "resolved" else "", "green"),
@@ -169,7 +170,7 @@ def _issues(
     ]
     widths = (8, 8, max(12, width // 4), run_width, 18, 8)
     for issue, line in zip(shown, fields(rows, widths), strict=True):
-        reason = printable(issue.reason)
+        reason = plain_line(issue.reason)
         if plan.reasons:
             lines += [line, (Piece(f"    {reason}"),)]
         else:
@@ -190,10 +191,10 @@ def _deliveries(
         (
             Piece(ago(delivery.updated_ms, now_ms).removesuffix(" ago"), "dim"),
             Piece(delivery.state, _DELIVERY[delivery.state]),
-            Piece(printable(delivery.action), "bold"),
-            Piece(printable(delivery.rule)),
+            Piece(plain_line(delivery.action), "bold"),
+            Piece(plain_line(delivery.rule)),
             Piece(squeezed(delivery.run_id, run_width)),
-            Piece(printable(_what(delivery, now_ms))),
+            Piece(plain_line(_what(delivery, now_ms))),
         )
         for delivery in shown
     ]

@@ -11,8 +11,9 @@ from rich.cells import cell_len, set_cell_size
 from tocsin.console.status import ago
 from tocsin.console.watch_series import NONFINITE, sparkline
 from tocsin.console.watch_state import WatchedRun
-from tocsin.console.watch_text import Line, Piece, printable, squeezed
+from tocsin.console.watch_text import Line, Piece, squeezed
 from tocsin.schemas.runs import RuleStatus, StopView
+from tocsin.schemas.text import plain_line
 
 SILENT_MS: Final = 30_000
 """A running run of which nothing was heard for so long is said to be silent: three heartbeats."""
@@ -91,7 +92,7 @@ def detail_line(run: WatchedRun, now_ms: int) -> Line:
         parts.append((Piece("no rules worker has told of it yet", "dim"),))
     else:
         if view.stop is not None:
-            parts.append((Piece(printable(_stop(view.stop)), "bold red"),))
+            parts.append((Piece(plain_line(_stop(view.stop)), "bold red"),))
         parts += _rules(view.rules)
         if run.eval_loss is not None:
             parts.append((Piece(f"evaluation loss {run.eval_loss:.4g}", "dim"),))
@@ -101,7 +102,7 @@ def detail_line(run: WatchedRun, now_ms: int) -> Line:
                 parts.append((Piece(f"{view.capture.dropped:,} records dropped", "yellow"),))
         about = [f"{key}={value}" for key, value in view.labels.items()]
         about += [view.node] if view.node else []
-        parts += [(Piece(printable(text), "dim"),) for text in about]
+        parts += [(Piece(plain_line(text), "dim"),) for text in about]
     line: list[Piece] = [Piece("  ")]
     for i, part in enumerate(parts):
         line += [Piece(" · ", "dim")] * (i > 0) + list(part)
@@ -156,7 +157,7 @@ def _rules(rules: dict[str, RuleStatus]) -> list[Line]:
         names = [name for name, found in rules.items() if found == status]
         if names:
             style = "bold red" if status == "issues_found" else "yellow"
-            parts.append((Piece(printable(f"{words} {', '.join(names)}"), style),))
+            parts.append((Piece(plain_line(f"{words} {', '.join(names)}"), style),))
     counts = [
         f"{number} {words}"
         for status, words in _RULES.items()

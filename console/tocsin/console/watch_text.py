@@ -18,13 +18,6 @@ class Piece(NamedTuple):
 Line = tuple[Piece, ...]
 
 
-def printable(text: str) -> str:
-    """One line without control characters: text from a run must not steer a terminal."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
-
-
 def cut(line: Line, width: int) -> Line:
     """The line in at most `width` cells, with a mark where something was cut off."""
     found: list[Piece] = []

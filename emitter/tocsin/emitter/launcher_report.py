@@ -17,6 +17,7 @@ from tocsin.schemas.control import (
 from tocsin.schemas.deliveries import Delivery
 from tocsin.schemas.events import Data
 from tocsin.schemas.issues import Issue, gravest
+from tocsin.schemas.text import plain_line
 
 PREFIX = "tocsin: "
 
@@ -24,21 +25,22 @@ PREFIX = "tocsin: "
 def issue_line(issue: Issue) -> str:
     """One line: severity, rule, where first, why."""
     if issue.state == "resolved":
-        return f"resolved: {issue.rule}: {issue.reason}"
+        return plain_line(f"resolved: {issue.rule}: {issue.reason}")
     where = []
     if issue.first_step is not None:
         where.append(f"step {issue.first_step:,}")
     if issue.first_rank is not None and issue.world_size > 1:
         where.append(f"rank {issue.first_rank}")
     where.append(issue.subject.name)
-    return f"{issue.severity}: {issue.rule} at {', '.join(where)}: {one_line(issue.reason)}"
+    return plain_line(f"{issue.severity}: {issue.rule} at {', '.join(where)}: {issue.reason}")
 
 
 def delivery_line(delivery: Delivery) -> str | None:
     """What became of a notice; None while nothing has, and for stops: those have their own."""
     if not delivery.final or delivery.kind == "stop":
         return None
-    return f"  {delivery.rule} -> {delivery.action}: {delivery.state} ({one_line(delivery.reason)})"
+    about = f"{delivery.rule} -> {delivery.action}: {delivery.state} ({delivery.reason})"
+    return f"  {plain_line(about)}"
 
 
 def stop_line(data: Data, *, command: StopRequested | None = None) -> str | None:
@@ -46,24 +48,24 @@ def stop_line(data: Data, *, command: StopRequested | None = None) -> str | None
     match data:
         case StopAcknowledged():
             person = "" if command is None else asked_by(command)
-            reason = "" if command is None else one_line(command.reason)
+            reason = "" if command is None else plain_line(command.reason)
             return f"  stopping the job{f', asked by {person}' if person else ''}: {reason}"
         case StopEscalated():
-            return f"  {data.how} to the job: {one_line(data.reason)}"
+            return f"  {data.how} to the job: {plain_line(data.reason)}"
         case StopExited(how="itself"):
             return f"  the job had ended by itself with {data.exit_code} when the stop came"
         case StopExited():
             how = "at an edge of its loop" if data.how == "edge" else f"by {data.how}"
             return f"  the job is stopped: it left {how}"
         case StopRefused():
-            return f"a stop was refused ({data.why}): {one_line(data.reason)}"
+            return f"a stop was refused ({data.why}): {plain_line(data.reason)}"
         case _:
             return None
 
 
 def asked_by(command: StopRequested) -> str:
     """Who asked for a stop, where it was a person; empty where an issue did."""
-    return "" if command.issue_id is not None else one_line(command.requested_by) or "somebody"
+    return "" if command.issue_id is not None else plain_line(command.requested_by) or "somebody"
 
 
 def end_line(summary: Summary, *, unsaid: int = 0, again: Sequence[str] = ()) -> str:
@@ -87,7 +89,7 @@ def end_line(summary: Summary, *, unsaid: int = 0, again: Sequence[str] = ()) ->
     if unsaid:
         line += f", {_count(unsaid, 'record')} of the launcher not sent"
     if stop is not None and (person := asked_by(stop)):
-        line += f", stopped by {person}: {one_line(stop.reason)}"
+        line += f", stopped by {person}: {plain_line(stop.reason)}"
     stopping = [issue for issue in issues if stop is not None and issue.issue_id == stop.issue_id]
     if (told := gravest(stopping or issues)) is not None:
         line += f"; {shlex.join(['tocsin', 'why', told.short_id, *again])}"
@@ -105,7 +107,7 @@ def left_over_line(
             else f"look whether `tocsin rules` runs on {bus_url}"
         )
         return f"the rules have not seen the end of this run within {drain_s:g} s; {how}"
-    names = ", ".join(sorted({delivery.action for delivery in open_deliveries}))
+    names = plain_line(", ".join(sorted({delivery.action for delivery in open_deliveries})))
     count = _count(len(open_deliveries), "delivery", "deliveries")
     what = f"{count} not final ({names})" if open_deliveries else "deliveries may be left"
     return f"{what} after {drain_s:g} s; `tocsin actions --bus {bus_url}` finishes what is left"
@@ -125,12 +127,7 @@ def unheard_line(command: Sequence[str]) -> str:
 
 def unwatched_line(reason: str) -> str:
     """Loud: nobody watches."""
-    return f"NOT WATCHING: {one_line(reason)}; the job runs without tocsin"
-
-
-def one_line(text: str) -> str:
-    """Line breaks would lose the prefix."""
-    return " ".join(text.split())
+    return f"NOT WATCHING: {plain_line(reason)}; the job runs without tocsin"
 
 
 def interpreter_of(command: Sequence[str]) -> str | None:
@@ -144,7 +141,7 @@ def interpreter_of(command: Sequence[str]) -> str | None:
     except OSError:
         return None
     if first.startswith(b"#!") and b"python" in first:
-        return first[2:].decode(errors="replace").strip()
+        return plain_line(first[2:].decode(errors="replace"))
     return None
 
 

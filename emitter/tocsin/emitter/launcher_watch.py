@@ -12,12 +12,12 @@ from typing import Final
 from tocsin.bus.port import Bus, BusError, Producer, Reader, Record
 from tocsin.bus.reading import read_to_end
 from tocsin.emitter import link
-from tocsin.emitter.launcher_report import one_line
 from tocsin.emitter.launcher_view import open_reader, partitions_of
 from tocsin.emitter.launcher_voice import Voice
 from tocsin.emitter.node_report import NodeReport
 from tocsin.emitter.plan import LaunchPlan
 from tocsin.schemas.telemetry import Speaker
+from tocsin.schemas.text import plain_line
 from tocsin.schemas.topics import Topics
 
 logger = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class Watch:
             except Exception as error:
                 # The launcher's wall, per task: the others and the job go on.
                 logger.exception("a task of the launcher failed", extra={"task": name})
-                self._say(f"{name} ended: {one_line(str(error))}; the job goes on")
+                self._say(f"{name} ended: {plain_line(str(error))}; the job goes on")
 
         self._tasks[name] = asyncio.create_task(guarded(), name=name)
 

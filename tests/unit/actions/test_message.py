@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import math
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from support.issue_records import NOW_MS, issue
-from tocsin.actions.message import message_of, number_text
+from tocsin.actions.message import message_of
 from tocsin.schemas.issues import Evidence, Fact, IssueFiring, Series, Subject
 from tocsin.schemas.runs import Checkpoint
 
@@ -82,22 +81,6 @@ def test_all_states_have_the_same_subject_and_titles_of_their_own() -> None:
 def test_an_issue_with_nothing_but_its_name_is_enough() -> None:
     bare = issue().model_copy(update={"reason": "", "first_step": None, "at_ms": 0})
     assert message_of(bare).text().startswith("CRITICAL: nonfinite fired\n")
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (1769472.0, "1,769,472"),
-        (0.00125, "0.00125"),
-        (math.nan, "NaN"),
-        (-math.inf, "-Infinity"),
-        (-3.0, "-3"),
-        (1e30, "1e+30"),
-        (12345.678, "12,345.7"),
-    ],
-)
-def test_numbers_are_written_as_people_read_them(value: float, text: str) -> None:
-    assert number_text(value) == text
 
 
 @given(st.text(max_size=200), st.text(min_size=1, max_size=50), st.text(max_size=50))

@@ -10,7 +10,8 @@ from rich.console import Console
 from support.issue_records import NOW_MS, issue
 from tocsin.bus.port import TopicState
 from tocsin.console.bus_topics import print_topics, topics_json
-from tocsin.console.status import ago, first_seen, print_status, status_json
+from tocsin.console.issue_table import IssueFilter, first_seen, issue_table
+from tocsin.console.status import ago, print_status, status_json
 from tocsin.console.views import BusView
 from tocsin.schemas.deliveries import Delivery
 from tocsin.schemas.runs import RunView
@@ -61,6 +62,14 @@ def test_a_run_its_issues_and_what_was_done_are_shown() -> None:
 def test_text_from_a_run_is_no_markup() -> None:
     odd = issue().model_copy(update={"reason": "[red]not[/] a colour"})
     assert "[red]not[/] a colour" in printed(BusView([RUN], [odd], []))
+
+
+def test_status_lists_what_the_issues_list() -> None:
+    """Line for line, but for the ids: the last columns of both."""
+    out = io.StringIO()
+    Console(file=out, width=200).print(issue_table(VIEW, IssueFilter(), ids=True))
+    listed = [line.split()[1:] for line in out.getvalue().splitlines()]
+    assert listed == [line.split() for line in printed(VIEW).splitlines()[2:4]]
 
 
 def test_an_empty_bus_says_what_to_try() -> None:

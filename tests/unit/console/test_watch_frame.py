@@ -26,7 +26,7 @@ from tocsin.bus.port import Outgoing, Partition, Record
 from tocsin.console.watch_frame import Frame, Situation, draw
 from tocsin.console.watch_layout import Plan, fit
 from tocsin.console.watch_state import WatchState
-from tocsin.console.watch_text import Piece, cut, fields, printable
+from tocsin.console.watch_text import Piece, cut, fields
 from tocsin.schemas.deliveries import Delivery
 from tocsin.schemas.events import Event
 from tocsin.schemas.issues import IssueFiring
@@ -286,7 +286,3 @@ def test_columns_are_aligned_and_empty_ones_left_out() -> None:
     rows = [(Piece("a"), Piece(""), Piece("long text")), (Piece("bb"), Piece(""), Piece("x"))]
     lines = ["".join(piece.text for piece in line) for line in fields(rows, (5, 5, 6))]
     assert lines == ["a   long…", "bb  x"]
-
-
-def test_what_is_not_printable_becomes_harmless() -> None:
-    assert printable("a\tb\x00c") == "a b?c"
