@@ -18,7 +18,8 @@ _NAMED: Final = 8
 
 
 def choose_issue(view: BusView, text: str) -> IssueFiring | RunView:
-    """The issue of that id, or whose id begins so; the one that a run of that id is about.
+    """The issue of that id, or whose id begins so; else the one that the run of that id, or whose
+    id begins so, is about.
 
     A run is about the gravest of its newest training, else of any; the run itself is returned if
     there is none.
@@ -29,38 +30,49 @@ def choose_issue(view: BusView, text: str) -> IssueFiring | RunView:
     whole = next((issue for issue in view.issues if issue.issue_id == text), None)
     if whole is not None:
         return whole
-    run = view.run(text)
-    own = [issue for issue in view.issues if issue.run_id == text]
-    newest = [issue for issue in own if run is not None and issue.incarnation == run.incarnation]
-    if (chosen := gravest(newest or own)) is not None:
-        return chosen
-    if run is not None:
-        return run
+    if (about := _about(view, text)) is not None:
+        return about
+    if len(text) >= SHORTEST and (begun := _begun(view.issues, text)) is not None:
+        return begun
+    if text and any(run.run_id.startswith(text) for run in view.runs):
+        run = choose_run(view.runs, text)
+        return _about(view, run.run_id) or run
     if len(text) < SHORTEST:
         raise ConfigurationError(
             f"{_quoted(text)}: expected a run, or at least {SHORTEST} characters of an issue's id; "
             "`tocsin issues` lists them"
         )
-    found = [issue for issue in view.issues if issue.issue_id.startswith(text.lower())]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        # As many characters as it takes to tell them apart.
-        length = next(
-            size
-            for size in range(SHORT_ID, len(found[0].issue_id) + 1)
-            if len({issue.issue_id[:size] for issue in found}) == len(found)
-        )
-        listed = _listed(
-            f"{issue.issue_id[:length]} ({plain_line(issue.rule)} in {plain_line(issue.run_id)})"
-            for issue in found
-        )
-        raise ConfigurationError(
-            f"{len(found)} issues begin with {_quoted(text)}: {listed}; give more of the id"
-        )
     raise ConfigurationError(
         f"no issue or run {_quoted(text)} on this bus; `tocsin issues` lists the issues, "
         "`tocsin status` the runs; was it on another bus (--bus)?"
+    )
+
+
+def _about(view: BusView, run_id: str) -> IssueFiring | RunView | None:
+    """What there is to tell of that run; None if nothing is known of it."""
+    run = view.run(run_id)
+    own = [issue for issue in view.issues if issue.run_id == run_id]
+    newest = [issue for issue in own if run is not None and issue.incarnation == run.incarnation]
+    return gravest(newest or own) or run
+
+
+def _begun(issues: Sequence[IssueFiring], text: str) -> IssueFiring | None:
+    """The one issue whose id begins so; None if there is none. Raises ConfigurationError."""
+    found = [issue for issue in issues if issue.issue_id.startswith(text.lower())]
+    if len(found) <= 1:
+        return found[0] if found else None
+    # As many characters as it takes to tell them apart.
+    length = next(
+        size
+        for size in range(SHORT_ID, len(found[0].issue_id) + 1)
+        if len({issue.issue_id[:size] for issue in found}) == len(found)
+    )
+    listed = _listed(
+        f"{issue.issue_id[:length]} ({plain_line(issue.rule)} in {plain_line(issue.run_id)})"
+        for issue in found
+    )
+    raise ConfigurationError(
+        f"{len(found)} issues begin with {_quoted(text)}: {listed}; give more of the id"
     )
 
 

@@ -74,7 +74,8 @@ def why(
     issue: Annotated[
         str,
         typer.Argument(
-            metavar="ISSUE", help="Its id, or the first 4 characters or more; or a run."
+            metavar="ISSUE",
+            help="Its id, or the first 4 characters or more; or a run, or the beginning of its id.",
         ),
     ],
     config: ConfigOption = None,
@@ -151,7 +152,12 @@ def stop(
 
 def watch(
     run_id: Annotated[
-        str | None, typer.Argument(metavar="RUN", help="Only this run.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="RUN",
+            help="Only this run: its whole id, since it may be one that is still to come.",
+            show_default=False,
+        ),
     ] = None,
     config: ConfigOption = None,
     bus: BusOption = None,

@@ -220,6 +220,20 @@ def test_an_issue_is_meant_by_its_id_its_beginning_or_its_run() -> None:
     assert choose_issue(again, "run-1") == later
 
 
+def test_an_issue_is_meant_by_the_beginning_of_its_runs_id() -> None:
+    other = view("vit-1")
+    known = BusView([*VIEW.runs, other, view("vit-2", ended=True)], VIEW.issues, [])
+    for text in ("r", "run", "run-"):
+        assert choose_issue(known, text) == NAN, text
+    assert choose_issue(known, "vit") == other
+    short = view(NAN.issue_id[:4] + "-run")
+    assert choose_issue(BusView([short], VIEW.issues, []), NAN.issue_id[:4]) == NAN
+    with pytest.raises(ConfigurationError, match="2 runs begin with 'vit': vit-1, vit-2"):
+        choose_issue(BusView([view("vit-1"), view("vit-2")], [], []), "vit")
+    with pytest.raises(ConfigurationError, match="at least 4 characters"):
+        choose_issue(known, "")
+
+
 def test_what_cannot_be_meant_says_what_to_try() -> None:
     twin = LOSS.model_copy(update={"issue_id": NAN.issue_id[:12] + "0" * 24})
     twins = BusView([], [NAN, twin], [])
