@@ -212,7 +212,7 @@ class Checkpoint(Model):
 
 @EVENT_TYPES.register
 class CheckpointWritten(RunData):
-    """`torch.save` has written a file."""
+    """`torch.save`, or Lightning, has written a checkpoint."""
 
     model_config = example(
         run_id="gpt-2026-11-21",
