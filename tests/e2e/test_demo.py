@@ -23,7 +23,7 @@ MOMENTS: Final[Mapping[str, Sequence[str]]] = {
         "step 40 begins", "issue: loss_diverged", "stop decided", "training loop left", "job gone",
     ),
     "stall": (
-        "step 40 begins", "issue: stalled_training", "stop decided", "SIGTERM to the job",
+        "step 40 begins", "issue: stalled-soon", "stop decided", "SIGTERM to the job",
         "job gone",
     ),
 }  # fmt: skip

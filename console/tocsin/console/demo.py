@@ -75,7 +75,7 @@ SCENARIOS: Final[Mapping[ScenarioName, Scenario]] = {
     "diverge": _resnet(
         "diverge", "yellow", "diverge", "the learning rate goes from 0.05 to 50", "loss_diverged"
     ),
-    "stall": _resnet("stall", "magenta", "stall", "its data loader hangs", "stalled_training"),
+    "stall": _resnet("stall", "magenta", "stall", "its data loader hangs", "stalled-soon"),
 }
 
 CONFIG: Final = """\
@@ -92,7 +92,9 @@ rules:
   - loss_diverged: [stop, demo-hook, demo-mail]
   - exploding_gradient: [demo-hook, demo-mail]
   # Made impatient, so that nobody waits for five minutes; a loop that hangs needs the signals.
-  - name: stalled_training
+  - name: stalled-soon
+    use: stalled_training
+    match: {{scenario: stall}}
     params: {{threshold: 5s}}
     actions: [{{stop: {{grace: 1s}}}}, demo-hook, demo-mail]
 """
@@ -217,7 +219,8 @@ class Demo:
         summary = self._folder / f"{run_id}.json"
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "tocsin.console", "run",
-            "--run-id", run_id, "--summary", str(summary), "--drain", str(DRAIN_S),
+            "--run-id", run_id, "--label", f"scenario={scenario.name}",
+            "--summary", str(summary), "--drain", str(DRAIN_S),
             "--", sys.executable, "-m", scenario.module, "--threads", "1", *scenario.arguments,
             env=environ, stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,

@@ -43,6 +43,11 @@ class RunFacts(Protocol):
         ...
 
     @property
+    def leaving(self) -> bool:
+        """Whether a rank has left its loop for a stop: no step will follow."""
+        ...
+
+    @property
     def last_step(self) -> int | None:
         """The highest step of any rank."""
         ...

@@ -174,6 +174,11 @@ class RunState:
             (r.last_step for r in self.ranks.values() if r.last_step is not None), default=None
         )
 
+    @property
+    def leaving(self) -> bool:
+        """Whether a rank has left its loop for a stop: no step will follow."""
+        return self.stop is not None and "left" in self.stop.states
+
     def live_ranks(self) -> Collection[int]:
         return [number for number, rank in self.ranks.items() if rank.outcome is None]
 

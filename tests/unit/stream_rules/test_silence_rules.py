@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from tocsin.schemas.control import StopLeft
 from tocsin.schemas.runs import RunView
 from tocsin.stream_rules.engine import Engine
 from tocsin.stream_rules.instances import rule_specs
@@ -48,6 +49,16 @@ def test_heartbeats_without_steps_are_a_stall() -> None:
     assert issue.onset_ms == last_ms
     assert issue.at_ms == last_ms + 300_000
     assert (issue.first_step, issue.stop_worthy) == (50, False)
+
+
+def test_a_rank_that_has_left_for_a_stop_stalls_no_more() -> None:
+    run = training()
+    left = StopLeft(
+        run_id="made", incarnation="made-1", command_id="c1", step=49, edge="optimizer_step"
+    )
+    run.event(left)
+    beat(run, 600)
+    assert_quiet(run.records, specs=STALLED)
 
 
 def test_a_threshold_can_be_given() -> None:

@@ -3,7 +3,8 @@
 Progress is a step of any rank, a forward call more in a heartbeat, a phase that begins, ends or
 goes on (evaluation, checkpoint). When none came for the threshold although heartbeats still do,
 training stalls. Without heartbeats it is `telemetry_lost`, another rule: nothing is known of the
-steps then. Before the first step nothing is said: data may still be prepared.
+steps then. Before the first step nothing is said: data may still be prepared; nor after a rank has
+left its loop for a stop: it may save, and will make no step more.
 
 Heartbeats that come back after a silence say little at first: a job that was suspended needs a
 moment for its next step. It has five median steps for it, at least two heartbeats.
@@ -110,7 +111,7 @@ class StalledTraining(Rule[StalledTrainingParams, _State]):
         yield from self._progress(at)
 
     def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
-        if at.run.ended:
+        if at.run.ended or at.run.leaving:
             self.state.over = True
         elif isinstance(data, PhaseMark):
             yield from self._progress(at)
@@ -119,6 +120,9 @@ class StalledTraining(Rule[StalledTrainingParams, _State]):
 
     def on_timer(self, at: Moment) -> Iterable[Outcome]:
         self.state.checked_ms = at.now_ms
+        self.state.over |= at.run.leaving
+        if self.state.over:
+            return
         silent = self._silent(at.now_ms, since_ms=self.state.heartbeat_ms)
         if not silent and self._had_its_chance(at.now_ms):
             yield self._finding(at)
