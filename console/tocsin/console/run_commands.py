@@ -126,15 +126,16 @@ def stop(
             show_default=False,
         ),
     ] = None,
-    no_wait: Annotated[bool, typer.Option("--no-wait", help="Only send the command.")] = False,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Only ask; do not follow it.")] = False,
     config: ConfigOption = None,
     bus: BusOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Stop a run by hand: the same signed command that rules send, followed until the job is gone.
 
-    The exit code is 0 if the job left, 1 if the run refused, the command expired or the job was not
-    seen to leave within the wait, 2 if nothing was sent. With --no-wait 0 means that it was sent.
+    If a stop of the run is under way already, that one is followed and no other sent. The exit code
+    is 0 if the job left, 1 if the run refused, the command expired or the job was not seen to leave
+    within the wait, 2 if no stop of this run was asked for. With --no-wait 0 means that one was.
     """
     from tocsin.console.setting import read_setting
     from tocsin.console.stop_sender import read_options, stop_run

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final, Literal
 
-from tocsin.actions.message import plain_line
 from tocsin.actions.stop import NOT_AFTER_MS
+from tocsin.bus.port import BusError, BusUnavailable
 from tocsin.console.stop_way import StopWay, way_facts
 from tocsin.console.views import CommandSeen
 from tocsin.schemas.control import (
@@ -26,6 +26,7 @@ from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.events import Event
 from tocsin.schemas.identity import new_id
 from tocsin.schemas.runs import Heartbeat, RunData, RunEnded, RunStarted, RunView, StopView
+from tocsin.schemas.text import plain_line
 from tocsin.stream_rules.stop_view import answered
 
 UNDER_WAY: Final = frozenset({"requested", "acknowledged", "left", "escalated"})
@@ -108,19 +109,27 @@ Ending = Literal["stopped", "refused", "expired"]
 class Answers:
     """What a run answers to one command: lines for people, and whether it is over."""
 
-    def __init__(
-        self, command_id: str, asked: CommandSeen | None, view: StopView | None, *, key: str
-    ) -> None:
-        """`asked` is None for a command of somebody else; `key` is how to trust who signs here."""
+    def __init__(self, target: Target, command_id: str, *, key: str) -> None:
+        """`key` is how to trust who signs here.
+
+        Who obeys it, and which ranks have gone, is known by the answers alone: give `take` all of
+        them, those to a command that was under way already from its first on.
+        """
+        self._target = target
         self._command_id = command_id
-        self._view = view
+        known = target.stop
+        self._view = known if known is not None and known.command_id == command_id else None
         self.ending: Ending | None = None
-        self._asked = asked
+        self._asked: CommandSeen | None = None
         self._key = key
-        # Of a stop that is under way already nobody here knows who acknowledged it.
-        self._by_launcher = view is not None
+        self._acknowledged = False
+        self._by_launcher = False
         self._left: set[int] = set()
-        self._last_ms = None if asked is None else asked.append_ms
+        self._last_ms: int | None = None
+
+    def asked(self, command: CommandSeen) -> None:
+        """The command as the bus has it; the first answer is told with the time since it came."""
+        self._asked, self._last_ms = command, command.append_ms
 
     @property
     def view(self) -> StopView:
@@ -134,11 +143,18 @@ class Answers:
 
     def take(self, data: RunData, at_ms: int) -> str | None:
         """One event of the run's telemetry; the line to say, if it is news of this command."""
-        if not isinstance(data, StopAnswer) or data.command_id != self._command_id:
+        same = data.incarnation == self._target.incarnation
+        if same and data.role == "launcher":
+            self._by_launcher = True
+        if not isinstance(data, StopAnswer):
             return None
-        before = self.view
+        if data.command_id != self._command_id:
+            # Commands to one training have one effect, which may be said of the first alone.
+            if not same or not isinstance(data, StopLeft | StopEscalated | StopExited):
+                return None
+            data = data.model_copy(update={"command_id": self._command_id})
         self._view = answered(self._view, data, at_ms)
-        line = self._line(data, new=set(self.view.states) > set(before.states))
+        line = self._line(data)
         if line is None:
             return None
         # A clock that was set back must not give a negative time.
@@ -146,19 +162,20 @@ class Answers:
         self._last_ms = at_ms
         return line if since is None else f"{line}  ({since:,} ms later)"
 
-    def _line(self, data: StopAnswer, *, new: bool) -> str | None:
+    def _line(self, data: StopAnswer) -> str | None:
         match data:
             case StopAcknowledged():
+                new, self._acknowledged = not self._acknowledged, True
                 self._by_launcher |= data.role == "launcher"
+                self._look(data.world_size)
                 who = "its launcher" if data.role == "launcher" else f"rank {data.rank}"
                 return f"acknowledged by {who}" if new else None
             case StopLeft():
+                new = data.rank not in self._left
                 self._left.add(data.rank)
-                # Without a launcher nobody sees the process end; its loop was left by all ranks.
-                if not self._by_launcher and len(self._left) >= data.world_size:
-                    self.ending = "stopped"
+                self._look(data.world_size)
                 at = "" if data.step is None else f" at step {data.step:,}"
-                return f"rank {data.rank} left its loop{at}"
+                return f"rank {data.rank} left its loop{at}" if new else None
             case StopEscalated():
                 return f"{data.how} to the job: {plain_line(data.reason)}"
             case StopExited():
@@ -180,6 +197,11 @@ class Answers:
             case _:
                 return None
 
+    def _look(self, world_size: int) -> None:
+        """Without a launcher nobody sees the process end; its loop was left by all ranks."""
+        if not self._by_launcher and len(self._left) >= world_size:
+            self.ending = "stopped"
+
     def unconfirmed(self, waited_s: float) -> str:
         """What to say when the wait is over and the job has not gone."""
         run = "tocsin status"
@@ -191,13 +213,13 @@ class Answers:
             line += f". The command holds until {until:%H:%M:%S} UTC for a listener that comes back"
         return line
 
-    def as_json(self, target: Target, *, sent: bool, said: str) -> str:
+    def as_json(self, *, sent: bool, said: str) -> str:
         """One JSON object: `version`, `run_id`, `incarnation`, `sent`, `confirmed`, `stop`."""
         return json.dumps(
             {
                 "version": 1,
-                "run_id": target.run_id,
-                "incarnation": target.incarnation,
+                "run_id": self._target.run_id,
+                "incarnation": self._target.incarnation,
                 "sent": sent,
                 "confirmed": self.ending == "stopped",
                 "said": said,
@@ -217,6 +239,22 @@ LISTENERS: Final = (
 def requested_line(target: Target, command_id: str) -> str:
     """That the command is on the bus."""
     return f"asked run {plain_line(target.run_id)} to stop (command {command_id[:_SHORT]})"
+
+
+def unsure_line(error: BusUnavailable) -> str:
+    """That the bus went away while it was to take the command."""
+    return (
+        f"the bus did not confirm the command: {plain_line(str(error))}; it may be there all the "
+        "same: once the bus is back, `tocsin status` says what became of it"
+    )
+
+
+def away_line(error: BusError) -> str:
+    """That the bus went away before the job was seen to leave."""
+    return (
+        f"a stop is asked for, but the bus cannot be read any more: {plain_line(str(error))}; once "
+        "it is back, `tocsin status` says what became of it"
+    )
 
 
 def under_way_line(target: Target, stop: StopView, asked: CommandSeen | None) -> str:

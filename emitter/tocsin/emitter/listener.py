@@ -33,7 +33,7 @@ from tocsin.emitter.stop_command import (
     trusted_paths,
 )
 from tocsin.emitter.wall_clock import wall_ms
-from tocsin.schemas.control import StopRefused, StopRequested
+from tocsin.schemas.control import StopAcknowledged, StopRefused, StopRequested
 from tocsin.schemas.events import clip
 from tocsin.schemas.telemetry import Speaker
 from tocsin.schemas.topics import Topics, issue_partition
@@ -224,7 +224,18 @@ class ThreadListener:
                 self._on_obeyed(trainer, command)
 
     def join(self, command: StopRequested) -> None:
-        """See Hands. The stop under way is the one effect."""
+        """See Hands. The stop under way is the one effect, of which the ranks speak themselves."""
+        speaker = self._speaker
+        self._emit(
+            StopAcknowledged(
+                run_id=speaker.run_id,
+                incarnation=command.incarnation,
+                rank=speaker.rank,
+                world_size=speaker.world_size,
+                command_id=command.command_id,
+                issue_id=command.issue_id,
+            )
+        )
 
     def missed(self, command: StopRequested, why: str) -> None:
         """See Hands. It listens only while its training runs."""

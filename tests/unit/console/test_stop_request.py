@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from support.issue_records import NOW_MS, incarnation, record, view
 from support.waiting import until
-from tocsin.bus.port import Bus, Partition
+from tocsin.bus.port import Bus, BusUnavailable, Outgoing, Partition
 from tocsin.bus.urls import open_bus
+from tocsin.console import stop_sender
 from tocsin.console.setting import Setting, read_setting
 from tocsin.console.stop_request import Answers, Target
 from tocsin.console.stop_sender import StopOutcome, read_options, stop_run
@@ -49,7 +52,9 @@ def said(kind: type[RunData], made: str = NOW, **fields: object) -> RunData:
 
 
 def answers() -> Answers:
-    return Answers("c", CommandSeen(COMMAND, NOW_MS), None, key="/keys/actions.pub")
+    made = Answers(Target.of(view()), "c", key="/keys/actions.pub")
+    made.asked(CommandSeen(COMMAND, NOW_MS))
+    return made
 
 
 # Which training is meant
@@ -104,7 +109,7 @@ def test_each_state_is_said_with_the_time_since_the_one_before() -> None:
     line = heard.take(said(StopExited, how="edge", exit_code=79), NOW_MS + 109)
     assert line == "the job left with 79  (100 ms later)"
     assert heard.ending == "stopped"
-    facts = json.loads(heard.as_json(Target.of(view()), sent=True, said=line or ""))
+    facts = json.loads(heard.as_json(sent=True, said=line or ""))
     assert (facts["version"], facts["sent"], facts["confirmed"]) == (1, True, True)
     assert list(facts["stop"]["states"]) == ["requested", "acknowledged", "left", "exited"]
 
@@ -116,6 +121,34 @@ def test_without_a_launcher_it_is_over_when_all_ranks_have_left() -> None:
     heard.take(said(StopLeft, rank=1, world_size=2, edge="backward"), NOW_MS)
     assert heard.ending is None
     heard.take(said(StopLeft, rank=0, world_size=2, edge="backward"), NOW_MS)
+    assert heard.ending == "stopped"
+
+
+def test_a_second_command_is_over_when_the_ranks_have_left_by_the_first() -> None:
+    heard = answers()
+    told = [
+        heard.take(said(StopAcknowledged, command_id="first", world_size=2), NOW_MS),
+        heard.take(said(StopLeft, command_id="first", edge="backward", world_size=2), NOW_MS),
+        heard.take(said(StopAcknowledged, world_size=2), NOW_MS),
+        heard.take(said(StopLeft, NEXT, command_id="x", edge="backward", rank=1), NOW_MS),
+        heard.take(said(StopRefused, command_id="x", why="stops_off"), NOW_MS),
+    ]
+    assert [line and line.split("  (")[0] for line in told] == [
+        None, "rank 0 left its loop", "acknowledged by rank 0", None, None,
+    ]  # fmt: skip
+    assert heard.ending is None
+    heard.take(said(StopLeft, command_id="first", edge="backward", rank=1, world_size=2), NOW_MS)
+    assert heard.ending == "stopped"
+    assert json.loads(heard.as_json(sent=True, said=""))["stop"]["command_id"] == "c"
+
+
+def test_with_a_launcher_that_has_not_answered_yet_the_end_of_the_job_is_awaited() -> None:
+    heard = answers()
+    heard.take(said(Heartbeat, role="launcher"), NOW_MS)
+    heard.take(said(StopAcknowledged), NOW_MS)
+    heard.take(said(StopLeft, edge="backward"), NOW_MS)
+    assert heard.ending is None
+    heard.take(said(StopExited, NEXT, role="launcher", how="edge", exit_code=79), NOW_MS)
     assert heard.ending == "stopped"
 
 
@@ -179,6 +212,10 @@ class Room:
         self._setting = setting
         self._environ = {"XDG_CONFIG_HOME": str(folder / "config")}
 
+    @property
+    def has_a_key(self) -> bool:
+        return keys_folder(self._environ).exists()
+
     async def stop(
         self,
         before: Sequence[RunData],
@@ -186,31 +223,40 @@ class Room:
         *,
         run: str = RUN,
         wait_s: float = 5.0,
+        by: str = "",
     ) -> StopOutcome:
         """Stop a run that has said `before`, and gives `answers` once the person was told.
 
-        An answer to the command `c` is one to the command that was sent.
+        An answer to the command `c` is one to the command that was sent last. `by` is a person
+        who has other keys.
         """
+        environ = {"XDG_CONFIG_HOME": self._environ["XDG_CONFIG_HOME"] + by}
+        self.lines.clear()
         async with open_bus(self._setting.settings.bus.url) as bus:
             await bus.init(Topics().specs())
             await tell(bus, before)
             listening = asyncio.create_task(self._listen(bus, answers))
             try:
                 options = read_options(run, "wrong data", grace="1s", wait_s=wait_s)
-                return await stop_run(self._setting, options, self._environ, self.lines.append)
+                return await stop_run(self._setting, options, environ, self.lines.append)
             finally:
                 self.judged = await self._judge(bus)
                 listening.cancel()
 
     async def _listen(self, bus: Bus, answers: Sequence[StopAnswer]) -> None:
         await until(lambda: self.lines)
-        for command in await self._commands(bus):
+        for command in (await self._commands(bus))[-1:]:
             sent = {"command_id": command.command_id}
             answers = [a if a.command_id != "c" else a.model_copy(update=sent) for a in answers]
         await tell(bus, answers)
 
     async def _commands(self, bus: Bus) -> list[StopRequested]:
         return [seen.command for seen in (await read_commands(bus, Topics(), RUN)).values()]
+
+    async def asked(self) -> list[CommandSeen]:
+        """The commands as they stand on the bus."""
+        async with open_bus(self._setting.settings.bus.url) as bus:
+            return [*(await read_commands(bus, Topics(), RUN)).values()]
 
     async def _judge(self, bus: Bus) -> list[str]:
         """What a listener that trusts the person's own keys says of what was sent."""
@@ -250,6 +296,7 @@ HEARTBEAT = Heartbeat(run_id=RUN, incarnation=NOW, role="launcher")
 
 async def test_a_run_without_a_view_is_found_and_its_answers_are_followed(room: Room) -> None:
     outcome = await room.stop([HEARTBEAT], [ACKNOWLEDGED, EXITED])
+    assert room.has_a_key
     assert outcome.exit_code == 0
     assert room.judged == ["obey"]
     assert [line.split("  (")[0].strip() for line in room.lines[1:]] == [
@@ -281,8 +328,95 @@ async def test_a_refusal_is_said_with_what_to_try(room: Room) -> None:
 async def test_nobody_answers(room: Room) -> None:
     assert (await room.stop([view(next_offset=0)], wait_s=0.1)).exit_code == 1
     assert "nobody answered within 0.1 s" in room.lines[-1]
-    assert (await room.stop([view(next_offset=0)], wait_s=0)).exit_code == 0
-    assert room.judged == ["obey", "obey"]
+    assert room.judged == ["obey"]
+
+
+async def test_a_command_that_nobody_has_answered_yet_is_followed(room: Room) -> None:
+    await room.stop([view(next_offset=0)], wait_s=0)
+    outcome = await room.stop([], [ACKNOWLEDGED, EXITED])
+    assert outcome.exit_code == 0
+    assert "under way already (requested, asked for by " in room.lines[0]
+    assert "wrong data); nothing was sent" in room.lines[0]
+    assert json.loads(outcome.document)["sent"] is False
+    assert room.judged == ["obey"]
+
+
+async def test_a_refused_command_or_a_strangers_keeps_nobody_from_sending(room: Room) -> None:
+    await room.stop([view(next_offset=0)], by="-stranger", wait_s=0)
+    assert room.judged == ["untrusted_key"]
+    refused = StopRefused(run_id=RUN, incarnation=NOW, command_id="c", why="stops_off")
+    assert (await room.stop([], [refused])).exit_code == 1
+    outcome = await room.stop([], wait_s=0)
+    assert json.loads(outcome.document)["sent"] is True
+    assert room.judged == ["untrusted_key", "obey", "obey"]
+
+
+async def test_a_stop_whose_ranks_have_left_without_a_launcher_is_over(room: Room) -> None:
+    """Where the view covers the answers already; nobody sees such a process end."""
+    acknowledged = said(StopAcknowledged, command_id="other")
+    left = said(StopLeft, command_id="other", step=7, edge="backward")
+    now_ms = time.time_ns() // 1_000_000
+    known = StopView(state="left", command_id="other", states={"acknowledged": now_ms})
+    outcome = await room.stop([acknowledged, left, view(stop=known, next_offset=2)])
+    assert outcome.exit_code == 0
+    assert [line.split("  (")[0].strip() for line in room.lines[1:]] == [
+        "acknowledged by rank 0",
+        "rank 0 left its loop at step 7",
+    ]
+    assert room.judged == []
+
+
+async def test_a_bus_that_goes_away_after_the_command_is_no_stop_that_was_not_sent(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_: object) -> None:
+        raise BusUnavailable("no broker answers")
+
+    monkeypatch.setattr(stop_sender, "read_commands", away)
+    outcome = await room.stop([view(next_offset=0)])
+    assert outcome.exit_code == 1
+    assert room.lines[0].startswith("asked run run-1 to stop")
+    assert "a stop is asked for, but the bus cannot be read any more: no broker" in room.lines[1]
+    assert json.loads(outcome.document)["sent"] is True
+    assert room.judged == ["obey"]
+
+
+async def test_a_bus_that_goes_away_under_the_command_may_have_it(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Away:
+        async def publish(self, records: Sequence[Outgoing]) -> Sequence[int]:
+            raise BusUnavailable("no broker answers")
+
+        async def close(self) -> None:
+            pass
+
+    def open_away(setting: Setting, *, create: bool) -> Bus:
+        async def producer() -> Away:
+            return Away()
+
+        bus = open_bus(setting.settings.bus.url)
+        monkeypatch.setattr(bus, "producer", producer, raising=False)
+        return bus
+
+    monkeypatch.setattr(Setting, "open_bus", open_away)
+    outcome = await room.stop([view(next_offset=0)])
+    assert outcome.exit_code == 1
+    assert "did not confirm the command: no broker answers; it may be there" in room.lines[0]
+    assert json.loads(outcome.document)["sent"] is False
+
+
+async def test_times_are_told_by_the_clock_of_the_bus(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead = SimpleNamespace(
+        time_ns=lambda: time.time_ns() + 3_600 * 10**9, monotonic=time.monotonic
+    )
+    monkeypatch.setattr(stop_sender, "time", ahead)
+    outcome = await room.stop([view(next_offset=0)], [ACKNOWLEDGED, EXITED])
+    states = json.loads(outcome.document)["stop"]["states"]
+    assert [*states] == ["requested", "acknowledged", "exited"]
+    assert states["requested"] == (await room.asked())[0].append_ms
 
 
 async def test_there_is_nothing_to_stop(room: Room) -> None:
@@ -292,3 +426,4 @@ async def test_there_is_nothing_to_stop(room: Room) -> None:
     with pytest.raises(ConfigurationError, match="running now: run-1"):
         await room.stop([], run="other")
     assert room.judged == []
+    assert not room.has_a_key

@@ -27,7 +27,7 @@ from tocsin.emitter.stop_command import (
     read_keys,
     trusted_paths,
 )
-from tocsin.schemas.control import StopRefused, StopRequested
+from tocsin.schemas.control import StopAcknowledged, StopRefused, StopRequested
 from tocsin.schemas.events import Data
 from tocsin.schemas.signing import SigningKey, TrustedKeys
 from tocsin.schemas.telemetry import Speaker
@@ -273,13 +273,16 @@ def test_the_listener_in_a_thread_hands_the_signed_bytes_to_the_ranks(
     }  # fmt: skip
     assert link.send(listener.socket, hello)
     signed = signer.sign(signer.command("r1", "i1"))
+    second = signer.command("r1", "i1")
     forged = StopSigner().sign(signer.command("r1", "i1"))
+
+    sent = (forged, signed, signer.sign(second))
 
     async def publish() -> None:
         async with EmbeddedBus(path) as bus:
             await bus.init(topics.specs())
             producer = await bus.producer()
-            await producer.publish([outgoing(each, "r1") for each in (forged, signed)])
+            await producer.publish([outgoing(each, "r1") for each in sent])
             await producer.close()
 
     async def initialise() -> None:
@@ -299,4 +302,6 @@ def test_the_listener_in_a_thread_hands_the_signed_bytes_to_the_ranks(
     listener.close()
     rank.close()
     assert [data.why for data in said if isinstance(data, StopRefused)] == ["untrusted_key"]
+    joined = [data.command_id for data in said if isinstance(data, StopAcknowledged)]
+    assert joined == [second.command_id]
     assert not listener.socket.exists()
