@@ -144,6 +144,7 @@ def test_no_seed_raises_an_alarm(examples: Site, name: str, seed: int) -> None:
     assert finished.issues == [], finished
 
 
+@pytest.mark.torture  # the batch script runs the same training, under torchrun too
 def test_torchrun_is_healthy_on_both_ranks(examples: Site) -> None:
     finished = run(examples, "torchrun", *TORCHRUN, "train.py")
     assert_watched_and_left_alone(finished, examples, steps=300)

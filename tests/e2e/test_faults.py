@@ -97,6 +97,7 @@ def test_a_webhook_is_a_cloudevent_that_the_sdk_reads(
     assert request.headers["content-type"].startswith("application/cloudevents+json")
 
 
+@pytest.mark.torture  # the demo's `nan` is the same training, with less to assert
 @on_both_buses
 def test_a_corrupt_batch_of_the_resnet_is_seen_in_the_loss(site: Site, receiver: Receiver) -> None:
     run_id = f"resnet-nan-{site.kind}"
@@ -108,7 +109,8 @@ def test_a_corrupt_batch_of_the_resnet_is_seen_in_the_loss(site: Site, receiver:
     assert _verified_hooks(receiver, run_id)
 
 
-@on_embedded
+@pytest.mark.torture  # the demo's `diverge` is the same training, with less to assert
+@on_both_buses
 def test_a_learning_rate_that_is_a_thousand_times_too_high_is_stopped(site: Site) -> None:
     finished = site.train(
         RESNET, "--fault", "diverge", "--fault-at", str(K), "--steps", "400",

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 
-def wait_until(condition: Callable[[], object], *, timeout_s: float = 10.0) -> None:
+def wait_until(condition: Callable[[], object], *, timeout_s: float = 30.0) -> None:
     """Look every 10 ms until `condition()` is true. Raises AssertionError after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -15,7 +15,7 @@ def wait_until(condition: Callable[[], object], *, timeout_s: float = 10.0) -> N
         time.sleep(0.01)
 
 
-async def until(condition: Callable[[], object], *, timeout_s: float = 10.0) -> None:
+async def until(condition: Callable[[], object], *, timeout_s: float = 30.0) -> None:
     """The same on an event loop."""
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -370,7 +370,7 @@ def test_a_helper_that_cannot_drain_in_time_is_let_go(tmp_path: Path) -> None:
     began = time.monotonic()
     job = start(tmp_path, "true", helper=stuck, drain_s="0.5")
     assert job.wait() == 0
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert "within 0.5 s" in job.err
 
 
@@ -378,7 +378,7 @@ def test_a_second_signal_cuts_the_drain_short(tmp_path: Path) -> None:
     job = start(tmp_path, "true", drain_s="60")
     wait_until(lambda: job.observed("tocsin.run.ended"))
     job.signal(signal.SIGINT)
-    assert job.wait(20) == 0
+    assert job.wait(40) == 0
 
 
 # The terminal
