@@ -15,10 +15,10 @@ from tocsin.schemas.text import (
     fact_text,
     number_text,
     place_text,
+    plain_line,
     time_text,
     where_text,
 )
-from tocsin.schemas.text import plain_line as plain_line
 
 _SUBJECT: Final = 150
 _LINE: Final = 1_000
