@@ -29,7 +29,7 @@ first-ten-minutes: setup
 	@.venv/bin/python tools/first-ten-minutes $(ARGS)
 
 test: setup
-	@.venv/bin/python -m pytest --numprocesses 4 $(ARGS)
+	@.venv/bin/python -m pytest --numprocesses 4 --dist worksteal $(ARGS)
 
 lint: setup
 	@.venv/bin/ruff check . tools/first-ten-minutes

@@ -138,7 +138,7 @@ def plain_output(module: str) -> str:
     ("site", "module"),
     [
         ("embedded", GPT),
-        ("embedded", RESNET),
+        pytest.param("embedded", RESNET, marks=pytest.mark.torture),
         pytest.param("kafka", GPT, marks=pytest.mark.kafka),
         pytest.param("kafka", RESNET, marks=[pytest.mark.kafka, pytest.mark.torture]),
     ],

@@ -6,7 +6,7 @@ import asyncio
 import sys
 import time
 
-from support.site import SCRIPTS, Site, on_both_buses, until
+from support.site import SCRIPTS, Site, on_embedded, until
 from tocsin.bus.port import Outgoing, Partition
 from tocsin.bus.urls import open_bus
 from tocsin.console.views import read_all
@@ -18,7 +18,7 @@ from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
 from tocsin.schemas.wire import decode, meta_of, read_meta, signature_headers
 
 
-@on_both_buses
+@on_embedded
 def test_a_command_for_an_earlier_incarnation_is_refused(site: Site) -> None:
     run_id = f"refusal-{site.kind}"
     running = site.start(

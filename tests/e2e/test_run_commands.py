@@ -17,7 +17,7 @@ from support.site import (
     Site,
     embedded_site_in,
     kafka_site_in,
-    on_both_buses,
+    on_embedded,
     until,
 )
 
@@ -73,7 +73,7 @@ def test_a_person_stops_a_run_by_hand_and_a_stranger_does_not(bare_site: Site) -
         assert [*told["stop"]["states"]] == ["requested", "acknowledged", "left", "exited"]
 
 
-@on_both_buses
+@on_embedded
 def test_what_was_found_is_listed_and_told(site: Site) -> None:
     options = ["--config", str(site.config)]
     run_id = f"told-{site.kind}"
