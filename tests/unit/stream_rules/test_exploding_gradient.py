@@ -30,6 +30,27 @@ def test_one_outlier_does_not() -> None:
     assert_quiet(run_of([1.0] * 50 + [30.0] + [1.0] * 50).records, specs=SPECS)
 
 
+def clipped(norms: list[float], losses: list[float] | None = None) -> RunBuilder:
+    run = RunBuilder()
+    run.started()
+    left = [min(1.0, norm) for norm in norms]
+    losses = losses or [2.0] * len(norms)
+    steps = range(len(norms))
+    run.steps(steps, loss=losses, gradient_norm=norms, gradient_norm_clipped=left)
+    return run
+
+
+def test_outliers_that_were_clipped_are_left_alone_unless_they_are_huge_or_the_loss_follows() -> (
+    None
+):
+    outliers = [1.0] * 50 + [30.0] * 4
+    assert_quiet(clipped(outliers).records, specs=SPECS)
+    losses = [2.0] * 52 + [9.0, 20.0]
+    issue = assert_fires(clipped(outliers, losses).records, "exploding_gradient", specs=SPECS)
+    assert (issue.severity, issue.first_step) == ("critical", 50)
+    assert_fires(clipped([*outliers, 500.0]).records, "exploding_gradient", specs=SPECS)
+
+
 def test_a_huge_one_fires_at_once() -> None:
     issue = assert_fires(
         run_of([1.0] * 50 + [500.0]).records, "exploding_gradient", first_step=50, specs=SPECS

@@ -4,7 +4,8 @@ With n the global gradient norm of a step, as it was before `clip_grad_norm_`, a
 moving average, the condition is n > factor · E for `for_steps` steps in a row, or n > factor² · E
 at once, after `warmup_steps`. Outliers (n > factor · E) do not enter E. A norm must also be twice
 the largest that the run has seen lately: a memorised data set brings norms near zero, over which an
-ordinary batch stands out.
+ordinary batch stands out. Where clipping takes more than half of it away, it takes n > factor² · E
+or a loss that follows: single bursts of a recurrent network are what clipping is for.
 
 The factor stands far from healthy runs (a small GPT and a ResNet stay below 5) and well below
 what the first spike of BLOOM's training showed while its loss still looked well.
@@ -15,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 from pydantic import Field
 
@@ -22,6 +24,9 @@ from tocsin.schemas.issues import Evidence, Fact, Subject
 from tocsin.schemas.telemetry import StepFrame
 from tocsin.stream_rules.lead import Lead
 from tocsin.stream_rules.rule import Clear, Finding, Moment, Outcome, Params, Rule, RuleMeta, scalar
+
+_TAMED: Final = 0.5
+"""What is left of a norm that was clipped in earnest."""
 
 
 class ExplodingGradientParams(Params):
@@ -76,18 +81,16 @@ class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
             self.state = state = _State(lead=state.lead)
         if not state.lead.takes(frame):
             return
-        losses = frame.column("loss")
-        by_step = (
-            {} if losses is None else dict(zip(frame.steps.tolist(), losses.tolist(), strict=True))
-        )
+        losses, left = _by_step(frame, "loss"), _by_step(frame, "gradient_norm_clipped")
         for step, norm in state.lead.points(frame, "gradient_norm"):
-            loss = by_step.get(step)
+            loss = losses.get(step)
             if loss is not None and math.isfinite(loss):
                 state.loss = loss
             if math.isfinite(norm):
-                yield from self._point(step, norm, at)
+                tamed = left.get(step, norm) < _TAMED * norm
+                yield from self._point(step, norm, at, tamed=tamed)
 
-    def _point(self, step: int, norm: float, at: Moment) -> Iterable[Outcome]:
+    def _point(self, step: int, norm: float, at: Moment, *, tamed: bool) -> Iterable[Outcome]:
         state, params = self.state, self.params
         warm = state.seen >= params.warmup_steps
         over = norm > params.factor * state.average > 0
@@ -111,9 +114,10 @@ class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
             state.first_step, state.first_ms, state.high = step, at.now_ms, 0.0
         state.row += 1
         state.high = max(state.high, norm)
-        if state.row < params.for_steps and norm <= params.factor**2 * state.average:
-            return
-        yield self._finding(norm, follows=self._loss_follows())
+        follows = self._loss_follows()
+        lasts = state.row >= params.for_steps and (follows or not tamed)
+        if lasts or norm > params.factor**2 * state.average:
+            yield self._finding(norm, follows=follows)
 
     def _loss_follows(self) -> bool:
         loss, before = self.state.loss, self.state.loss_before
@@ -149,3 +153,8 @@ class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
                 "twice the largest norm seen lately",
             ),
         )
+
+
+def _by_step(frame: StepFrame, column: str) -> dict[int, float]:
+    values = frame.column(column)
+    return {} if values is None else dict(zip(frame.steps.tolist(), values.tolist(), strict=True))
