@@ -196,6 +196,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.torture  # torchrun in test_faults names the rank from the same records
 @pytest.mark.timeout(180)
 def test_only_the_rank_with_the_bad_batch_names_local_gradients(tmp_path: Path) -> None:
     (tmp_path / "ddp.py").write_text(DDP)

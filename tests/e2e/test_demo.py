@@ -35,7 +35,7 @@ MOMENTS: Final[Mapping[str, Sequence[str]]] = {
     ("site", "scenarios"),
     [
         ("embedded", tuple(MOMENTS)),
-        pytest.param("kafka", ("nan", "stall"), marks=pytest.mark.kafka),
+        pytest.param("kafka", ("stall",), marks=pytest.mark.kafka),
         pytest.param("kafka", tuple(MOMENTS), marks=[pytest.mark.kafka, pytest.mark.torture]),
     ],
     indirect=["site"],

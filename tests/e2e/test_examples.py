@@ -91,6 +91,7 @@ def test_the_plain_loop_is_healthy(examples: Site) -> None:
     assert_watched_and_left_alone(finished, examples, steps=400)
 
 
+@pytest.mark.torture  # the demo's `diverge` is stopped for the same reason
 def test_the_plain_loop_with_a_wild_learning_rate_is_stopped(examples: Site) -> None:
     wild = ("--learning-rate", "1e6", "--steps", "200000")
     finished = run(examples, "plain", PYTHON, "train.py", *wild)

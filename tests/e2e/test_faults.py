@@ -21,14 +21,13 @@ from support.site import (
     Finished,
     Site,
     on_both_buses,
-    on_embedded,
     until,
 )
 
 K = 25
 """The step of each fault."""
 
-HEALTHY_STEPS = {GPT: 120, RESNET: 50}
+HEALTHY_STEPS = {GPT: 40, RESNET: 40}
 
 
 def healthy(module: str) -> tuple[str, ...]:
@@ -162,7 +161,7 @@ def test_a_healthy_training_is_left_alone_bit_for_bit(site: Site, module: str) -
     ("site", "fault"),
     [
         ("embedded", "nan_gradient"),
-        pytest.param("kafka", "nan_batch", marks=pytest.mark.kafka),
+        pytest.param("kafka", "nan_batch", marks=[pytest.mark.kafka, pytest.mark.torture]),
         pytest.param("embedded", "nan_batch", marks=pytest.mark.torture),
         pytest.param("kafka", "nan_gradient", marks=[pytest.mark.kafka, pytest.mark.torture]),
     ],
@@ -183,7 +182,8 @@ def test_under_torchrun_the_rank_is_named_and_no_rank_is_restarted(site: Site, f
     assert "done after" not in finished.stdout
 
 
-@on_embedded
+@pytest.mark.torture  # see test_refusals for the command of an earlier incarnation
+@on_both_buses
 def test_a_restarted_job_that_hits_the_same_nan_is_a_new_issue_and_is_stopped_again(
     site: Site,
 ) -> None:

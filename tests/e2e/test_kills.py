@@ -124,6 +124,7 @@ def undisturbed_id(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver)
     return check(finished, look(site, "killed"))
 
 
+@pytest.mark.torture  # once, in the middle of a stop, is enough for each day
 def test_the_helper_is_killed_again_and_again(embedded_site: Site, undisturbed_id: str) -> None:
     running = train_with_nan(embedded_site, "killed")
     killed = 0
@@ -160,7 +161,7 @@ def test_the_helper_is_killed_while_the_stop_is_under_way(
 
 
 @pytest.mark.kafka
-@pytest.mark.parametrize("service", ["rules", "actions"])
+@pytest.mark.parametrize("service", ["rules", pytest.param("actions", marks=pytest.mark.torture)])
 def test_a_worker_is_killed_and_another_takes_over(
     kafka_url: str, receiver: Receiver, tmp_path: Path, service: str, undisturbed_id: str
 ) -> None:
