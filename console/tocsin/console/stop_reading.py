@@ -7,7 +7,6 @@ telemetry has beyond it is read first.
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from typing import Final
@@ -24,6 +23,7 @@ from tocsin.emitter.stop_command import (
     decide,
     read_keys,
 )
+from tocsin.emitter.wall_clock import wall_ms
 from tocsin.schemas.control import StopAnswer
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.runs import RunData, StopView
@@ -41,7 +41,7 @@ async def find_target(bus: Bus, topics: Topics, text: str) -> tuple[Target, Read
         view = choose_run(runs, text)
     except ConfigurationError:
         # No rules worker has made a view of it. A run that lives says so every ten seconds.
-        since = From.time(now_ms() - _HEARD_MS)
+        since = From.time(wall_ms() - _HEARD_MS)
         reader = await bus.reader({Partition(topics.telemetry, telemetry_partition(text)): since})
         found = [seen async for seen in read_what_is_there(reader, topics, text)]
         if not found:
@@ -80,7 +80,7 @@ async def find_unanswered(
         if record.value is None:
             continue
         signed = SignedCommand(record.key, record.value, read_signature(record.headers))
-        verdict = decide(signed, facts, Memory(), now_ms())
+        verdict = decide(signed, facts, Memory(), wall_ms())
         if verdict.reason == "obey":
             commands.setdefault(verdict.command_id, record.append_ms)
     if not commands:
@@ -94,9 +94,10 @@ async def find_unanswered(
                 commands.pop(data.command_id, None)
     finally:
         await reader.close()
-    for command_id, at_ms in commands.items():
-        return StopView(state="requested", command_id=command_id, states={"requested": at_ms})
-    return None
+    if not commands:
+        return None
+    command_id, at_ms = next(iter(commands.items()))
+    return StopView(state="requested", command_id=command_id, states={"requested": at_ms})
 
 
 async def go_back(reader: Reader, topics: Topics, run_id: str, known_ms: Collection[int]) -> None:
@@ -114,8 +115,3 @@ def said(record: Record, run_id: str) -> RunData | None:
         return None
     data = event_data(record)
     return data if isinstance(data, RunData) and data.run_id == run_id else None
-
-
-def now_ms() -> int:
-    """This machine's clock, Unix milliseconds."""
-    return time.time_ns() // 1_000_000

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import os
 import signal
-import time
 from contextlib import suppress
 from typing import Final
 
@@ -20,6 +19,7 @@ from rich.live import Live
 from tocsin.console.setting import Setting
 from tocsin.console.watch_follow import Follower
 from tocsin.console.watch_frame import Frame, draw
+from tocsin.emitter.wall_clock import wall_ms
 
 REDRAW_S: Final = 0.25
 """Least time between two pictures."""
@@ -105,7 +105,7 @@ async def _draw(follower: Follower, live: Live) -> None:
 
 
 def _picture(follower: Follower, console: Console, height: int) -> Frame:
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = wall_ms()
     return draw(
         follower.state,
         follower.situation(now_ms),
