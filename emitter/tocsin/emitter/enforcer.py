@@ -13,10 +13,11 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable
-from typing import Final, Literal, TypedDict
+from typing import Final, Literal
 
 import psutil
 
+from tocsin.emitter.identity import Who
 from tocsin.schemas.control import StopEscalated, StopExited
 from tocsin.schemas.events import Data, Model, clip
 from tocsin.schemas.fields import Incarnation
@@ -44,13 +45,9 @@ class StopOrder(Model):
     grace_s: float
 
 
-class _Who(TypedDict):
+class _Answerer(Who):
     """What each answer says of the order that it answers."""
 
-    run_id: str
-    incarnation: str
-    rank: int
-    world_size: int
     command_id: str
     issue_id: str | None
 
@@ -96,7 +93,7 @@ class Enforcer:
     async def _enforce(self, process: psutil.Process, order: StopOrder) -> None:
         if await _gone(process, order.grace_s):
             return
-        who = _Who(
+        who = _Answerer(
             run_id=self._run_id,
             incarnation=order.incarnation,
             rank=order.rank,

@@ -20,6 +20,7 @@ from typing import Final, Protocol
 from tocsin.bus.port import EARLIEST, Bus, BusError, Partition, Reader, Record
 from tocsin.emitter import link
 from tocsin.emitter.edges import Emit
+from tocsin.emitter.identity import Who, who_speaks
 from tocsin.emitter.members import Members, Trainer
 from tocsin.emitter.process_group import process_lives
 from tocsin.emitter.stop_command import (
@@ -225,16 +226,9 @@ class ThreadListener:
 
     def join(self, command: StopRequested) -> None:
         """See Hands. The stop under way is the one effect, of which the ranks speak themselves."""
-        speaker = self._speaker
+        who = self._who(command.incarnation)
         self._emit(
-            StopAcknowledged(
-                run_id=speaker.run_id,
-                incarnation=command.incarnation,
-                rank=speaker.rank,
-                world_size=speaker.world_size,
-                command_id=command.command_id,
-                issue_id=command.issue_id,
-            )
+            StopAcknowledged(**who, command_id=command.command_id, issue_id=command.issue_id)
         )
 
     def missed(self, command: StopRequested, why: str) -> None:
@@ -245,18 +239,17 @@ class ThreadListener:
         why = verdict.why
         if why is None:
             return
-        speaker = self._speaker
         self._emit(
             StopRefused(
-                run_id=speaker.run_id,
-                incarnation=self.members.incarnation,
-                rank=speaker.rank,
-                world_size=speaker.world_size,
+                **self._who(self.members.incarnation),
                 command_id=verdict.command_id,
                 why=why,
                 reason=clip(verdict.text, 500),
             )
         )
+
+    def _who(self, incarnation: str) -> Who:
+        return {**who_speaks(self._speaker), "incarnation": incarnation}
 
     def _run(self) -> None:
         try:
