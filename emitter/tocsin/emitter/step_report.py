@@ -173,9 +173,9 @@ class Reporter:
         if draft.weights is not None:
             self._send_weights(draft, draft.weights)
         if draft.updates is not None:
-            self._send_updates(draft, draft.updates)
+            self._send_sampled("updates", draft, draft.updates.rows(), UPDATE_COLUMNS)
         if draft.activations is not None:
-            self._send_activations(draft, draft.activations)
+            self._send_sampled("activations", draft, draft.activations.rows(), ("dead",))
 
     def _send_gradients(self, draft: Draft, odd: bool) -> None:
         full = [p for p in draft.parts if p.rows is not None]
@@ -216,31 +216,24 @@ class Reporter:
         self._finite, self._finite_step = not bool(rows.nonfinite.any()), draft.step
         self._send("weights", draft, tuple(part.names), rows.values, rows.counts, not self._finite)
 
-    def _send_updates(self, draft: Draft, updates: Updates) -> None:
-        names, values, counts = updates.rows()
+    def _send_sampled(
+        self,
+        collection: str,
+        draft: Draft,
+        rows: tuple[tuple[str, ...], Floats, Counts],
+        columns: tuple[str, ...],
+    ) -> None:
+        """What a sample of each tensor says: names, `columns`, and how many numbers it is of."""
+        names, values, counts = rows
         if names:
             self._send(
-                "updates",
+                collection,
                 draft,
                 names,
                 values,
                 counts,
                 False,
-                columns=UPDATE_COLUMNS,
-                count_columns=("numel",),
-            )
-
-    def _send_activations(self, draft: Draft, seen: Seen) -> None:
-        names, shares, looks = seen.rows()
-        if names:
-            self._send(
-                "activations",
-                draft,
-                names,
-                shares,
-                looks,
-                False,
-                columns=("dead",),
+                columns=columns,
                 count_columns=("numel",),
             )
 
