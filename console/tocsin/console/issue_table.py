@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tocsin.console.views import BusView
+from tocsin.schemas.deliveries import Delivery
 from tocsin.schemas.issues import IssueFiring, Severity
 from tocsin.schemas.text import plain_line
 
@@ -107,12 +108,17 @@ def no_issues_line(view: BusView, wanted: IssueFilter, bus_url: str) -> str:
     """What to say, and to try, where the table would be empty."""
     words = str(wanted)
     if not view.runs and not view.issues:
-        return f"no runs on {bus_url} yet; try: tocsin run -- python train.py"
+        return no_runs_line(bus_url)
     if words and view.issues:
         found = len(view.issues)
         return f"no issues {words}; there {'is' if found == 1 else 'are'} {found:,} without that"
     watched = len(view.runs)
     return f"no issues {words or f'in {watched:,} run' + 's' * (watched != 1)}"
+
+
+def no_runs_line(bus_url: str) -> str:
+    """What to say, and to try, on a bus on which there is nothing yet."""
+    return f"no runs on {bus_url} yet; try: tocsin run -- python train.py"
 
 
 def issues_json(view: BusView, wanted: IssueFilter) -> str:
@@ -135,8 +141,13 @@ def issue_facts(view: BusView, issue: IssueFiring) -> dict[str, object]:
             for seen in view.states.get(issue.issue_id, ())
         ],
         "deliveries": [
-            delivery.model_dump(mode="json", exclude_none=True, exclude={"event"})
+            delivery_facts(delivery)
             for delivery in view.deliveries
             if delivery.issue_id == issue.issue_id
         ],
     }
+
+
+def delivery_facts(delivery: Delivery) -> dict[str, object]:
+    """One delivery as JSON values; the issue's own event, which it repeats, is left out."""
+    return delivery.model_dump(mode="json", exclude_none=True, exclude={"event"})

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tocsin.console.issue_table import IssueFilter, issue_table
+from tocsin.console.issue_table import IssueFilter, delivery_facts, issue_table, no_runs_line
 from tocsin.console.views import BusView
 from tocsin.schemas.issues import gravest
 from tocsin.schemas.runs import RunView
@@ -29,10 +29,7 @@ def status_json(view: BusView) -> str:
                 {"state": issue.state, **issue.model_dump(mode="json", exclude_none=True)}
                 for issue in view.issues
             ],
-            "deliveries": [
-                delivery.model_dump(mode="json", exclude_none=True, exclude={"event"})
-                for delivery in view.deliveries
-            ],
+            "deliveries": [delivery_facts(delivery) for delivery in view.deliveries],
         },
         indent=2,
     )
@@ -46,8 +43,7 @@ def print_status(
     `again` are options with which another command finds the same bus.
     """
     if not view.runs:
-        empty = f"no runs on {bus_url} yet; try: tocsin run -- python train.py"
-        console.print(empty, highlight=False, markup=False)
+        console.print(no_runs_line(bus_url), highlight=False, markup=False)
         return
     console.print(_runs_table(view.runs, now_ms))
     if (issues := issue_table(view, IssueFilter(), ids=False)) is not None:
