@@ -152,14 +152,16 @@ class ChatSender:
 def outcome_of(result: Result) -> Outcome:
     """What the child's result means. Pure."""
     status = result.status
-    if result.sent and (status is None or not 200 <= status < 300):
+    good = status is not None and 200 <= status < 300
+    if result.sent and not good:
         # Whatever else was asked on the way: it is there, and must not come twice.
         return Outcome(done="sent")
-    if result.refused is not None and not result.sent:
-        return Outcome(forbidden=result.refused)
-    if result.failure is not None and not result.sent:
-        return Outcome(failure=result.failure)
-    if status is not None and (result.sent or not 200 <= status < 300):
+    if not result.sent:
+        if result.refused is not None:
+            return Outcome(forbidden=result.refused)
+        if result.failure is not None:
+            return Outcome(failure=result.failure)
+    if status is not None and good == result.sent:
         return Outcome(status=status, phrase=phrase_of(status), retry_after=result.retry_after)
     if result.requests:
         return Outcome(later="the service did not take the message")
