@@ -37,8 +37,10 @@ class PushedWeights:
     def take(self, frame: TensorFrame) -> None:
         """Take a summary of gradients."""
         whole = self.frames.take(frame)
-        norm, finite = (None, None) if whole is None else (whole.column("l2"), finite_numel(whole))
-        if whole is None or norm is None or finite is None or not len(whole.rows):
+        if whole is None or not len(whole.rows):
+            return
+        norm, finite = whole.column("l2"), finite_numel(whole)
+        if norm is None or finite is None:
             return
         with np.errstate(all="ignore"):
             size = np.where(finite > 0, norm / np.sqrt(finite), 0.0)
