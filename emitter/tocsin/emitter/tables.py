@@ -1,0 +1,37 @@
+"""What a probe has to say of one step: tables of numbers, here or on their way from a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from tocsin.schemas.telemetry import COUNT_COLUMNS, STATISTIC_COLUMNS, Counts, Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """Numbers of the tensors of one collection, to be sent as one frame.
+
+    `values[i, j]` is `columns[j]` of `names[i]`, `counts[i, j]` likewise of `count_columns`.
+    """
+
+    collection: str
+    names: tuple[str, ...]
+    values: Floats
+    counts: Counts
+    columns: tuple[str, ...] = STATISTIC_COLUMNS
+    count_columns: tuple[str, ...] = COUNT_COLUMNS
+
+
+class Pending(Protocol):
+    """What was measured at a step."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the numbers are on the host; never waits."""
+        ...
+
+    def tables(self) -> Iterable[Table]:
+        """The numbers; called once, when they are ready. Tables without names are left out."""
+        ...
