@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from tocsin.console.setting import section_registry
-from tocsin.emitter.settings import DEFAULT_EVERY
+from tocsin.emitter.plans import DEFAULT_PLANS
 from tocsin.schemas.config import Config, check_config, config_path, read_config
 from tocsin.schemas.config_hidden import hide_lines
 from tocsin.schemas.config_problems import Loc, Problem, did_you_mean, split_lines
@@ -230,9 +230,9 @@ def _warnings(config: Config, text: str, source: str) -> Sequence[Problem]:
 
     found = []
     for name in config.capture.collections:
-        if name not in DEFAULT_EVERY:
+        if name not in DEFAULT_PLANS:
             message = f"the collection {name!r} is not captured by this release; it is left out"
-            hint = did_you_mean(name, DEFAULT_EVERY)
+            hint = did_you_mean(name, DEFAULT_PLANS)
             found.append(
                 warning(("capture", "collections", name), "unknown_collection", message, hint)
             )

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Final
 
-DEFAULT_EVERY: Final[Mapping[str, int]] = {
-    "activations": 100,
-    "gradients": 10,
-    "weights": 10,
-}
-"""Steps between two full rows of a collection. `updates` come with the weights."""
+from tocsin.emitter.plans import DEFAULT_PLANS, FLOOR, NEVER, CollectionPlan, Schedule
+from tocsin.schemas.captured import KINDS, MODES, Kind
 
+DEFAULT_BUDGET: Final = 0.005
 DEFAULT_BUS: Final = "embedded:.tocsin/bus.db"
 DEFAULT_PREFIX: Final = "tocsin"
 HEARTBEAT_S: Final = 10.0
@@ -30,47 +29,156 @@ LAUNCHER: Final = "TOCSIN_LAUNCHER"
 
 @dataclass(frozen=True, slots=True)
 class CaptureSettings:
-    """How often each collection is summarised, in steps."""
+    """What is captured.
 
-    every: Mapping[str, int] = field(default_factory=lambda: dict(DEFAULT_EVERY))
+    Attributes:
+        budget: the share of the step time that capture may take, above 0 and at most 1.
+        plans: the collections by name, those that are off too.
+    """
+
+    budget: float = DEFAULT_BUDGET
+    plans: Mapping[str, CollectionPlan] = field(default_factory=lambda: DEFAULT_PLANS)
 
     @property
     def collections(self) -> tuple[str, ...]:
-        """What is captured, by name."""
-        return ("losses", *sorted(self.every))
+        """What is captured in any mode, by name."""
+        return tuple(name for name, plan in self.plans.items() if plan.on)
+
+    @property
+    def every(self) -> Mapping[str, int]:
+        """Steps between two summaries in train mode where no budget is kept."""
+        found = {}
+        for name, plan in self.plans.items():
+            schedule = plan.schedule()
+            if schedule is not None and name in FLOOR:
+                found[name] = schedule.every or plan.floor
+        return found
+
+    def plan(self, name: str) -> CollectionPlan | None:
+        """The collection of that name, if there is one."""
+        return self.plans.get(name)
+
+    def of(self, kind: Kind) -> tuple[CollectionPlan, ...]:
+        """The collections made of that kind that are captured in any mode."""
+        return tuple(plan for plan in self.plans.values() if plan.of == kind and plan.on)
 
     def due(self, collection: str, step: int) -> bool:
-        """Whether this collection is summarised at this step."""
-        return step % self.every[collection] == 0
+        """Whether a collection is summarised at this training step where no budget is kept."""
+        plan = self.plans.get(collection)
+        schedule = None if plan is None else plan.schedule()
+        return plan is not None and schedule is not None and schedule.due(step, plan.floor)
 
 
 def capture_settings(text: str) -> CaptureSettings:
-    """Read the `capture` section as JSON; empty text gives the defaults.
+    """Read the section `capture` as JSON, in the form of the configuration file.
 
-    Collections that this release does not capture are left out; `check` has said so before.
+    Empty text gives the defaults. Keys that this release does not know are left out: it may be a
+    newer one that has launched the job, and it has checked them.
 
     Raises:
-        ValueError: it is not JSON of that shape.
+        ValueError: it is not JSON of that shape; the message says where.
     """
-    every = dict(DEFAULT_EVERY)
     if not text:
-        return CaptureSettings(every)
-    section = json.loads(text)
-    collections = section.get("collections", {}) if isinstance(section, dict) else None
-    if not isinstance(collections, dict):
-        raise ValueError('expected {"collections": {"gradients": {"every": 10}}}')
-    for name, options in collections.items():
-        steps = options.get("every") if isinstance(options, dict) else None
-        if steps is None:
-            continue
-        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-            raise ValueError(f"collection {name!r}: expected 'every' of at least 1 step")
-        if name in every:
-            every[name] = steps
-    return CaptureSettings(every)
+        return CaptureSettings()
+    section = _mapping(json.loads(text), "capture")
+    budget = _share(section["budget"]) if "budget" in section else DEFAULT_BUDGET
+    plans = dict(DEFAULT_PLANS)
+    for name, options in _mapping(section.get("collections", {}), "collections").items():
+        if options == "off":
+            plans.pop(name, None)
+            if name in DEFAULT_PLANS:
+                plans[name] = replace(DEFAULT_PLANS[name], schedules=NEVER)
+        else:
+            plans[name] = _plan(name, options)
+    return CaptureSettings(budget, MappingProxyType(plans))
 
 
 def parse_labels(text: str) -> dict[str, str]:
     """`k=v,k2=v2` as a mapping; parts without '=' are left out."""
     pairs = (part.partition("=") for part in text.split(",") if "=" in part)
     return {key.strip(): value.strip() for key, _, value in pairs if key.strip()}
+
+
+# -- from JSON to plans
+
+
+def _plan(name: str, raw: object) -> CollectionPlan:
+    where = f"collection {name!r}"
+    default = DEFAULT_PLANS.get(name)
+    options = _mapping(raw, where)
+    of = default.of if default is not None else _kind(options.get("of"), where)
+    schedules = dict(NEVER if default is None else default.schedules)
+    # One that is named is on while training, unless its modes say otherwise.
+    schedules["train"] = _schedule(options, where)
+    modes = _mapping(options.get("modes", {}), f"{where}: modes")
+    for mode in MODES:
+        if mode in modes:
+            here = f"{where}, mode {mode!r}"
+            entry = modes[mode]
+            schedules[mode] = None if entry == "off" else _schedule(_mapping(entry, here), here)
+    columns = options.get("columns")
+    return CollectionPlan(
+        name,
+        of,
+        MappingProxyType(schedules),
+        columns=None if columns is None else _texts(columns, f"{where}: columns"),
+        match=tuple(_pattern(text, where) for text in _texts(options.get("match", ()), where)),
+        module_types=_texts(options.get("module_types", ()), f"{where}: module_types"),
+        tensors=frozenset(_texts(options.get("tensors", ()), f"{where}: tensors")),
+    )
+
+
+def _schedule(options: Mapping[str, object], where: str) -> Schedule:
+    every, end = options.get("every"), options.get("end")
+    steps = options.get("steps", [])
+    if not isinstance(steps, list):
+        raise ValueError(f"{where}: expected 'steps' as a list")
+    return Schedule(
+        every=None if every in (None, "auto") else _count(every, f"{where}: 'every'", 1),
+        start=_count(options.get("start", 0), f"{where}: 'start'", 0),
+        end=None if end is None else _count(end, f"{where}: 'end'", 1),
+        steps=frozenset(_count(step, f"{where}: 'steps'", 0) for step in steps),
+    )
+
+
+def _mapping(raw: object, where: str) -> Mapping[str, object]:
+    if not isinstance(raw, dict):
+        raise ValueError(f"{where}: expected a mapping, found {type(raw).__name__}")
+    return raw
+
+
+def _count(raw: object, where: str, least: int) -> int:
+    if not isinstance(raw, int) or isinstance(raw, bool) or raw < least:
+        raise ValueError(f"{where}: expected a whole number of at least {least}")
+    return raw
+
+
+def _texts(raw: object, where: str) -> tuple[str, ...]:
+    texts = [raw] if isinstance(raw, str) else raw
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"{where}: expected text, or a list of texts")
+    return tuple(texts)
+
+
+def _pattern(text: str, where: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise ValueError(f"{where}: 'match' is no regular expression: {error}") from error
+
+
+def _kind(raw: object, where: str) -> Kind:
+    for kind in KINDS:
+        if raw == kind:
+            return kind
+    raise ValueError(f"{where}: expected 'of' as one of {', '.join(KINDS)}")
+
+
+def _share(raw: object) -> float:
+    try:
+        share = float(raw.removesuffix("%")) / 100 if isinstance(raw, str) else -1.0
+    except ValueError:
+        share = -1.0
+    if not isinstance(raw, str) or not raw.endswith("%") or not 0 < share <= 1:
+        raise ValueError(f"budget: expected a percentage like 0.5%, found {raw!r}")
+    return share

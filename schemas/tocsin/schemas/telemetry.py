@@ -11,17 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from json.encoder import encode_basestring
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import AfterValidator, FailFast, Field, model_validator
 
+from tocsin.schemas.captured import Mode as Mode
 from tocsin.schemas.errors import MalformedRecord
 from tocsin.schemas.fields import Incarnation, Many, Positive, RunId, Step, Whole
 from tocsin.schemas.frames import Array, FrameHeader, decode_frame, encode_frame
 
-Mode = Literal["train", "eval", "predict", "global"]
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.uint64]

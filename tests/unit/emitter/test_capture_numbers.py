@@ -91,7 +91,13 @@ def test_life_of_a_run(tmp_path: Path) -> None:
     (started,), (ended,) = found.of(RunStarted), found.of(RunEnded)
     assert (started.optimizer, started.tensors, started.parameters) == ("SGD", 4, 53)
     assert started.labels == {"team": "vision"}
-    assert started.collections == ("losses", "activations", "gradients", "weights")
+    assert started.collections == (
+        "losses",
+        "gradients",
+        "weights",
+        "activations",
+        "optimizer_state",
+    )
     assert (ended.last_step, ended.outcome) == (2, "completed")
     assert ended.capture is not None
     assert ended.capture.degraded == ()

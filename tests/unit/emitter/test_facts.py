@@ -84,7 +84,12 @@ def test_rank_from_the_environment() -> None:
 
 def test_capture_settings() -> None:
     found = settings.capture_settings('{"collections": {"gradients": {"every": 3}}}')
-    assert dict(found.every) == {"activations": 100, "gradients": 3, "weights": 10}
+    assert dict(found.every) == {
+        "gradients": 3,
+        "weights": 10,
+        "activations": 100,
+        "optimizer_state": 100,
+    }
     assert [step for step in range(8) if found.due("gradients", step)] == [0, 3, 6]
     with pytest.raises(ValueError, match="at least 1"):
         settings.capture_settings('{"collections": {"gradients": {"every": 0}}}')

@@ -1,0 +1,51 @@
+"""What can be captured: kinds of tensors, modes, columns. Words alone, and cheap to import.
+
+The configuration and the process that trains share them; the latter has no use for pydantic.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+Kind = Literal[
+    "losses", "gradients", "weights", "biases", "activations", "inputs", "optimizer_state"
+]
+"""What a collection is made of. Each is a collection of its own name, too."""
+
+KINDS: Final[tuple[Kind, ...]] = (
+    "losses",
+    "gradients",
+    "weights",
+    "biases",
+    "activations",
+    "inputs",
+    "optimizer_state",
+)
+
+Mode = Literal["train", "eval", "predict", "global"]
+"""What a training is doing; `global` is outside of the other three."""
+
+MODES: Final[tuple[Mode, ...]] = ("train", "eval", "predict", "global")
+
+OWN_FRAMES: Final = frozenset({"local_gradients", "tensors", "updates"})
+"""Collections that come with others and have no schedule: no custom one may have their name."""
+
+_COUNTS: Final = ("numel", "zeros", "nans", "infs")
+_STATISTICS: Final = ("min", "max", "mean", "std", "l1", "l2", "absmax")
+_QUANTILES: Final = ("p05", "p25", "p50", "p75", "p95")
+_LOW_PRECISION: Final = ("underflow", "overflow")
+
+
+def columns_of(kind: Kind) -> tuple[str, ...]:
+    """The columns that a summary of that kind can have; none for losses, which are scalars."""
+    if kind == "losses":
+        return ()
+    columns = (*_COUNTS, *_STATISTICS, *_QUANTILES)
+    match kind:
+        case "weights" | "biases":
+            return (*columns, "update_l2")
+        case "activations":
+            return (*columns, *_LOW_PRECISION, "dead", "saturated")
+        case "gradients":
+            return (*columns, *_LOW_PRECISION)
+    return columns
