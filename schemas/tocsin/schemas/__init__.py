@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tocsin.schemas.control import (
+        LookCloser,
         SignedDatagram,
         StopAcknowledged,
         StopEscalated,
@@ -93,6 +94,7 @@ __all__ = [
     "IssueFiring",
     "IssueOngoing",
     "IssueResolved",
+    "LookCloser",
     "MalformedRecord",
     "Meta",
     "MissingExtra",

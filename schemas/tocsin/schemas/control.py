@@ -7,7 +7,18 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from tocsin.schemas.events import EVENT_TYPES, Data, Model, example
-from tocsin.schemas.fields import ExitCode, Id, Incarnation, Millis, RunId, Step, Text, Whole, Word
+from tocsin.schemas.fields import (
+    ExitCode,
+    Id,
+    Incarnation,
+    Millis,
+    Positive,
+    RunId,
+    Step,
+    Text,
+    Whole,
+    Word,
+)
 from tocsin.schemas.runs import Checkpoint, RunData
 
 
@@ -56,6 +67,44 @@ class StopRequested(Data):
 def stop_key(run_id: str, incarnation: str) -> str:
     """`run/incarnation/stop`."""
     return f"{run_id}/{incarnation}/stop"
+
+
+@EVENT_TYPES.register
+class LookCloser(Data):
+    """Please capture more of this training for some steps: a rule has found something.
+
+    Unsigned, and so never worth more than that: whoever hears it bounds steps and rate itself.
+    """
+
+    model_config = example(
+        run_id="gpt-2026-11-21",
+        incarnation="0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11",
+        rule="exploding_gradient",
+        issue_id="b1c5a1de-3b0f-5d0e-8a35-6a4c1c1f9d27",
+        steps=50,
+        not_after_ms=1795258312300,
+    )
+
+    event_type: ClassVar[str] = "tocsin.run.look_closer"
+
+    run_id: RunId
+    incarnation: Incarnation
+    rule: str = Field(max_length=100, description="the rule instance that has found something")
+    issue_id: Id = Field(description="what it has found")
+    steps: Positive = Field(
+        description="for how many steps from the next one on; a listener takes 200 at most"
+    )
+    not_after_ms: Millis = Field(description="worth nothing when it is read later than this")
+
+    @property
+    def key(self) -> str:
+        """The key on the control topic."""
+        return look_closer_key(self.run_id)
+
+
+def look_closer_key(run_id: str) -> str:
+    """`run/look_closer`."""
+    return f"{run_id}/look_closer"
 
 
 class StopAnswer(RunData):

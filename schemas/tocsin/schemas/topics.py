@@ -82,7 +82,7 @@ class Topics:
 
     @property
     def control(self) -> str:
-        """Signed commands. Key: run/incarnation/stop and its siblings."""
+        """Signed commands, key run/incarnation/stop and its siblings; unsigned: run/look_closer."""
         return f"{self.prefix}.control.v1"
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from tocsin.schemas.control import LookCloser
 from tocsin.schemas.events import clip
 from tocsin.schemas.identity import issue_id
 from tocsin.schemas.issues import (
@@ -26,10 +27,14 @@ _GRAVITY: Final[tuple[Severity, ...]] = ("info", "warning", "critical")
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """An issue's state to be published; `number` counts the states of its episode."""
+    """An issue's state to be published; `number` counts the states of its episode.
+
+    `look` is what the run is asked for because of it.
+    """
 
     issue: IssueFiring
     number: int
+    look: LookCloser | None = None
 
 
 @dataclass(slots=True)

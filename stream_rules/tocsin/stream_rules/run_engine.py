@@ -13,6 +13,7 @@ from tocsin.schemas.runs import RunData, RunEnded
 from tocsin.schemas.state import Snapshot
 from tocsin.schemas.telemetry import StepFrame, SystemFrame, TensorFrame
 from tocsin.schemas.wire import Meta
+from tocsin.stream_rules.closer_looks import look_closer
 from tocsin.stream_rules.episodes import Told
 from tocsin.stream_rules.instance import Instance
 from tocsin.stream_rules.instances import RuleSpec
@@ -130,7 +131,15 @@ class RunEngine:
             if offset >= instance.covers and instance.spec.fits(self.state.labels):
                 seen = instance.spec.name in fed
                 told += instance.call(method, at, fails_as=self._failing, input_seen=seen)
-        return told
+        return [self._with_look(one) for one in told]
+
+    def _with_look(self, told: Told) -> Told:
+        """With the request that it brings, unless the run has ended or was asked not long ago."""
+        look = None if self.state.ended else look_closer(told.issue, self.state.looked_ms)
+        if look is None:
+            return told
+        self.state.looked_ms = told.issue.at_ms
+        return replace(told, look=look)
 
     @property
     def held_back(self) -> bool:
@@ -157,7 +166,8 @@ class RunEngine:
                 self._own_timer(due_ms)
                 continue
             at = Moment(now_ms=due_ms, run=self.state)
-            told += instance.call(_timer(at), at, fails_as=self._failing, input_seen=False)
+            found = instance.call(_timer(at), at, fails_as=self._failing, input_seen=False)
+            told += [self._with_look(one) for one in found]
         return told
 
     def _failures(self, now_ms: int) -> list[Told]:

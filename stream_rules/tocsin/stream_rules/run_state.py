@@ -83,6 +83,8 @@ class RunState:
     ranks: dict[int, RankState] = field(default_factory=dict)
     checkpoints: list[Checkpoint] = field(default_factory=list)
     stop: StopView | None = None
+    looked_ms: int | None = None
+    """When the run was last asked to capture more (record time)."""
 
     # -- records in ------------------------------------------------------------------------
 
@@ -122,6 +124,7 @@ class RunState:
             self.past = [*self.past, self.incarnation][-_PAST:]
         fresh = RunState(run_id=self.run_id, incarnation=_identity(value)[1], past=self.past)
         fresh.started_ms = now_ms
+        fresh.looked_ms = self.looked_ms
         fresh.duplicates, fresh.missing, fresh.late = self.duplicates, self.missing, self.late
         if launched_here and self.launcher is not None:
             fresh.launcher, fresh.labels = self.launcher, self.labels

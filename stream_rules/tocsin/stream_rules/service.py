@@ -1,4 +1,6 @@
-"""The rules as a service of the worker: records in, issues, snapshots and run views out."""
+"""The rules as a service of the worker: records in; out come issues, requests to look closer,
+snapshots and run views.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from tocsin.bus.port import Outgoing, Partition, Record
 from tocsin.runtime.service import Attachment, Poison, Service, Tick
 from tocsin.runtime.skipped_runs import HoldLimit
 from tocsin.schemas.config import Config
+from tocsin.schemas.control import LookCloser, look_closer_key
 from tocsin.schemas.errors import RecordError
 from tocsin.schemas.events import Data, Event
 from tocsin.schemas.state import Snapshot
@@ -158,7 +161,8 @@ class RulesService(Service):
 
     def outputs(self) -> Sequence[Outgoing]:
         told, self._told = self._told, []
-        return [self._issue(one) for one in told]
+        looks = [self._look(one.look, one.issue.at_ms) for one in told if one.look is not None]
+        return [*(self._issue(one) for one in told), *looks]
 
     def snapshots(self, *, force: bool) -> Sequence[Outgoing]:
         written: list[Outgoing] = []
@@ -193,6 +197,16 @@ class RulesService(Service):
         headers = meta_of(event, rank=issue.rank).headers()
         return Outgoing(partition, issue.run_id.encode(), event.encode(), headers)
 
+    def _look(self, look: LookCloser, at_ms: int) -> Outgoing:
+        event: Event[Data] = Event.of(
+            look,
+            id=f"{look.issue_id}/look_closer",
+            source=f"/runs/{look.run_id}/rules/{look.rule}",
+            time_ms=at_ms,
+        )
+        partition = Partition(self._topics.control, issue_partition(look.run_id))
+        return Outgoing(partition, look.key.encode(), event.encode(), meta_of(event).headers())
+
     def _snapshot(self, number: int, snapshot: Snapshot) -> Outgoing:
         partition = Partition(self._topics.state, number)
         headers = meta_of(snapshot).headers()
@@ -201,7 +215,11 @@ class RulesService(Service):
     def _tombstones(self, number: int, run: RunEngine) -> list[Outgoing]:
         partition = Partition(self._topics.state, number)
         run_id = run.state.run_id
-        return [Outgoing(partition, f"{run_id}/{name}".encode(), None) for name in self._names]
+        gone = [Outgoing(partition, f"{run_id}/{name}".encode(), None) for name in self._names]
+        if run.state.looked_ms is not None:
+            control = Partition(self._topics.control, issue_partition(run_id))
+            gone.append(Outgoing(control, look_closer_key(run_id).encode(), None))
+        return gone
 
     def _saw_view(self, record: Record) -> None:
         views = self._views.setdefault(record.partition.number, {})

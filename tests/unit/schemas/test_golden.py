@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tocsin.schemas.control import (
+    LookCloser,
     SignedDatagram,
     StopAcknowledged,
     StopEscalated,
@@ -226,6 +227,14 @@ EVENTS: dict[str, Data] = {
         next_attempt_ms=1795258014420,
         give_up_ms=1795344412300,
         event={"id": f"{ISSUE}/firing/0", "data": {"values": [2.75, "NaN"]}},
+    ),
+    "tocsin.run.look_closer-v1": LookCloser(
+        run_id=RUN,
+        incarnation=INCARNATION,
+        rule="exploding_gradient",
+        issue_id=ISSUE,
+        steps=50,
+        not_after_ms=1795258312300,
     ),
     "tocsin.stop.requested-v1": StopRequested(
         command_id=COMMAND,
