@@ -6,6 +6,9 @@ verified by each rank for itself; the launcher that hands it over is not taken a
 
 While nothing was heard `check` costs an attribute or two; with several ranks there is also the
 agreement (`tocsin.emitter.agreement`).
+
+A framework that can end its loop in good order takes the stop over (`take_over`): it is not raised
+at the edge then, but when the loop has ended (`leave`), or at the next edge if the loop goes on.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from tocsin.emitter import agreement, link
 from tocsin.emitter.identity import Who, who_speaks
@@ -31,6 +34,10 @@ from tocsin.emitter.stop_command import (
     read_keys,
     trusted_paths,
 )
+from tocsin.emitter.stop_training import STOPPED as STOPPED
+from tocsin.emitter.stop_training import StopTraining as StopTraining
+from tocsin.emitter.stop_training import take_over as take_over
+from tocsin.emitter.stop_training import taken_over
 from tocsin.emitter.wall_clock import wall_ms
 from tocsin.schemas.control import StopAcknowledged, StopLeft, StopRefused, StopRequested
 from tocsin.schemas.events import Data, clip
@@ -38,9 +45,6 @@ from tocsin.schemas.runs import CaptureDegraded
 from tocsin.schemas.telemetry import Speaker
 
 logger = logging.getLogger(__name__)
-
-STOPPED: Final = 79
-"""Exit code of a training that was stopped."""
 
 FLUSH_S: Final = 2.0
 """How long a leaving rank waits for its last records to be acknowledged, seconds."""
@@ -51,32 +55,22 @@ TOLD_S: Final = 0.5
 EVALUATION_S: Final = 5.0
 """Evaluation batches are not edges of all ranks: one leaves there only this long after it heard."""
 
+TAKEN_S: Final = 5.0
+"""How long a framework that has taken a stop over may go on without ending its loop, seconds."""
+
 Edge = Literal["optimizer_step", "scaler_update", "backward", "evaluation"]
 Emit = Callable[[Data], object]
 Flush = Callable[[float], object]
+Look = Callable[[int, str], object]
+"""Capture more for so many steps, and why. Called on the listening thread; must not wait."""
 
 
-class StopTraining(SystemExit):
-    """The training was told to stop. A `SystemExit`: it ends the process with code 79."""
-
-    def __init__(
-        self, reason: str, *, step: int | None = None, issue_id: str | None = None
-    ) -> None:
-        super().__init__(STOPPED)
-        self.reason: Final = reason
-        self.step: Final = step
-        self.issue_id: Final = issue_id
-
-    def __str__(self) -> str:
-        at = "" if self.step is None else f" at step {self.step:,}"
-        return f"training stopped by tocsin{at}: {self.reason}"
-
-    def __repr__(self) -> str:
-        return f"StopTraining({str(self)!r})"
-
-    def _render_traceback_(self) -> list[str]:
-        # IPython asks for this; a stop is an answer, not a crash.
-        return [str(self)]
+class _Taken(NamedTuple):
+    stop: StopTraining
+    command: StopRequested | None
+    edge: Edge
+    step: int
+    at: float
 
 
 class Rank:
@@ -92,6 +86,7 @@ class Rank:
         restart_count: int = 0,
         training: int = 0,
         agreed: agreement.Agreement | None = None,
+        look_closer: Look | None = None,
         now_ms: Callable[[], int] = wall_ms,
     ) -> None:
         self.speaker: Final = speaker
@@ -101,12 +96,14 @@ class Rank:
         self._emit = emit
         self._flush = flush
         self._agreed = agreed
+        self._look_closer = look_closer
         self._now_ms = now_ms
         self._memory = Memory()
         self._heard: StopRequested | None = None
         self._heard_at = 0.0
         self._told = threading.Event()
         self._left = False
+        self._taken: _Taken | None = None
         self._closed = False
         self._launcher = os.environ.get("TOCSIN_LAUNCHER", "")
         self._endpoint = self._open()
@@ -121,6 +118,11 @@ class Rank:
 
     def at_edge(self, edge: Edge, step: int) -> None:
         """Leave here if it is time. Raises StopTraining."""
+        taken = self._taken
+        if taken is not None:
+            if step > taken.step or time.monotonic() - taken.at > TAKEN_S:
+                self.leave()
+            return
         command = self._heard
         if self._agreed is not None and edge != "evaluation":
             leave = self._agreed.at_edge(command is not None)
@@ -141,6 +143,15 @@ class Rank:
         )
         if not waiting:
             self._leave(command, edge, step)
+
+    def leave(self) -> None:
+        """The loop has ended for a stop that was taken over, or should have. Raises StopTraining
+        then; otherwise nothing happens.
+        """
+        taken = self._taken
+        if taken is not None:
+            self._report_leaving(taken.stop, taken.command, taken.edge, taken.step)
+            raise taken.stop
 
     def hear(self, signed: SignedCommand) -> None:
         """Judge a command; from the listening thread."""
@@ -235,10 +246,14 @@ class Rank:
         while not self._closed:
             try:
                 message = endpoint.receive()
-                if message is not None and message["kind"] == "stop":
+                if message is None:
+                    continue
+                if message["kind"] == "stop":
                     signed = SignedCommand.of(message)
                     if signed is not None:
                         self.hear(signed)
+                elif message["kind"] == "look_closer" and self._look_closer is not None:
+                    self._look_closer(link.number(message, "steps"), link.text(message, "reason"))
             except OSError:
                 break
             except Exception:
@@ -260,20 +275,27 @@ class Rank:
     def _leave(self, command: StopRequested | None, edge: Edge, step: int) -> None:
         reason = "another rank was told to stop" if command is None else command.reason
         issue_id = None if command is None else command.issue_id
-        if not self._left:
-            self._left = True
-            command_id = "" if command is None else command.command_id
-            self._report_leaving(command_id, issue_id, edge, step)
-            if not self._launcher:
-                say(f"training stopped at step {step:,}: {reason}")
-        raise StopTraining(reason, step=step, issue_id=issue_id)
+        stop = StopTraining(reason, step=step, issue_id=issue_id)
+        # Both of these are inside a step of the loop; the others may be far from its end.
+        if edge in ("optimizer_step", "scaler_update") and taken_over(stop):
+            self._taken = _Taken(stop, command, edge, step, time.monotonic())
+            self.awake = True
+            return
+        self._report_leaving(stop, command, edge, step)
+        raise stop
 
-    def _report_leaving(self, command_id: str, issue_id: str | None, edge: Edge, step: int) -> None:
+    def _report_leaving(
+        self, stop: StopTraining, command: StopRequested | None, edge: Edge, step: int
+    ) -> None:
+        if self._left:
+            return
+        self._left = True
+        command_id = "" if command is None else command.command_id
         try:
             if command_id:
                 self._emit(
                     StopLeft(
-                        **self._who(), command_id=command_id, issue_id=issue_id,
+                        **self._who(), command_id=command_id, issue_id=stop.issue_id,
                         step=max(step, 0), edge=edge, left_us=time.time_ns() // 1000,
                     )
                 )  # fmt: skip
@@ -290,6 +312,17 @@ class Rank:
         except Exception:
             # An emitter hook's wall: the stop comes through even if it cannot be told.
             logger.warning("the stop could not be reported", exc_info=True)
+        if not self._launcher:
+            say(f"training stopped at step {step:,}: {stop.reason}")
+
+
+def leave() -> None:
+    """A loop whose framework had taken a stop over has ended: raise that StopTraining. Otherwise
+    nothing happens.
+    """
+    rank = _rank
+    if rank is not None:
+        rank.leave()
 
 
 _rank: Rank | None = None
@@ -303,11 +336,12 @@ def started(
     local_rank: int = 0,
     restart_count: int = 0,
     training: int = 0,
+    look_closer: Look | None = None,
 ) -> Rank:
     """A training begins in this process: listen, and say hello to the launcher.
 
     `emit` must be safe to call from another thread and must not wait; `flush(timeout_s)` waits
-    until what was emitted is acknowledged.
+    until what was emitted is acknowledged. `look_closer` is told when a rule asks for more.
     """
     global _rank
     finished()
@@ -315,7 +349,7 @@ def started(
     agreed = None if stops_off or speaker.world_size < 2 else agreement.current()
     _rank = Rank(
         speaker, emit, flush=flush, local_rank=local_rank, restart_count=restart_count,
-        training=training, agreed=agreed,
+        training=training, agreed=agreed, look_closer=look_closer,
     )  # fmt: skip
     return _rank
 

@@ -17,6 +17,7 @@ from typing import Final
 
 from tocsin.bus.port import BusError, Record
 from tocsin.emitter import launcher_report, link, settings
+from tocsin.emitter.closer_looks import CloserLooks
 from tocsin.emitter.end_budget import EndBudget
 from tocsin.emitter.escalation import Stopper
 from tocsin.emitter.helper_process import HelperProcess
@@ -246,7 +247,8 @@ class _Launch:
 
     def _begin_tasks(self, watch: Watch) -> Listener:
         watch.begin("publish", watch.voice.publish())
-        listener = Listener(self._topics, self.plan.run_id, self._stopper)
+        looks = CloserLooks(self.plan.run_id, self._members)
+        listener = Listener(self._topics, self.plan.run_id, self._stopper, looks=looks)
         watch.begin("listen", listener.listen(watch.bus))
         watch.begin("follow", watch.follow(self._take_record))
         watch.begin("heartbeats", keep_beating(self.plan, self._members, watch.voice))

@@ -5,7 +5,7 @@ is one JSON object of at most `MAX_BYTES` in one Unix datagram; nothing here wai
 message that cannot be taken now is lost, and `send` says so.
 
     process -> launcher   hello, left, finished, restart_blocked
-    launcher -> process   stop (signed bytes), no_restart
+    launcher -> process   stop (signed bytes), look_closer, no_restart
 
 The sockets lie in a folder of the job that only its user can enter (0700), with a short path: the
 address of a Unix socket holds 107 bytes.

@@ -19,6 +19,7 @@ from typing import Final, Protocol
 
 from tocsin.bus.port import EARLIEST, Bus, BusError, Partition, Reader, Record
 from tocsin.emitter import link
+from tocsin.emitter.closer_looks import CloserLooks
 from tocsin.emitter.edges import Emit
 from tocsin.emitter.identity import Who, who_speaks
 from tocsin.emitter.members import Members, Trainer
@@ -78,13 +79,21 @@ class Listener:
     """Reads and judges commands to one run."""
 
     def __init__(
-        self, topics: Topics, run_id: str, hands: Hands, *, now_ms: Callable[[], int] = wall_ms
+        self,
+        topics: Topics,
+        run_id: str,
+        hands: Hands,
+        *,
+        looks: CloserLooks | None = None,
+        now_ms: Callable[[], int] = wall_ms,
     ) -> None:
+        """`looks` hears what rules ask for beside stops."""
         self.counts: Final[Counter[str]] = Counter()
         self.ready: Final = threading.Event()
         self._partition = Partition(topics.control, issue_partition(run_id))
         self._prefix = f"{run_id}/".encode()
         self._hands = hands
+        self._looks = looks
         self._now_ms = now_ms
         self._memory = Memory()
         self._refused = 0
@@ -121,6 +130,8 @@ class Listener:
         """Judge one record and act on it; None if it is not a stop command to this run."""
         if record.value is None or not record.key.startswith(self._prefix):
             return None
+        if self._looks is not None and record.key == self._looks.key:
+            self._looks.take(record)
         if not record.key.endswith(b"/stop"):
             return None
         signed = SignedCommand(record.key, record.value, read_signature(record.headers))
@@ -175,7 +186,8 @@ class ThreadListener:
             OSError: the socket cannot be bound.
         """
         self.members: Final = Members(speaker.incarnation, process_lives)
-        self.listener: Final = Listener(topics, speaker.run_id, self)
+        looks = CloserLooks(speaker.run_id, self.members)
+        self.listener: Final = Listener(topics, speaker.run_id, self, looks=looks)
         self._endpoint = link.Endpoint(folder / link.LAUNCHER_SOCKET)
         self._open_bus = open_bus
         self._speaker = speaker

@@ -5,6 +5,7 @@ Knows nothing of torch. Capture adds the numbers, `start()` the user's own.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import sys
@@ -16,6 +17,7 @@ from tocsin.bus.configured import open_configured_bus
 from tocsin.bus.port import Bus
 from tocsin.bus.urls import open_bus
 from tocsin.emitter import edges, facts, stop_command
+from tocsin.emitter.closer_looks import MAX_STEPS
 from tocsin.emitter.identity import Identity, Who, who_speaks
 from tocsin.emitter.outbox import StepRow
 from tocsin.emitter.sender import FLUSH_S, Address, Sender
@@ -46,6 +48,8 @@ from tocsin.schemas.runs import (
 from tocsin.schemas.telemetry import TensorFrame
 from tocsin.schemas.topics import Topics
 
+logger = logging.getLogger(__name__)
+
 
 class Shape(TypedDict, total=False):
     """What is known of the model and its optimizer when the training begins."""
@@ -74,6 +78,8 @@ class Training:
         """Backward calls and batches of data loaders so far: that something goes on."""
         self.is_evaluating: Callable[[], bool] = lambda: False
         self.phases: list[str] = []
+        self.closer_until = 0
+        """The step before which a rule has asked for all that can be captured."""
         self.left = False
         self._activity_at_step = 0
         self._labels = parse_labels(environ.get(LABELS, ""))
@@ -119,7 +125,13 @@ class Training:
             local_rank=self.identity.local_rank,
             restart_count=self.identity.restart_count,
             training=self.identity.training,
+            look_closer=self.look_closer,
         )
+
+    def look_closer(self, steps: int, reason: str) -> None:
+        """A rule asks for more of the next `steps` steps, 200 at most; from another thread."""
+        logger.info("looking closer", extra={"steps": steps, "reason": reason})
+        self.closer_until = self.next_step + max(0, min(steps, MAX_STEPS))
 
     def emit(self, data: Data) -> None:
         """Put an event on the telemetry topic; never waits."""

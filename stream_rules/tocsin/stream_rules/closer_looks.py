@@ -34,7 +34,7 @@ def look_closer(issue: IssueFiring, before_ms: int | None) -> LookCloser | None:
     """The request that this issue brings; None: it brings none.
 
     Only one that has just begun to fire, of severity warning or critical, and about the training's
-    own numbers: more of them says nothing of a full disk, and lost telemetry would be lost the more.
+    own numbers: more of them says nothing of a full disk, and makes lost telemetry only worse.
 
     Args:
         before_ms: when the run was asked last (record time, Unix milliseconds).
