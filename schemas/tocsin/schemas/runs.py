@@ -141,6 +141,12 @@ class CaptureFigures(Model):
     """What watching has cost one rank so far, and what it sent."""
 
     overhead_percent: float = Field(ge=0, description="time in hooks against time of the steps")
+    budget_percent: float | None = Field(
+        default=None, ge=0, description="what the step time's share may be: capture.budget"
+    )
+    intervals: Mapped[Positive] = Field(
+        default_factory=dict, description="collection -> steps between two summaries, in force"
+    )
     records: Whole = Field(description="records acknowledged by the bus")
     dropped: Whole = Field(description="records dropped because the queue was full or the bus away")
     degraded: Many[Word] = Field(
@@ -212,7 +218,7 @@ class Checkpoint(Model):
 
 @EVENT_TYPES.register
 class CheckpointWritten(RunData):
-    """`torch.save`, or Lightning, has written a checkpoint."""
+    """A checkpoint was written: by `torch.save`, safetensors, or a framework's own function."""
 
     model_config = example(
         run_id="gpt-2026-11-21",
@@ -225,6 +231,47 @@ class CheckpointWritten(RunData):
 
     checkpoint: Checkpoint
     duration_s: float = Field(default=0.0, ge=0, description="seconds")
+
+
+@EVENT_TYPES.register
+class DataLoaderSeen(RunData):
+    """A training or an evaluation takes its batches from this data loader; said once of each."""
+
+    model_config = example(
+        run_id="gpt-2026-11-21",
+        incarnation="0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11",
+        rank=1,
+        world_size=2,
+        mode="train",
+        workers=4,
+        pin_memory=True,
+        prefetch_factor=2,
+        batch_size=64,
+        dataset="ImageFolder",
+        samples=1281167,
+        cores=32,
+        gpu=True,
+        step=0,
+    )
+
+    event_type: ClassVar[str] = "tocsin.run.data_loader"
+
+    mode: Literal["train", "eval"]
+    workers: Whole = Field(description="worker processes; 0: the training process loads itself")
+    pin_memory: bool = Field(default=False, description="as it was asked for")
+    prefetch_factor: Whole | None = Field(
+        default=None, description="batches that each worker loads ahead; None without workers"
+    )
+    persistent_workers: bool = False
+    batch_size: Whole | None = Field(
+        default=None, description="samples of a batch; None: it varies or is not known"
+    )
+    dataset: Word = Field(default="", max_length=200, description="class of the data set")
+    iterable: bool = Field(default=False, description="a stream: it has no length")
+    samples: Whole | None = Field(default=None, description="of the data set, on all ranks")
+    cores: Whole | None = Field(default=None, description="CPUs that the process may use")
+    gpu: bool = Field(default=False, description="whether the process sees a CUDA device")
+    step: Step | None = Field(default=None, description="last finished step when it was first used")
 
 
 @EVENT_TYPES.register
