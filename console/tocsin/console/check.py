@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from tocsin.console.setting import section_registry
-from tocsin.emitter.plans import DEFAULT_PLANS
 from tocsin.schemas.config import Config, check_config, config_path, read_config
 from tocsin.schemas.config_hidden import hide_lines
-from tocsin.schemas.config_problems import Loc, Problem, did_you_mean, split_lines
+from tocsin.schemas.config_problems import Loc, Problem, split_lines
 from tocsin.schemas.config_sections import RuleEntry
 from tocsin.schemas.config_settings import SecretUnavailable, resolve_secrets, resolve_settings
 from tocsin.schemas.yaml_loader import load
@@ -229,13 +228,6 @@ def _warnings(config: Config, text: str, source: str) -> Sequence[Problem]:
         return Problem(source, line, column, code, message, hint)
 
     found = []
-    for name in config.capture.collections:
-        if name not in DEFAULT_PLANS:
-            message = f"the collection {name!r} is not captured by this release; it is left out"
-            hint = did_you_mean(name, DEFAULT_PLANS)
-            found.append(
-                warning(("capture", "collections", name), "unknown_collection", message, hint)
-            )
     named = {action.receiver for rule in config.rules for action in rule.actions or ()}
     for name in config.receivers:
         if name not in named:

@@ -69,6 +69,7 @@ are a mistake. A number with a unit is text:
 | kind | written | units |
 |---|---|---|
 | duration | `250ms`, `30s`, `10m`, `4h`, `2d` | ms, s, m, h, d |
+| percentage | `0.5%`, `10%` | % |
 | name | `ml-hook` | lower-case letters, digits, `-`, `_`, `.`; 64 characters at most |
 | secret | `{secret: NAME}` | NAME is one of the section `secrets` |
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from tocsin.schemas.config import config_json_schema
-from tocsin.schemas.config_values import format_duration
+from tocsin.schemas.config_values import format_duration, format_percent
 from tocsin.stream_rules.catalogue import Catalogue
 from tocsin.stream_rules.rule import AnyRule
 
@@ -93,10 +93,12 @@ def _or_empty(node: Node) -> Node:
 
 
 def _in_the_form_of_the_file(node: Node) -> None:
-    """Durations as they are written (`24h`); pydantic says defaults in ISO 8601 (`P1D`)."""
+    """Defaults as they are written, `24h` and `0.5%`; pydantic says `P1D` and 0.005."""
     default, pattern = node.get("default"), node.get("pattern", "")
     if isinstance(default, str) and default.startswith("P") and "(ms|s|m|h|d)" in pattern:
         node["default"] = format_duration(TypeAdapter(timedelta).validate_python(default))
+    if isinstance(default, float) and isinstance(pattern, str) and pattern.endswith("%$"):
+        node["default"] = format_percent(default)
 
 
 def _nodes(value: object) -> Iterator[Node]:

@@ -64,10 +64,26 @@ bus:
 
 # What the training process records.
 capture:
-  # How often each kind of tensors is summarised, in steps.
+  # What it may cost, as a share of the step time: 0.01% to 100%. It decides how often collections
+  # with `every: auto` are summarised.
+  #budget: 0.5%
+  # What is summarised, and when. The kinds are losses, gradients, weights, activations and
+  # optimizer_state, and biases and inputs, which are off until they are named here. every: each
+  # n-th step from start on, or auto (default); end: the first step that is left out again; steps:
+  # steps that are summarised in any case, without `every` only those; columns: those that are
+  # computed. This holds for training; modes: for eval, predict and global, where all but losses
+  # is off by default. A collection with a name of your own says what it is made of, and which
+  # tensors belong to it: by regular expressions that are found in their names (match), by the
+  # classes of their modules, or by name.
   #collections:
-  #  gradients: {every: 10}
-  #  weights: {every: 10}
+  #  gradients: {every: 10, columns: [l2, absmax]}
+  #  weights: {every: 100, start: 1000, end: 2000, steps: [0, 1]}
+  #  activations: off
+  #  inputs: {steps: [0], modes: {eval: {every: 50}}}
+  #  heads: {of: weights, match: "(query|key)", module_types: Embedding, tensors: [head.weight]}
+  # How often the node is sampled (100ms to 60s), and folders whose free disk space is sampled
+  # beside the job's working folder.
+  #system: {interval: 500ms, folders: [/data]}
 
 # What holds where a rule says nothing else.
 defaults:

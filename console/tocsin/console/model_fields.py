@@ -29,15 +29,18 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from tocsin.schemas.config_capture import Interval, Texts
 from tocsin.schemas.config_values import (
     Duration,
     FilePath,
     Name,
+    Percent,
     Secret,
     SecretRef,
     TextOrSecret,
     UrlOrSecret,
     format_duration,
+    format_percent,
 )
 from tocsin.schemas.yaml_loader import load
 
@@ -45,6 +48,9 @@ REQUIRED: Final = "required"
 
 _ALIASES: Final = (
     (Duration, "duration", "ms, s, m, h, d"),
+    (Percent, "percentage", "%"),
+    (Interval, "whole number, ≥ 1, or `auto`", ""),
+    (Texts, "text or list (text)", ""),
     (Name, "name", ""),
     (FilePath, "path", ""),
     (Secret, "`{secret: NAME}`", ""),
@@ -145,6 +151,8 @@ def _default(field: FieldInfo, hint: object) -> str:
     value = field.get_default(call_default_factory=True, validated_data={})
     if value is None or value is PydanticUndefined or isinstance(value, BaseModel):
         return ""
+    if hint == Percent and isinstance(value, float):
+        return format_percent(value)
     return in_yaml(value)
 
 

@@ -28,6 +28,7 @@ PROBLEM_CODES: Final[Mapping[str, str]] = {
     "too_large": "The file is too large.",
     "too_many_nodes": "Too many values.",
     "too_many_problems": "So many problems that reading ended.",
+    "unknown_collection": "A collection that there is not.",
     "unknown_key": "A key or section that there is not.",
     "unknown_receiver": "An action names a receiver that there is not.",
     "unknown_rule": "A rule that there is not.",
@@ -38,7 +39,6 @@ PROBLEM_CODES: Final[Mapping[str, str]] = {
 
 WARNING_CODES: Final[Mapping[str, str]] = {
     "no_rules": "No rule is on.",
-    "unknown_collection": "A collection that is not captured; it is left out.",
     "unused_receiver": "No rule names this receiver.",
 }
 """The file works with them, though hardly as meant."""

@@ -14,6 +14,7 @@ from typing import Final, Literal, TypeVar
 
 from pydantic import Field
 
+from tocsin.schemas.config_capture import CaptureConfig, parse_capture
 from tocsin.schemas.config_findings import parse_model
 from tocsin.schemas.config_hidden import hide_lines
 from tocsin.schemas.config_later import LATER_SECTIONS, later_section
@@ -36,7 +37,6 @@ from tocsin.schemas.config_receivers import Receiver
 from tocsin.schemas.config_sections import (
     ActionEntry,
     BusConfig,
-    CaptureConfig,
     DefaultsConfig,
     RuleEntry,
     SecretSource,
@@ -307,7 +307,7 @@ def _parse(raw: Plain, findings: list[Finding]) -> Config:
         "bus": _section(BusConfig, bus, "bus", findings),
         "labels": parse_labels(raw.get("labels"), findings),
         "secrets": parse_secrets(raw.get("secrets"), findings),
-        "capture": _section(CaptureConfig, raw.get("capture"), "capture", findings),
+        "capture": parse_capture(raw.get("capture"), ("capture",), findings),
         "defaults": _section(DefaultsConfig, raw.get("defaults"), "defaults", findings),
         "receivers": parse_receivers(raw.get("receivers"), findings),
         "rules": parse_rules(raw.get("rules"), findings),

@@ -17,7 +17,6 @@ from tocsin.schemas.config_problems import Loc
 from tocsin.schemas.config_values import (
     Duration,
     FilePath,
-    Name,
     Secret,
 )
 from tocsin.schemas.errors import ConfigurationError
@@ -141,22 +140,6 @@ class SecretSource(Section):
         return self
 
 
-class CollectionConfig(Section):
-    """How often one kind of tensors is summarised."""
-
-    every: int = Field(ge=1, le=1_000_000_000, examples=[10])
-    """Summarise at each step that this number divides. Unit: steps."""
-
-
-class CaptureConfig(Section):
-    """What the training process records."""
-
-    collections: Mapping[Name, CollectionConfig] = Field(
-        default_factory=dict, examples=[{"gradients": {"every": 10}}]
-    )
-    """Kinds of tensors by name; those that are not named keep their defaults."""
-
-
 class DefaultsConfig(Section):
     """What holds where a rule says nothing else."""
 
@@ -235,7 +218,6 @@ class RuleEntry(Section):
 
 
 LATER: Final[Mapping[type[BaseModel], frozenset[str]]] = {
-    CaptureConfig: frozenset({"budget"}),
     DefaultsConfig: frozenset({"group_by", "group_wait", "repeat_interval", "send_resolved"}),
     StopOptions: frozenset({"approve", "escalate", "target"}),
     RuleEntry: frozenset({"preset"}),

@@ -24,6 +24,7 @@ _DURATION_UNITS: Final = {
     "h": timedelta(hours=1),
     "d": timedelta(days=1),
 }
+_PERCENT: Final = re.compile(_NUMBER + "%")
 _MAX_DURATION: Final = timedelta(days=3650)
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 _MAIL_LOCAL: Final = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+(?:\.[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+)*"
@@ -63,6 +64,25 @@ def format_duration(value: timedelta) -> str:
         if value % size == timedelta(0) and not (unit == "d" and value.days <= 2):
             return f"{value // size}{unit}"
     return f"{value / timedelta(milliseconds=1):g}ms"
+
+
+def parse_percent(value: object) -> float:
+    """`0.5%` as a share, 0.005; at most 100%.
+
+    Raises:
+        ValueError: it is anything else; the message says what was expected.
+    """
+    match = _PERCENT.fullmatch(value) if isinstance(value, str) and len(value) <= 20 else None
+    if match is None:
+        raise ValueError("expected a percentage with its unit, like 0.5%")
+    if float(match[1]) > 100:
+        raise ValueError("expected a percentage of at most 100%")
+    return float(match[1]) / 100
+
+
+def format_percent(value: float) -> str:
+    """A share as `parse_percent` reads it: `0.5%` for 0.005."""
+    return f"{value * 100:.10g}%"
 
 
 def parse_name(value: object) -> str:
@@ -172,6 +192,14 @@ Duration = Annotated[
     WithJsonSchema(_TEXT | {"pattern": rf"^{_DURATION.pattern}$"}),
 ]
 """A duration with its unit."""
+
+Percent = Annotated[
+    float,
+    PlainValidator(parse_percent),
+    PlainSerializer(format_percent, when_used="json"),
+    WithJsonSchema(_TEXT | {"pattern": rf"^{_PERCENT.pattern}$"}),
+]
+"""A share, written as a percentage."""
 
 Name = Annotated[str, PlainValidator(parse_name), WithJsonSchema(_TEXT | {"pattern": NAME_PATTERN})]
 """A name given in the file."""

@@ -118,7 +118,7 @@ def test_a_secret_that_is_not_on_this_machine_is_a_note(tmp_path: Path) -> None:
 def test_what_works_though_hardly_as_meant_is_warned_of(tmp_path: Path) -> None:
     path = written(
         tmp_path,
-        "version: 1\ncapture: {collections: {gradient: {every: 5}}}\ndefaults: {rules: none}\n"
+        "version: 1\ndefaults: {rules: none}\n"
         "receivers:\n  lonely: {type: webhook, url: 'https://e.example/hidden-path'}\n",
     )
 
@@ -126,13 +126,12 @@ def test_what_works_though_hardly_as_meant_is_warned_of(tmp_path: Path) -> None:
 
     assert not checked.problems
     assert [warning.code for warning in checked.warnings] == [
-        "unknown_collection",
         "no_rules",
         "unused_receiver",
     ]
     text = as_text(checked)
-    assert "tocsin.yaml:2:25: warning: the collection 'gradient'" in text
-    assert "try: gradients" in text
+    assert "tocsin.yaml:2:12: warning: no rule is on" in text
+    assert "try: rules: all" in text
     assert "hidden-path" not in text
 
 
