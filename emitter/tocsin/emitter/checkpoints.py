@@ -1,27 +1,32 @@
-"""`torch.save` noticed: which file was written, and where it is once it has its final name."""
+"""A checkpoint noticed: which file or folder was written, and where it is under its final name."""
 
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+MAX_FILES: Final = 1000
+"""Files of a folder whose sizes are added up; of a larger one the size is not told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """A file as it was right after `torch.save`. `step` is the last step that is in it."""
+    """A file or folder right after it was written. `step` is the last step that is in it."""
 
     path: Path
     device: int
     inode: int
-    size_bytes: int
+    size_bytes: int | None
     step: int
     duration_s: float
     finite: bool | None
 
 
 def target_path(target: object) -> Path | None:
-    """The file that `torch.save(…, target)` writes; None for a buffer or a pipe."""
+    """What a call that saves to `target` writes; None for a buffer or a pipe."""
     if isinstance(target, str | os.PathLike):
         name = os.fspath(target)
     else:
@@ -30,41 +35,55 @@ def target_path(target: object) -> Path | None:
 
 
 def look(path: Path, *, step: int, duration_s: float, finite: bool | None) -> Written | None:
-    """What was written; None if it is not a regular file."""
+    """What was written; None if it is no regular file and no folder."""
     try:
         found = path.stat()
     except OSError:
         return None
-    if not path.is_file():
+    if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
         return None
     return Written(
         path=path,
         device=found.st_dev,
         inode=found.st_ino,
-        size_bytes=found.st_size,
+        size_bytes=_size(path, found),
         step=step,
         duration_s=duration_s,
         finite=finite,
     )
 
 
-def final_path(written: Written) -> tuple[Path, int]:
-    """Where the file is now, and its size in bytes.
+def _size(path: Path, found: os.stat_result) -> int | None:
+    if not stat.S_ISDIR(found.st_mode):
+        return found.st_size
+    total, files = 0, 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            files += 1
+            if files > MAX_FILES:
+                return None
+            total += os.lstat(os.path.join(folder, name)).st_size
+    return total
+
+
+def final_path(written: Written) -> tuple[Path, int | None]:
+    """Where the file or folder is now, and its size in bytes.
 
     Careful programs write to a temporary name and rename: then it is found by its inode in the
-    same folder. A file that cannot be found keeps the name under which it was written.
+    same folder. What cannot be found keeps the name under which it was written.
     """
     try:
         now = written.path.stat()
         if (now.st_dev, now.st_ino) == (written.device, written.inode):
-            return written.path, now.st_size
+            return written.path, _size(written.path, now)
     except OSError:
         pass
     try:
         with os.scandir(written.path.parent) as entries:
             for entry in entries:
-                if entry.inode() == written.inode and entry.is_file(follow_symlinks=False):
-                    return Path(entry.path), entry.stat().st_size
+                if entry.inode() == written.inode and not entry.is_symlink():
+                    path = Path(entry.path)
+                    return path, _size(path, entry.stat())
     except OSError:
         pass
     return written.path, written.size_bytes

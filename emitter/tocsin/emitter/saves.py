@@ -1,23 +1,94 @@
-"""Where checkpoints are written: `torch.save`, and Lightning's call above it.
+"""Where checkpoints are written, and the hooks there.
 
-Lightning gives `torch.save` a buffer, and writes that to a file itself.
+- `torch.save`;
+- safetensors, below `save_file` and `save_model`;
+- `torch.distributed.checkpoint.save`;
+- Lightning's writer, which gives `torch.save` a buffer and writes that to a file itself;
+- the Hugging Face Trainer's checkpoints and `save_pretrained`, and Accelerate's `save_state`: the
+  folder is what a training goes on from, so the files in it are not told one by one.
+
+What frameworks have is hooked when a training begins, if they were imported by then. Each write of
+a file or folder is marked as the phase `checkpoint`, its begin at once: a write that hangs shows.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import sys
+import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import torch
 
+from tocsin.emitter.checkpoints import target_path
+
 if TYPE_CHECKING:
+    from tocsin.emitter.step_phases import StepPhases
     from tocsin.emitter.torch_hooks import Hooks
 
-PACKAGES: Final = ("lightning.fabric", "lightning_fabric")
-"""Lightning's, by the name of each of its distributions."""
+Arguments: TypeAlias = "Sequence[object]"
+Named: TypeAlias = "Mapping[str, object]"
+Target: TypeAlias = "Callable[[Arguments, Named, object], object]"
+"""What a call writes to, from its arguments and, afterwards, what it has returned (before: None).
+None: it is not known yet."""
+
+
+def _argument(place: int, name: str) -> Target:
+    def target(args: Arguments, kwargs: Named, result: object) -> object:
+        return args[place] if len(args) > place else kwargs.get(name)
+
+    return target
+
+
+def _trainer_folder(args: Arguments, kwargs: Named, result: object) -> object:
+    """Of the Hugging Face Trainer; args[0] is it."""
+    folder = getattr(getattr(args[0], "args", None), "output_dir", None)
+    step = getattr(getattr(args[0], "state", None), "global_step", None)
+    return os.path.join(folder, f"checkpoint-{step}") if isinstance(folder, str) else None
+
+
+def _state_folder(args: Arguments, kwargs: Named, result: object) -> object:
+    """Of Accelerate, which may number its folders itself and returns the name."""
+    return result if result is not None else _argument(1, "output_dir")(args, kwargs, None)
+
+
+def _distributed(args: Arguments, kwargs: Named, result: object) -> object:
+    writer = kwargs.get("storage_writer")
+    return kwargs.get("checkpoint_id") or getattr(writer, "path", None)
+
+
+METHODS: Final[tuple[tuple[str, str, str, Target], ...]] = (
+    (
+        "lightning.fabric.plugins.io.torch_io",
+        "TorchCheckpointIO",
+        "save_checkpoint",
+        _argument(2, "path"),
+    ),
+    (
+        "lightning_fabric.plugins.io.torch_io",
+        "TorchCheckpointIO",
+        "save_checkpoint",
+        _argument(2, "path"),
+    ),
+    ("transformers.trainer", "Trainer", "_save_checkpoint", _trainer_folder),
+    (
+        "transformers.modeling_utils",
+        "PreTrainedModel",
+        "save_pretrained",
+        _argument(1, "save_directory"),
+    ),
+    ("accelerate.accelerator", "Accelerator", "save_state", _state_folder),
+)
+"""Module, class, method, and where it writes to."""
+
+FUNCTIONS: Final[tuple[tuple[str, str, Target], ...]] = (
+    # What `save_file` and `save_model` call, however they were imported.
+    ("safetensors.torch", "serialize_file", _argument(1, "filename")),
+    ("torch.distributed.checkpoint", "save", _distributed),
+)
 
 
 class Saves:
@@ -25,52 +96,68 @@ class Saves:
 
     def __init__(self, hooks: Hooks) -> None:
         self._hooks: Final = hooks
-        self._known: Final[set[type]] = set()
+        self._known: Final[set[object]] = set()
+        self._inside: Final = threading.local()
+        self._thread = 0
+        self.phases: StepPhases | None = None
+        """Told how long the training thread wrote."""
 
     def install(self) -> None:
         """Put the hook into torch."""
-        original = torch.save
-
-        @functools.wraps(original)
-        def save(obj: object, f: object, *args: object, **kwargs: object) -> object:
-            return self._write(f, lambda: original(obj, f, *args, **kwargs))
-
+        save = self._wrapped(torch.save, _argument(1, "f"))
         torch.save = save
         torch.serialization.save = save
 
     def follow_lightning(self) -> None:
-        """Put the hook into Lightning, if it was imported."""
-        for package in PACKAGES:
-            module = sys.modules.get(f"{package}.plugins.io.torch_io")
-            writer = getattr(module, "TorchCheckpointIO", None)
-            if isinstance(writer, type) and writer not in self._known:
-                self._known.add(writer)
-                self._wrap(writer)
+        """Put hooks into what was imported; called on the thread that trains."""
+        self._thread = threading.get_ident()
+        for module_name, class_name, method, target in METHODS:
+            kind = getattr(sys.modules.get(module_name), class_name, None)
+            if isinstance(kind, type) and (kind, method) not in self._known:
+                self._known.add((kind, method))
+                setattr(kind, method, self._wrapped(getattr(kind, method), target))
+        for module_name, name, target in FUNCTIONS:
+            module = sys.modules.get(module_name)
+            if module is not None and (module_name, name) not in self._known:
+                self._known.add((module_name, name))
+                setattr(module, name, self._wrapped(getattr(module, name), target))
 
-    def _wrap(self, writer: type) -> None:
-        original: Callable[..., object] = getattr(writer, "save_checkpoint")  # noqa: B009 (mypy)
-        write = self._write
-
+    def _wrapped(self, original: Callable[..., object], target: Target) -> Callable[..., object]:
         @functools.wraps(original)
-        def save(
-            io: object, checkpoint: object, path: object, *args: object, **kwargs: object
-        ) -> object:
-            return write(path, lambda: original(io, checkpoint, path, *args, **kwargs))
+        def save(*args: object, **kwargs: object) -> object:
+            if self._hooks.capture is None or getattr(self._inside, "now", False):
+                return original(*args, **kwargs)
+            return self._write(original, target, args, kwargs)
 
-        setattr(writer, "save_checkpoint", save)  # noqa: B010 (mypy)
+        return save
 
-    def _write(self, target: object, write: Callable[[], object]) -> object:
-        capture = self._hooks.capture
-        if capture is None:
-            return write()
-        training, began = capture.training, time.monotonic()
+    def _write(
+        self, original: Callable[..., object], target: Target, args: Arguments, kwargs: Named
+    ) -> object:
+        capture, wall = self._hooks.capture, self._hooks.wall
+        assert capture is not None
+        place = wall.call("checkpoints", _path, target, args, kwargs, None)
+        if place is False:  # a buffer, a pipe: no checkpoint, and what it is part of may be one
+            return original(*args, **kwargs)
+        training = capture.training
         step = training.last_step
-        training.phases.append("checkpoint")
+        wall.call("checkpoints", training.phase, "checkpoint", "begin")
+        self._inside.now = True
+        began = time.perf_counter()
         try:
-            result = write()
+            result = original(*args, **kwargs)
         finally:
-            if "checkpoint" in training.phases:
-                training.phases.remove("checkpoint")
-        duration_s = time.monotonic() - began
-        self._hooks.wall.call("checkpoints", capture.saved, target, step, duration_s)
+            ended = time.perf_counter()
+            self._inside.now = False
+            if self.phases is not None and threading.get_ident() == self._thread:
+                self.phases.wrote(began, ended)
+            wall.call("checkpoints", training.phase, "checkpoint", "end", ended - began)
+        written = wall.call("checkpoints", target, args, kwargs, result)
+        wall.call("checkpoints", capture.saved, written, step, ended - began)
         return result
+
+
+def _path(target: Target, args: Arguments, kwargs: Named, result: object) -> bool:
+    """Whether a call writes to the file system, or may do so."""
+    place = target(args, kwargs, result)
+    return place is None or target_path(place) is not None
