@@ -35,6 +35,7 @@ from tocsin.emitter.session import Session, succeeded
 from tocsin.emitter.settings import LAUNCHER, RUN_ID
 from tocsin.emitter.training import Training
 from tocsin.schemas.config import load_config
+from tocsin.schemas.config_capture import capture_config
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.runs import Outcome
 
@@ -253,6 +254,7 @@ def start(
     labels: Mapping[str, str] | None = None,
     config: str | Path | None = None,
     services: bool = True,
+    capture: Mapping[str, object] | None = None,
 ) -> Run:
     """Watch the training of this process; a second call gives the same run until it is finished.
 
@@ -261,6 +263,9 @@ def start(
         labels: what rules and routes can match, beside TOCSIN_LABELS and the file's.
         config: the configuration file; by default TOCSIN_CONFIG, else ./tocsin.yaml, if there.
         services: whether to start the helper where no launcher has done so.
+        capture: what to capture, as the section `capture` of the file says it, like
+            `{"budget": "1%", "collections": {"gradients": {"every": 5}}}`. It is laid over what the
+            file or the launcher says: its keys hold, and its collections one by one.
 
     Raises:
         ConfigurationError: an argument or the configuration is wrong. Nothing was started.
@@ -269,13 +274,14 @@ def start(
     if _run is not None and not _run.finished:
         return _run
     given = _labels(labels)
+    over = "" if capture is None else _capture(capture)
     launched = os.environ.get(RUN_ID) if os.environ.get(LAUNCHER) else None
     services_here: Services | None = None
     if launched is None:
         loaded = load_config(None if config is None else Path(config), os.environ)
         given = {**loaded.config.labels, **given}
         try:
-            added = environment(run_id, loaded, os.environ)
+            added = environment(run_id, loaded, os.environ, capture=over)
             services_here = Services(os.environ, added, loaded, helper=services)
         except OSError as error:
             say(f"start: services could not be started, so nothing judges this run: {error}")
@@ -284,8 +290,16 @@ def start(
             f"this job was launched as run {launched!r}: start() cannot call it {run_id!r}; "
             "leave run_id out, or give it to `tocsin run --run-id`"
         )
+    elif capture is not None and "system" in capture:
+        raise ConfigurationError(
+            "start: capture.system: the launcher samples this node; write it into tocsin.yaml"
+        )
     session = current.session or Session(os.environ, current.wall)
     session.labels.update(given)
+    if launched is not None:
+        session.capture = over
+    if over and session.training is not None:
+        say("start: this training has begun: what it captures stays as it is")
     current.session = session
     _run = Run(session)
     if services_here is not None:
@@ -294,6 +308,17 @@ def start(
         session.on_exit = services_here.close
     current.wall.call("torch", install.when_torch_is_there)
     return _run
+
+
+def _capture(capture: Mapping[str, object]) -> str:
+    if not isinstance(capture, Mapping):
+        raise ConfigurationError(
+            f"start: capture: expected a mapping, found {type(capture).__name__}"
+        )
+    try:
+        return capture_config(capture).model_dump_json(exclude_unset=True)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"start: {error}") from error
 
 
 def _labels(labels: Mapping[str, str] | None) -> dict[str, str]:

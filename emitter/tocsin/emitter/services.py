@@ -32,6 +32,7 @@ from tocsin.emitter.settings import (
     PREFIX,
     RUN_ID,
     RUNTIME_DIR,
+    lay_over,
 )
 from tocsin.emitter.stop_command import STOP, STOP_KEYS, trusted_paths
 from tocsin.emitter.training import Training, bus_opener
@@ -50,9 +51,11 @@ LEFTOVERS: Final = 3
 
 
 def environment(
-    run_id: str | None, loaded: LoadedConfig, base: Mapping[str, str]
+    run_id: str | None, loaded: LoadedConfig, base: Mapping[str, str], *, capture: str = ""
 ) -> dict[str, str]:
     """What a launcher would have put into the environment of this process.
+
+    `capture` is JSON, laid over the section of the file.
 
     Raises:
         ConfigurationError: no run id that all ranks would agree on, or a wrong one.
@@ -69,7 +72,7 @@ def environment(
     found = {
         RUN_ID: resolve_run_id(run_id, base),
         PREFIX: settings.bus.prefix,
-        CAPTURE: loaded.config.capture.model_dump_json(exclude_defaults=True),
+        CAPTURE: lay_over(loaded.config.capture.model_dump_json(exclude_defaults=True), capture),
         RUNTIME_DIR: str(link.shared_job_folder(base, job_id)),
     }
     if not several or JOB_ID in base or scheduler_job(base) is not None:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Final, NoReturn
 
 from tocsin.emitter.identity import identify, rank_of
-from tocsin.emitter.settings import CAPTURE, CaptureSettings, capture_settings
+from tocsin.emitter.settings import CAPTURE, CaptureSettings, capture_settings, lay_over
 from tocsin.emitter.training import Shape, Training
 from tocsin.emitter.wall import Wall
 from tocsin.schemas.runs import Outcome
@@ -29,6 +29,8 @@ class Session:
         self.before_end: Callable[[], None] | None = None
         self.on_exit: Callable[[], None] | None = None
         self.labels: dict[str, str] = {}
+        # JSON that is laid over the section `capture` of the environment.
+        self.capture = ""
         self._environ = environ
         self._outcome: Outcome = "completed"
         self._reason = ""
@@ -51,7 +53,7 @@ class Session:
             rank, world_size = place
         identity = identify(self._environ, rank=rank, local_rank=local_rank, world_size=world_size)
         try:
-            settings = capture_settings(self._environ.get(CAPTURE, ""))
+            settings = capture_settings(lay_over(self._environ.get(CAPTURE, ""), self.capture))
         except ValueError as error:
             self.wall.switch_off("settings", f"{CAPTURE}: {error}; the defaults hold")
             settings = CaptureSettings()

@@ -93,6 +93,20 @@ def capture_settings(text: str) -> CaptureSettings:
     return CaptureSettings(budget, MappingProxyType(plans))
 
 
+def lay_over(text: str, over: str) -> str:
+    """A section as JSON with another laid over it: its keys hold, and its collections one by one.
+
+    Raises:
+        ValueError: one of them is not JSON of that shape.
+    """
+    if not over:
+        return text
+    below = _mapping(json.loads(text or "{}"), "capture")
+    above = _mapping(json.loads(over), "capture")
+    collections = [_mapping(part.get("collections", {}), "collections") for part in (below, above)]
+    return json.dumps({**below, **above, "collections": {**collections[0], **collections[1]}})
+
+
 def parse_labels(text: str) -> dict[str, str]:
     """`k=v,k2=v2` as a mapping; parts without '=' are left out."""
     pairs = (part.partition("=") for part in text.split(",") if "=" in part)
