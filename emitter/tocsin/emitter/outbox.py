@@ -1,6 +1,6 @@
 """What waits to be sent: bounded by count and by bytes, the least important dropped first.
 
-Pure: no thread, no clock, no bus. Whoever shares it between threads holds a lock around each call.
+Pure: no thread, no clock, no bus. It belongs to the sender's thread.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -21,19 +21,31 @@ MAX_BYTES: Final = 64 * 1024 * 1024
 BATCH_ITEMS: Final = 2_000
 BATCH_BYTES: Final = 8 * 1024 * 1024
 
+TIER_1: Final = frozenset(
+    {"biases", "checksums", "gradients", "local_gradients", "losses", "updates", "weights"}
+)
+"""Collections that more rules read, and sooner, than any other."""
+
 
 class Worth(IntEnum):
-    """How much a record is worth; the lowest is dropped first. Lifecycle never is."""
+    """How much a record is worth; the lowest is dropped first, and its oldest. Lifecycle never is.
 
-    TENSORS = 0
-    SCALARS = 1
-    MARKS = 2
-    LIFECYCLE = 3
+    Of what was odd the newest is dropped: the oldest names where it began.
+    """
+
+    TIER_2 = 0
+    TIER_1 = 1
+    SCALARS = 2
+    MARKS = 3
+    ODD = 4
+    LIFECYCLE = 5
 
 
-@dataclass(frozen=True, slots=True)
-class StepRow:
-    """The scalars of one step, to be packed with their neighbours."""
+class StepRow(NamedTuple):
+    """The scalars of one step, to be packed with their neighbours.
+
+    A tuple, since the training's own thread makes one each step: a frozen dataclass costs 1 µs.
+    """
 
     step: int
     at_us: int
@@ -53,86 +65,100 @@ class Said:
 Item = StepRow | Said | TensorFrame | SystemFrame
 
 
+def worth_of(collection: str) -> Worth:
+    """How much the tensor summaries of a collection are worth."""
+    return Worth.TIER_1 if collection in TIER_1 else Worth.TIER_2
+
+
 class Outbox:
     """A bounded queue of items."""
 
     def __init__(self, max_items: int = MAX_ITEMS, max_bytes: int = MAX_BYTES) -> None:
         self._max_items = max_items
         self._max_bytes = max_bytes
-        self._items: dict[int, tuple[Item, int, Worth]] = {}
-        self._order: dict[Worth, deque[int]] = {worth: deque() for worth in Worth}
+        # Number, item, bytes; in each queue, the numbers ascend.
+        self._queues: list[deque[tuple[int, Item, int]]] = [deque() for _ in Worth]
         self._next = 0
+        self._count = 0
         self._bytes = 0
         self.dropped = 0
 
     def __len__(self) -> int:
-        return len(self._items)
+        return self._count
 
     def put(self, item: Item, worth: Worth, *, replaces: type[Data] | None = None) -> None:
         """Add an item; whatever is over the bounds is dropped, the least worth and oldest first.
 
         `replaces` takes away an event of that type that still waits: only the newest counts.
         """
+        queue = self._queues[worth]
         if replaces is not None:
-            for number in self._order[worth]:
-                old = self._items[number][0]
+            for entry in queue:
+                old = entry[1]
                 if isinstance(old, Said) and isinstance(old.data, replaces):
-                    self._remove(number, worth)
+                    queue.remove(entry)
+                    self._count -= 1
+                    self._bytes -= entry[2]
                     break
         size = size_of(item)
-        self._items[self._next] = (item, size, worth)
-        self._order[worth].append(self._next)
+        queue.append((self._next, item, size))
         self._next += 1
+        self._count += 1
         self._bytes += size
-        while len(self._items) > self._max_items or self._bytes > self._max_bytes:
-            victim = next((w for w in Worth if w is not Worth.LIFECYCLE and self._order[w]), None)
+        while self._bytes > self._max_bytes or self._count > self._max_items:
+            victim = next((w for w in Worth if w is not Worth.LIFECYCLE and self._queues[w]), None)
             if victim is None:
                 return
-            self._remove(self._order[victim][0], victim)
+            full = self._queues[victim]
+            self._bytes -= (full.pop() if victim is Worth.ODD else full.popleft())[2]
+            self._count -= 1
             self.dropped += 1
 
     def take(self, max_items: int = BATCH_ITEMS, max_bytes: int = BATCH_BYTES) -> list[Item]:
         """Remove and return the oldest items, at least one if there is any."""
         taken: list[Item] = []
         size = 0
-        for number, (item, more, worth) in list(self._items.items())[:max_items]:
-            if taken and size + more > max_bytes:
-                break
-            taken.append(item)
-            size += more
-            self._remove(number, worth)
+        while queues := [queue for queue in self._queues if queue]:
+            queues.sort(key=lambda queue: queue[0][0])
+            oldest = queues[0]
+            # Most of what waits is scalars: as many as there are before anything else comes.
+            before = queues[1][0][0] if len(queues) > 1 else self._next
+            while oldest and oldest[0][0] < before:
+                _, item, more = oldest[0]
+                if taken and (len(taken) >= max_items or size + more > max_bytes):
+                    return taken
+                oldest.popleft()
+                self._count -= 1
+                self._bytes -= more
+                size += more
+                taken.append(item)
         return taken
-
-    def _remove(self, number: int, worth: Worth) -> None:
-        _, size, _ = self._items.pop(number)
-        self._bytes -= size
-        order = self._order[worth]
-        if order[0] == number:
-            order.popleft()
-        else:
-            order.remove(number)
 
 
 def size_of(item: Item) -> int:
     """About how many bytes an item holds."""
+    if isinstance(item, StepRow):
+        return 16 * len(item.columns) + 64
     if isinstance(item, TensorFrame):
         names = sum(map(len, item.rows)) if len(item.rows) < 64 else 48 * len(item.rows)
         return item.values.nbytes + item.counts.nbytes + names + 512
     if isinstance(item, SystemFrame):
         return item.values.nbytes + item.at_us.nbytes + 512
-    return 16 * len(item.columns) + 64 if isinstance(item, StepRow) else 1024
+    return 1024
 
 
 def pack(rows: list[StepRow], speaker: Speaker) -> StepFrame:
     """One frame of rows that have the same columns and mode."""
     first = rows[0]
+    values = np.array([row.values for row in rows], np.float64)
+    # A loss of 1e300 is infinite in float32; no warning of ours in a user's program.
+    with np.errstate(over="ignore"):
+        narrow = values.astype(np.float32)
     return StepFrame(
         speaker=speaker,
         steps=np.array([row.step for row in rows], np.uint64),
         at_us=np.array([row.at_us for row in rows], np.uint64),
         columns=first.columns,
-        values=np.array([row.values for row in rows], np.float64)
-        .astype(np.float32)
-        .reshape(len(rows), len(first.columns)),
+        values=narrow.reshape(len(rows), len(first.columns)),
         mode=first.mode,
     )

@@ -1,36 +1,51 @@
 """The thread that sends: it encodes, numbers, publishes, tries again, and never holds training up.
 
-The training thread only appends to the outbox. This thread has an event loop and a bus of its own;
-it starts with the first record. Step scalars wait 20 ms for company, urgent records do not wait.
+The training's thread only appends to a deque, which takes no lock: one that the sender holds would
+stop the training for as long as the sender waits for the interpreter, and one that the training
+holds would never be free again in a signal's handler that has something to say. This thread has an
+event loop and a bus of its own. How long it waits for company is `tocsin.emitter.pace`'s decision.
 
 While the bus is away the outbox fills up to its bounds and then drops (`tocsin.emitter.outbox`);
-publishing is tried again with growing pauses. That is said once on stderr, and once when it is
-over.
+publishing is tried again with growing pauses. That is said once on stderr for each kind of failure,
+and once when it is over. A reader sees from the next record's number how much was dropped before
+it: the numbers of what was dropped are left out.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
 from typing import Final
 
-from tocsin.bus.port import Bus, Outgoing, Partition, Producer, UnknownTopic
+from tocsin.bus.port import Bus, Outgoing
+from tocsin.emitter.bus_link import CLOSE_S, BusLink, advice
 from tocsin.emitter.daemon_pool import DaemonPool
-from tocsin.emitter.outbox import Item, Outbox, Said, StepRow, Worth, pack
-from tocsin.schemas.errors import ConfigurationError, RecordTooLarge
-from tocsin.schemas.events import Data, Event
-from tocsin.schemas.identity import new_id
-from tocsin.schemas.runs import CheckpointWritten, Heartbeat, PhaseMark
-from tocsin.schemas.telemetry import Frame, Mode, Speaker, SystemFrame, TensorFrame
-from tocsin.schemas.topics import Topics, telemetry_partition
-from tocsin.schemas.wire import meta_of
+from tocsin.emitter.encoding import Address as Address
+from tocsin.emitter.encoding import Encoder
+from tocsin.emitter.forks import forks
+from tocsin.emitter.identity import who_speaks
+from tocsin.emitter.outbox import (
+    MAX_BYTES,
+    MAX_ITEMS,
+    Item,
+    Outbox,
+    Said,
+    StepRow,
+    Worth,
+    size_of,
+    worth_of,
+)
+from tocsin.emitter.pace import COALESCE_S, SPACING_S, Pace
+from tocsin.schemas.errors import RecordTooLarge
+from tocsin.schemas.events import Data, clip
+from tocsin.schemas.runs import CaptureDegraded, CheckpointWritten, Heartbeat, PhaseMark
+from tocsin.schemas.telemetry import SystemFrame, TensorFrame
 
-COALESCE_S: Final = 0.02
 PUBLISH_S: Final = 15.0
 FIRST_PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 5.0
@@ -38,17 +53,11 @@ FLUSH_S: Final = 5.0
 FLUSH_WITHOUT_BUS_S: Final = 1.0
 """How long an exit waits while the bus has been failing: it probably will go on."""
 
-CLOSE_S: Final = 2.0
+DRAIN_S: Final = 1.0
+"""How often the bounds are kept while a publish takes its time."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
-    """Where records go, and who says them. `source` is the CloudEvents source."""
-
-    topics: Topics
-    speaker: Speaker
-    source: str
-    create_topics: bool = False
+RESTARTS: Final = 8
+"""Failures of the loop itself in a row, with pauses as after those of the bus: half a minute."""
 
 
 def say(text: str) -> None:
@@ -60,10 +69,11 @@ def say(text: str) -> None:
 
 
 class Sender:
-    """Sends records of one speaker on the telemetry topic. Safe to be called by any thread.
+    """Sends records of one speaker on the telemetry topic. Safe to be called by any thread, and in
+    a signal's handler.
 
-    No method but `flush` and `close` ever waits for the bus. In a forked child nothing is sent: the
-    thread is not there, and the lock may be held for ever.
+    No method but `flush` and `close` ever waits. In a forked child nothing is sent: the thread is
+    not there.
     """
 
     def __init__(
@@ -78,160 +88,247 @@ class Sender:
     ) -> None:
         self._open_bus = open_bus
         self._address = address
-        self._outbox = outbox if outbox is not None else Outbox()
         self._heartbeat = heartbeat
         self._heartbeat_s = heartbeat_s
         self._tell = tell
-        self.boot: Final = new_id()
-        self._seq = 0
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._settled = threading.Condition(self._lock)
-        self._busy = 0
+        self._forks = forks.watched()
+        self._inbox: deque[tuple[Item, Worth]] = deque()
+        self._inbox_bytes = 0  # about: two threads may count at once
+        self._flushes: deque[Future[bool]] = deque()
+        self._asleep = False
+        """Nothing will be looked at before somebody wakes the loop."""
+        self._full = 0
         self._urgent = False
-        self._woken = False
+        self._hurry = False
+        """A flush waits: a bus that is away is tried once more at once."""
         self._closing = False
-        self._failing = False
-        self._refused = 0
+        self._over = False
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake: asyncio.Event | None = None
+        # What follows belongs to the sender's thread.
+        self._outbox = outbox if outbox is not None else Outbox()
+        self._pace = Pace()
+        self._encoder = Encoder(
+            address, lambda what, error: self._degrade(f"sending {what}", error)
+        )
+        self._busy = 0
+        self._lost = 0
+        self._failing = False
+        self._told: set[type[Exception]] = set()
+        self._degraded: set[str] = set()
         self.records = 0
         self.failed: str | None = None
 
     @property
     def dropped(self) -> int:
-        """Records that were dropped: the queue was full, or one was too large."""
-        return self._outbox.dropped + self._refused
+        """Records that were dropped: the queue was full, or one could not be sent."""
+        return self._dropped_before + self._lost + self._encoder.refused
 
     def start(self) -> None:
         """Start the thread. Raises RuntimeError if the system refuses one."""
         self._thread = threading.Thread(target=self._run, name="tocsin-sender", daemon=True)
         self._thread.start()
 
-    def say(self, data: Data, *, urgent: bool = True) -> None:
-        """Send an event."""
+    def say(self, data: Data) -> None:
+        """Send an event; all but marks at once."""
         said = Said(data, time.time_ns() // 1_000_000)
-        if isinstance(data, Heartbeat):
-            self._put(said, Worth.LIFECYCLE, urgent=urgent, replaces=Heartbeat)
-        elif isinstance(data, PhaseMark | CheckpointWritten):
-            self._put(said, Worth.MARKS, urgent=urgent)
+        if isinstance(data, PhaseMark | CheckpointWritten):
+            self._put(said, Worth.MARKS, False)
         else:
-            self._put(said, Worth.LIFECYCLE, urgent=urgent)
+            self._put(said, Worth.LIFECYCLE, True)
 
     def row(self, row: StepRow, *, urgent: bool = False) -> None:
         """Send the scalars of one step."""
-        self._put(row, Worth.SCALARS, urgent=urgent)
+        self._put(row, Worth.ODD if urgent else Worth.SCALARS, urgent)
 
     def frame(self, frame: TensorFrame, *, urgent: bool = False) -> None:
         """Send a tensor summary."""
-        self._put(frame, Worth.TENSORS, urgent=urgent)
+        self._inbox_bytes += size_of(frame)
+        self._put(frame, Worth.ODD if urgent else worth_of(frame.collection), urgent)
 
     def system(self, frame: SystemFrame) -> None:
         """Send packed samples of the node."""
-        self._put(frame, Worth.SCALARS, urgent=False)
+        self._put(frame, Worth.SCALARS, False)
 
     def flush(self, timeout_s: float = FLUSH_S) -> bool:
         """Wait until all that was handed in is acknowledged; False if the time was too short."""
-        if os.getpid() != self._pid:
+        if self._forks != forks.count:
             return False
-        with self._settled:
-            if self._thread is None or not self._thread.is_alive():
-                return len(self._outbox) == 0
-            self._urgent = True
-            self._wake_up()
-            limit = min(timeout_s, FLUSH_WITHOUT_BUS_S) if self._failing else timeout_s
-            return self._settled.wait_for(
-                lambda: len(self._outbox) == 0 and self._busy == 0, timeout=limit
-            )
+        thread = self._thread
+        if thread is None or not thread.is_alive():
+            return not self._waiting
+        flushed: Future[bool] = Future()
+        self._flushes.append(flushed)
+        self._hurry = True
+        self._notify()
+        if self._over:
+            return not self._waiting
+        limit = min(timeout_s, FLUSH_WITHOUT_BUS_S) if self._failing else timeout_s
+        try:
+            return flushed.result(limit)
+        except TimeoutError:
+            return False
 
     def close(self, timeout_s: float = FLUSH_S) -> bool:
         """Flush, then end the thread and close the bus. Bounded by `timeout_s` and 2 s."""
-        if os.getpid() != self._pid:
+        if self._forks != forks.count:
             return False
         sent = self.flush(timeout_s)
-        with self._lock:
-            self._closing = True
-            self._wake_up()
+        self._closing = True
+        self._notify()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(CLOSE_S)
         return sent
 
-    def _put(
-        self, item: Item, worth: Worth, *, urgent: bool, replaces: type[Data] | None = None
-    ) -> None:
-        if os.getpid() != self._pid:
+    def _put(self, item: Item, worth: Worth, urgent: bool) -> None:
+        """On the training's thread: about 0.5 µs, unless the loop has to be woken."""
+        if self._forks != forks.count:
             return
-        with self._lock:
-            self._outbox.put(item, worth, replaces=replaces)
-            if urgent and not self._urgent:
+        inbox = self._inbox
+        full = len(inbox) > MAX_ITEMS or self._inbox_bytes > MAX_BYTES
+        # Full: the loop hangs, and does not keep the outbox's bounds.
+        if self._over or (full and worth is not Worth.LIFECYCLE):
+            self._full += 1
+            return
+        inbox.append((item, worth))
+        if urgent:
+            if not self._urgent:
                 self._urgent = True
-                self._woken = False
-            if not self._woken:
-                self._wake_up()
+                self._notify()
+        elif self._asleep:
+            self._notify()
 
-    def _wake_up(self) -> None:
-        """Under the lock: let the loop look, once until it has done so."""
-        if self._loop is not None and self._wake is not None:
+    def _notify(self) -> None:
+        """Let the loop look. 25 µs and more: the interpreter changes hands."""
+        self._asleep = False
+        loop, wake = self._loop, self._wake
+        if loop is not None and wake is not None:
             try:
-                self._loop.call_soon_threadsafe(self._wake.set)
-                self._woken = True
+                loop.call_soon_threadsafe(wake.set)
             except RuntimeError:  # the loop has ended
                 return
 
+    @property
+    def _dropped_before(self) -> int:
+        """Items that were dropped before they were given a number."""
+        return self._outbox.dropped + self._full
+
+    @property
+    def _waiting(self) -> int:
+        return len(self._inbox) + len(self._outbox) + self._busy
+
     def _run(self) -> None:
-        try:
-            asyncio.run(self._work())
-        except Exception as error:
-            self.failed = f"{type(error).__name__}: {error}"
-            self._tell(f"sending has failed ({self.failed}); the training goes on unwatched")
-        finally:
-            with self._settled:
+        """The thread: the loop, and another one should it fail."""
+        failures, records, pause_s = 0, 0, FIRST_PAUSE_S
+        while not self._closing:
+            try:
+                asyncio.run(self._work())
+            # The wall of this thread: whatever is wrong in here, the training goes on.
+            except Exception as error:
                 self._loop = None
+                if self.records > records:
+                    failures, records, pause_s = 0, self.records, FIRST_PAUSE_S
+                failures += 1
+                self._failing = True
+                self._lost += self._busy
                 self._busy = 0
-                self._settled.notify_all()
+                reason = f"{type(error).__name__}: {error}"
+                if failures > RESTARTS:
+                    self.failed = reason
+                    self._tell(f"sending has failed ({reason}); the training goes on unwatched")
+                    break
+                self._degrade("sending", error)
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        self._over = True
+        self._loop = None
+        self._answer(list(self._flushes), False)
 
     async def _work(self) -> None:
         wake = asyncio.Event()
-        with self._lock:
-            self._loop, self._wake = asyncio.get_running_loop(), wake
+        self._wake, self._loop = wake, asyncio.get_running_loop()
         self._loop.set_default_executor(DaemonPool())
-        wake.set()
-        beat = asyncio.create_task(self._beat(), name="tocsin-heartbeat")
-        link = _Link(self._open_bus, self._address)
+        tasks = [
+            asyncio.create_task(self._beat(), name="tocsin-heartbeat"),
+            asyncio.create_task(self._keep_bounds(), name="tocsin-bounds"),
+        ]
+        link = BusLink(self._open_bus, self._address.topics, create=self._address.create_topics)
         try:
             while True:
-                await wake.wait()
-                wake.clear()
-                if not self._urgent and not self._closing:
-                    # An urgent record sets the event again and ends the pause.
-                    try:
-                        async with asyncio.timeout(COALESCE_S):
-                            await wake.wait()
-                    except TimeoutError:
-                        pass
+                await self._rest(wake)
                 if not await self._send_all(link):
                     return
         finally:
-            beat.cancel()
+            for task in tasks:
+                task.cancel()
             await link.drop()
 
-    async def _send_all(self, link: _Link) -> bool:
-        """Send until nothing is left; False once closing."""
-        while True:
-            with self._settled:
-                self._woken = False
-                items = self._outbox.take()
-                self._busy = len(items)
-                if not items:
-                    self._urgent = False
-                    self._settled.notify_all()
-                    return not self._closing
-            records = self._encode(items)
-            if records and not await self._publish(link, records):
-                return False
+    async def _rest(self, wake: asyncio.Event) -> None:
+        """Until it is time to look into the inbox."""
+        if self._pace.steady(time.monotonic()):
+            await self._pause(wake, SPACING_S)
+            return
+        self._asleep = True
+        # In this order: what comes after the look finds the flag, and wakes.
+        if not self._inbox and not self._flushes and not self._closing:
+            await wake.wait()
+        self._asleep = False
+        await self._pause(wake, COALESCE_S)
 
-    async def _publish(self, link: _Link, records: Sequence[Outgoing]) -> bool:
+    async def _pause(self, wake: asyncio.Event, pause_s: float) -> None:
+        """Wait for company; less if something is urgent."""
+        until = time.monotonic() + pause_s
+        while True:
+            wake.clear()
+            now = time.monotonic()
+            if now >= until or self._flushes or self._closing:
+                return
+            if self._urgent and self._pace.hurry(now):
+                return
+            try:
+                async with asyncio.timeout(until - now):
+                    await wake.wait()
+            except TimeoutError:
+                return
+
+    async def _send_all(self, link: BusLink) -> bool:
+        """Send what was handed in so far; False once closing."""
+        flushes = [self._flushes.popleft() for _ in range(len(self._flushes))]
+        closing, self._urgent = self._closing, False
+        self._drain()
+        self._pace.looked(time.monotonic(), found=len(self._outbox) > 0)
+        sent = True
+        try:
+            while sent and (items := self._outbox.take()):
+                self._busy = len(items)
+                records = self._encoder.encode(items, dropped=self._dropped_before)
+                sent = not records or await self._publish(link, records)
+                self._busy = 0
+            return sent and not closing
+        finally:
+            self._answer(flushes, sent and self._busy == 0)
+
+    def _answer(self, flushes: Sequence[Future[bool]], sent: bool) -> None:
+        for flush in flushes:
+            flush.set_result(sent)
+
+    def _drain(self) -> None:
+        """Move what was handed in to the outbox, where the bounds hold."""
+        self._inbox_bytes = 0
+        inbox, put = self._inbox, self._outbox.put
+        for _ in range(len(inbox)):
+            item, worth = inbox.popleft()
+            is_beat = isinstance(item, Said) and isinstance(item.data, Heartbeat)
+            put(item, worth, replaces=Heartbeat if is_beat else None)
+
+    async def _keep_bounds(self) -> None:
+        while True:
+            await asyncio.sleep(DRAIN_S)
+            if self._busy:
+                self._drain()
+
+    async def _publish(self, link: BusLink, records: Sequence[Outgoing]) -> bool:
         """Publish, again and again; False if it was given up because of closing."""
         pause_s = FIRST_PAUSE_S
         while True:
@@ -242,60 +339,51 @@ class Sender:
             except RecordTooLarge as error:
                 if len(records) > 1:
                     return all([await self._publish(link, [record]) for record in records])
-                self._refused += 1
+                self._lost += 1
                 self._tell(f"a record was not sent: {error}")
                 return True
             # The wall of this loop: whatever a bus raises, training goes on.
             except Exception as error:
                 await link.drop()
-                if not self._failing:
-                    self._failing = True
-                    self._tell(_sentence(error))
+                self._failing = True
+                if type(error) not in self._told:
+                    self._told.add(type(error))
+                    self._tell(advice(error))
                 if self._closing:
                     return False
-                await asyncio.sleep(pause_s)
+                await self._recover(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             else:
                 self.records += len(records)
                 if self._failing:
                     self._failing = False
-                    self._tell(f"the bus answers again; {self.dropped:,} records were dropped")
+                    if self._told:
+                        self._told.clear()
+                        self._tell(f"the bus answers again; {self.dropped:,} records were dropped")
                 return True
 
-    def _encode(self, items: Sequence[Item]) -> list[Outgoing]:
-        records: list[Outgoing] = []
-        # Rows of a user's own scalars stand between those of the steps: each kind is one frame.
-        rows: dict[tuple[tuple[str, ...], Mode], list[StepRow]] = {}
-        for item in items:
-            if isinstance(item, StepRow):
-                rows.setdefault((item.columns, item.mode), []).append(item)
-                continue
-            records += self._packed(rows)
-            if isinstance(item, Said):
-                event = Event.of(
-                    item.data,
-                    id=f"{self.boot}/{self._seq}",
-                    source=self._address.source,
-                    time_ms=item.time_ms,
-                )
-                records.append(self._record(event))
-            elif isinstance(item, TensorFrame):
-                records += [self._record(part) for part in item.split()]
-            else:
-                records.append(self._record(item))
-        return records + self._packed(rows)
+    async def _recover(self, pause_s: float) -> None:
+        """Wait before the bus is tried again; less if a flush waits for it."""
+        wake = self._wake
+        until = time.monotonic() + pause_s
+        while wake is not None and not self._closing and not self._hurry:
+            wake.clear()
+            try:
+                async with asyncio.timeout(until - time.monotonic()):
+                    await wake.wait()
+            except TimeoutError:
+                break
+        self._hurry = False
 
-    def _packed(self, rows: dict[tuple[tuple[str, ...], Mode], list[StepRow]]) -> list[Outgoing]:
-        records = [self._record(pack(same, self._address.speaker)) for same in rows.values()]
-        rows.clear()
-        return records
-
-    def _record(self, value: Frame | Event[Data]) -> Outgoing:
-        speaker = self._address.speaker
-        meta = meta_of(value, rank=speaker.rank, boot=self.boot, seq=self._seq)
-        self._seq += 1
-        partition = Partition(self._address.topics.telemetry, telemetry_partition(speaker.run_id))
-        return Outgoing(partition, speaker.run_id.encode(), value.encode(), meta.headers())
+    def _degrade(self, probe: str, error: Exception) -> None:
+        """Say once that records of a kind are lost."""
+        if probe in self._degraded:
+            return
+        self._degraded.add(probe)
+        reason = clip(f"{type(error).__name__}: {error}", 500)
+        self._tell(f"{probe} has failed ({reason}); the training goes on")
+        who = who_speaks(self._address.speaker)
+        self.say(CaptureDegraded(**who, probe=clip(probe, 100), reason=reason))
 
     async def _beat(self) -> None:
         if self._heartbeat is None:
@@ -308,48 +396,3 @@ class Sender:
             # that is left out does no harm; all of them would look like a dead rank.
             except Exception:
                 continue
-
-
-class _Link:
-    """The bus and a producer on it, opened when needed and dropped when they fail."""
-
-    def __init__(self, open_bus: Callable[[], Bus], address: Address) -> None:
-        self._open = open_bus
-        self._address = address
-        self._bus: Bus | None = None
-        self._producer: Producer | None = None
-
-    async def up(self) -> Producer:
-        if self._producer is None:
-            bus = self._open()
-            await bus.__aenter__()
-            self._bus = bus
-            if self._address.create_topics:
-                await bus.init(self._address.topics.specs())
-            self._producer = await bus.producer()
-        return self._producer
-
-    async def drop(self) -> None:
-        bus, self._bus, self._producer = self._bus, None, None
-        if bus is None:
-            return
-        try:
-            async with asyncio.timeout(CLOSE_S):
-                await bus.__aexit__(None, None, None)
-        # Whatever a broken bus raises while it closes, another is opened.
-        except Exception:
-            return
-
-
-def _sentence(error: Exception) -> str:
-    reason = str(error) or type(error).__name__
-    if isinstance(error, UnknownTopic):
-        hint = "try `tocsin bus init`"
-    elif isinstance(error, ConfigurationError):
-        hint = "check the bus URL"
-    else:
-        hint = "trying again"
-    return (
-        f"the bus takes no records ({reason}); {hint}. The training goes on; what does not fit "
-        "the queue is dropped and counted"
-    )

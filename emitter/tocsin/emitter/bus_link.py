@@ -1,0 +1,62 @@
+"""The sender's bus, opened when it is needed and dropped when it fails, and what to do about it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from tocsin.bus.port import Bus, Producer, UnknownTopic
+from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.topics import Topics
+
+CLOSE_S: Final = 2.0
+
+
+class BusLink:
+    """A bus and a producer on it."""
+
+    def __init__(self, open_bus: Callable[[], Bus], topics: Topics, *, create: bool) -> None:
+        self._open = open_bus
+        self._topics = topics
+        self._create = create
+        self._bus: Bus | None = None
+        self._producer: Producer | None = None
+
+    async def up(self) -> Producer:
+        """The producer. Raises whatever opening a bus raises."""
+        if self._producer is None:
+            bus = self._open()
+            await bus.__aenter__()
+            self._bus = bus
+            if self._create:
+                await bus.init(self._topics.specs())
+            self._producer = await bus.producer()
+        return self._producer
+
+    async def drop(self) -> None:
+        """Close it; bounded, and raises nothing."""
+        bus, self._bus, self._producer = self._bus, None, None
+        if bus is None:
+            return
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await bus.__aexit__(None, None, None)
+        # Whatever a broken bus raises while it closes, another is opened.
+        except Exception:
+            return
+
+
+def advice(error: Exception) -> str:
+    """One sentence on why the bus takes nothing, and what helps."""
+    reason = str(error) or type(error).__name__
+    if isinstance(error, UnknownTopic):
+        hint = "try `tocsin bus init`"
+    elif isinstance(error, ConfigurationError):
+        hint = "check the bus URL"
+    else:
+        hint = "trying again"
+    return (
+        f"the bus takes no records ({reason}); {hint}. The training goes on; what does not fit "
+        "the queue is dropped and counted"
+    )

@@ -1,0 +1,100 @@
+"""From what waits in the outbox to numbered records of the bus, on the sender's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tocsin.bus.port import Outgoing, Partition
+from tocsin.emitter.outbox import Item, Said, StepRow, pack
+from tocsin.schemas.events import Data, Event
+from tocsin.schemas.identity import new_id
+from tocsin.schemas.telemetry import Frame, Mode, Speaker, StepFrame, TensorFrame
+from tocsin.schemas.topics import Topics, telemetry_partition
+from tocsin.schemas.wire import meta_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where records go, and who says them. `source` is the CloudEvents source."""
+
+    topics: Topics
+    speaker: Speaker
+    source: str
+    create_topics: bool = False
+
+
+class Encoder:
+    """Numbers records as it makes them: from 0, and without the numbers of what was dropped."""
+
+    def __init__(self, address: Address, failed: Callable[[str, Exception], None]) -> None:
+        """`failed` is told what kind of record could not be made, and why; each time."""
+        self.boot: Final = new_id()
+        self.refused = 0
+        """Items of which no record could be made."""
+        self._address = address
+        self._failed = failed
+        self._seq = 0
+        self._left_out = 0
+
+    def encode(self, items: Sequence[Item], *, dropped: int) -> list[Outgoing]:
+        """The records of these items; `dropped` were so far, before they came to be encoded."""
+        self._seq += dropped - self._left_out
+        self._left_out = dropped
+        records: list[Outgoing] = []
+        for what, group in _groups(items):
+            try:
+                for value in self._values(group):
+                    records.append(self._record(value))
+            # A wall: one record that cannot be made must not end the sending of all others.
+            except Exception as error:
+                self.refused += len(group)
+                self._seq += len(group)
+                self._failed(what, error)
+        return records
+
+    def _values(self, group: Sequence[Item]) -> Sequence[Frame | Event[Data]]:
+        first = group[0]
+        if isinstance(first, StepRow):
+            return [self._steps(group)]
+        if isinstance(first, Said):
+            event = Event.of(
+                first.data,
+                id=f"{self.boot}/{self._seq}",
+                source=self._address.source,
+                time_ms=first.time_ms,
+            )
+            return [event]
+        return first.split() if isinstance(first, TensorFrame) else [first]
+
+    def _steps(self, group: Sequence[Item]) -> StepFrame:
+        return pack([item for item in group if isinstance(item, StepRow)], self._address.speaker)
+
+    def _record(self, value: Frame | Event[Data]) -> Outgoing:
+        speaker = self._address.speaker
+        meta = meta_of(value, rank=speaker.rank, boot=self.boot, seq=self._seq)
+        partition = Partition(self._address.topics.telemetry, telemetry_partition(speaker.run_id))
+        record = Outgoing(partition, speaker.run_id.encode(), value.encode(), meta.headers())
+        self._seq += 1
+        return record
+
+
+def _groups(items: Sequence[Item]) -> Iterator[tuple[str, list[Item]]]:
+    """What becomes one frame, with the name of its kind: rows of the same columns and mode, any
+    other item by itself.
+
+    Rows of a user's own scalars stand between those of the steps, so neighbours are not enough.
+    """
+    rows: dict[tuple[tuple[str, ...], Mode], list[Item]] = {}
+    for item in items:
+        if isinstance(item, StepRow):
+            rows.setdefault((item.columns, item.mode), []).append(item)
+            continue
+        yield from (("steps", same) for same in rows.values())
+        rows.clear()
+        if isinstance(item, Said):
+            yield item.data.event_type, [item]
+        else:
+            yield item.collection if isinstance(item, TensorFrame) else item.type, [item]
+    yield from (("steps", same) for same in rows.values())
