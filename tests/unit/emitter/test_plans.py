@@ -24,15 +24,18 @@ _STEP = st.integers(0, 300)
     end=st.none() | _STEP,
     steps=st.frozensets(_STEP, max_size=4),
     interval=st.integers(1, 50),
+    at=_STEP,
 )
 def test_the_steps_of_a_schedule_are_those_it_names_and_each_nth_in_its_range(
-    every: int | None, start: int, end: int | None, steps: frozenset[int], interval: int
+    every: int | None, start: int, end: int | None, steps: frozenset[int], interval: int, at: int
 ) -> None:
     schedule = Schedule(every, start, end, steps)
     n = every if every is not None else None if steps else interval
     each = set(range(start, 400 if end is None else end, n)) if n is not None else set()
     assert {step for step in range(400) if schedule.due(step, interval)} == each | steps
     assert schedule.automatic == (every is None and not steps)
+    later = min((step for step in {*each, *steps} if step > at), default=sys.maxsize)
+    assert schedule.following(at, interval) == later
 
 
 def test_a_tensor_belongs_to_a_plan_by_pattern_type_or_name() -> None:
