@@ -6,6 +6,7 @@ The file has it, and `start(capture=…)` takes it in the same form.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Annotated, Final, Literal
@@ -313,11 +314,10 @@ def _wrong_choice(
             message = "expected at least one of 'match', 'module_types' and 'tensors'"
             yield Finding(loc, message, "missing_key", "match: attention")
     for index, text in enumerate(found.match):
-        try:
-            re.compile(text)
-        except (re.error, OverflowError, RecursionError) as error:
-            message = f"expected a regular expression: {error}"
-            yield Finding(_item(raw, "match", index, loc), message)
+        if (wrong := _wrong_pattern(text)) is not None:
+            yield Finding(
+                _item(raw, "match", index, loc), f"expected a regular expression: {wrong}"
+            )
     for index, text in enumerate(found.module_types):
         if not _CLASS.fullmatch(text):
             message = "expected the name of a module's class, like LayerNorm"
@@ -330,6 +330,17 @@ def _wrong_choice(
             message = f"there is no column {quoted(column)} of {kind}"
             near = did_you_mean(column, known, list_up_to=30)
             yield Finding((*loc, "columns", index), message, hint=near)
+
+
+def _wrong_pattern(text: str) -> str | None:
+    with warnings.catch_warnings():
+        # What Python warns of here (a set within a set) it will read otherwise one day.
+        warnings.simplefilter("error")
+        try:
+            re.compile(text)
+        except (re.error, OverflowError, RecursionError, Warning) as error:
+            return str(error)
+    return None
 
 
 def _item(raw: Mapping[str, Plain], key: str, index: int, loc: Loc) -> Loc:

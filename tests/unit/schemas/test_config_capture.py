@@ -127,6 +127,7 @@ def test_what_says_nothing_changes_nothing() -> None:
         ("{collections: {x: {of: weights}}}", 28, "at least one of 'match'", "match: "),
         ("{collections: {x: {of: losses, match: a}}}", 33, "got 'losses'", None),
         ("{collections: {x: {of: weights, match: '('}}}", 49, "a regular expression: miss", None),
+        ("{collections: {x: {of: weights, match: '[[a]'}}}", 49, "nested set", None),
         ("{collections: {x: {of: weights, match: [a, '(']}}}", 53, "a regular expression", None),
         ("{collections: {x: {of: weights, match: []}}}", 49, "text, or a list of 1 to", None),
         ("{collections: {x: {of: weights, match: ['']}}}", 49, "texts of 1 to 400", None),
@@ -177,6 +178,35 @@ def test_what_is_wrong_in_code_is_said_with_its_key() -> None:
     )
     with pytest.raises(ConfigurationError, match=r"capture: expected mappings, .* object"):
         capture_config({"budget": object()})
+
+
+_KEYS = """
+    budget collections system gradients losses mine of match tensors module_types every start end
+    steps columns modes train eval interval folders
+"""
+_WORDS = st.sampled_from(sorted(set(_KEYS.split())))
+_LEAVES = st.sampled_from(["1", "0", "off", "auto", "~", "weights", "'('", "[1, 2]", "1%", "l2"])
+_TREE = st.recursive(
+    _LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=2).map(lambda items: "[" + ", ".join(items) + "]")
+        | st.dictionaries(_WORDS, inner, max_size=4).map(
+            lambda items: "{" + ", ".join(f"{key}: {value}" for key, value in items.items()) + "}"
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(_TREE, _TREE)
+def test_any_section_gives_settings_or_problems(whole: str, collections: str) -> None:
+    for section in (whole, f"{{collections: {{gradients: {collections}, mine: {collections}}}}}"):
+        config, problems = check_config(f"version: 1\ncapture: {section}\n", "tocsin.yaml")
+        assert (config is None) == bool(problems)
+        if config is not None:
+            text = config.capture.model_dump_json(exclude_defaults=True)
+            assert capture_config(json.loads(text)) == config.capture
+            assert capture_settings(text).budget == config.capture.budget
 
 
 @given(st.integers(1, 10_000))
