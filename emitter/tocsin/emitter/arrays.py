@@ -1,67 +1,111 @@
-"""A row of statistics of any array, in float64 and with exact counts. Knows nothing of torch."""
+"""Rows of statistics of any arrays, with exact counts. Knows nothing of torch."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from tocsin.schemas.telemetry import STATISTIC_COLUMNS, Counts
+from tocsin.schemas.telemetry import STATISTIC_COLUMNS, Counts, Floats
 
 Doubles = npt.NDArray[np.float64]
 
-CHUNK: Final = 1 << 20
+CHUNK: Final = 1 << 16
+"""Elements that are looked at together, in float64 and in the cache."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Full rows: `values[i]` are STATISTIC_COLUMNS and `counts[i]` COUNT_COLUMNS of tensor i."""
+
+    values: Floats
+    counts: Counts
+
+    @property
+    def nonfinite(self) -> npt.NDArray[np.bool_]:
+        """Which tensors have a NaN or an infinity."""
+        bad: npt.NDArray[np.bool_] = (self.counts[:, 2] + self.counts[:, 3]) > 0
+        return bad
 
 
 class ExactRow:
-    """Adds up one tensor, chunk by chunk. Statistics are over the finite values."""
+    """Adds up one tensor, chunk by chunk, in float64. Statistics are over the finite values."""
 
     def __init__(self) -> None:
         self._low, self._high = np.inf, -np.inf
-        self._total = self._squares = self._l1 = 0.0
-        self._numel = self._zeros = self._nans = self._infs = 0
+        self._mean = self._spread = self._squares = self._l1 = 0.0
+        self._numel = self._finite = self._zeros = self._nans = 0
 
     def add(self, chunk: Doubles) -> None:
         """Take one more chunk, flat."""
-        good = chunk[np.isfinite(chunk)]
-        nans = int(np.isnan(chunk).sum())
+        finite = np.isfinite(chunk)
+        n = int(np.count_nonzero(finite))
+        good = chunk if n == chunk.size else chunk[finite]
         self._numel += chunk.size
-        self._nans += nans
-        self._infs += chunk.size - good.size - nans
-        if good.size:
-            self._low = min(self._low, float(good.min()))
-            self._high = max(self._high, float(good.max()))
-            self._total += float(good.sum())
+        if n < chunk.size:
+            self._nans += int(np.count_nonzero(np.isnan(chunk)))
+        if n == 0:
+            return
+        self._low = min(self._low, float(good.min()))
+        self._high = max(self._high, float(good.max()))
+        self._zeros += n - int(np.count_nonzero(good))
+        with np.errstate(over="ignore", invalid="ignore"):
             self._squares += float(np.dot(good, good))
             self._l1 += float(np.abs(good).sum())
-            self._zeros += good.size - int(np.count_nonzero(good))
+            # Chunk by chunk around its own mean: the difference of two large sums would cancel.
+            mean = float(good.mean())
+            apart = good - mean
+            before, self._finite = self._finite, self._finite + n
+            shift = mean - self._mean
+            self._mean += shift * n / self._finite
+            self._spread += float(np.dot(apart, apart)) + shift**2 * before * n / self._finite
 
     def row(self) -> tuple[Doubles, Counts]:
         """STATISTIC_COLUMNS, zeros where nothing is finite, and COUNT_COLUMNS."""
-        counts = np.array((self._numel, self._zeros, self._nans, self._infs), np.uint64)
-        finite = self._numel - self._nans - self._infs
-        if finite == 0:
+        infs = self._numel - self._finite - self._nans
+        counts = np.array((self._numel, self._zeros, self._nans, infs), np.uint64)
+        if self._finite == 0:
             return np.zeros(len(STATISTIC_COLUMNS)), counts
-        mean = self._total / finite
-        std = float(np.sqrt(max(self._squares / finite - mean**2, 0.0)))
+        std = np.sqrt(self._spread / self._finite)
         largest = max(abs(self._low), abs(self._high))
-        l2 = float(np.sqrt(self._squares))
-        return np.array((self._low, self._high, mean, std, self._l1, l2, largest)), counts
+        l2 = np.sqrt(self._squares)
+        row = np.array((self._low, self._high, self._mean, std, self._l1, l2, largest))
+        return np.nan_to_num(row), counts
 
 
-def row_of(array: npt.NDArray[Any]) -> tuple[Doubles, Counts]:
-    """The row of one array.
+def real_numbers(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Its numbers, flat; of complex ones the real and imaginary parts side by side.
+
+    A view where the memory has no gaps; in the order of the memory, not of the indices.
 
     Raises:
         TypeError: its elements are no numbers.
     """
-    if not np.issubdtype(array.dtype, np.number) and array.dtype != np.bool_:
+    kind = array.dtype.kind
+    if kind not in "biufc":
         raise TypeError(f"expected an array of numbers, found {array.dtype}")
-    flat = array.reshape(-1)
-    if np.iscomplexobj(flat):
-        flat = np.stack((flat.real, flat.imag), axis=-1).reshape(-1)
+    flat = array.ravel("K")
+    if kind == "c":
+        flat = flat.view(flat.real.dtype)
+    return flat
+
+
+def row_of(array: npt.NDArray[Any]) -> tuple[Doubles, Counts]:
+    """The row of one array; takes memory for one chunk, and for a copy if the array has gaps.
+
+    Raises:
+        TypeError: its elements are no numbers.
+    """
+    flat = real_numbers(array)
     exact = ExactRow()
     for start in range(0, flat.size, CHUNK):
         exact.add(flat[start : start + CHUNK].astype(np.float64))
     return exact.row()
+
+
+def as_float32(values: Doubles) -> Floats:
+    """In float32; what is beyond its range becomes its largest number."""
+    limit = float(np.finfo(np.float32).max)
+    return np.clip(values, -limit, limit).astype(np.float32)

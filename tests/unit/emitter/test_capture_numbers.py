@@ -11,12 +11,7 @@ import pytest
 import torch
 
 from support.captured import captured, said
-from tocsin.emitter import summaries
-from tocsin.emitter.summaries import Summary, dense, exact_row
 from tocsin.schemas.runs import CheckpointWritten, RunEnded, RunStarted
-from tocsin.schemas.telemetry import STATISTIC_COLUMNS
-
-COLUMN = {name: i for i, name in enumerate(STATISTIC_COLUMNS)}
 
 
 def model_and_optimizer() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -328,48 +323,3 @@ def test_users_error_in_save_is_his_own(tmp_path: Path) -> None:
         with pytest.raises(RuntimeError, match="does not exist"):
             torch.save({}, tmp_path / "no" / "where.pt")
     assert said(tmp_path).of(CheckpointWritten) == []
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.linspace(-3, 5, 100_001),
-        torch.full((256,), 1.0) + 1e-4 * torch.linspace(-1, 1, 256),
-        torch.linspace(-1, 1, 77).to(torch.float16),
-        torch.linspace(-300, 300, 5000).to(torch.bfloat16),
-        torch.linspace(-1, 1, 50, dtype=torch.float64),
-        torch.arange(12.0).reshape(3, 4).t(),
-        torch.zeros(5),
-        torch.tensor(3.5),
-        torch.full((1_000_000,), 300.0).to(torch.float16),
-        torch.complex(torch.ones(4), -torch.ones(4)),
-        torch.linspace(-2, 2, 64).to(torch.float8_e4m3fn),
-    ],
-)
-def test_rows_agree_with_float64(tensor: torch.Tensor) -> None:
-    flat = dense(tensor)
-    assert flat is not None
-    rows = Summary([flat]).rows()
-    values, counts = exact_row(flat)
-    np.testing.assert_allclose(rows.values[0], values, rtol=1e-3, atol=1e-6)
-    assert rows.counts[0].tolist() == counts.tolist()
-    norm = float(summaries.norms([flat])[0])
-    assert norm == pytest.approx(values[COLUMN["l2"]], rel=1e-3)
-
-
-def test_odd_tensors() -> None:
-    sparse = torch.sparse_coo_tensor([[0, 3, 3]], [1.0, 2.0, 3.0], (10,), check_invariants=True)
-    assert dense(torch.empty(3, device="meta")) is None
-    assert dense(torch.ones(3, dtype=torch.int64)) is None
-    values = dense(sparse)
-    assert values is not None
-    assert values.tolist() == [1.0, 5.0]
-    empty = Summary([torch.zeros(0), torch.ones(3)]).rows()
-    assert empty.counts[:, 0].tolist() == [0, 3]
-    mixed = torch.tensor([1.0, float("nan"), float("-inf"), 3.0, float("inf"), 0.0])
-    row = Summary([mixed]).rows()
-    assert row.counts[0].tolist() == [6, 1, 1, 2]
-    expected = [0.0, 3.0, 4 / 3, float(np.std([1, 3, 0])), 4.0, math.sqrt(10), 3.0]
-    np.testing.assert_allclose(row.values[0], expected, rtol=1e-6)
-    overflowing = Summary([torch.full((4,), 3e38)]).rows()
-    assert not overflowing.nonfinite.any()
