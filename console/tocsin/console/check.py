@@ -9,17 +9,22 @@ from pathlib import Path
 from typing import Final
 
 from tocsin.console.setting import section_registry
+from tocsin.emitter.plans import CollectionPlan, Schedule
+from tocsin.emitter.settings import capture_settings
 from tocsin.schemas.config import Config, check_config, config_path, read_config
 from tocsin.schemas.config_hidden import hide_lines
 from tocsin.schemas.config_problems import Loc, Problem, split_lines
 from tocsin.schemas.config_sections import RuleEntry
 from tocsin.schemas.config_settings import SecretUnavailable, resolve_secrets, resolve_settings
+from tocsin.schemas.config_values import format_percent
 from tocsin.schemas.yaml_loader import load
 from tocsin.stream_rules.catalogue import built_in
 from tocsin.stream_rules.instances import RuleSpec, rule_specs
 
 NO_FILE: Final = "defaults"
 """What the configuration is called where there is no file."""
+
+_AUTO: Final = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,8 @@ class Holds:
         secrets: name → where its value comes from.
         told: the instances with an action list of their own.
         stopping: instances without one whose critical issues stop their run.
+        budget: what capture may cost, as a percentage of the step time.
+        captured: the collections, each with its schedule while training, or its modes, in words.
     """
 
     bus: str
@@ -56,6 +63,8 @@ class Holds:
     receivers: Mapping[str, str]
     told: Sequence[Told]
     stopping: Sequence[str]
+    budget: str
+    captured: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +125,7 @@ def holds(config: Config, environ: Mapping[str, str]) -> Holds:
     specs = rule_specs(config.rules, defaults=config.defaults.rules)
     entries = {entry.name: entry for entry in config.rules if entry.actions is not None}
     on = [spec.name for spec in specs]
+    capture = capture_settings(config.capture.model_dump_json())
     return Holds(
         bus=settings.bus.url,
         bus_origin=settings.bus_origin,
@@ -129,6 +139,8 @@ def holds(config: Config, environ: Mapping[str, str]) -> Holds:
         receivers={name: receiver.type for name, receiver in config.receivers.items()},
         told=[_told(entries[name]) for name in on if name in entries],
         stopping=[spec.name for spec in specs if spec.name not in entries and _stops(spec)],
+        budget=format_percent(capture.budget),
+        captured={name: _schedules(capture.plans[name]) for name in capture.collections},
     )
 
 
@@ -173,6 +185,27 @@ def _stops(spec: RuleSpec) -> bool:
     return spec.rule.meta.stop_worthy and spec.severity in (None, "critical")
 
 
+def _schedules(plan: CollectionPlan) -> str:
+    """When a collection is summarised, in words; `auto` where that is left to the budget."""
+    found = []
+    for mode, schedule in plan.schedules.items():
+        # That losses are captured in evaluations, too, is no news.
+        if schedule is None or (schedule == Schedule() and mode != "train" and plan.of == "losses"):
+            continue
+        words = [] if mode == "train" else [f"in {mode}"]
+        if schedule.every is not None:
+            each = schedule.every == 1
+            words.append("each step" if each else f"every {schedule.every:,} steps")
+        if schedule.start:
+            words.append(f"from step {schedule.start:,}")
+        if schedule.end is not None:
+            words.append(f"until step {schedule.end:,}")
+        if schedule.steps:
+            words.append(f"at {len(schedule.steps):,} step{'s' if len(schedule.steps) > 1 else ''}")
+        found.append(" ".join(words) or _AUTO)
+    return " and ".join(found)
+
+
 def _summary(holds: Holds) -> Iterator[str]:
     def row(label: str, value: str) -> str:
         return f"{label:<11}{value}"
@@ -185,6 +218,10 @@ def _summary(holds: Holds) -> Iterator[str]:
     counted = [("on", holds.rules_on), ("off", holds.rules_off)]
     rules = [f"{len(names)} {what}: {', '.join(names)}" for what, names in counted if names]
     yield row("rules", "; ".join(rules))
+    captured = [
+        name if when == _AUTO else f"{name} {when}" for name, when in holds.captured.items()
+    ]
+    yield row("capture", f"{holds.budget} of the step time: {', '.join(captured) or 'nothing'}")
     receivers = ", ".join(f"{name} ({kind})" for name, kind in holds.receivers.items())
     yield row("receivers", receivers or "none; `tocsin run --notify` adds one for a run")
     for told in holds.told:

@@ -88,12 +88,33 @@ def test_a_good_file_says_what_holds(tmp_path: Path) -> None:
         "  rules      "
         f"{len(checked.holds.rules_on)} on: {', '.join(checked.holds.rules_on)}; "
         "1 off: loss_not_decreasing",
+        "  capture    0.5% of the step time: losses, gradients, weights, activations, "
+        "optimizer_state",
         "  receivers  ml-hook (webhook)",
         "  told       nonfinite: stop, ml-hook",
         "  told       loose (runs with env=prod|test-*): nothing",
         "  told       all others: the terminal of the run",
         "  stops      critical issues of loss_diverged stop their run",
     ]
+
+
+def test_what_is_captured_is_said_with_its_schedule(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        "version: 1\ncapture: {budget: 1%, collections: {losses: off, weights: off, "
+        "gradients: {every: 10, start: 5, end: 2000}, optimizer_state: {every: 1}, "
+        "activations: {modes: {train: off, eval: {every: 3}}}, inputs: {steps: [0, 4]}, "
+        "mine: {of: weights, match: a, modes: {eval: {}}}}}\n",
+    )
+    checked = check_file(path, {}, tmp_path)
+
+    assert checked.holds is not None
+    assert checked.holds.captured["mine"] == "auto and in eval"
+    assert (
+        "  capture    1% of the step time: gradients every 10 steps from step 5 until step 2,000, "
+        "activations in eval every 3 steps, inputs at 2 steps, optimizer_state each step, "
+        "mine auto and in eval" in as_text(checked)
+    )
 
 
 def test_the_environment_comes_before_the_file(tmp_path: Path) -> None:
