@@ -27,7 +27,9 @@ Mode = Literal["train", "eval", "predict", "global"]
 
 MODES: Final[tuple[Mode, ...]] = ("train", "eval", "predict", "global")
 
-OWN_FRAMES: Final = frozenset({"local_gradients", "tensors", "updates"})
+OWN_FRAMES: Final = frozenset(
+    {"confusion", "input_channels", "labels", "local_gradients", "tensors", "tokens", "updates"}
+)
 """Collections that come with others and have no schedule: no custom one may have their name."""
 
 _COUNTS: Final = ("numel", "zeros", "nans", "infs")

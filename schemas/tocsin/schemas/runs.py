@@ -258,7 +258,7 @@ class DataLoaderSeen(RunData):
 
     mode: Literal["train", "eval"]
     workers: Whole = Field(description="worker processes; 0: the training process loads itself")
-    pin_memory: bool = Field(default=False, description="as it was asked for")
+    pin_memory: bool = Field(default=False, description="in force; never without an accelerator")
     prefetch_factor: Whole | None = Field(
         default=None, description="batches that each worker loads ahead; None without workers"
     )

@@ -1,0 +1,280 @@
+"""Labels, predictions, tokens and inputs: what a training is fed, and what it makes of it.
+
+Either the user names the tensors (`run.data`), or a plain cross-entropy is found without code: a
+call of `torch.nn.functional.cross_entropy` (which `CrossEntropyLoss` makes) with class indices as
+targets. Of up to 1,000 classes labels and predictions are counted; the targets of more are tokens.
+
+In training each tenth step is looked at, one loss call of it; in an evaluation as many batches as
+may cost 0.5 % of its time, at least one. A look takes a sample of at most 4,096 rows; on a GPU the
+ids are copied without waiting. Each 100 steps, and at the end of an evaluation, the counts are sent
+as the collections `labels`, `confusion`, `tokens` and `input_channels`, and begin at zero again.
+
+In a compiled graph a loss is not seen; nothing of ours is in there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+
+from tocsin.emitter.class_counts import MAX_CLASSES, ClassCounts, Ids
+from tocsin.emitter.host_copy import HostCopy, is_recording
+from tocsin.emitter.input_channels import ChannelLook, InputChannels, look
+from tocsin.emitter.tables import Table
+from tocsin.emitter.token_shares import TokenShares
+from tocsin.schemas.telemetry import Mode, TensorFrame
+
+if TYPE_CHECKING:
+    from tocsin.emitter.training import Training
+
+EVERY: Final = 10
+"""Steps between two looks in training."""
+
+SEND_EVERY: Final = 100
+"""Steps between two records of what was counted in training."""
+
+SHARE: Final = 0.005
+"""Of the time of an evaluation that looking at its batches may cost."""
+
+ROWS: Final = 4096
+SCORES: Final = 1 << 17
+"""Scores that are compared at a look, so that fewer rows are taken of many classes."""
+
+MAX_INPUTS: Final = 16
+MAX_WAITING: Final = 64
+
+
+@dataclass(slots=True, eq=False)
+class _Counted:
+    """What was counted in one mode, since it was sent."""
+
+    classes: ClassCounts = field(default_factory=ClassCounts)
+    tokens: TokenShares = field(default_factory=TokenShares)
+    inputs: InputChannels = field(default_factory=InputChannels)
+
+    def tables(self) -> list[Table]:
+        return [*self.classes.take(), *self.tokens.take(), *self.inputs.take()]
+
+    def __bool__(self) -> bool:
+        return bool(self.classes) or bool(self.tokens) or bool(self.inputs)
+
+
+class _Sample:
+    """Ids on the host or on their way: labels, and predictions behind them."""
+
+    def __init__(self, parts: Sequence[torch.Tensor], classes: int, *, tokens: bool) -> None:
+        self.rows: Final = parts[0].numel()
+        self.classes: Final = classes
+        self.tokens: Final = tokens
+        packed = torch.cat([part.reshape(-1).to(torch.int64) for part in parts])
+        self._packed = packed if packed.device.type == "cpu" else HostCopy(packed)
+
+    @property
+    def ready(self) -> bool:
+        """Whether they are on the host; never waits."""
+        return not isinstance(self._packed, HostCopy) or self._packed.ready()
+
+    def ids(self) -> tuple[Ids, Ids | None]:
+        """Labels and predictions, once they are ready."""
+        held = self._packed
+        found = held.values().astype(np.int64) if isinstance(held, HostCopy) else held.numpy()
+        behind = found[self.rows :]
+        return found[: self.rows], behind if len(behind) else None
+
+
+class DataProbe:
+    """Looks at the data of one training."""
+
+    def __init__(self) -> None:
+        self.spent_s = 0.0
+        """What all looks together have cost, seconds."""
+        self.forget()
+
+    def forget(self) -> None:
+        """Another training begins."""
+        self.due = True
+        """Whether the next loss of a step of training is looked at."""
+        self._named = False
+        self._counted: dict[Mode, _Counted] = {"train": _Counted(), "eval": _Counted()}
+        self._waiting: deque[tuple[Mode, _Sample | ChannelLook]] = deque(maxlen=MAX_WAITING)
+        self._sent = 0
+        self._began: float | None = None
+        self._eval_spent = 0.0
+
+    # -- what is looked at ----------------------------------------------------------------------
+
+    def cross_entropy(
+        self, args: Sequence[object], kwargs: Mapping[str, object], mode: Mode
+    ) -> None:
+        """Behind a call of that function."""
+        if self._named or not self._wanted(mode):
+            return
+        began = time.perf_counter()
+        scores = args[0] if args else kwargs.get("input")
+        target = args[1] if len(args) > 1 else kwargs.get("target")
+        if _plain(scores) and _plain(target) and not is_recording():
+            assert isinstance(scores, torch.Tensor)
+            assert isinstance(target, torch.Tensor)
+            if not target.is_floating_point() and target.dim() == max(0, scores.dim() - 1):
+                self._look_at_classes(scores, target, mode)
+        self._paid(began, mode)
+
+    def named(
+        self,
+        mode: Mode,
+        *,
+        inputs: Mapping[str, torch.Tensor],
+        labels: torch.Tensor | None,
+        predictions: torch.Tensor | None,
+        tokens: torch.Tensor | None,
+    ) -> None:
+        """The user says which tensors are which. A loss that was found is of no interest then."""
+        if labels is not None or tokens is not None:
+            self._named = True
+        if not self._wanted(mode) or is_recording():
+            return
+        began = time.perf_counter()
+        if labels is not None and predictions is not None:
+            if predictions.dim() == labels.dim():
+                apart = _apart(labels.numel(), ROWS)
+                pair = [labels.reshape(-1)[::apart], predictions.reshape(-1)[::apart]]
+                self._keep(mode, _Sample(pair, 0, tokens=False))
+            else:
+                last = predictions.shape[:-1] == labels.shape
+                scores = predictions.movedim(-1, 1) if last and labels.dim() > 1 else predictions
+                self._look_at_classes(scores, labels, mode)
+        elif labels is not None:
+            sample = labels.reshape(-1)[:: _apart(labels.numel(), ROWS)]
+            self._keep(mode, _Sample([sample], 0, tokens=False))
+        if tokens is not None:
+            sample = tokens.reshape(-1)[:: _apart(tokens.numel(), ROWS)]
+            self._keep(mode, _Sample([sample], 0, tokens=True))
+        for name, batch in list(inputs.items())[:MAX_INPUTS]:
+            seen = look(name, batch)
+            if seen is not None:
+                self._keep(mode, seen)
+        self._paid(began, mode)
+
+    def _look_at_classes(self, scores: torch.Tensor, target: torch.Tensor, mode: Mode) -> None:
+        with torch.no_grad():
+            scores, target = scores.detach(), target.detach()
+            classes = scores.shape[min(1, scores.dim() - 1)]
+            if target.numel() == 0 or classes < 2:
+                return
+            if classes > MAX_CLASSES:
+                sample = target.reshape(-1)[:: _apart(target.numel(), ROWS)]
+                self._keep(mode, _Sample([sample], 0, tokens=True))
+                return
+            rows = max(1, min(ROWS, SCORES // classes))
+            if target.dim() == 0:
+                scores, target = scores[None], target[None]
+            elif target.dim() > 1:
+                width = target.shape[-1]
+                scores, target = scores.flatten(2), target.flatten(1)
+                apart = min(_apart(target.numel(), rows), target.shape[1])
+                if apart > 1 and apart % width == 0:
+                    apart += 1  # not the same column of the image each time
+                scores, target = scores[:, :, ::apart], target[:, ::apart]
+            apart = _apart(target.numel(), rows)
+            scores, target = scores[::apart], target[::apart]
+            self._keep(mode, _Sample([target, scores.argmax(1)], classes, tokens=False))
+
+    # -- when, and what becomes of it -----------------------------------------------------------
+
+    def _wanted(self, mode: Mode) -> bool:
+        if mode == "train":
+            return self.due
+        now = time.perf_counter()
+        if self._began is None:
+            self._began, self._eval_spent = now, 0.0
+        return self._eval_spent <= SHARE * (now - self._began)
+
+    def _paid(self, began: float, mode: Mode) -> None:
+        spent = time.perf_counter() - began
+        self.spent_s += spent
+        if mode == "train":
+            self.due = False
+        else:
+            self._eval_spent += spent
+
+    def _keep(self, mode: Mode, seen: _Sample | ChannelLook) -> None:
+        self._waiting.append((mode, seen))
+        self._poll()
+
+    def _poll(self) -> None:
+        while self._waiting and self._waiting[0][1].ready:
+            mode, seen = self._waiting.popleft()
+            counted = self._counted[mode]
+            if isinstance(seen, ChannelLook):
+                counted.inputs.add(seen)
+                continue
+            labels, predictions = seen.ids()
+            if seen.tokens:
+                counted.tokens.add(labels)
+            else:
+                counted.classes.add(labels, predictions, seen.classes)
+
+    def stepped(self, training: Training, step: int) -> None:
+        """A step of training is over."""
+        if (step + 1) % EVERY == 0:
+            self.due = True
+        if self._waiting:
+            self._poll()
+        if self._began is not None:
+            # An evaluation came before this step; what it has copied has long arrived.
+            self._began = None
+            self._send(training, "eval", max(0, step - 1))
+        if step - self._sent >= SEND_EVERY:
+            self._sent = step
+            self._send(training, "train", step)
+
+    def close(self, training: Training) -> None:
+        """The training is over: send what was counted."""
+        self._poll()
+        step = training.last_step or 0
+        for mode in self._counted:
+            self._send(training, mode, step)
+
+    def _send(self, training: Training, mode: Mode, step: int) -> None:
+        counted = self._counted[mode]
+        if not counted:
+            return
+        for table in counted.tables():
+            training.frame(
+                TensorFrame(
+                    speaker=training.speaker,
+                    step=step,
+                    mode=mode,
+                    collection=table.collection,
+                    rows=table.names,
+                    columns=table.columns,
+                    values=table.values,
+                    count_columns=table.count_columns,
+                    counts=table.counts,
+                    at_us=time.time_ns() // 1000,
+                    every=SEND_EVERY if mode == "train" else 1,
+                )
+            )
+
+
+def _apart(numel: int, wanted: int) -> int:
+    return max(1, -(-numel // wanted))
+
+
+def _plain(thing: object) -> bool:
+    """Whether it is a tensor with numbers of its own that may be read here."""
+    return (
+        isinstance(thing, torch.Tensor)
+        and not thing.is_meta
+        and not thing.is_sparse
+        and not thing.is_complex()
+        and not hasattr(thing, "to_local")
+        and not torch._C._functorch.is_functorch_wrapped_tensor(thing)
+        and type(thing).__name__ != "FakeTensor"
+    )
