@@ -1,9 +1,9 @@
 """How much of a float16, bfloat16 or float8 tensor is at the ends of its type's range.
 
-`underflow` is the share, of the numbers that are not zero, of those smaller than the type's smallest
-normal one: they have lost digits, and what is smaller still is zero. `overflow` is the share, of all
-numbers, of those above 0.9 of the largest, infinities among them. Both are exact: read from the
-bits, which stand in the order of the numbers, without a conversion.
+`underflow` is the share, of the numbers that are not zero, of those smaller than the type's
+smallest normal one: they have lost digits, and what is smaller still is zero. `overflow` is the
+share, of all numbers, of those above 0.9 of the largest, infinities among them. Both are exact:
+read from the bits, which stand in the order of the numbers, without a conversion.
 """
 
 from __future__ import annotations
