@@ -1,208 +1,336 @@
-"""Activations of ReLU-like modules, by type of the module: which share of their units is dead.
+"""Activations, by type of the module: which sit where in torch, and what a due step's have said.
 
-What sits in torch is `__call__` of the classes ReLU and ReLU6, not a hook of the user's modules: a
-hook would be pickled and copied with them. A compiled model has no such calls; nothing of ours is
-in its graph, and one line says that its activations cannot be seen.
+What sits in torch is `__call__` of the classes of activations (`activation_kinds.TYPES`), not a
+hook of the user's modules: a hook would be pickled and copied with them. The classes of routers and
+of the output layer, and `scaled_dot_product_attention`, are watched at due steps only; once
+torch.compile is used they are for good, so that what it makes graphs of stays the same.
 
-At a step that is to be summarised, and in a module that trains, a sample of the output is looked
-at: as many values of each unit as make 16,384 in all, at least 128, evenly spread over the batch.
-Only the first forward call before a backward counts.
+At a step that is due, and in a module that trains, a sample of the output is looked at. Only the
+forward calls before the first backward count. Functions (`torch.relu`, `F.gelu`) are not seen.
 """
 
 from __future__ import annotations
 
 import functools
+import re
+import sys
 import weakref
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from types import FrameType
 from typing import Final
 
-import numpy as np
 import torch
 from torch import nn
 
-from tocsin.emitter import models
-from tocsin.emitter.host_copy import HostCopy, is_recording
-from tocsin.emitter.wall import Wall
-from tocsin.schemas.telemetry import Counts, Floats
-
-LOOKS: Final = 16_384
-LEAST_LOOKS: Final = 128
-"""Of each unit, so that 1 % is one of them at least; a smaller batch is read whole."""
-
-FEWEST: Final = 32
-"""Below so many looks at a unit nothing is said of it."""
-
-INACTIVE: Final = 0.01
-"""A unit is dead that is active in a smaller share of the looks."""
-
-MAX_MODULES: Final = 1000
-PATIENCE: Final = 3
-
-_CHANNELS_FIRST: Final = (
-    nn.modules.conv._ConvNd,
-    nn.modules.batchnorm._NormBase,
-    nn.GroupNorm,
+from tocsin.emitter import activation_kinds, attention_heads, compiled_activations
+from tocsin.emitter import output_layers, routers
+from tocsin.emitter.activation_kinds import TYPES, Found, Kind, Known, saturation, scan
+from tocsin.emitter.activation_readings import Reading, Readings
+from tocsin.emitter.activation_samples import (
+    certainty,
+    dead_share,
+    is_plain,
+    share_beyond,
+    spread,
 )
+from tocsin.emitter.compiled_activations import NONE, slots, take_slot
+from tocsin.emitter.host_copy import is_recording
+from tocsin.emitter.plans import CollectionPlan
+from tocsin.emitter.tables import Pending
+from tocsin.emitter.wall import Wall
+from tocsin.schemas.captured import Mode
 
+MAX_READINGS: Final = 2000
+PATIENCE: Final = 3
+"""Due steps that say nothing before no more are asked for."""
 
-@dataclass(slots=True, eq=False)
-class Seen:
-    """What one step's ReLUs said: in forward order, `dead` shares on the host or on their way."""
+FRAMES: Final = 12
+"""Callers of an attention function among which its module is looked for."""
 
-    names: list[str] = field(default_factory=list)
-    looks: list[int] = field(default_factory=list)
-    dead: list[torch.Tensor] = field(default_factory=list)
-    copy: HostCopy | None = None
-
-    def send_off(self) -> Seen:
-        """Start the copy from a GPU."""
-        if self.dead and self.dead[0].device.type != "cpu":
-            home = self.dead[0].device
-            self.copy = HostCopy(torch.stack([share.to(home) for share in self.dead]))
-        return self
-
-    def rows(self) -> tuple[tuple[str, ...], Floats, Counts]:
-        """Names, `dead` from 0 to 1, and how many values were looked at, of finite outputs."""
-        found = self.dead if self.copy is None else self.copy.values()
-        shares = np.asarray([float(share) for share in found], np.float32)
-        finite = np.flatnonzero(np.isfinite(shares))
-        looks = np.asarray(self.looks, np.uint64)[finite]
-        names = tuple(self.names[i] for i in finite)
-        return names, shares[finite].reshape(-1, 1), looks.reshape(-1, 1)
+LATE: Final = (
+    "the model was compiled before tocsin was there, what its modules put out cannot be seen; call "
+    "tocsin.emitter.start() before the first call of the compiled model, or use `tocsin run`"
+)
+CUDA_GRAPHS: Final = (
+    "the model is compiled for CUDA graphs, what its modules put out cannot be seen; "
+    'torch.compile without mode="reduce-overhead" can be watched'
+)
+COMPILED: Final = "the model is compiled, and nothing of its modules was seen"
 
 
 class Activations:
-    """Which ReLUs there are, and whether this step's are looked at."""
+    """Which modules there are, and whether this step's are looked at."""
 
     def __init__(self) -> None:
+        self.swapped: Final = Swapped()
         self.forget()
 
     def forget(self) -> None:
         """Another training begins."""
         self.due = False
         self.blind = False
-        """Whether there are ReLUs that cannot be seen; nothing is looked at any more."""
-        self._known: dict[int, tuple[weakref.ref[nn.Module], str, bool]] | None = None
-        self._compiled = self._armed = False
+        """Whether there are modules that cannot be seen; nothing is looked at any more."""
+        self.reason = ""
+        """Why, and what to do."""
+        self.swapped.restore()
+        self._found: Found | None = None
+        self._root: weakref.ref[nn.Module] | None = None
+        self._plan: CollectionPlan | None = None
+        self._armed = False
+        self._mode: Mode = "train"
         self._calls: dict[int, int] = {}
-        self._seen = Seen()
+        self._readings = Readings()
         self._vain = 0
 
-    def arm(self, root: nn.Module | None) -> None:
-        """Look at the next step."""
+    @property
+    def armed(self) -> bool:
+        """Whether this step is looked at."""
+        return self._armed
+
+    def arm(
+        self, root: nn.Module | None, plan: CollectionPlan | None = None, *, mode: Mode = "train"
+    ) -> None:
+        """Look at the next step; in another mode than train at forward calls in eval().
+
+        A plan with patterns, types or names says which modules are looked at, else their types do.
+        """
         if root is None or self._vain >= PATIENCE or self.blind:
             return
-        if self._known is None:
-            self._known = _relus(root)
-            self._compiled = _is_compiled(root)
-        self._calls, self._seen = {}, Seen()
-        self.due = self._armed = bool(self._known)
+        known_root = None if self._root is None else self._root()
+        if self._found is None or known_root is not root or self._plan is not plan:
+            self._found = scan(root, plan)
+            self._root, self._plan = weakref.ref(root), plan
+        if self._found.is_compiled and slots.late:
+            self._give_up(LATE, loud=True)
+            return
+        self._calls, self._readings, self._mode = {}, Readings(), mode
+        self.due = self._armed = True
+        if not (slots.compiling or slots.late):
+            self.swapped.put(self._found)
 
-    def see(self, module: nn.Module, output: object) -> None:
-        """A ReLU was called."""
-        known = None if self._known is None else self._known.get(id(module))
-        if known is None or not isinstance(output, torch.Tensor):
+    def see(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
+        """A module was called."""
+        known = self._known(module)
+        if known is None or not self._counts(module, compiled=False):
             return
-        same = known[0]() is module
-        if (
-            not same
-            or not module.training
-            or not torch.is_grad_enabled()
-            or is_recording()
-            or len(self._seen.names) >= MAX_MODULES
-        ):
+        first = args[0] if args else None
+        if known.kind is Kind.ROUTER:
+            parts = routers.tensors_of(output, known.experts)
+            if parts is not None and is_plain(parts[0]):
+                self._read(known, parts[0].detach(), parts[1])
+        elif known.kind is Kind.ATTENTION:
+            seen = self._calls.pop(-id(module), 0)
+            key = args[1] if len(args) > 1 else first
+            if not seen and is_plain(first) and is_plain(key):
+                self._read(known, first, key)
+        elif is_plain(output):
+            self._read(known, output.detach(), first)
+
+    def see_slot(self, slot: int, x: torch.Tensor, y: torch.Tensor | None) -> None:
+        """A module was called in a compiled graph."""
+        module = slots.module(slot)
+        known = None if module is None else self._known(module)
+        if known is None or module is None or not self._counts(module, compiled=True):
             return
-        _, name, channels_first = known
-        calls = self._calls[id(module)] = self._calls.get(id(module), 0) + 1
-        sample = _looked_at(output.detach(), channels_first=channels_first)
-        if sample is None:
+        if is_plain(x):
+            self._read(known, x.detach(), y, slot=slot)
+
+    def see_attention(
+        self,
+        owner: nn.Module | None,
+        query: object,
+        key: object,
+        mask: object = None,
+        is_causal: bool = False,
+        scale: float | None = None,
+        *,
+        slot: int | None = None,
+    ) -> None:
+        """The function of attention was called in this module's forward."""
+        if owner is None or self._found is None or not is_plain(query) or not is_plain(key):
             return
+        name = self._found.names.get(id(owner))
+        plan = self._plan
+        chosen = plan is None or plan.everything or (
+            name is not None and plan.selects(name, type(owner).__name__)
+        )
+        if name is None or not chosen or not self._counts(owner, compiled=slot is not None):
+            return
+        if isinstance(owner, nn.MultiheadAttention):
+            self._calls[-id(owner)] = 1
         with torch.no_grad():
-            active = (sample > 0).mean(dim=1, dtype=torch.float32)
-            # NaN is not greater than 0, and dead is not what it is: it makes the share NaN.
-            poison = 0.0 * sample.sum(dtype=torch.float32)
-            dead = (active < INACTIVE).mean(dtype=torch.float32) + poison
-        self._seen.names.append(name if calls == 1 else f"{name}#{calls}")
-        self._seen.looks.append(sample.numel())
-        self._seen.dead.append(dead)
+            masked = mask if isinstance(mask, torch.Tensor) else None
+            reading = attention_heads.read(
+                name, query, key, masked, is_causal=is_causal, scale=scale
+            )
+        self._add(reading, owner, slot)
 
-    def take(self) -> Seen | None:
+    def take(self) -> Pending | None:
         """What was seen since `arm`; None: nothing, or nothing was due."""
         armed, self._armed, self.due = self._armed, False, False
-        seen, self._seen = self._seen, Seen()
-        if seen.names:
+        self.swapped.restore()
+        readings, self._readings = self._readings, Readings()
+        if not armed or self._found is None:
+            return None
+        if readings.all:
             self._vain = 0
-            return seen.send_off()
-        if armed:
-            self._vain += 1
-            self.blind = self._compiled
+        else:
+            self._vain += bool(self._found.known)
+            if self._vain and self._found.is_compiled:
+                self._give_up(CUDA_GRAPHS if slots.cuda_graphs else COMPILED, loud=False)
+        if any(reading.slot is not None for reading in readings.all):
+            _tell_apart(readings.all, self._found)
+        with torch.no_grad():
+            for reading in output_layers.embeddings(self._found.embeddings):
+                readings.add(reading)
+        if not readings.all:
+            return None
+        readings.send_off()
+        return readings
+
+    def owner(self, frame: FrameType | None) -> nn.Module | None:
+        """The module in whose forward this frame is, or was called."""
+        names = {} if self._found is None else self._found.names
+        for _ in range(FRAMES):
+            if frame is None:
+                return None
+            variables = frame.f_code.co_varnames
+            # HF hands the module to functions, as the first argument.
+            if variables and variables[0] in ("self", "module"):
+                module = frame.f_locals.get(variables[0])
+                if isinstance(module, nn.Module) and id(module) in names:
+                    return module
+            frame = frame.f_back
         return None
 
+    def _known(self, module: nn.Module) -> Known | None:
+        known = None if self._found is None else self._found.known.get(id(module))
+        return known if known is not None and known.module() is module else None
 
-activations: Final = Activations()
-"""Those of this process."""
+    def _counts(self, module: nn.Module, *, compiled: bool) -> bool:
+        """Whether a call of this module belongs to what is looked at."""
+        training = self._mode == "train"
+        return (
+            module.training is training
+            # Inside of a graph the gradient is the graph's own business.
+            and (compiled or torch.is_grad_enabled() or not training)
+            and len(self._readings.all) < MAX_READINGS
+            and torch._C._get_tracing_state() is None
+            and not torch._C._len_torch_dispatch_stack()
+            and not is_recording()
+        )
 
+    def _read(
+        self, known: Known, x: torch.Tensor, y: object = None, *, slot: int | None = None
+    ) -> None:
+        with torch.no_grad():
+            reading = _reading(known, x, y if isinstance(y, torch.Tensor) else None)
+        module = known.module()
+        if module is not None:
+            self._add(reading, module, slot)
 
-def install(wall: Wall) -> None:
-    """Put the hook into torch."""
-    for kind in (nn.ReLU, nn.ReLU6):
-        _wrap(kind, wall)
+    def _add(self, reading: Reading | None, module: nn.Module, slot: int | None) -> None:
+        if reading is None:
+            return
+        if slot is None:
+            calls = self._calls[id(module)] = self._calls.get(id(module), 0) + 1
+            if calls > 1:
+                reading.name = f"{reading.name}#{calls}"
+        reading.slot = slot
+        self._readings.add(reading)
 
-
-def _wrap(kind: type[nn.Module], wall: Wall) -> None:
-    @functools.wraps(nn.Module.__call__)
-    def call(self: nn.Module, *args: object, **kwargs: object) -> object:
-        # Looked up at each call: tracers put their own in its place.
-        result = nn.Module.__call__(self, *args, **kwargs)
-        # First of all, so that a compiler sees a constant and nothing that changes.
-        if torch.compiler.is_compiling():
-            return result
-        if activations.due:
-            wall.call("activations", activations.see, self, result)
-        return result
-
-    kind.__call__ = call
-
-
-def _relus(root: nn.Module) -> dict[int, tuple[weakref.ref[nn.Module], str, bool]]:
-    """The ReLUs of a model by id: name, and whether channels stand in dimension 1 there."""
-    found: dict[int, tuple[weakref.ref[nn.Module], str, bool]] = {}
-    channels_first = False
-    for name, module in root.named_modules():
-        if isinstance(module, nn.ReLU | nn.ReLU6):
-            if len(found) < MAX_MODULES:
-                clean = models.clean(name, root) or type(module).__name__
-                found[id(module)] = (weakref.ref(module), clean, channels_first)
-        elif module.__dict__.get("_parameters"):
-            channels_first = isinstance(module, _CHANNELS_FIRST)
-    return found
-
-
-def _is_compiled(root: nn.Module) -> bool:
-    modules = list(root.modules())
-    return any(
-        "_orig_mod" in module.__dict__.get("_modules", {})
-        or module.__dict__.get("_compiled_call_impl") is not None
-        for module in modules
-    )
+    def _give_up(self, reason: str, *, loud: bool) -> None:
+        self.blind, self.reason = True, reason
+        if loud:
+            sys.stderr.write(f"tocsin: {reason}\n")
 
 
-def _looked_at(output: torch.Tensor, *, channels_first: bool) -> torch.Tensor | None:
-    """A part of the output as [units, looks]; None: too little to say something."""
-    if output.dim() < 2 or not output.is_floating_point() or hasattr(output, "to_local"):
+def _reading(known: Known, x: torch.Tensor, y: torch.Tensor | None) -> Reading | None:
+    """What is said of one call: `x` is the output (of attention the query), `y` what belongs."""
+    name, module = known.name, known.module()
+    if module is None or x.numel() == 0:
         return None
-    if channels_first and output.dim() > 2:
-        units, width = output.shape[1], output.shape[-1]
-        values = output.flatten(2)
-        looks = max(LEAST_LOOKS, LOOKS // max(1, units))
-        values = values[:: max(1, values.shape[0] // looks)]
-        apart = max(1, values.shape[0] * values.shape[2] // looks)
-        if apart > 1 and apart % width == 0:
-            apart += 1  # not the same column of the image each time
-        sample = values[:, :, ::apart].movedim(1, 0).reshape(units, -1)
-    else:
-        units = output.shape[-1]
-        values = output.reshape(-1, units)
-        looks = max(LEAST_LOOKS, LOOKS // max(1, units))
-        sample = values[:: max(1, values.shape[0] // looks)].t()
-    return sample if units and sample.shape[1] >= FEWEST else None
+    if known.kind is Kind.ROUTER:
+        return routers.read(name, x, y, experts=known.experts, top=known.top)
+    if known.kind is Kind.HEAD:
+        return output_layers.logits(name, x)
+    if known.kind is Kind.ATTENTION:
+        assert isinstance(module, nn.MultiheadAttention)
+        return None if y is None else attention_heads.read_module(name, module, x, y)
+    if known.kind is Kind.RELU:
+        dead = dead_share(x, channels_first=known.channels_first)
+        if dead is None:
+            return None
+        return Reading("activations", name, spread(x), ("dead",), (dead,))
+    if known.kind is Kind.SATURATING and y is not None and is_plain(y):
+        share = share_beyond(spread(y.detach()), *saturation(module))
+        return Reading("activations", name, spread(x), ("saturated",), (share,))
+    if known.kind is Kind.BOUNDED:
+        sample = spread(x)
+        share = share_beyond(sample, *saturation(module))
+        return Reading("activations", name, sample, ("saturated",), (share,))
+    if known.kind is Kind.SOFTMAX and x.dim() > 1:
+        dim = getattr(module, "dim", None)
+        values = certainty(x, -1 if dim is None else int(dim))
+        return Reading("activations", name, spread(x), ("saturated", "entropy"), values)
+    return Reading("activations", name, spread(x))
+
+
+def _tell_apart(readings: list[Reading], found: Found) -> None:
+    """Name what one graph said for several modules: those that differ by a number in the name."""
+    by_slot: dict[tuple[str, int], list[Reading]] = {}
+    for reading in readings:
+        if reading.slot is not None:
+            by_slot.setdefault((reading.collection, reading.slot), []).append(reading)
+    heard = {reading.name for reading in readings}
+    for (_, slot), several in by_slot.items():
+        if len(several) == 1:
+            continue
+        first = several[0].name
+        module = slots.module(slot)
+        alike = re.sub(r"(?<![^.])\d+(?![^.])", "*", first)
+        kin = [
+            name
+            for identity, name in found.names.items()
+            if re.sub(r"(?<![^.])\d+(?![^.])", "*", name) == alike
+        ]
+        following = [n for n in kin[kin.index(first) + 1 :] if n not in heard] if module else []
+        for i, reading in enumerate(several[1:]):
+            fits = len(following) >= len(several) - 1
+            reading.name = following[i] if fits else f"{first}#{i + 2}"
+            heard.add(reading.name)
+
+
+class Swapped:
+    """What is watched at due steps only: put in when one is armed, and taken out behind it."""
+
+    def __init__(self) -> None:
+        self._classes: list[type[nn.Module]] = []
+        self._function = False
+        self.for_good = False
+
+    def put(self, found: Found) -> None:
+        """Watch the classes of these modules, and the function of attention."""
+        if self.for_good:
+            return
+        modules = [known.module() for known in found.known.values()]
+        for kind in {type(module) for module in modules if module is not None}:
+            if not _is_watched(kind):
+                _wrap(kind, current_wall())
+                self._classes.append(kind)
+        if not self._function:
+            nn.functional.scaled_dot_product_attention = _watched_attention
+            self._function = True
+
+    def restore(self) -> None:
+        """Watch them no more."""
+        if self.for_good:
+            return
+        for kind in self._classes:
+            if "__call__" in kind.__dict__:
+                del kind.__call__
+        self._classes.clear()
+        if self._function:
+            if nn.functional.scaled_dot_product_attention is _watched_attention:
+                nn.functional.scaled_dot_product_attention = _attention
+            self._function = False

@@ -8,12 +8,14 @@ that function, too.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
-from tocsin.emitter.losses import Loss, loss_of
+from tocsin.emitter.host_copy import HostCopy
+from tocsin.emitter.losses import Loss, loss_of, on_host
 
 if TYPE_CHECKING:
     from tocsin.emitter.torch_hooks import Hooks
@@ -25,6 +27,32 @@ MAX_CALLS: Final = 256
 class _Call(NamedTuple):
     parameters: frozenset[int]
     norm: Loss
+    limit: float
+
+
+class Clipped:
+    """The norms before one step's gradients were clipped, of the parts that make it up."""
+
+    def __init__(self, norms: list[Loss], limits: list[float]) -> None:
+        self._norms = on_host(norms)
+        self._limits = limits
+
+    @property
+    def ready(self) -> bool:
+        """Whether they are on the host; never waits."""
+        return not isinstance(self._norms, HostCopy) or self._norms.ready()
+
+    def norms(self) -> tuple[float, float]:
+        """The L2 norm before and after, of all parts together; once they are ready.
+
+        After: what `clip_grad_norm_` makes of the one before, as its documentation says.
+        """
+        found = self._norms.values() if isinstance(self._norms, HostCopy) else self._norms
+        before, after = 0.0, 0.0
+        for norm, limit in zip(found, self._limits, strict=True):
+            before += float(norm) ** 2
+            after += (float(norm) * min(1.0, limit / (float(norm) + 1e-6))) ** 2
+        return math.sqrt(before), math.sqrt(after)
 
 
 class ClippedNorms:
@@ -33,26 +61,32 @@ class ClippedNorms:
     def __init__(self) -> None:
         self._calls: list[_Call] = []
 
-    def add(self, parameters: object, norm: object) -> None:
-        """These parameters' gradients had that L2 norm together."""
+    def add(self, parameters: object, norm: object, limit: float) -> None:
+        """These parameters' gradients had that L2 norm together, and were clipped to `limit`."""
         number = loss_of(norm, None)
         if number is None or not isinstance(parameters, Iterable):
             return
+        if isinstance(limit, torch.Tensor) and limit.device.type != "cpu":
+            return  # it would have to be waited for
         several = [parameters] if isinstance(parameters, torch.Tensor) else parameters
         ids = frozenset(id(p) for p in several if p.grad is not None)
         if ids:
-            self._calls = [*self._calls[1 - MAX_CALLS :], _Call(ids, number)]
+            self._calls = [*self._calls[1 - MAX_CALLS :], _Call(ids, number, float(limit))]
 
-    def take(self, parameters: Iterable[torch.Tensor]) -> list[Loss]:
-        """The norms of parts that make up these parameters; empty if a part is missing, or was
+    def take(self, parameters: Iterable[torch.Tensor]) -> Clipped | None:
+        """The norms of parts that make up these parameters; None if a part is missing, or was
         clipped twice. None is left.
         """
         calls, self._calls = self._calls, []
+        if not calls:
+            return None
         wanted = {id(p) for p in parameters if p.grad is not None}
         found = [call for call in calls if not wanted.isdisjoint(call.parameters)]
         whole = sum(len(call.parameters) for call in found) == len(wanted)
         same = set().union(*(call.parameters for call in found)) == wanted
-        return [call.norm for call in found] if whole and same else []
+        if not (whole and same and found):
+            return None
+        return Clipped([call.norm for call in found], [call.limit for call in found])
 
     def forget(self, parameters: Iterable[torch.Tensor]) -> None:
         """Leave out what was clipped of these."""
@@ -80,7 +114,7 @@ def install(hooks: Hooks) -> None:
             # An empty one is warned of, and stays what it is.
             parameters = listed or parameters
         norm = original(parameters, max_norm, norm_type, *args, **kwargs)
-        hooks.wall.call("clipping", hooks.clipped.add, parameters, norm)
+        hooks.wall.call("clipping", hooks.clipped.add, parameters, norm, max_norm)
         return norm
 
     module.clip_grad_norm_ = torch.nn.utils.clip_grad_norm_ = clip_grad_norm_

@@ -1,44 +1,28 @@
-"""From the tensors of a step to its records: scalars, full rows, and what is odd at once."""
+"""From the numbers of a step to its records: scalars, tables, and what is odd at once."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-import torch
 
-from tocsin.emitter.activations import Seen
+from tocsin.emitter.agenda import Agenda
+from tocsin.emitter.clipping import Clipped
+from tocsin.emitter.gradients import GRADIENTS, Reading
 from tocsin.emitter.host_copy import HostCopy
 from tocsin.emitter.outbox import StepRow
-from tocsin.emitter.summaries import Rows, Summary, norms, rows_of_norms
+from tocsin.emitter.summaries import rows_of_norms
+from tocsin.emitter.tables import Pending, Table
+from tocsin.emitter.tensor_rows import TensorRows
 from tocsin.emitter.training import Training
-from tocsin.emitter.updates import UPDATE_COLUMNS, Updates
-from tocsin.schemas.telemetry import (
-    COUNT_COLUMNS,
-    STATISTIC_COLUMNS,
-    Counts,
-    Floats,
-    TensorFrame,
-)
+from tocsin.schemas.telemetry import Counts, Floats, TensorFrame
 
 AT_ONCE: Final = 3
 """Non-finite steps in a row whose rows are sent at once; later ones wait for their interval."""
-
-
-@dataclass(slots=True)
-class Part:
-    """What one optimizer's gradients say at one step: norms on the host, or on their way."""
-
-    names: list[str]
-    numel: list[int]
-    norms: Floats | HostCopy
-    rows: Rows | None = None
-    summary: Summary | None = None
-    copy: HostCopy | None = None
-    scale: float = 1.0
-    primary: bool = True
 
 
 @dataclass(slots=True)
@@ -50,223 +34,176 @@ class Draft:
     columns: list[str]
     values: list[float]
     losses: list[float] | HostCopy
-    parts: list[Part]
-    weights: Part | None
-    due: bool
-    local: list[tuple[str, Floats, Counts]]
-    clipped: list[float] | HostCopy
-    """The norms that the gradients had before they were clipped; empty: they were not."""
+    readings: list[Reading]
+    clipped: Clipped | None
+    """The norms that the gradients had before they were clipped; None: they were not."""
 
-    updates: Updates | None = None
-    activations: Seen | None = None
+    local: list[tuple[str, Floats, Counts]]
+    weights: TensorRows | None = None
+    probed: list[tuple[str, Pending]] = field(default_factory=list)
+    """What else was looked at, with the name of its collection in the agenda."""
 
     @property
     def ready(self) -> bool:
         """Whether all numbers are here; never waits."""
-        copies = [self.losses, self.clipped, *(c for p in self.parts for c in (p.norms, p.copy))]
-        if self.weights is not None:
-            copies.append(self.weights.copy)
-        if self.updates is not None and isinstance(self.updates.packed, HostCopy):
-            copies.append(self.updates.packed)
-        if self.activations is not None:
-            copies.append(self.activations.copy)
-        return all(copy.ready() for copy in copies if isinstance(copy, HostCopy))
-
-
-def part_of(names: list[str], flat: list[torch.Tensor], *, full: bool) -> Part:
-    """Read flat tensors: norms, and full rows if wanted. On a GPU the numbers come later."""
-    numel = [tensor.numel() for tensor in flat]
-    with torch.no_grad():
-        devices = {tensor.device for tensor in flat}
-        if devices == {torch.device("cpu")}:
-            if not full:
-                return Part(names, numel, norms(flat).numpy())
-            rows = rows_now(flat)
-            return Part(names, numel, _norms_of(rows), rows)
-        if len(devices) > 1:
-            home = flat[0].device
-            stacked = torch.stack([norms([tensor])[0].to(home) for tensor in flat])
-            return Part(names, numel, HostCopy(stacked))
-        part = Part(names, numel, HostCopy(norms(flat)))
-        if full:
-            part.summary = Summary(flat)
-            packed = part.summary.packed
-            part.copy = None if packed is None else HostCopy(packed)
-        return part
-
-
-def rows_now(flat: list[torch.Tensor]) -> Rows:
-    """Full rows of tensors on the CPU."""
-    with torch.no_grad():
-        return Summary(flat).rows()
-
-
-def _norms_of(rows: Rows) -> Floats:
-    """The norms that belong to full rows: NaN where a tensor is not finite."""
-    l2 = rows.values[:, STATISTIC_COLUMNS.index("l2")].copy()
-    l2[rows.counts[:, 3] > 0] = np.inf
-    l2[rows.counts[:, 2] > 0] = np.nan
-    return l2
+        return (
+            (not isinstance(self.losses, HostCopy) or self.losses.ready())
+            and all(reading.ready for reading in self.readings)
+            and (self.clipped is None or self.clipped.ready)
+            and (self.weights is None or self.weights.ready)
+            and all(pending.ready for _, pending in self.probed)
+        )
 
 
 class Reporter:
     """Makes the records of finished steps, in order."""
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, training: Training, agenda: Agenda) -> None:
         self.odd_streak = 0
         self.last_odd: int | None = None
         self._training = training
+        self._agenda = agenda
         self._finite: bool | None = None
         self._finite_step = -1
 
     def finish(self, draft: Draft) -> None:
         """Send what a step has to say; all its numbers are here."""
-        values = draft.losses.values() if isinstance(draft.losses, HostCopy) else draft.losses
         columns, numbers = [], []
-        if len(values):
-            total = float(sum(float(v) for v in values))
+        losses = draft.losses
+        found: Sequence[float] = (
+            losses.values().tolist() if isinstance(losses, HostCopy) else losses
+        )
+        odd = bool(draft.local)
+        if found:
+            total = sum(found)
             columns.append("loss")
             numbers.append(total)
-            if len(values) > 1:
+            odd = odd or not math.isfinite(total)
+            if len(found) > 1:
                 columns += ("loss_mean", "micro_batches")
-                numbers += (total / len(values), float(len(values)))
-        bad = 0
-        square = 0.0
-        for part in draft.parts:
-            norm = part.norms.values() if isinstance(part.norms, HostCopy) else part.norms
-            if part.copy is not None and part.summary is not None:
-                part.rows = part.summary.rows(part.copy.values())
-            bad += int(
-                (~np.isfinite(norm)).sum() if part.rows is None else part.rows.nonfinite.sum()
-            )
-            if part.primary:
-                square += float(np.square(norm.astype(np.float64)).sum()) / part.scale**2
-        if draft.parts:
-            norm_now = math.sqrt(square) if square >= 0 else math.nan
-            clipped = draft.clipped
-            before = clipped.values() if isinstance(clipped, HostCopy) else np.asarray(clipped)
-            if before.size:
-                scale = next((part.scale for part in draft.parts if part.primary), 1.0)
-                columns += ("gradient_norm", "gradient_norm_clipped")
-                numbers += (float(np.linalg.norm(before)) / scale, norm_now)
-            else:
-                columns.append("gradient_norm")
-                numbers.append(norm_now)
+                numbers += (total / len(found), float(len(found)))
+        if draft.readings:
+            bad = sum(reading.bad for reading in draft.readings)
+            odd = odd or bad > 0
+            _norms(draft, columns, numbers)
             columns.append("gradient_nonfinite")
             numbers.append(float(bad))
-        odd = bad > 0 or bool(draft.local) or (len(values) > 0 and not math.isfinite(numbers[0]))
-        row = StepRow(
-            draft.step,
-            draft.at_us,
-            (*columns, *draft.columns),
-            (*numbers, *draft.values),
-        )
+        columns += draft.columns
+        numbers += draft.values
+        row = StepRow(draft.step, draft.at_us, tuple(columns), tuple(numbers))
         self._training.sender.row(row, urgent=odd)
         self.odd_streak = self.odd_streak + 1 if odd else 0
         if odd:
             self.last_odd = draft.step
-        if draft.due or (odd and self.odd_streak <= AT_ONCE):
+        if draft.readings:
             self._send_gradients(draft, odd)
         if draft.local:
             names, rows, counts = zip(*draft.local, strict=True)
-            self._send("local_gradients", draft, names, np.stack(rows), np.stack(counts), odd)
+            table = Table("local_gradients", tuple(names), np.stack(rows), np.stack(counts))
+            self._send(draft, table, urgent=odd)
         if draft.weights is not None:
-            self._send_weights(draft, draft.weights)
-        if draft.updates is not None:
-            self._send_sampled("updates", draft, draft.updates.rows(), UPDATE_COLUMNS)
-        if draft.activations is not None:
-            self._send_sampled("activations", draft, draft.activations.rows(), ("dead",))
+            rows_ = draft.weights.rows
+            if draft.weights.whole:
+                self._finite = not bool(rows_.nonfinite.any())
+                self._finite_step = draft.step
+            for table in draft.weights.tables():
+                self._send(draft, table, urgent=bool(rows_.nonfinite.any()))
+        for name, pending in draft.probed:
+            with self._agenda.costs(name, more=True):
+                for table in pending.tables():
+                    self._send(draft, table, every=self._agenda.interval(name))
 
     def _send_gradients(self, draft: Draft, odd: bool) -> None:
-        full = [p for p in draft.parts if p.rows is not None]
-        if full:
-            names = tuple(name for p in full for name in p.names)
-            values = np.concatenate([p.rows.values for p in full if p.rows is not None])
-            counts = np.concatenate([p.rows.counts for p in full if p.rows is not None])
-            self._send("gradients", draft, names, values, counts, odd)
-            return
-        if not draft.parts:
-            return
-        # On a GPU the tensors had gone when their norms arrived: what the norms say.
-        names = tuple(name for p in draft.parts for name in p.names)
-        pairs = [
-            rows_of_norms(
-                p.norms.values() if isinstance(p.norms, HostCopy) else p.norms,
-                p.numel,
-            )
-            for p in draft.parts
+        tables = [
+            table
+            for reading in draft.readings
+            if reading.rows is not None
+            for table in reading.rows.tables()
         ]
-        self._send(
-            "gradients",
-            draft,
-            names,
-            np.concatenate([v for v, _ in pairs]),
-            np.concatenate([c for _, c in pairs]),
-            odd,
-            columns=("l2",),
-            count_columns=("numel", "nans", "infs"),
-        )
-
-    def _send_weights(self, draft: Draft, part: Part) -> None:
-        rows = part.rows
-        if rows is None and part.summary is not None and part.copy is not None:
-            rows = part.summary.rows(part.copy.values())
-        if rows is None:
-            return
-        self._finite, self._finite_step = not bool(rows.nonfinite.any()), draft.step
-        self._send("weights", draft, tuple(part.names), rows.values, rows.counts, not self._finite)
-
-    def _send_sampled(
-        self,
-        collection: str,
-        draft: Draft,
-        rows: tuple[tuple[str, ...], Floats, Counts],
-        columns: tuple[str, ...],
-    ) -> None:
-        """What a sample of each tensor says: names, `columns`, and how many numbers it is of."""
-        names, values, counts = rows
-        if names:
-            self._send(
-                collection,
-                draft,
-                names,
-                values,
-                counts,
-                False,
-                columns=columns,
-                count_columns=("numel",),
-            )
+        if tables:
+            for table in _joined(tables):
+                self._send(draft, table, urgent=odd)
+        elif odd and self.odd_streak <= AT_ONCE:
+            # On a GPU the tensors had gone when their norms arrived: what the norms say.
+            for reading in draft.readings:
+                exact = reading.exact
+                if exact is not None:
+                    values, counts = rows_of_norms(exact, reading.numel)
+                    table = Table(
+                        GRADIENTS, tuple(reading.names), values, counts,
+                        ("l2",), ("numel", "nans", "infs"),
+                    )  # fmt: skip
+                    self._send(draft, table, urgent=True)
 
     def _send(
-        self,
-        collection: str,
-        draft: Draft,
-        names: tuple[str, ...],
-        values: Floats,
-        counts: Counts,
-        urgent: bool,
-        *,
-        columns: tuple[str, ...] = STATISTIC_COLUMNS,
-        count_columns: tuple[str, ...] = COUNT_COLUMNS,
+        self, draft: Draft, table: Table, *, urgent: bool = False, every: int | None = None
     ) -> None:
-        kept = "weights" if collection == "updates" else collection
-        every = self._training.settings.every.get(kept, 1)
+        if not table.names:
+            return
+        began = time.perf_counter()
         frame = TensorFrame(
             speaker=self._training.speaker,
             step=draft.step,
-            collection=collection,
-            rows=names,
-            columns=columns,
-            values=values,
-            count_columns=count_columns,
-            counts=counts,
+            collection=table.collection,
+            rows=table.names,
+            columns=table.columns,
+            values=table.values,
+            count_columns=table.count_columns,
+            counts=table.counts,
             at_us=draft.at_us,
-            every=every,
+            every=self._agenda.interval(table.collection) if every is None else every,
         )
         self._training.frame(frame, urgent=urgent)
+        if every is None:
+            self._agenda.spent(table.collection, time.perf_counter() - began, more=True)
 
     def finite_at(self, step: int) -> bool:
         """Whether the weights after this step are finite, from what was seen so far."""
         if self.last_odd is None or self.last_odd > step:
             return self._finite is not False
         return bool(self._finite) and self._finite_step > self.last_odd
+
+
+def _norms(draft: Draft, columns: list[str], numbers: list[float]) -> None:
+    """The gradient norm of the primary optimizer: exact where it is known, else as estimated."""
+    square: float | None = 0.0
+    scale, sampled = 1.0, None
+    for reading in draft.readings:
+        if not reading.primary:
+            continue
+        scale = reading.scale
+        exact = reading.exact
+        square = None if exact is None else float(np.square(exact.astype(np.float64)).sum())
+        sampled = None if reading.blocks is None else reading.blocks.norm
+    now = None if square is None else math.sqrt(square) if square >= 0 else math.nan
+    if draft.clipped is not None:
+        before, after = draft.clipped.norms()
+        columns += ("gradient_norm", "gradient_norm_clipped")
+        numbers += (before / scale, after / scale if now is None else now / scale)
+    elif now is not None:
+        columns.append("gradient_norm")
+        numbers.append(now / scale)
+    elif sampled is not None:
+        columns.append("gradient_norm_sampled")
+        numbers.append(sampled / scale)
+
+
+def _joined(tables: Sequence[Table]) -> list[Table]:
+    """Tables of the same collection, one for each optimizer, as one."""
+    groups: dict[tuple[str, tuple[str, ...], tuple[str, ...]], list[Table]] = {}
+    for table in tables:
+        key = (table.collection, table.columns, table.count_columns)
+        groups.setdefault(key, []).append(table)
+    return [
+        group[0]
+        if len(group) == 1
+        else Table(
+            collection,
+            tuple(name for table in group for name in table.names),
+            np.concatenate([table.values for table in group]),
+            np.concatenate([table.counts for table in group]),
+            columns,
+            count_columns,
+        )
+        for (collection, columns, count_columns), group in groups.items()
+    ]

@@ -17,6 +17,7 @@ from tocsin.bus.configured import open_configured_bus
 from tocsin.bus.port import Bus
 from tocsin.bus.urls import open_bus
 from tocsin.emitter import edges, facts, stop_command
+from tocsin.emitter.agenda import Agenda
 from tocsin.emitter.closer_looks import MAX_STEPS
 from tocsin.emitter.identity import Identity, Who, who_speaks
 from tocsin.emitter.outbox import StepRow
@@ -78,8 +79,7 @@ class Training:
         """Backward calls and batches of data loaders so far: that something goes on."""
         self.is_evaluating: Callable[[], bool] = lambda: False
         self.phases: list[str] = []
-        self.closer_until = 0
-        """The step before which a rule has asked for all that can be captured."""
+        self.agenda: Final = Agenda(settings)
         self.left = False
         self._activity_at_step = 0
         self._labels = parse_labels(environ.get(LABELS, ""))
@@ -131,7 +131,7 @@ class Training:
     def look_closer(self, steps: int, reason: str) -> None:
         """A rule asks for more of the next `steps` steps, 200 at most; from another thread."""
         logger.info("looking closer", extra={"steps": steps, "reason": reason})
-        self.closer_until = self.next_step + max(0, min(steps, MAX_STEPS))
+        self.agenda.look_closer(self.next_step, max(0, min(steps, MAX_STEPS)))
 
     def emit(self, data: Data) -> None:
         """Put an event on the telemetry topic; never waits."""
@@ -191,6 +191,8 @@ class Training:
         lasted = self._stepping_s
         return CaptureFigures(
             overhead_percent=round(100 * spent / lasted, 3) if lasted > 0 else 0.0,
+            budget_percent=100 * self.settings.budget,
+            intervals=self.agenda.intervals(),
             records=self.sender.records,
             dropped=self.sender.dropped,
             degraded=tuple(

@@ -8,7 +8,7 @@ is more; if they would not fit, the tensors take turns. Nothing is written to a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +17,7 @@ import torch
 
 from tocsin.emitter.host_copy import HostCopy
 from tocsin.emitter.summaries import dense
+from tocsin.emitter.tables import Table
 from tocsin.schemas.telemetry import Counts, Floats
 
 BLOCKS: Final = 16
@@ -36,6 +37,15 @@ class Updates:
     numel: list[int]
     factors: list[float]
     packed: torch.Tensor | HostCopy
+
+    @property
+    def ready(self) -> bool:
+        """Whether they are on the host; never waits."""
+        return not isinstance(self.packed, HostCopy) or self.packed.ready()
+
+    def tables(self) -> Iterator[Table]:
+        """The one of the norms."""
+        yield Table("updates", *self.rows(), UPDATE_COLUMNS, ("numel",))
 
     def rows(self) -> tuple[tuple[str, ...], Floats, Counts]:
         """Names, UPDATE_COLUMNS, and `numel`, of the tensors whose norms are finite."""

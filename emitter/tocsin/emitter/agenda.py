@@ -1,0 +1,157 @@
+"""What is summarised at which step: the plans of the collections, the budget, and "look closer".
+
+One value per step says what is due; between two such steps the agenda answers with one comparison.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Final
+
+from tocsin.emitter.budget import Budget
+from tocsin.emitter.plans import CollectionPlan, Schedule
+from tocsin.emitter.settings import CaptureSettings
+from tocsin.schemas.captured import Kind
+
+BLOCKS: Final = "blocks"
+NORMS: Final = "norms"
+
+_WEIGHTS: Final[Mapping[str, float]] = {
+    "gradients": 3,
+    "weights": 3,
+    "biases": 1,
+    "activations": 2,
+    "optimizer_state": 1,
+    "inputs": 1,
+}
+_BLOCKS_WEIGHT: Final = 4
+_NORMS_WEIGHT: Final = 2
+
+CLOSER_STEPS: Final = 50
+"""How long a training is looked at at every step once something was odd."""
+
+CLOSER_APART: Final = 1000
+"""Steps between two such spells that the training process begins by itself."""
+
+_CLOSER_EVERY: Final[Mapping[str, int]] = {"gradients": 1, "weights": 1, "biases": 1}
+_CLOSER_ELSE: Final = 5
+
+REVIEW_STEPS: Final = 32
+"""Steps after which the intervals are chosen anew."""
+
+Due = Mapping[Kind, tuple[CollectionPlan, ...]]
+"""The collections that are due at a step, by what they are made of."""
+
+NOTHING: Final[Due] = {}
+
+
+class Agenda:
+    """When which collection of a training is summarised, in train mode."""
+
+    def __init__(self, settings: CaptureSettings) -> None:
+        self._plans: dict[str, tuple[CollectionPlan, Schedule]] = {}
+        weights: dict[str, tuple[int, float]] = {
+            BLOCKS: (1, _BLOCKS_WEIGHT),
+            NORMS: (1, _NORMS_WEIGHT),
+        }
+        for name, plan in settings.plans.items():
+            schedule = plan.schedule()
+            if schedule is None or plan.of == "losses":
+                continue
+            self._plans[name] = (plan, schedule)
+            if schedule.automatic:
+                weights[name] = (plan.floor, _WEIGHTS[plan.of])
+        self.budget: Final = Budget(settings.budget, weights)
+        self._closer_until = 0
+        self._closer_next = 0
+        self._at = -1
+        self._due: Due = NOTHING
+        self._next = 0
+        self._times: list[float] = []
+        self._tiers_s = 0.0
+        self._reviewed_s = 0.0
+
+    def due(self, step: int) -> Due:
+        """The collections of this step, in the order of the plans; cheap where there are none."""
+        if step == self._at:
+            return self._due
+        if step < self._next and self._at < step:
+            return NOTHING
+        closer = step < self._closer_until
+        found: dict[Kind, tuple[CollectionPlan, ...]] = {}
+        following = sys.maxsize
+        for name, (plan, schedule) in self._plans.items():
+            interval = self.interval(name)
+            if closer:
+                interval = min(interval, _CLOSER_EVERY.get(plan.of, _CLOSER_ELSE))
+                schedule = replace(schedule, every=interval)
+            if schedule.due(step, interval):
+                found[plan.of] = (*found.get(plan.of, ()), plan)
+            following = min(following, step + 1 if closer else schedule.following(step, interval))
+        self._at, self._due, self._next = step, found, following
+        return found
+
+    def is_due(self, name: str, step: int) -> bool:
+        """Whether that part of tier 0 (`BLOCKS`, `NORMS`) is done at this step."""
+        return step % self.budget.shares[name].interval == 0
+
+    def interval(self, name: str) -> int:
+        """The interval in force, in steps."""
+        known = self._plans.get(name)
+        if known is not None and known[1].every is not None:
+            return known[1].every
+        return self.budget.interval(name)
+
+    def intervals(self) -> dict[str, int]:
+        """Those of all collections that are summarised at intervals, by name."""
+        return {
+            name: self.interval(name)
+            for name, (_, schedule) in self._plans.items()
+            if schedule.every is not None or schedule.automatic
+        }
+
+    def look_closer(self, step: int, steps: int) -> None:
+        """Summarise gradients and weights at each of the next `steps` steps, the others at each
+        fifth.
+        """
+        self._closer_until = max(self._closer_until, step + steps)
+        self._next = min(self._next, step)
+
+    def alarmed(self, step: int) -> None:
+        """Something was odd at this step: look closer, if that was not done lately."""
+        if step >= self._closer_next:
+            self._closer_next = step + CLOSER_APART
+            self.look_closer(step + 1, CLOSER_STEPS)
+
+    @contextmanager
+    def costs(self, *names: str, more: bool = False) -> Iterator[None]:
+        """Count the time inside as a pass of these collections; with `more` as a later part of
+        their last one.
+        """
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            each = (time.perf_counter() - began) / max(1, len(names))
+            for name in names:
+                self.spent(name, each, more=more)
+
+    def spent(self, name: str, seconds: float, *, more: bool = False) -> None:
+        """A pass of that collection has cost so much; with `more`: its last one, so much more."""
+        self.budget.add(name, seconds, more=more)
+        self._tiers_s += seconds
+
+    def stepped(self, step_time_s: float, spent_s: float) -> None:
+        """A step is over; `spent_s` is what our hooks have cost since the training began."""
+        self._times.append(step_time_s)
+        if len(self._times) < REVIEW_STEPS:
+            return
+        base_s = max(0.0, spent_s - self._reviewed_s - self._tiers_s) / len(self._times)
+        self.budget.review(self._times, base_s)
+        self._times.clear()
+        self._reviewed_s, self._tiers_s = spent_s, 0.0
+        self._next = 0
