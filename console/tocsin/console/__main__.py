@@ -17,8 +17,9 @@ import typer
 from rich.console import Console
 
 from tocsin.bus.port import BusError
-from tocsin.console import run_commands
+from tocsin.console import node_commands, run_commands
 from tocsin.console.command_options import BusOption, ConfigOption, HttpOption, JsonOption
+from tocsin.console.worker_log import log_to_stderr
 from tocsin.schemas.errors import ConfigurationError, MissingExtra
 from tocsin.schemas.identity import check_run_id
 
@@ -147,7 +148,7 @@ def rules(config: ConfigOption = None, bus: BusOption = None, http: HttpOption =
     from tocsin.console.services import run_rules
     from tocsin.console.setting import read_setting
 
-    _log_to_stderr()
+    log_to_stderr()
     raise typer.Exit(_work(run_rules(read_setting(config, bus), http=http)))
 
 
@@ -169,7 +170,7 @@ def actions(
     from tocsin.console.services import run_actions
     from tocsin.console.setting import read_setting
 
-    _log_to_stderr()
+    log_to_stderr()
     setting = read_setting(config, bus)
     raise typer.Exit(_work(run_actions(setting, allow_cidr=allow_cidr or (), http=http)))
 
@@ -217,6 +218,7 @@ def status(
 
 
 run_commands.register(app)
+node_commands.register(app)
 
 
 @app.command(epilog="Example: tocsin check tocsin.yaml")
@@ -313,19 +315,6 @@ def _need(extra: str, what: str, *libraries: str) -> None:
         raise MissingExtra(extra, what)
 
 
-def _log_to_stderr() -> None:
-    level = os.environ.get("TOCSIN_LOG", "INFO").upper()
-    if level not in logging.getLevelNamesMapping():
-        raise ConfigurationError(f"TOCSIN_LOG {level}: expected DEBUG, INFO, WARNING or ERROR")
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=level,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
-    # aiokafka says at INFO and WARNING what the bus port answers with an error of its own.
-    logging.getLogger("aiokafka").setLevel(logging.ERROR)
-
-
 def _work(worker: Coroutine[None, None, int]) -> int:
     """Run a worker. A bus that is away is no mistake of the user: 1, so that whatever started the
     worker (systemd, an engine) starts it again; 2 says that this would be in vain."""
@@ -345,7 +334,7 @@ def _say(error: Exception) -> None:
 
 def main() -> None:
     """The console script. Mistakes of the user are sentences, not tracebacks."""
-    # What aiokafka says, the bus says better, as an error; the workers have a log (_log_to_stderr).
+    # What aiokafka says, the bus says better, as an error; the workers have a log (`worker_log`).
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     try:
         app(prog_name="tocsin")

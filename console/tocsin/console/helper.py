@@ -22,7 +22,7 @@ from tocsin.console.services import SOFTWARE, run_lease
 from tocsin.console.setting import Setting, read_setting
 from tocsin.emitter.enforcer import Enforcer, StopOrder
 from tocsin.emitter.launcher_voice import Voice
-from tocsin.emitter.node_report import NodeReport
+from tocsin.emitter.node_report import NodePlan, NodeReport
 from tocsin.runtime.shutdown import stop_signals
 from tocsin.runtime.testing import CrashPoints
 from tocsin.runtime.worker import Worker, WorkerSettings
@@ -253,7 +253,8 @@ def _report(bus: Bus, setting: Setting, arguments: argparse.Namespace) -> NodeRe
     if arguments.incarnation is None:
         return None
     speaker = Speaker(run_id=arguments.run_id, incarnation=arguments.incarnation)
-    return NodeReport(bus, setting.topics, speaker, folder=Path.cwd())
+    plan = NodePlan.of(setting.config.capture.system, setting.loaded.folder)
+    return NodeReport(bus, setting.topics, speaker, folder=Path.cwd(), plan=plan)
 
 
 async def _lease(bus: Bus, run_id: str, over: Callable[[], bool]) -> Lease | None:

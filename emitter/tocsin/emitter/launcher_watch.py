@@ -14,7 +14,7 @@ from tocsin.bus.reading import read_to_end
 from tocsin.emitter import link
 from tocsin.emitter.launcher_view import open_reader, partitions_of
 from tocsin.emitter.launcher_voice import Voice
-from tocsin.emitter.node_report import NodeReport
+from tocsin.emitter.node_report import NodePlan, NodeReport
 from tocsin.emitter.plan import LaunchPlan
 from tocsin.schemas.telemetry import Speaker
 from tocsin.schemas.text import plain_line
@@ -44,6 +44,7 @@ class Watch:
         self.bus: Final = bus
         self.voice: Final = voice
         self._view = view
+        self._plan = plan
         self._topics = Topics(plan.bus_prefix)
         self._partitions = partitions_of(self._topics, plan.run_id)
         self._say = say
@@ -112,7 +113,9 @@ class Watch:
 
     def sample_node(self, speaker: Speaker) -> None:
         """Sample this node, under that name: where no helper does so."""
-        self._report = NodeReport(self.bus, self._topics, speaker, folder=Path.cwd())
+        here, file = Path.cwd(), self._plan.config
+        plan = NodePlan.read(self._plan.capture, here if file is None else here / file.parent)
+        self._report = NodeReport(self.bus, self._topics, speaker, folder=here, plan=plan)
         self.begin("sample", self._report.run())
 
     def job_started(self, pid: int) -> None:

@@ -1,4 +1,10 @@
-"""Samples of the node, onto the bus: by the helper, or by the launcher where there is none."""
+"""Samples of the node, onto the bus: by helper, launcher or `start()`, one per run and node.
+
+Each of them registers its run in the node's folder and tries to take the lock of the run. Who has
+it samples, for all processes of the run on this node; the others wait, and take over when it goes.
+Where a node agent (`tocsin sample`) wants to sample the run, they step aside for as long as it
+lives.
+"""
 
 from __future__ import annotations
 
@@ -7,85 +13,173 @@ import contextlib
 import logging
 import os
 import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
-from tocsin.bus.port import Bus, BusError, BusUnavailable, Outgoing, Partition, Producer
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tocsin.bus.port import Bus, BusError
+from tocsin.emitter.frame_sender import FrameSender
 from tocsin.emitter.gpus import Gpus
-from tocsin.emitter.sampler import Node, Packer, Sampler
-from tocsin.schemas.identity import new_id
+from tocsin.emitter.node_folder import Entry, NodeFolder, Registration, job_pids
+from tocsin.emitter.sampler import INTERVAL_S, Node, Packer, Sampler
+from tocsin.schemas.config_capture import SystemConfig
 from tocsin.schemas.telemetry import Speaker, SystemFrame
-from tocsin.schemas.topics import Topics, telemetry_partition
-from tocsin.schemas.wire import meta_of
+from tocsin.schemas.topics import Topics
 
 logger = logging.getLogger(__name__)
-
-WAITING: Final = 32
-"""Frames kept while the bus is away: the newest, about three minutes' worth."""
 
 LAST_S: Final = 2.0
 """How long the last frames may take to be published once the report is cancelled, seconds."""
 
+CHECK_S: Final = 2.0
+"""How often it is looked whether somebody else is to sample, or does so no more, seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """How the node is sampled: the time between two samples, and whose space on disk is watched."""
+
+    interval_s: float = INTERVAL_S
+    folders: tuple[Path, ...] = ()
+
+    @classmethod
+    def of(cls, section: SystemConfig, base: Path) -> NodePlan:
+        """As `capture.system` says; relative folders start at `base`."""
+        folders = tuple(base / Path(folder).expanduser() for folder in section.folders)
+        return cls(section.interval / timedelta(seconds=1), folders)
+
+    @classmethod
+    def read(cls, capture: str, base: Path) -> NodePlan:
+        """From the section `capture` as JSON; the defaults where it says nothing of that kind."""
+        try:
+            section = _Capture.model_validate_json(capture or "{}").system
+        except ValidationError as error:
+            logger.warning("the defaults hold for samples: %s", error, extra={"action": "sample"})
+            section = SystemConfig()
+        return cls.of(section, base)
+
+
+class _Capture(BaseModel):
+    """The one part of `capture` that matters here."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    system: SystemConfig = SystemConfig()
+
 
 class NodeReport:
-    """Samples this node and publishes the frames under the run's name; one per run and node."""
+    """Samples this node and publishes the frames under the run's name, while it is its turn."""
 
-    def __init__(self, bus: Bus, topics: Topics, speaker: Speaker, *, folder: Path | None) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        topics: Topics,
+        speaker: Speaker,
+        *,
+        folder: Path | None,
+        plan: NodePlan | None = None,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        visible = environ.get("CUDA_VISIBLE_DEVICES")
+        self._plan = plan or NodePlan()
         self.node: Final = Node(
-            folder=folder, gpus=Gpus(visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
+            folder=folder, folders=self._plan.folders, gpus=Gpus(), visible=visible
         )
         """What is sampled; its `root_pid` is the job."""
         self._bus = bus
         self._speaker = speaker
-        self._partition = Partition(topics.telemetry, telemetry_partition(speaker.run_id))
-        self._boot = new_id()
-        self._seq = 0
-        self._frames: asyncio.Queue[SystemFrame] = asyncio.Queue(WAITING)
+        self._environ = environ
+        self._registration = Registration(
+            run_id=speaker.run_id,
+            incarnation=speaker.incarnation,
+            bus=bus.url,
+            prefix=topics.prefix,
+            folder="" if folder is None else str(folder),
+            visible=visible or "",
+        )
+        self._frames = FrameSender(topics, speaker.run_id)
 
     async def run(self) -> None:
         """Sample and publish until cancelled; what was sampled by then is published still.
 
         What the bus does not take is dropped. Cancelled, it ends within about `LAST_S`.
         """
-        sampling = asyncio.create_task(self._sample(), name="sampler")
+        sampling = asyncio.create_task(self._take_turns(), name="sampler")
         try:
             async with contextlib.AsyncExitStack() as stack:
                 producer = await self._bus.producer()
                 stack.push_async_callback(producer.close)
                 try:
-                    while True:
-                        await self._publish(producer, await self._frames.get())
+                    await self._frames.publish(producer)
                 finally:
                     sampling.cancel()
                     await asyncio.wait({sampling})
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(LAST_S):
-                            while not self._frames.empty():
-                                await self._publish(producer, self._frames.get_nowait())
+                    await self._frames.rest(producer, timeout_s=LAST_S)
         except BusError as error:
             logger.warning("the node is not sampled: %s", error, extra={"action": "sample"})
         finally:
             sampling.cancel()
             await asyncio.wait({sampling})
+            self.node.close()
+            self.node.machine.close()
 
-    async def _sample(self) -> None:
-        sampler = Sampler(self.node, Packer(self._speaker, platform.node()), self._put)
+    async def _take_turns(self) -> None:
         try:
-            await sampler.run()
+            try:
+                folder = NodeFolder.of(self._environ)
+                entry = folder.leave(self._registration)
+            except OSError as error:
+                logger.warning(
+                    "no folder for locks, so others may sample this node too: %s",
+                    error,
+                    extra={"action": "sample"},
+                )
+                await self._sampler().run()
+                return
+            try:
+                await self._sample_in_turn(folder, entry)
+            finally:
+                entry.remove()
         # The wall of a probe: what it runs beside goes on.
         except Exception:
             logger.exception("the node is not sampled any more", extra={"action": "sample"})
 
-    def _put(self, frame: SystemFrame) -> None:
-        if self._frames.full():
-            self._frames.get_nowait()
-        self._frames.put_nowait(frame)
-
-    async def _publish(self, producer: Producer, frame: SystemFrame) -> None:
-        headers = meta_of(frame, boot=self._boot, seq=self._seq).headers()
-        self._seq += 1
-        key = self._speaker.run_id.encode()
+    async def _sample_in_turn(self, folder: NodeFolder, entry: Entry) -> None:
+        """Raises OSError: the file system has no locks, or the folder has gone."""
+        key = entry.registration.key
+        own, agent = folder.sampling(key), folder.agent(key)
+        sampling: asyncio.Task[None] | None = None
         try:
-            await producer.publish([Outgoing(self._partition, key, frame.encode(), headers)])
-        except BusUnavailable as error:
-            logger.warning("a frame of samples is lost: %s", error, extra={"action": "sample"})
+            while True:
+                entry.job_is(self.node.root_pid)
+                if agent.is_taken():
+                    await _end(sampling)
+                    sampling = None
+                    own.release()
+                elif own.take():
+                    there = (found for found in folder.registrations() if found.key == key)
+                    self.node.other_roots = job_pids(there)
+                    if sampling is None:
+                        sampling = asyncio.create_task(self._sampler().run(), name="samples")
+                if sampling is None:
+                    await asyncio.sleep(CHECK_S)
+                elif sampling in (await asyncio.wait({sampling}, timeout=CHECK_S))[0]:
+                    sampling.result()
+        finally:
+            await _end(sampling)
+            own.release()
+
+    def _sampler(self) -> Sampler[SystemFrame]:
+        interval_s = self._plan.interval_s
+        packer = Packer(self._speaker, platform.node(), interval_s=interval_s)
+        return Sampler.of(self.node, packer, self._frames.put, interval_s=interval_s)
+
+
+async def _end(task: asyncio.Task[None] | None) -> None:
+    if task is not None:
+        task.cancel()
+        await asyncio.wait({task})

@@ -22,7 +22,8 @@ from tocsin.emitter.identity import (
 )
 from tocsin.emitter.listener import ThreadListener
 from tocsin.emitter.members import Trainer
-from tocsin.emitter.node_report import NodeReport
+from tocsin.emitter.node_folder import Entry, NodeFolder, Registration
+from tocsin.emitter.node_report import NodePlan, NodeReport
 from tocsin.emitter.sender import say
 from tocsin.emitter.settings import (
     BUS,
@@ -117,6 +118,8 @@ class Services:
         environ[LAUNCHER] = str(self._folder / link.LAUNCHER_SOCKET)
         self._listener: ThreadListener | None = None
         self._helper: HelperChild | None = None
+        self._entry: Entry | None = None
+        self._base: Final = loaded.folder
         # Where others judge the run nobody else looks at this node.
         self._samples = helper and not added[BUS].startswith("embedded:")
         if helper and self._mine and added[BUS].startswith("embedded:"):
@@ -132,6 +135,8 @@ class Services:
 
     def listen(self, training: Training) -> None:
         """Hear stops, once the training's identity is known. Raises OSError."""
+        if self._helper is None and not (self._samples and self._mine):
+            self._register(training)
         if not self._mine:
             return
         open_bus = bus_opener(self._environ.get(BUS), self._environ)
@@ -145,7 +150,9 @@ class Services:
 
         async def sample(bus: Bus) -> None:
             topics = Topics(self._environ[PREFIX])
-            report = NodeReport(bus, topics, training.speaker, folder=facts.working_folder())
+            plan = NodePlan.read(self._environ.get(CAPTURE, ""), self._base)
+            folder = facts.working_folder()
+            report = NodeReport(bus, topics, training.speaker, folder=folder, plan=plan)
             report.node.root_pid = os.getpid()
             await report.run()
 
@@ -160,6 +167,22 @@ class Services:
             beside=sample if self._samples else None,
         )
         self._listener.start()
+
+    def _register(self, training: Training) -> None:
+        """For whoever samples this node: this process is one of the run's."""
+        registration = Registration(
+            run_id=training.speaker.run_id,
+            incarnation=training.speaker.incarnation,
+            bus=self._environ[BUS],
+            prefix=self._environ[PREFIX],
+            job_pid=os.getpid(),
+            folder=str(facts.working_folder()),
+            visible=self._environ.get("CUDA_VISIBLE_DEVICES", ""),
+        )
+        try:
+            self._entry = NodeFolder.of(self._environ).leave(registration)
+        except OSError as error:
+            say(f"this process is not registered for `tocsin sample`: {error}")
 
     def _enforce(self, trainer: Trainer, command: StopRequested) -> None:
         """Without a launcher it is the helper that ends a rank which does not leave."""
@@ -179,6 +202,8 @@ class Services:
     def close(self) -> None:
         """End both, and take the environment back; waits for the helper's deliveries."""
         try:
+            if self._entry is not None:
+                self._entry.remove()
             if self._helper is not None:
                 self._report(self._helper.drain())
             if self._listener is not None:

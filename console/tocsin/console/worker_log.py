@@ -1,0 +1,23 @@
+"""The log of commands that run until they are told to end: on stderr, one line each."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+from tocsin.schemas.errors import ConfigurationError
+
+
+def log_to_stderr() -> None:
+    """Begin it, at the level that TOCSIN_LOG names. Raises ConfigurationError."""
+    level = os.environ.get("TOCSIN_LOG", "INFO").upper()
+    if level not in logging.getLevelNamesMapping():
+        raise ConfigurationError(f"TOCSIN_LOG {level}: expected DEBUG, INFO, WARNING or ERROR")
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=level,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    # aiokafka says at INFO and WARNING what the bus port answers with an error of its own.
+    logging.getLogger("aiokafka").setLevel(logging.ERROR)
