@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
-from tocsin.emitter.plans import DEFAULT_PLANS, FLOOR, NEVER, CollectionPlan, Schedule
+from tocsin.emitter.plans import DEFAULT_PLANS, NEVER, CollectionPlan, Schedule
 from tocsin.schemas.captured import KINDS, MODES, Kind
 
 DEFAULT_BUDGET: Final = 0.005
@@ -44,16 +44,6 @@ class CaptureSettings:
         """What is captured in any mode, by name."""
         return tuple(name for name, plan in self.plans.items() if plan.on)
 
-    @property
-    def every(self) -> Mapping[str, int]:
-        """Steps between two summaries in train mode where no budget is kept."""
-        found = {}
-        for name, plan in self.plans.items():
-            schedule = plan.schedule()
-            if schedule is not None and name in FLOOR:
-                found[name] = schedule.every or plan.floor
-        return found
-
     def plan(self, name: str) -> CollectionPlan | None:
         """The collection of that name, if there is one."""
         return self.plans.get(name)
@@ -61,12 +51,6 @@ class CaptureSettings:
     def of(self, kind: Kind) -> tuple[CollectionPlan, ...]:
         """The collections made of that kind that are captured in any mode."""
         return tuple(plan for plan in self.plans.values() if plan.of == kind and plan.on)
-
-    def due(self, collection: str, step: int) -> bool:
-        """Whether a collection is summarised at this training step where no budget is kept."""
-        plan = self.plans.get(collection)
-        schedule = None if plan is None else plan.schedule()
-        return plan is not None and schedule is not None and schedule.due(step, plan.floor)
 
 
 def capture_settings(text: str) -> CaptureSettings:

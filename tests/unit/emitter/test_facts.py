@@ -82,15 +82,5 @@ def test_rank_from_the_environment() -> None:
     assert identity.rank_of({"SLURM_PROCID": "2", "SLURM_NTASKS": "8"}) == (2, 0, 8)
 
 
-def test_capture_settings() -> None:
-    found = settings.capture_settings('{"collections": {"gradients": {"every": 3}}}')
-    assert dict(found.every) == {
-        "gradients": 3,
-        "weights": 10,
-        "activations": 100,
-        "optimizer_state": 100,
-    }
-    assert [step for step in range(8) if found.due("gradients", step)] == [0, 3, 6]
-    with pytest.raises(ValueError, match="at least 1"):
-        settings.capture_settings('{"collections": {"gradients": {"every": 0}}}')
+def test_labels_of_the_environment() -> None:
     assert settings.parse_labels("a=1, b=2,c") == {"a": "1", "b": "2"}
