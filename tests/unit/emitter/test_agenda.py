@@ -1,0 +1,87 @@
+"""When a collection is summarised: plans, intervals of the budget, and looking closer."""
+
+from __future__ import annotations
+
+import json
+
+from tocsin.emitter.agenda import BLOCKS, CLOSER_APART, CLOSER_STEPS, NORMS, REVIEW_STEPS, Agenda
+from tocsin.emitter.settings import capture_settings
+
+
+def agenda(**collections: object) -> Agenda:
+    return Agenda(capture_settings(json.dumps({"collections": collections})))
+
+
+def steps(made: Agenda, kind: str, stop: int, start: int = 0) -> list[int]:
+    """The steps at which something of that kind is due."""
+    return [step for step in range(start, stop) if kind in made.due(step)]
+
+
+def test_the_defaults() -> None:
+    made = agenda()
+    assert steps(made, "gradients", 35) == [0, 10, 20, 30]
+    assert steps(agenda(), "activations", 250) == [0, 100, 200]
+    assert steps(agenda(), "inputs", 250) == []
+    assert made.is_due(BLOCKS, 7)
+    assert made.is_due(NORMS, 7)
+
+
+def test_fixed_intervals_windows_and_explicit_steps() -> None:
+    made = agenda(
+        gradients={"every": 3, "start": 6, "end": 13},
+        weights={"steps": [2, 17]},
+        activations="off",
+        attention={"of": "gradients", "match": "attn", "every": 4},
+    )
+    due = {
+        step: [p.name for p in made.due(step).get("gradients", ())]
+        for step in range(20)
+        if "gradients" in made.due(step)
+    }
+    assert due == {
+        0: ["attention"], 4: ["attention"], 6: ["gradients"], 8: ["attention"],
+        9: ["gradients"], 12: ["gradients", "attention"], 16: ["attention"],
+    }  # fmt: skip
+    assert steps(agenda(weights={"steps": [2, 17]}), "weights", 40) == [2, 17]
+    assert steps(agenda(activations="off"), "activations", 200) == []
+    assert made.intervals()["attention"] == 4
+
+
+def test_a_step_that_is_asked_for_again_is_answered_alike() -> None:
+    made = agenda()
+    assert made.due(10) is made.due(10)
+    assert "gradients" in made.due(10)
+    assert not made.due(11)
+    assert not made.due(11)
+    assert "gradients" in made.due(20)
+
+
+def test_the_interval_follows_what_a_pass_costs() -> None:
+    made = agenda()
+    for step in range(40 * REVIEW_STEPS):
+        if "gradients" in made.due(step):
+            made.spent("gradients", 0.01)
+        made.stepped(0.1, spent_s=step * 1e-5)
+    assert made.interval("gradients") == 20  # 10 ms a pass, 500 µs a step for it
+    assert steps(made, "gradients", 1360, start=1280) == [1280, 1300, 1320, 1340]
+
+
+def test_looking_closer_lasts_fifty_steps() -> None:
+    made = agenda(gradients={"every": 100})
+    assert steps(made, "gradients", 21) == [0]
+    made.alarmed(20)
+    assert steps(made, "gradients", 90, start=21) == list(range(21, 21 + CLOSER_STEPS))
+    assert "gradients" in made.due(100)
+    made.alarmed(101)  # not so soon again
+    assert steps(made, "gradients", 200, start=101) == []
+    made.alarmed(20 + CLOSER_APART)
+    assert "gradients" in made.due(21 + CLOSER_APART)
+
+
+def test_a_rule_may_ask_to_look_closer_in_the_middle() -> None:
+    made = agenda()
+    assert steps(made, "gradients", 14) == [0, 10]
+    made.look_closer(14, 5)
+    assert steps(made, "gradients", 31, start=14) == [14, 15, 16, 17, 18, 20, 30]
+    made.look_closer(31, 20)
+    assert steps(made, "activations", 60, start=31) == [35, 40, 45, 50]

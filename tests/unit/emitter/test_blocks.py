@@ -1,0 +1,64 @@
+"""Blocks of gradients: all of a small tensor, another part of a large one at each step."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tocsin.emitter.blocks import BLOCK, BlockReader
+
+
+def test_small_gradients_are_read_whole() -> None:
+    gradients = [torch.full((10, 10), 2.0), torch.tensor(3.0), torch.empty(0)]
+    found = BlockReader().read(gradients)
+    assert found.norm == pytest.approx(math.sqrt(400 + 9))
+    assert found.bad == 0
+
+
+def test_each_part_of_a_large_gradient_has_its_turn() -> None:
+    gradient = torch.ones(5 * BLOCK + 100)
+    reader = BlockReader()
+    for place in (0, BLOCK - 1, 3 * BLOCK, 5 * BLOCK + 99):
+        gradient[place] = math.nan
+        turns = math.ceil(gradient.numel() / BLOCK) + 1
+        seen = [reader.read([gradient]) for _ in range(turns)]
+        assert any(blocks.bad for blocks in seen), place
+        gradient[place] = 1.0
+    assert reader.read([gradient]).norm == pytest.approx(math.sqrt(gradient.numel()), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "gradient",
+    [
+        torch.ones(20, 30, dtype=torch.bfloat16),
+        torch.ones(20, 30, dtype=torch.float16) * 300,
+        torch.ones(20, 30, dtype=torch.float64),
+        torch.ones(20, 30).to(torch.float8_e4m3fn),
+        torch.ones(20, 30).t(),
+        torch.ones(2, 3, 10, 10).contiguous(memory_format=torch.channels_last),
+        torch.ones(600).to_sparse(),
+        torch.ones(300, dtype=torch.complex64) * (1 + 1j),
+    ],
+    ids=str,
+)
+def test_any_type_and_layout_is_read(gradient: torch.Tensor) -> None:
+    norm = BlockReader().read([gradient]).norm
+    scale = 300.0 if gradient.dtype is torch.float16 else 1.0
+    assert norm == pytest.approx(scale * math.sqrt(600), rel=1e-2)
+
+
+def test_what_has_no_numbers_counts_as_nothing() -> None:
+    assert BlockReader().read([torch.ones(5, device="meta"), torch.ones(4)]).norm == 2.0
+
+
+def test_a_jump_is_seen_once_the_usual_is_known() -> None:
+    reader = BlockReader()
+    assert not reader.jumped(1e9)
+    reader = BlockReader()
+    assert not any(reader.jumped(norm) for norm in [1.0, 1.2, 0.9, 1.1] * 5)
+    assert reader.jumped(8.0)
+    assert reader.jumped(8.0)
+    # Where it lasts it becomes the usual.
+    assert not [reader.jumped(8.0) for _ in range(40)][-1]
