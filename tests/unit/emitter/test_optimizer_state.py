@@ -1,0 +1,114 @@
+"""What optimizers remember, as rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import pytest
+import torch
+
+from tocsin.emitter.optimizer_state import OptimizerState
+from tocsin.emitter.tensor_rows import Wanted
+
+Make = Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer]
+
+
+def stepped(make: Make) -> tuple[torch.optim.Optimizer, list[tuple[str, torch.Tensor]]]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 1))
+    model.scale = torch.nn.Parameter(torch.tensor(1.0))
+    optimizer = make(model.parameters())
+    for _ in range(2):
+        optimizer.zero_grad()
+        (model(torch.ones(2, 4)) * model.scale).sum().backward()
+        optimizer.step()
+    return optimizer, list(model.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("make", "keys"),
+    [
+        (lambda p: torch.optim.AdamW(p), {"exp_avg", "exp_avg_sq"}),
+        (
+            lambda p: torch.optim.Adam(p, amsgrad=True),
+            {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"},
+        ),
+        (lambda p: torch.optim.Adam(p, fused=True), {"exp_avg", "exp_avg_sq"}),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), {"momentum_buffer"}),
+        (lambda p: torch.optim.SGD(p, lr=0.1), set()),
+        (lambda p: torch.optim.RMSprop(p, momentum=0.1), {"square_avg", "momentum_buffer"}),
+        (lambda p: torch.optim.Adagrad(p), {"sum"}),
+    ],
+    ids=["adamw", "amsgrad", "fused", "momentum", "sgd", "rmsprop", "adagrad"],
+)
+def test_a_row_for_each_of_its_tensors(make: Make, keys: set[str]) -> None:
+    optimizer, parameters = stepped(make)
+    before = {id(p): set(state) for p, state in optimizer.state.items()}
+    probe = OptimizerState()
+    found = probe.read(optimizer, parameters)
+    assert {id(p): set(state) for p, state in optimizer.state.items()} == before
+    assert probe.skipped == 0
+    if not keys:
+        assert found is None
+        return
+    assert found is not None
+    assert found.ready
+    (table,) = found.tables()
+    assert table.collection == "optimizer_state"
+    assert set(table.names) == {f"{name}.{key}" for name, _ in parameters for key in keys}
+    for name, row in zip(table.names, table.values, strict=True):
+        of, key = name.rsplit(".", 1)
+        state = optimizer.state[dict(parameters)[of]][key].double().numpy()
+        assert row[table.columns.index("l2")] == pytest.approx(np.linalg.norm(state), rel=1e-5)
+        assert row[table.columns.index("max")] == pytest.approx(state.max(), rel=1e-5)
+
+
+def test_a_history_over_all_parameters_is_no_row() -> None:
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.LBFGS(model.parameters())
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 4)).square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert optimizer.state
+    assert OptimizerState().read(optimizer, list(model.named_parameters())) is None
+
+
+def test_only_what_is_wanted() -> None:
+    optimizer, parameters = stepped(lambda p: torch.optim.AdamW(p))
+    found = OptimizerState().read(
+        optimizer,
+        parameters,
+        (Wanted("optimizer_state", frozenset({"0.bias"}), ("l2",)), Wanted("mine", frozenset())),
+    )
+    assert found is not None
+    first, second = found.tables()
+    assert (first.names, first.columns) == (("0.bias.exp_avg", "0.bias.exp_avg_sq"), ("l2",))
+    assert (second.collection, second.names) == ("mine", ())
+
+
+def test_packed_states_are_counted_and_left_out() -> None:
+    optimizer, parameters = stepped(lambda p: torch.optim.SGD(p, lr=0.1))
+    of_name = dict(parameters)
+    weight = of_name["0.weight"]
+    optimizer.state[weight] = {
+        "state1": torch.zeros(3, 4, dtype=torch.uint8),  # as bitsandbytes has it
+        "absmax1": torch.zeros(1),
+        "mine": torch.ones(3, 4),
+        "gone": torch.ones(3, 4, device="meta"),
+        "note": "text",
+    }
+    optimizer.state[of_name["0.bias"]] = {"shared": None}
+    probe = OptimizerState()
+    found = probe.read(optimizer, parameters)
+    assert found is not None
+    (table,) = found.tables()
+    assert table.names == ("0.weight.mine",)
+    assert probe.skipped == 2
+    assert not OptimizerState().read(optimizer, [("x", torch.ones(2))])
+    assert len(optimizer.state) == 2
