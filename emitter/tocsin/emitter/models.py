@@ -10,11 +10,13 @@ from __future__ import annotations
 import gc
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import torch
 from torch import nn
+
+from tocsin.emitter.shards import Stage, place_of, stage_class, stages_by_parameter
 
 _WRAPPERS: Final = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
 _MARKS: Final = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
@@ -22,10 +24,11 @@ _MARKS: Final = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_mod
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Live modules and optimizers."""
+    """Live modules and optimizers; the stages of a pipeline by the ids of their parameters."""
 
     modules: tuple[nn.Module, ...]
     optimizers: tuple[torch.optim.Optimizer, ...]
+    stages: Mapping[int, Stage] = field(default_factory=dict)
 
 
 def find() -> Found:
@@ -33,29 +36,37 @@ def find() -> Found:
     module_types: dict[type, int] = {}
     modules: list[nn.Module] = []
     optimizers: list[torch.optim.Optimizer] = []
+    stages: list[object] = []
+    stage_type = stage_class()
     for thing in gc.get_objects():
         # `type`, not `isinstance`: a lazy proxy would answer `__class__` with code of its own.
         kind = type(thing)
         which = module_types.get(kind)
         if which is None:
-            which = _kind(kind)
+            which = _kind(kind, stage_type)
             module_types[kind] = which
         if which == 1:
             modules.append(thing)
         elif which == 2:
             optimizers.append(thing)
-    return Found(tuple(modules), tuple(optimizers))
+        elif which == 3:
+            stages.append(thing)
+    return Found(tuple(modules), tuple(optimizers), stages_by_parameter(stages))
 
 
-def _kind(kind: type) -> int:
+def _kind(kind: type, stage_type: type | None) -> int:
     mro = type.__dict__["__mro__"].__get__(kind)
-    return 1 if nn.Module in mro else 2 if torch.optim.Optimizer in mro else 0
+    if nn.Module in mro:
+        return 1
+    if torch.optim.Optimizer in mro:
+        return 2
+    return 3 if stage_type is not None and stage_type in mro else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """`by_id[id(parameter)]` is its name; `order` its place in forward order. `root` is the module
-    that holds most of the parameters.
+    """`by_id[id(parameter)]` is its name, with its place in the mesh where this rank holds a part;
+    `order` its place in forward order. `root` is the module that holds most of the parameters.
     """
 
     by_id: dict[int, str]
@@ -63,7 +74,11 @@ class Names:
     root: nn.Module | None
 
 
-def name_parameters(parameters: Sequence[torch.Tensor], modules: Iterable[nn.Module]) -> Names:
+def name_parameters(
+    parameters: Sequence[torch.Tensor],
+    modules: Iterable[nn.Module],
+    stages: Mapping[int, Stage] | None = None,
+) -> Names:
     """Name these parameters after the module that holds most of them.
 
     A wrapper (DDP, torch.compile) adds nothing to the names. Those of a second model get the names
@@ -73,6 +88,7 @@ def name_parameters(parameters: Sequence[torch.Tensor], modules: Iterable[nn.Mod
     by_id: dict[int, str] = {}
     order: dict[int, int] = {}
     taken: set[str] = set()
+    stages = stages or {}
     first: nn.Module | None = None
     for root in _roots(wanted, modules):
         named = [(n, p) for n, p in root.named_parameters() if id(p) in wanted]
@@ -89,7 +105,7 @@ def name_parameters(parameters: Sequence[torch.Tensor], modules: Iterable[nn.Mod
                 n += 1
             taken.add(unique)
             order[id(parameter)] = len(order)
-            by_id[id(parameter)] = unique
+            by_id[id(parameter)] = unique + place_of(parameter, stages.get(id(parameter))).suffix
     return Names(by_id, order, first)
 
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from tocsin.emitter import models
 from tocsin.emitter.plans import CollectionPlan
+from tocsin.emitter.shards import base_name, place_of
 
 PRIMARY_PATIENCE: Final = 10
 """Steps that another optimizer makes while the primary makes none, before it takes its place."""
@@ -30,6 +31,8 @@ class Watched:
     parameters: list[tuple[str, torch.Tensor]]
     steps: int = 0
     chosen: dict[str, frozenset[str]] = field(default_factory=dict)
+    parts: dict[str, int] | None = None
+    """In how many parts over the ranks each parameter is cut; None where all are whole here."""
 
 
 class Optimizers:
@@ -38,8 +41,7 @@ class Optimizers:
     def __init__(
         self, first: torch.optim.Optimizer, preferred: torch.optim.Optimizer | None = None
     ) -> None:
-        found = models.find()
-        self._modules = [weakref.ref(module) for module in found.modules]
+        found = self._look()
         self._root: weakref.ref[nn.Module] | None = None
         self._names: dict[int, str] = {}
         self._types: dict[str, str] = {}
@@ -66,6 +68,10 @@ class Optimizers:
         """The one whose steps count."""
         return self._watched[self._primary]
 
+    def modules(self) -> list[nn.Module]:
+        """Those that are alive, as they were found when an optimizer was last new."""
+        return [m for m in (ref() for ref in self._modules) if m is not None]
+
     @property
     def root(self) -> nn.Module | None:
         """The module that holds most of the parameters, while it lives."""
@@ -91,11 +97,11 @@ class Optimizers:
         if watched is None or watched.optimizer() is not optimizer:
             if watched is None and len(self._watched) > _MAX_KNOWN:
                 self._watched = {self._primary: self._watched[self._primary]}
-            self._modules = [weakref.ref(module) for module in models.find().modules]
+            self._look()
             return self._watch(optimizer)
         if watched.size != models.size(optimizer):
             steps = watched.steps
-            self._modules = [weakref.ref(module) for module in models.find().modules]
+            self._look()
             watched = self._watch(optimizer)
             watched.steps = steps
         return watched
@@ -126,10 +132,16 @@ class Optimizers:
             names = watched.chosen[plan.name] = frozenset(
                 name
                 for name, _ in watched.parameters
-                if plan.selects(name, self._types.get(name))
+                if plan.selects(base_name(name), self._types.get(name))
                 and (plan.of != "biases" or name.rpartition(".")[2].startswith("bias"))
             )
         return names
+
+    def _look(self) -> models.Found:
+        found = models.find()
+        self._modules = [weakref.ref(module) for module in found.modules]
+        self._stages = found.stages
+        return found
 
     def _watch(self, optimizer: torch.optim.Optimizer) -> Watched:
         entries = models.parameters_of(optimizer)
@@ -138,7 +150,7 @@ class Optimizers:
         order: dict[int, int] = {}
         if unknown:
             live = [m for m in (ref() for ref in self._modules) if m is not None]
-            names = models.name_parameters(parameters, live)
+            names = models.name_parameters(parameters, live, self._stages)
             order = names.order
             if self._root is None and names.root is not None:
                 self._root = weakref.ref(names.root)
@@ -157,6 +169,9 @@ class Optimizers:
             last = len(order)
             named.sort(key=lambda pair: order.get(id(pair[1]), last))
         watched = Watched(weakref.ref(optimizer), len(parameters), named)
+        parts = {name: place_of(p, self._stages.get(id(p))).parts for name, p in named}
+        if any(part > 1 for part in parts.values()):
+            watched.parts = parts
         self._watched[id(optimizer)] = watched
         return watched
 
