@@ -54,11 +54,13 @@ class EvaluationLosses:
         self._copies: deque[tuple[int, HostCopy]] = deque(maxlen=AT_MOST)
         self._step = 0
         self._first: tuple[int, str] = (-1, "")
+        plan = training.settings.plan("losses")
+        self._schedule = None if plan is None else plan.schedule("eval")
 
     def add(self, name: str, loss: torch.Tensor) -> None:
         """A loss of one number that was computed after the last step, by this function."""
-        step = self._training.last_step
-        if step is None:
+        step, schedule = self._training.last_step, self._schedule
+        if step is None or schedule is None or not schedule.due(step, 1):
             return
         if self._first[0] != step:
             self._first = (step, name)
@@ -108,6 +110,8 @@ class Evaluation:
         capture = self._hooks.capture
         if capture is None or not capture.training.is_evaluating():
             return False
+        now = time.perf_counter()
+        self._hooks.around.phases.evaluated(now, now)
         if isinstance(value, torch.Tensor) and value.numel() == 1:
             plain = not value.is_meta and not hasattr(value, "to_local")
             if plain and value.is_floating_point():
@@ -124,6 +128,15 @@ class Evaluation:
         if kwargs.get("reduction") == "sum" and not is_recording():
             value = _mean(name, value, args, kwargs)
         return self.on_loss(name, value)
+
+    def on_classes(self, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+        """Behind a cross-entropy: the classes that it was of."""
+        capture = self._hooks.capture
+        if capture is None:
+            return
+        trains = torch.is_grad_enabled()
+        if trains != capture.training.is_evaluating():
+            self._hooks.around.data.cross_entropy(args, kwargs, "train" if trains else "eval")
 
     def install(self) -> None:
         """Put the hooks into torch."""
@@ -155,11 +168,16 @@ class Evaluation:
     def _function(self, name: str) -> None:
         original: Callable[..., object] = getattr(torch.nn.functional, name)
         hooks = self._hooks
+        data, classes = hooks.around.data, name == "cross_entropy"
 
         @functools.wraps(original)
         def call(*args: object, **kwargs: object) -> object:
             result = original(*args, **kwargs)
-            if hooks.capture is None or self._inside or torch.is_grad_enabled():
+            if hooks.capture is None:
+                return result
+            if classes and (data.due or not torch.is_grad_enabled()):
+                hooks.wall.call("labels", self.on_classes, args, kwargs)
+            if self._inside or torch.is_grad_enabled():
                 return result
             if hooks.wall.call("evaluation", self.on_function, name, result, args, kwargs):
                 hooks.check("evaluation")

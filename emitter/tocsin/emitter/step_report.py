@@ -15,6 +15,7 @@ from tocsin.emitter.clipping import Clipped
 from tocsin.emitter.gradients import GRADIENTS, Reading
 from tocsin.emitter.host_copy import HostCopy
 from tocsin.emitter.outbox import StepRow
+from tocsin.emitter.plans import Schedule
 from tocsin.emitter.summaries import rows_of_norms
 from tocsin.emitter.tables import Pending, Table
 from tocsin.emitter.tensor_rows import TensorRows
@@ -65,6 +66,10 @@ class Reporter:
         self._agenda = agenda
         self._finite: bool | None = None
         self._finite_step = -1
+        plan = training.settings.plan("losses")
+        self._losses = None if plan is None else plan.schedule()
+        # The default: no step has to ask.
+        self._each_loss = self._losses == Schedule()
 
     def finish(self, draft: Draft) -> None:
         """Send what a step has to say; all its numbers are here."""
@@ -76,12 +81,13 @@ class Reporter:
         odd = bool(draft.local)
         if found:
             total = sum(found)
-            columns.append("loss")
-            numbers.append(total)
             odd = odd or not math.isfinite(total)
-            if len(found) > 1:
-                columns += ("loss_mean", "micro_batches")
-                numbers += (total / len(found), float(len(found)))
+            if odd or self._each_loss or self._is_loss_due(draft.step):
+                columns.append("loss")
+                numbers.append(total)
+                if len(found) > 1:
+                    columns += ("loss_mean", "micro_batches")
+                    numbers += (total / len(found), float(len(found)))
         if draft.readings:
             bad = sum(reading.bad for reading in draft.readings)
             odd = odd or bad > 0
@@ -112,6 +118,9 @@ class Reporter:
             with self._agenda.costs(name, more=True):
                 for table in pending.tables():
                     self._send(draft, table, every=self._agenda.interval(name))
+
+    def _is_loss_due(self, step: int) -> bool:
+        return self._losses is not None and self._losses.due(step, 1)
 
     def _send_gradients(self, draft: Draft, odd: bool) -> None:
         tables = [
