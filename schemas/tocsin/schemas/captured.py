@@ -28,7 +28,10 @@ Mode = Literal["train", "eval", "predict", "global"]
 MODES: Final[tuple[Mode, ...]] = ("train", "eval", "predict", "global")
 
 OWN_FRAMES: Final = frozenset(
-    {"confusion", "input_channels", "labels", "local_gradients", "tensors", "tokens", "updates"}
+    (
+        *("attention", "checksums", "confusion", "embeddings", "input_channels", "labels"),
+        *("local_gradients", "logits", "routers", "tensors", "tokens", "updates"),
+    )
 )
 """Collections that come with others and have no schedule: no custom one may have their name."""
 
@@ -44,8 +47,6 @@ def columns_of(kind: Kind) -> tuple[str, ...]:
         return ()
     columns = (*_COUNTS, *_STATISTICS, *_QUANTILES)
     match kind:
-        case "weights" | "biases":
-            return (*columns, "update_l2")
         case "activations":
             return (*columns, *_LOW_PRECISION, "dead", "saturated")
         case "gradients":
