@@ -146,7 +146,13 @@ class EmbeddedBus:
         """See the port."""
         control = Connection(self._file, "bus")
         await control.open()
-        self._control, self._doorbell = control, Doorbell(self.path)
+        try:
+            doorbell = Doorbell(self.path)
+        except BaseException:
+            # Else each attempt of one that tries again leaves a thread and a file open.
+            await control.close()
+            raise
+        self._control, self._doorbell = control, doorbell
         return self
 
     async def __aexit__(

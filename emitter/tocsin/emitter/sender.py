@@ -25,8 +25,7 @@ from typing import Final
 from tocsin.bus.port import Bus, Outgoing
 from tocsin.emitter.bus_link import CLOSE_S, BusLink, advice
 from tocsin.emitter.daemon_pool import DaemonPool
-from tocsin.emitter.encoding import Address as Address
-from tocsin.emitter.encoding import Encoder
+from tocsin.emitter.encoding import Address, Encoder
 from tocsin.emitter.forks import forks
 from tocsin.emitter.identity import who_speaks
 from tocsin.emitter.outbox import (
@@ -44,7 +43,7 @@ from tocsin.emitter.pace import COALESCE_S, SPACING_S, Pace
 from tocsin.schemas.errors import RecordTooLarge
 from tocsin.schemas.events import Data, clip
 from tocsin.schemas.runs import CaptureDegraded, CheckpointWritten, Heartbeat, PhaseMark
-from tocsin.schemas.telemetry import SystemFrame, TensorFrame
+from tocsin.schemas.telemetry import TensorFrame
 
 PUBLISH_S: Final = 15.0
 FIRST_PAUSE_S: Final = 0.2
@@ -72,8 +71,7 @@ class Sender:
     """Sends records of one speaker on the telemetry topic. Safe to be called by any thread, and in
     a signal's handler.
 
-    No method but `flush` and `close` ever waits. In a forked child nothing is sent: the thread is
-    not there.
+    No method but `flush` and `close` ever waits. A forked child, which lacks the thread, sends nothing.
     """
 
     def __init__(
@@ -112,6 +110,8 @@ class Sender:
         self._encoder = Encoder(
             address, lambda what, error: self._degrade(f"sending {what}", error)
         )
+        self._hand: list[Outgoing] = []
+        """What is being published; another loop begins with it should this one fail."""
         self._busy = 0
         self._lost = 0
         self._failing = False
@@ -147,10 +147,6 @@ class Sender:
         self._inbox_bytes += size_of(frame)
         self._put(frame, Worth.ODD if urgent else worth_of(frame.collection), urgent)
 
-    def system(self, frame: SystemFrame) -> None:
-        """Send packed samples of the node."""
-        self._put(frame, Worth.SCALARS, False)
-
     def flush(self, timeout_s: float = FLUSH_S) -> bool:
         """Wait until all that was handed in is acknowledged; False if the time was too short."""
         if self._forks != forks.count:
@@ -164,11 +160,15 @@ class Sender:
         self._notify()
         if self._over:
             return not self._waiting
-        limit = min(timeout_s, FLUSH_WITHOUT_BUS_S) if self._failing else timeout_s
-        try:
-            return flushed.result(limit)
-        except TimeoutError:
-            return False
+        began = time.monotonic()
+        while (waited := time.monotonic() - began) < timeout_s:
+            if self._failing and waited >= FLUSH_WITHOUT_BUS_S:
+                return False
+            try:
+                return flushed.result(min(timeout_s - waited, FLUSH_WITHOUT_BUS_S / 4))
+            except TimeoutError:
+                continue
+        return False
 
     def close(self, timeout_s: float = FLUSH_S) -> bool:
         """Flush, then end the thread and close the bus. Bounded by `timeout_s` and 2 s."""
@@ -231,8 +231,9 @@ class Sender:
                     failures, records, pause_s = 0, self.records, FIRST_PAUSE_S
                 failures += 1
                 self._failing = True
-                self._lost += self._busy
-                self._busy = 0
+                if not self._hand:
+                    self._lost += self._busy
+                    self._busy = 0
                 reason = f"{type(error).__name__}: {error}"
                 if failures > RESTARTS:
                     self.failed = reason
@@ -266,31 +267,32 @@ class Sender:
 
     async def _rest(self, wake: asyncio.Event) -> None:
         """Until it is time to look into the inbox."""
-        if self._pace.steady(time.monotonic()):
-            await self._pause(wake, SPACING_S)
-            return
-        self._asleep = True
-        # In this order: what comes after the look finds the flag, and wakes.
-        if not self._inbox and not self._flushes and not self._closing:
-            await wake.wait()
-        self._asleep = False
-        await self._pause(wake, COALESCE_S)
+        pause_s = SPACING_S
+        if not self._pace.steady(time.monotonic()):
+            pause_s = COALESCE_S
+            self._asleep = True
+            # In this order: what comes after the look finds the flag, and wakes.
+            if not self._inbox and not self._flushes and not self._closing:
+                await wake.wait()
+            self._asleep = False
+        await self._pause(wake, pause_s, self._hurried)
 
-    async def _pause(self, wake: asyncio.Event, pause_s: float) -> None:
-        """Wait for company; less if something is urgent."""
-        until = time.monotonic() + pause_s
-        while True:
-            wake.clear()
-            now = time.monotonic()
-            if now >= until or self._flushes or self._closing:
-                return
-            if self._urgent and self._pace.hurry(now):
-                return
-            try:
-                async with asyncio.timeout(until - now):
+    def _hurried(self) -> bool:
+        if self._flushes or self._closing:
+            return True
+        return self._urgent and self._pace.hurry(time.monotonic())
+
+    async def _pause(self, wake: asyncio.Event, pause_s: float, over: Callable[[], bool]) -> None:
+        """Wait so long; less if it is `over`, which is asked at each awakening."""
+        try:
+            async with asyncio.timeout(pause_s):
+                # In this order: what comes after the question sets the event again.
+                wake.clear()
+                while not over():
                     await wake.wait()
-            except TimeoutError:
-                return
+                    wake.clear()
+        except TimeoutError:
+            return
 
     async def _send_all(self, link: BusLink) -> bool:
         """Send what was handed in so far; False once closing."""
@@ -300,11 +302,16 @@ class Sender:
         self._pace.looked(time.monotonic(), found=len(self._outbox) > 0)
         sent = True
         try:
-            while sent and (items := self._outbox.take()):
-                self._busy = len(items)
-                records = self._encoder.encode(items, dropped=self._dropped_before)
-                sent = not records or await self._publish(link, records)
-                self._busy = 0
+            while sent:
+                if not self._hand:
+                    items = self._outbox.take()
+                    if not items:
+                        break
+                    self._busy = len(items)
+                    self._hand = self._encoder.encode(items, dropped=self._dropped_before)
+                sent = not self._hand or await self._publish(link, self._hand)
+                if sent:
+                    self._hand, self._busy = [], 0
             return sent and not closing
         finally:
             self._answer(flushes, sent and self._busy == 0)
@@ -325,8 +332,13 @@ class Sender:
     async def _keep_bounds(self) -> None:
         while True:
             await asyncio.sleep(DRAIN_S)
-            if self._busy:
+            if not self._busy:
+                continue
+            try:
                 self._drain()
+            # A wall: without this task nothing is bounded while a bus is slow.
+            except Exception:
+                self._lost += 1
 
     async def _publish(self, link: BusLink, records: Sequence[Outgoing]) -> bool:
         """Publish, again and again; False if it was given up because of closing."""
@@ -351,7 +363,10 @@ class Sender:
                     self._tell(advice(error))
                 if self._closing:
                     return False
-                await self._recover(pause_s)
+                if self._wake is not None:
+                    # A flush has it tried once more at once.
+                    await self._pause(self._wake, pause_s, lambda: self._closing or self._hurry)
+                self._hurry = False
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             else:
                 self.records += len(records)
@@ -361,19 +376,6 @@ class Sender:
                         self._told.clear()
                         self._tell(f"the bus answers again; {self.dropped:,} records were dropped")
                 return True
-
-    async def _recover(self, pause_s: float) -> None:
-        """Wait before the bus is tried again; less if a flush waits for it."""
-        wake = self._wake
-        until = time.monotonic() + pause_s
-        while wake is not None and not self._closing and not self._hurry:
-            wake.clear()
-            try:
-                async with asyncio.timeout(until - time.monotonic()):
-                    await wake.wait()
-            except TimeoutError:
-                break
-        self._hurry = False
 
     def _degrade(self, probe: str, error: Exception) -> None:
         """Say once that records of a kind are lost."""

@@ -13,7 +13,7 @@ from typing import Final, NoReturn
 from tocsin.emitter.identity import identify, rank_of
 from tocsin.emitter.settings import CAPTURE, CaptureSettings, capture_settings, lay_over
 from tocsin.emitter.training import Shape, Training
-from tocsin.emitter.wall import Wall
+from tocsin.emitter.wall import Wall, to_stderr
 from tocsin.schemas.runs import Outcome
 
 CLOSE_S: Final = 5.0
@@ -74,12 +74,13 @@ class Session:
         if os.getpid() != self._pid or self._over:
             return
         self._over = True
-        self._leave_the_end()
-        self._note_the_exit()
+        self.wall.call("exit hooks", self._leave_the_end)
+        self.wall.call("outcome", self._note_the_exit)
         training = self.training
         if training is not None:
             if self.before_end is not None:
                 self.wall.call("end of capture", self.before_end)
+            self.wall.say_what_is_off()
             self.wall.call(
                 "end of training",
                 training.end,
@@ -87,6 +88,11 @@ class Session:
                 self._reason,
                 timeout_s=timeout_s,
             )
+            if "end of training" in self.wall.off:
+                # Its thread would go on to say that this rank lives.
+                self.wall.call("sender", training.sender.close, timeout_s)
+        self.wall.report = to_stderr
+        self.wall.say_what_is_off()
         if self.on_exit is not None:
             self.wall.call("end of services", self.on_exit)
 

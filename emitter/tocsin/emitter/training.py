@@ -19,9 +19,10 @@ from tocsin.bus.urls import open_bus
 from tocsin.emitter import edges, facts, stop_command
 from tocsin.emitter.agenda import Agenda
 from tocsin.emitter.closer_looks import MAX_STEPS
+from tocsin.emitter.encoding import Address
 from tocsin.emitter.identity import Identity, Who, who_speaks
 from tocsin.emitter.outbox import StepRow
-from tocsin.emitter.sender import FLUSH_S, Address, Sender
+from tocsin.emitter.sender import FLUSH_S, Sender
 from tocsin.emitter.settings import (
     BUS,
     DEFAULT_BUS,
@@ -218,7 +219,7 @@ class Training:
             return
         self._ended = True
         # First: a stop that is heard from here on would be acknowledged into a closed sender.
-        edges.finished()
+        self.wall.call("end of stop", edges.finished)
         if self.left:
             outcome = "stopped"
         self.emit(

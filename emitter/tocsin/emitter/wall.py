@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from time import perf_counter
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def to_stderr(probe: str, reason: str) -> None:
+    """A report for when no record can be sent."""
+    sys.stderr.write(f"tocsin: capture of {probe} was switched off: {reason}\n")
 
 
 class Wall:
