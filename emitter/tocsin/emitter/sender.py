@@ -71,7 +71,7 @@ class Sender:
     """Sends records of one speaker on the telemetry topic. Safe to be called by any thread, and in
     a signal's handler.
 
-    No method but `flush` and `close` ever waits. A forked child, which lacks the thread, sends nothing.
+    No method but `flush` and `close` ever waits. A forked child lacks the thread: it sends nothing.
     """
 
     def __init__(
