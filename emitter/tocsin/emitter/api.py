@@ -26,7 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, SupportsFloat
 
-from tocsin.emitter import install
+from tocsin.emitter import install, user_values
 from tocsin.emitter.current import current
 from tocsin.emitter.records import as_array, frame_of
 from tocsin.emitter.sender import say
@@ -41,6 +41,9 @@ from tocsin.schemas.runs import Outcome
 
 if TYPE_CHECKING:
     import torch
+
+    from tocsin.emitter.losses import Loss
+    from tocsin.emitter.named_data import NamedData
 
 MAX_EARLY: Final = 100
 """Calls of `log` before the first optimizer step that are kept until it comes."""
@@ -113,6 +116,56 @@ class Run:
             training = self._session.training
             if training is not None:
                 training.check("optimizer_step")
+
+    def loss(self, name: str, value: SupportsFloat) -> None:
+        """Record one of several losses by name: `loss.NAME` of the step in progress.
+
+        Several values of a step are told as their mean. While the model is in `eval()` each is one
+        of the evaluation. A tensor on a GPU is not waited for: give the tensor, not its `item()`.
+        The loss that `backward` is called on is recorded without this.
+
+        Raises:
+            ConfigurationError: the name or the number is not one.
+        """
+        number = user_values.check_loss(name, value)
+        if not self._finished:
+            self._wall.call("api", self._loss, name, number)
+
+    def data(
+        self,
+        *,
+        inputs: torch.Tensor | Mapping[str, torch.Tensor] | None = None,
+        labels: torch.Tensor | None = None,
+        predictions: torch.Tensor | None = None,
+        tokens: torch.Tensor | None = None,
+    ) -> None:
+        """Say which tensors of a batch are which, so that their statistics are recorded.
+
+        Call it for each batch; it looks at a sample of few of them (each tenth step, and fewer
+        where steps are short), keeps counts, and sends these every 100 steps and at the end of an
+        evaluation (while the model is in `eval()`).
+
+        Args:
+            inputs: a batch, or several by name: mean, spread and range of each channel, which is
+                dimension 1 of a batch of images or volumes, else the last. Collection
+                `input_channels`.
+            labels: class ids. How often each comes, up to 1,000 classes. Collection `labels`.
+            predictions: class ids shaped like `labels`, or scores with one dimension more: the
+                last, or dimension 1 as in `torch.nn.functional.cross_entropy`. What was taken for
+                what, up to 100 classes. Collections `labels` and `confusion`.
+            tokens: token ids: the 64 most frequent, and the rest. Collection `tokens`.
+
+        Of a plain cross-entropy labels and predictions, or tokens, are found without this; once
+        labels or tokens are named here, they alone count.
+
+        Raises:
+            ConfigurationError: an argument is no torch tensor of the kind above.
+        """
+        from tocsin.emitter.named_data import check_data
+
+        named = check_data(inputs, labels, predictions, tokens)
+        if not self._finished:
+            self._wall.call("labels", self._data, named)
 
     def record(
         self, name: str, array: object, *, kind: str = "tensors", step: int | None = None
@@ -215,8 +268,25 @@ class Run:
         training.next_step = max(training.next_step, at + 1)
 
     def _mark(self, name: str, edge: str, duration_s: float | None) -> None:
-        if not self._finished:
-            self._training().phase(str(name), edge, duration_s)
+        if self._finished:
+            return
+        self._training().phase(str(name), edge, duration_s)
+        watching = user_values.watching()
+        if watching is not None:
+            watching.phases.named(str(name), edge, time.perf_counter())
+
+    def _loss(self, name: str, number: Loss) -> None:
+        watching = user_values.watching()
+        if watching is not None:
+            user_values.add_loss(watching, self._session.training, name, number)
+        else:
+            training = self._training()
+            training.row([f"loss.{name}"], [float(number)], step=training.next_step)
+
+    def _data(self, data: NamedData) -> None:
+        watching = user_values.watching()
+        if watching is not None:
+            user_values.look_at(watching, self._session.training, data)
 
     def _prefer(self, optimizer: torch.optim.Optimizer) -> None:
         from tocsin.emitter import torch_hooks

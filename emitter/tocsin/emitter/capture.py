@@ -19,14 +19,17 @@ import torch
 
 from tocsin.emitter import checkpoints, models
 from tocsin.emitter.activations import activations
-from tocsin.emitter.agenda import Due
+from tocsin.emitter.agenda import NORMS, Due
+from tocsin.emitter.around import Around
 from tocsin.emitter.checkpoints import Written
+from tocsin.emitter.checksums import CHECKSUMS, Checksums
+from tocsin.emitter.checksums import EVERY as CHECKSUMS_EVERY
 from tocsin.emitter.clipping import ClippedNorms
 from tocsin.emitter.evaluation import EvaluationLosses
 from tocsin.emitter.gradients import GradientReader, Reading
 from tocsin.emitter.host_copy import is_recording
-from tocsin.emitter.local_gradients import LocalGradients
-from tocsin.emitter.losses import LossBuffer, on_host
+from tocsin.emitter.local_gradients import LOCAL_GRADIENTS, LocalGradients
+from tocsin.emitter.losses import Loss, LossBuffer, on_host
 from tocsin.emitter.outbox import StepRow
 from tocsin.emitter.plans import CollectionPlan
 from tocsin.emitter.step_report import AT_ONCE, Draft, Reporter
@@ -56,6 +59,7 @@ class Capture:
         losses: LossBuffer,
         local: LocalGradients,
         clipped: ClippedNorms,
+        around: Around,
         *,
         preferred: torch.optim.Optimizer | None = None,
     ) -> None:
@@ -63,6 +67,8 @@ class Capture:
         self._losses = losses
         self._local = local
         self._clipped = clipped
+        self._around = around
+        self._shared: list[Loss] = []
         self.optimizers: Final = Optimizers(first, preferred)
         self.agenda: Final = training.agenda
         training.is_evaluating = self._is_evaluating
@@ -76,9 +82,11 @@ class Capture:
         self._skip_said = False
         self._scaling = False
         self._activations_s = 0.0
+        self._local_s = 0.0
         self._updates: Final = UpdateProbe()
         self._evaluated: Final = EvaluationLosses(training)
         activations.forget()
+        around.begin(training, self.optimizers.root)
 
     # -- what the training is like -------------------------------------------------------------
 
@@ -157,7 +165,13 @@ class Capture:
         now = time.perf_counter()
         watched = self.optimizers.of(optimizer)
         if not self.optimizers.counts(optimizer, watched):
-            self._losses.take()
+            self._shared = self._losses.take()
+            self._around.other_stepped(
+                optimizer,
+                self._shared,
+                self.optimizers.modules,
+                norm=self.agenda.is_due(NORMS, self.training.next_step),
+            )
             self._clipped.forget(p for _, p in watched.parameters)
             return None
         if models.found_inf(optimizer):
@@ -168,7 +182,8 @@ class Capture:
         self._ended_at = now
         step = self.training.stepped(step_time)
         columns, values = self._scalars(optimizer, step_time)
-        losses = self._losses.take()
+        # Several that step after one backward call share its loss, whoever comes first.
+        losses, self._shared = self._losses.take() or self._shared, []
         if isinstance(optimizer, torch.optim.LBFGS):
             losses = losses[:1]  # the closure runs up to max_iter times a step
         draft = Draft(
@@ -182,6 +197,10 @@ class Capture:
             local=self._local.take(self.optimizers.names),
         )
         self._readings.clear()
+        if self.training.identity.world_size > 1 and step % CHECKSUMS_EVERY == 0:
+            sums = self.training.wall.call(CHECKSUMS, Checksums, watched.parameters)
+            if sums is not None:
+                draft.probed.append((CHECKSUMS, sums))
         if due := self.agenda.due(step):
             draft.weights = self._weights(watched, _of_weights(due))
             self._probe(draft)
@@ -195,6 +214,11 @@ class Capture:
             self._evaluated.flush()
         if self._saved:
             self.report_checkpoints()
+        self._around.stepped(self.training, step, draft.at_us)
+        if self._local.active:
+            spent_s = self.training.wall.spent.get(LOCAL_GRADIENTS, 0.0)
+            self._local.plan(self.agenda, step + 1, spent_s - self._local_s)
+            self._local_s = spent_s
         if step_time is not None and step > 1:
             self.agenda.stepped(step_time, self.training.wall.seconds)
         return step
@@ -202,8 +226,10 @@ class Capture:
     def _scalars(
         self, optimizer: torch.optim.Optimizer, step_time: float | None
     ) -> tuple[list[str], list[float]]:
-        columns, values = [], []
-        if step_time is not None:
+        columns, values = self._around.phases.take()
+        if step_time is None:
+            columns, values = [], []  # of the first step only the end was seen
+        else:
             columns.append("step_time_s")
             values.append(step_time)
         for i, group in enumerate(optimizer.param_groups[:MAX_GROUPS]):
@@ -299,6 +325,7 @@ class Capture:
             self._poll()
             self._evaluated.flush()
         self.report_checkpoints()
+        self._around.close(self.training)
 
     # -- from tensors to records ---------------------------------------------------------------
 

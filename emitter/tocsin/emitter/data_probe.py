@@ -4,10 +4,11 @@ Either the user names the tensors (`run.data`), or a plain cross-entropy is foun
 call of `torch.nn.functional.cross_entropy` (which `CrossEntropyLoss` makes) with class indices as
 targets. Of up to 1,000 classes labels and predictions are counted; the targets of more are tokens.
 
-In training each tenth step is looked at, one loss call of it; in an evaluation as many batches as
-may cost 0.5 % of its time, at least one. A look takes a sample of at most 4,096 rows; on a GPU the
-ids are copied without waiting. Each 100 steps, and at the end of an evaluation, the counts are sent
-as the collections `labels`, `confusion`, `tokens` and `input_channels`, and begin at zero again.
+In training each tenth step is looked at, one loss call of it, fewer where that would cost more than
+0.1 % of the time; in an evaluation as many batches as may cost 0.5 % of it, at least one. A look
+takes a sample of at most 4,096 rows; on a GPU the ids are copied without waiting. Each 100 steps,
+and at the end of an evaluation, the counts are sent as the collections `labels`, `confusion`,
+`tokens` and `input_channels`, and begin at zero again.
 
 In a compiled graph a loss is not seen; nothing of ours is in there.
 """
@@ -26,6 +27,7 @@ import torch
 from tocsin.emitter.class_counts import MAX_CLASSES, ClassCounts, Ids
 from tocsin.emitter.host_copy import HostCopy, is_recording
 from tocsin.emitter.input_channels import ChannelLook, InputChannels, look
+from tocsin.emitter.named_data import NamedData
 from tocsin.emitter.tables import Table
 from tocsin.emitter.token_shares import TokenShares
 from tocsin.schemas.telemetry import Mode, TensorFrame
@@ -34,7 +36,10 @@ if TYPE_CHECKING:
     from tocsin.emitter.training import Training
 
 EVERY: Final = 10
-"""Steps between two looks in training."""
+"""Steps between two looks in training, at least."""
+
+TRAIN_SHARE: Final = 0.001
+"""Of the time of training that looking may cost."""
 
 SEND_EVERY: Final = 100
 """Steps between two records of what was counted in training."""
@@ -46,7 +51,6 @@ ROWS: Final = 4096
 SCORES: Final = 1 << 17
 """Scores that are compared at a look, so that fewer rows are taken of many classes."""
 
-MAX_INPUTS: Final = 16
 MAX_WAITING: Final = 64
 
 
@@ -103,7 +107,9 @@ class DataProbe:
         self._named = False
         self._counted: dict[Mode, _Counted] = {"train": _Counted(), "eval": _Counted()}
         self._waiting: deque[tuple[Mode, _Sample | ChannelLook]] = deque(maxlen=MAX_WAITING)
-        self._sent = 0
+        self._sent = self._next = 0
+        self._costs: deque[float] = deque(maxlen=3)
+        self._armed_at: tuple[int, float] | None = None
         self._began: float | None = None
         self._eval_spent = 0.0
 
@@ -125,37 +131,26 @@ class DataProbe:
                 self._look_at_classes(scores, target, mode)
         self._paid(began, mode)
 
-    def named(
-        self,
-        mode: Mode,
-        *,
-        inputs: Mapping[str, torch.Tensor],
-        labels: torch.Tensor | None,
-        predictions: torch.Tensor | None,
-        tokens: torch.Tensor | None,
-    ) -> None:
+    def named(self, mode: Mode, data: NamedData) -> None:
         """The user says which tensors are which. A loss that was found is of no interest then."""
+        labels, predictions, tokens = data.labels, data.predictions, data.tokens
         if labels is not None or tokens is not None:
             self._named = True
         if not self._wanted(mode) or is_recording():
             return
         began = time.perf_counter()
-        if labels is not None and predictions is not None:
-            if predictions.dim() == labels.dim():
-                apart = _apart(labels.numel(), ROWS)
-                pair = [labels.reshape(-1)[::apart], predictions.reshape(-1)[::apart]]
-                self._keep(mode, _Sample(pair, 0, tokens=False))
-            else:
-                last = predictions.shape[:-1] == labels.shape
-                scores = predictions.movedim(-1, 1) if last and labels.dim() > 1 else predictions
-                self._look_at_classes(scores, labels, mode)
+        if labels is not None and predictions is not None and predictions.is_floating_point():
+            self._look_at_classes(predictions, labels, mode)
         elif labels is not None:
-            sample = labels.reshape(-1)[:: _apart(labels.numel(), ROWS)]
-            self._keep(mode, _Sample([sample], 0, tokens=False))
+            apart = _apart(labels.numel(), ROWS)
+            ids = [labels.reshape(-1)[::apart]]
+            if predictions is not None:
+                ids.append(predictions.reshape(-1)[::apart])
+            self._keep(mode, _Sample(ids, 0, tokens=False))
         if tokens is not None:
             sample = tokens.reshape(-1)[:: _apart(tokens.numel(), ROWS)]
             self._keep(mode, _Sample([sample], 0, tokens=True))
-        for name, batch in list(inputs.items())[:MAX_INPUTS]:
+        for name, batch in data.inputs.items():
             seen = look(name, batch)
             if seen is not None:
                 self._keep(mode, seen)
@@ -200,6 +195,7 @@ class DataProbe:
         self.spent_s += spent
         if mode == "train":
             self.due = False
+            self._costs.append(spent)
         else:
             self._eval_spent += spent
 
@@ -222,7 +218,8 @@ class DataProbe:
 
     def stepped(self, training: Training, step: int) -> None:
         """A step of training is over."""
-        if (step + 1) % EVERY == 0:
+        if step + 1 >= self._next:
+            self._next = step + 1 + self._interval(step)
             self.due = True
         if self._waiting:
             self._poll()
@@ -233,6 +230,16 @@ class DataProbe:
         if step - self._sent >= SEND_EVERY:
             self._sent = step
             self._send(training, "train", step)
+
+    def _interval(self, step: int) -> int:
+        """Steps to the look after the next."""
+        now = time.perf_counter()
+        last, self._armed_at = self._armed_at, (step, now)
+        if last is None or not self._costs or step == last[0]:
+            return EVERY
+        step_s = (now - last[1]) / (step - last[0])
+        # The cheapest of the last: a first look pays for much that comes once.
+        return max(EVERY, round(min(self._costs) / max(1e-9, TRAIN_SHARE * step_s)))
 
     def close(self, training: Training) -> None:
         """The training is over: send what was counted."""

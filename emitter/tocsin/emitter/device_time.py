@@ -19,6 +19,7 @@ from typing import Final, Protocol
 import torch
 
 from tocsin.emitter.host_copy import is_recording
+from tocsin.emitter.wall import Wall
 
 EVERY: Final = 10
 """Steps between two that are timed on the GPU: an event costs some µs on the training thread."""
@@ -65,10 +66,12 @@ class DeviceTime:
         report: Report,
         put_event: Callable[[], Event],
         *,
+        wall: Wall,
         is_recording: Callable[[], bool] = is_recording,
     ) -> None:
         self._report: Final = report
         self._put_event = put_event
+        self._wall: Final = wall
         self._is_recording = is_recording
         self._marks: list[tuple[int, Event]] = []
         self._whole = True
@@ -76,15 +79,15 @@ class DeviceTime:
 
     def forward(self) -> None:
         """What follows is a forward pass if a backward call ends it."""
-        self._mark(0)
+        self._wall.call("device time", self._mark, 0)
 
     def backward(self) -> None:
         """A backward call begins."""
-        self._mark(1)
+        self._wall.call("device time", self._mark, 1)
 
     def optimizer(self) -> None:
         """An optimizer's step begins."""
-        self._mark(2)
+        self._wall.call("device time", self._mark, 2)
 
     def _mark(self, phase: int) -> None:
         if len(self._marks) >= MAX_MARKS or self._is_recording():

@@ -27,6 +27,7 @@ from tocsin.emitter.outbox import StepRow
 if TYPE_CHECKING:
     from tocsin.emitter.torch_hooks import Hooks
     from tocsin.emitter.training import Training
+    from tocsin.schemas.captured import Mode
 
 FUNCTIONS: Final = (
     "binary_cross_entropy",
@@ -41,6 +42,9 @@ FUNCTIONS: Final = (
     "smooth_l1_loss",
 )
 
+PREDICT: Final = "predict"
+"""The phase in which losses are those of predictions, and of no evaluation."""
+
 AT_MOST: Final = 64
 """Losses on a GPU that are copied together, and copies that are waited for."""
 
@@ -51,30 +55,32 @@ class EvaluationLosses:
     def __init__(self, training: Training) -> None:
         self._training: Final = training
         self._held: list[torch.Tensor] = []
-        self._copies: deque[tuple[int, HostCopy]] = deque(maxlen=AT_MOST)
-        self._step = 0
+        self._copies: deque[tuple[tuple[int, Mode], HostCopy]] = deque(maxlen=AT_MOST)
+        self._at: tuple[int, Mode] = (0, "eval")
         self._first: tuple[int, str] = (-1, "")
-        plan = training.settings.plan("losses")
-        self._schedule = None if plan is None else plan.schedule("eval")
+        self._plan: Final = training.settings.plan("losses")
 
     def add(self, name: str, loss: torch.Tensor) -> None:
         """A loss of one number that was computed after the last step, by this function."""
-        step, schedule = self._training.last_step, self._schedule
+        step = self._training.last_step
+        mode: Mode = "predict" if PREDICT in self._training.phases else "eval"
+        schedule = None if self._plan is None else self._plan.schedule(mode)
         if step is None or schedule is None or not schedule.due(step, 1):
             return
+        at = (step, mode)
         if self._first[0] != step:
             self._first = (step, name)
         if self._first[1] != name:
             return
         loss = loss.detach()
         if loss.device.type == "cpu":
-            self._send(step, float(loss))
+            self._send(at, float(loss))
             return
         if is_recording():
             return
-        if self._held and (step != self._step or len(self._held) >= AT_MOST):
+        if self._held and (at != self._at or len(self._held) >= AT_MOST):
             self.flush()
-        self._step = step
+        self._at = at
         self._held.append(loss.reshape(1).to(torch.float32, copy=True))
 
     def flush(self) -> None:
@@ -82,19 +88,20 @@ class EvaluationLosses:
         if self._held:
             held, self._held = self._held, []
             with torch.no_grad():
-                self._copies.append((self._step, HostCopy(torch.cat(held))))
+                self._copies.append((self._at, HostCopy(torch.cat(held))))
         while self._copies and self._copies[0][1].ready():
-            step, copy = self._copies.popleft()
+            at, copy = self._copies.popleft()
             for value in copy.values():
-                self._send(step, float(value))
+                self._send(at, float(value))
 
     @property
     def waiting(self) -> bool:
         """Whether some are still on their way."""
         return bool(self._held or self._copies)
 
-    def _send(self, step: int, value: float) -> None:
-        row = StepRow(step, time.time_ns() // 1000, ("loss",), (value,), "eval")
+    def _send(self, at: tuple[int, Mode], value: float) -> None:
+        step, mode = at
+        row = StepRow(step, time.time_ns() // 1000, ("loss",), (value,), mode)
         self._training.sender.row(row)
 
 

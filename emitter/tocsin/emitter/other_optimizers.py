@@ -125,9 +125,9 @@ class OtherOptimizers:
         return ready
 
     @property
-    def waiting(self) -> bool:
-        """Whether numbers are still on their way."""
-        return bool(self._waiting)
+    def any(self) -> bool:
+        """Whether there is something to take, or on its way."""
+        return self._stepped or bool(self._waiting)
 
     def _gather(self, step: int) -> OtherSteps | None:
         columns: list[str] = []

@@ -26,7 +26,6 @@ import torch
 from tocsin.emitter.checkpoints import target_path
 
 if TYPE_CHECKING:
-    from tocsin.emitter.step_phases import StepPhases
     from tocsin.emitter.torch_hooks import Hooks
 
 Arguments: TypeAlias = "Sequence[object]"
@@ -99,8 +98,6 @@ class Saves:
         self._known: Final[set[object]] = set()
         self._inside: Final = threading.local()
         self._thread = 0
-        self.phases: StepPhases | None = None
-        """Told how long the training thread wrote."""
 
     def install(self) -> None:
         """Put the hook into torch."""
@@ -108,7 +105,7 @@ class Saves:
         torch.save = save
         torch.serialization.save = save
 
-    def follow_lightning(self) -> None:
+    def follow_frameworks(self) -> None:
         """Put hooks into what was imported; called on the thread that trains."""
         self._thread = threading.get_ident()
         for module_name, class_name, method, target in METHODS:
@@ -149,8 +146,8 @@ class Saves:
         finally:
             ended = time.perf_counter()
             self._inside.now = False
-            if self.phases is not None and threading.get_ident() == self._thread:
-                self.phases.wrote(began, ended)
+            if threading.get_ident() == self._thread:
+                self._hooks.around.phases.wrote(began, ended)
             wall.call("checkpoints", training.phase, "checkpoint", "end", ended - began)
         written = wall.call("checkpoints", target, args, kwargs, result)
         wall.call("checkpoints", capture.saved, written, step, ended - began)

@@ -108,6 +108,8 @@ class StepPhases:
         """An optimizer's step begins."""
         if self._evaluating is not None:
             self._evaluation_over(self._evaluated)
+        if self._depth and self._cursor is not None:
+            self._backward += now - self._cursor  # a step in the middle of a backward call
         self._stepping, self._cursor = now, now
         self._within = self._wait + self._forward + self._backward
         if self.device is not None:
@@ -154,14 +156,15 @@ class StepPhases:
         if self._told and self.say is not None:
             self.say("end", max(0.0, now - self._evaluation_began))
 
-    def enters(self, name: str, now: float) -> None:
-        """The user's own code says that a phase begins."""
-        if name == "evaluation":
-            self._evaluation_over(now)
-        self._named.append((name, now))
-
-    def leaves(self, name: str, now: float) -> None:
-        """It is over. `evaluation` and `checkpoint` are counted; others are of no phase."""
+    def named(self, name: str, edge: str, now: float) -> None:
+        """The user's own code says that a phase begins or ends. `evaluation` and `checkpoint` are
+        counted; the time of others is of no phase.
+        """
+        if edge == "begin":
+            if name == "evaluation":
+                self._evaluation_over(now)
+            self._named.append((name, now))
+            return
         for i in range(len(self._named) - 1, -1, -1):
             if self._named[i][0] == name:
                 began = self._named.pop(i)[1]

@@ -13,9 +13,9 @@ Where they sit, and why there:
 - the loss modules' `__call__` and the functions behind them: losses without a gradient;
 - `__call__` of ReLU-like classes: their outputs. Nothing sits on a module itself: a hook of an
   instance would be pickled with it, and a global one makes torch.compile warn;
-- the iterators of data loaders: that something goes on between two steps;
+- the iterators of data loaders: that something goes on between two steps, and how long it waits;
 - the constructor of DistributedDataParallel: the rank's own gradients, before they are averaged;
-- `torch.save`, and Lightning's call above it.
+- `torch.save`, and what frameworks have beside and above it.
 
 The only thing that leaves the wall is the stop, on purpose, at an edge.
 """
@@ -26,6 +26,7 @@ import functools
 import os
 import sys
 import weakref
+from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -36,12 +37,15 @@ from torch.optim.optimizer import (
 
 from tocsin.emitter import activations as relus
 from tocsin.emitter import clipping
+from tocsin.emitter.around import Around
 from tocsin.emitter.clipping import ClippedNorms
 from tocsin.emitter.current import current
 from tocsin.emitter.evaluation import Evaluation
-from tocsin.emitter.losses import LocalGradients, LossBuffer, loss_of, only
+from tocsin.emitter.local_gradients import LocalGradients
+from tocsin.emitter.losses import LossBuffer, loss_of, only
 from tocsin.emitter.saves import Saves
 from tocsin.emitter.settings import RUN_ID
+from tocsin.emitter.shards import is_distributed
 
 if TYPE_CHECKING:
     from tocsin.emitter.capture import Capture
@@ -72,6 +76,7 @@ class Hooks:
         self.losses: Final = LossBuffer()
         self.local: Final = LocalGradients()
         self.clipped: Final = ClippedNorms()
+        self.around: Final = Around(self.wall)
         self.saves: Final = Saves(self)
         self.stepping: list[torch.optim.Optimizer] = []
         self.made_step = False
@@ -102,10 +107,11 @@ class Hooks:
             self.losses,
             self.local,
             self.clipped,
+            self.around,
             preferred=self.preferred and self.preferred(),
         )
         self.capture = capture
-        self.wall.call("lightning", self.saves.follow_lightning)
+        self.wall.call("checkpoints", self.saves.follow_frameworks)
         session.before_end = capture.close
         session.announce(capture.shape())
         if capture.training.identity.world_size > 1:
@@ -120,14 +126,20 @@ class Hooks:
         self.stepping.clear()
         self.losses.take()
         self.local.clear()
+        self.local.scaled = False
         self.clipped.clear()
+        self.around.forget()
         self.backwards = self.most_backwards = 0
         self.wall.report = _say
 
     def watch_local(self, parameter: torch.Tensor) -> None:
         """Look at this rank's own gradient of the parameter whenever it is complete."""
-        if parameter.requires_grad and self.local.is_new(parameter):
-            parameter.register_post_accumulate_grad_hook(_on_local_gradient)
+        # The gradient of a DTensor is, with FSDP2, complete only once it is reduced.
+        if parameter.requires_grad and not is_distributed(parameter):
+            place = self.local.is_new(parameter)
+            if place is not None:
+                hook = functools.partial(_on_local_gradient, place)
+                parameter.register_post_accumulate_grad_hook(hook)
 
     def before_step(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
         """In front of `Optimizer.step`."""
@@ -141,6 +153,7 @@ class Hooks:
             self.wall.call("updates", capture.updating, optimizer)
             if not closure:
                 capture.gradients(optimizer)
+            self.around.phases.step_begins(perf_counter())
 
     def after_step(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> bool:
         """Behind `Optimizer.step`; whether the training has made a step."""
@@ -151,12 +164,15 @@ class Hooks:
             pass
         if self.stepping:
             return False  # inside the step of another optimizer, which is the one that counts
+        self.around.phases.step_ends(perf_counter())
         if closure:
             capture.gradients(optimizer)  # the closure has computed them in the middle of the step
         self.made_step = True
         self.most_backwards = max(self.most_backwards, self.backwards)
         self.backwards = 0
-        return capture.stepped(optimizer) is not None
+        made = capture.stepped(optimizer) is not None
+        self.around.pause()
+        return made
 
     def on_backward(self, tensors: object) -> None:
         """In front of a backward call."""
@@ -165,13 +181,16 @@ class Hooks:
         loss = loss_of(tensors, unscaled)
         if loss is not None:
             self.losses.add(loss, begun=self.capture is not None)
+        self.local.backward = self.backwards
         self.backwards += 1
         relus.activations.due = False
+        self.around.loaders.backward()
         if self.capture is not None:
             self.capture.training.activity += 1
 
     def on_scale(self, before: object, after: object) -> None:
         """Behind `GradScaler.scale`."""
+        self.local.scaled = True
         if isinstance(before, torch.Tensor) and before.numel() == 1:
             self.scaled = (id(after), before.detach())
 
@@ -183,12 +202,13 @@ class Hooks:
         self.capture.scaler_updated(made_step)
         return True
 
-    def on_batch(self) -> bool:
+    def on_batch(self, iterator: object, began: float, ended: float) -> bool:
         """Behind a batch of a data loader; whether it is one of an evaluation."""
-        if self.capture is None:
-            return False
-        self.capture.training.activity += 1
-        return self.capture.training.is_evaluating()
+        evaluating = self.capture is not None and self.capture.training.is_evaluating()
+        self.around.batch(iterator, began, ended, evaluating=evaluating)
+        if self.capture is not None:
+            self.capture.training.activity += 1
+        return evaluating
 
     def check(self, edge: Edge) -> None:
         """An edge. Outside of the wall: raises StopTraining on purpose."""
@@ -260,7 +280,15 @@ def _backward() -> None:
         if not hooks.asleep:
             tensors = args[0] if args else kwargs.get("tensors")
             hooks.wall.call("losses", hooks.on_backward, tensors)
-        original(*args, **kwargs)
+        if hooks.capture is None:
+            original(*args, **kwargs)
+        else:
+            phases = hooks.around.phases
+            phases.backward_begins(perf_counter())
+            try:
+                original(*args, **kwargs)
+            finally:
+                phases.backward_ends(perf_counter())
         if hooks.backwards > max(BACKWARDS_WITHOUT_STEP, 2 * hooks.most_backwards):
             hooks.check("backward")
 
@@ -305,8 +333,11 @@ def _data_loaders() -> None:
 
     @functools.wraps(original)
     def following(self: object) -> object:
+        if hooks.asleep:
+            return original(self)
+        began = perf_counter()
         batch = original(self)
-        if hooks.capture is not None and hooks.wall.call("batches", hooks.on_batch):
+        if hooks.wall.call("batches", hooks.on_batch, self, began, perf_counter()):
             hooks.check("evaluation")
         return batch
 
@@ -331,8 +362,8 @@ def _watch_all(module: torch.nn.Module) -> None:
         hooks.watch_local(parameter)
 
 
-def _on_local_gradient(parameter: torch.Tensor) -> None:
-    if not hooks.asleep:
+def _on_local_gradient(place: int, parameter: torch.Tensor) -> None:
+    if not hooks.asleep and hooks.local.wants(place):
         hooks.wall.call("local_gradients", hooks.local.look, parameter)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import cast
 
 import numpy as np
@@ -14,8 +15,10 @@ from tocsin.emitter import data_probe
 from tocsin.emitter.class_counts import ClassCounts
 from tocsin.emitter.data_probe import DataProbe
 from tocsin.emitter.input_channels import InputChannels, look
+from tocsin.emitter.named_data import check_data
 from tocsin.emitter.token_shares import TokenShares
 from tocsin.emitter.training import Training
+from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.telemetry import Speaker, TensorFrame
 
 
@@ -200,16 +203,11 @@ def test_named_tensors_stand_for_what_is_found() -> None:
     probe = DataProbe()
     labels, scores = torch.tensor([[0, 1], [1, 1]]), torch.zeros(2, 2, 3)
     scores[..., 1] = 1
-    probe.named(
-        "train",
-        inputs={"image": torch.ones(2, 3, 4, 4)},
-        labels=labels,
-        predictions=scores,
-        tokens=torch.tensor([5, 5, 9]),
-    )
+    images, tokens = {"image": torch.ones(2, 3, 4, 4)}, torch.tensor([5, 5, 9])
+    probe.named("train", check_data(images, labels, scores, tokens))
     probe.due = True
     probe.cross_entropy((torch.zeros(6, 4), torch.zeros(6, dtype=torch.int64)), {}, "train")
-    probe.named("eval", inputs={}, labels=labels, predictions=labels, tokens=None)
+    probe.named("eval", check_data(None, labels, labels, None))
     sink = closed(probe)
     assert sink.counts("labels") == {"0": [1, 0, 0], "1": [3, 4, 3], "2": [0, 0, 0]}
     assert sink.counts("labels", "eval") == {"0": [1, 1, 1], "1": [3, 3, 3]}
@@ -217,7 +215,25 @@ def test_named_tensors_stand_for_what_is_found() -> None:
     assert sorted(sink.counts("input_channels")) == ["image.0", "image.1", "image.2"]
 
 
-def test_when_it_looks_and_when_it_sends() -> None:
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((None, torch.zeros(3), None, None), "labels as a torch.Tensor of integers"),
+        (([1, 2], None, None, None), "inputs as a torch.Tensor, or several by name, found list"),
+        ((None, None, torch.zeros(3, 2), None), "need the labels"),
+        ((None, torch.zeros(3, dtype=torch.int64), torch.zeros(3), None), r"\(3,\) of the labels"),
+        ((None, None, None, "text"), "tokens as a torch.Tensor of integers, found str"),
+    ],
+)
+def test_what_is_named_wrongly_is_told(
+    arguments: tuple[object, object, object, object], says: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        check_data(*arguments)
+
+
+def test_when_it_looks_and_when_it_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_probe, "TRAIN_SHARE", 1e9)
     probe, sink = DataProbe(), Sink()
     batch = torch.zeros(6, 4), torch.zeros(6, dtype=torch.int64)
     for step in range(230):
@@ -229,6 +245,21 @@ def test_when_it_looks_and_when_it_sends() -> None:
     assert sent == [("eval", 49, 6), ("eval", 50, 6), ("train", 100, 66), ("train", 200, 60)]
     assert {f.every for f in sink.frames if f.mode == "train"} == {100}
     assert probe.spent_s > 0
+
+
+def test_short_steps_are_looked_at_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("tocsin.emitter.data_probe.time.perf_counter", lambda: clock[0])
+    probe, sink, looked = DataProbe(), Sink(), []
+    for step in range(1000):
+        clock[0] += 0.001
+        if probe.due:
+            looked.append(step)
+            probe.due = False
+            probe._costs.append(100e-6)
+        probe.stepped(cast(Training, sink), step)
+    assert looked[:3] == [0, 1, 11]
+    assert {b - a for a, b in pairwise(looked[3:])} == {100}
 
 
 def test_an_evaluation_is_not_slowed_down(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from tocsin.emitter.device_time import COLUMNS, DeviceTime, Event
 from tocsin.emitter.step_phases import StepPhases
+from tocsin.emitter.wall import Wall
 
 
 def taken(phases: StepPhases) -> dict[str, float]:
@@ -52,6 +53,15 @@ def test_a_closure_and_a_nested_backward_are_counted_once() -> None:
     phases.backward_ends(5.0)
     phases.step_ends(6.0)
     assert taken(phases) == {"forward_s": 2.0, "backward_s": 3.0, "optimizer_s": 1.0}
+
+
+def test_steps_in_the_middle_of_a_backward_call() -> None:
+    phases = StepPhases()
+    phases.backward_begins(0.0)
+    phases.step_begins(2.0)
+    phases.step_ends(3.0)
+    phases.backward_ends(7.0)
+    assert taken(phases) == {"forward_s": 0.0, "backward_s": 6.0, "optimizer_s": 1.0}
 
 
 def test_steps_of_two_optimizers_are_added() -> None:
@@ -100,12 +110,12 @@ def test_what_the_user_calls_an_evaluation_is_one() -> None:
     said: list[str] = []
     phases = StepPhases()
     phases.say = lambda edge, _: said.append(edge)
-    phases.enters("evaluation", 1.0)
+    phases.named("evaluation", "begin", 1.0)
     phases.evaluated(2.0, 7.0)
-    phases.leaves("evaluation", 8.0)
-    phases.enters("export", 8.0)
-    phases.leaves("export", 9.0)
-    phases.leaves("never begun", 9.0)
+    phases.named("evaluation", "end", 8.0)
+    phases.named("export", "begin", 8.0)
+    phases.named("export", "end", 9.0)
+    phases.named("never begun", "end", 9.0)
     found = taken(phases)
     assert (found["evaluation_s"], said) == (7.0, [])
     phases.evaluated(9.0, 10.0)
@@ -141,7 +151,9 @@ class Mark:
 def test_a_gpus_own_time_is_read_when_it_has_come_by() -> None:
     clock, told = Clock(), []
     phases = StepPhases()
-    phases.timer = DeviceTime(lambda *row: told.append(row), clock.put, is_recording=lambda: False)
+    phases.timer = DeviceTime(
+        lambda *row: told.append(row), clock.put, wall=Wall(), is_recording=lambda: False
+    )
     phases.after_step(8)
     assert phases.device is None
     phases.after_step(9)
@@ -170,7 +182,9 @@ def test_a_gpus_own_time_is_read_when_it_has_come_by() -> None:
 def test_a_step_with_too_many_marks_or_in_a_cuda_graph_is_not_timed() -> None:
     clock, told = Clock(), []
     recording = [False]
-    timer = DeviceTime(lambda *row: told.append(row), clock.put, is_recording=lambda: recording[0])
+    timer = DeviceTime(
+        lambda *row: told.append(row), clock.put, wall=Wall(), is_recording=lambda: recording[0]
+    )
     for _ in range(300):
         timer.forward()
     timer.close_step(0)

@@ -1,0 +1,122 @@
+"""What goes on around the numbers of a step: where its time goes, what it is fed, who else steps.
+
+One object for the hooks and for capture. Its parts are off on their own: each call into one of them
+has a wall of its own, but for the clock's marks, which cannot fail.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from time import perf_counter
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import nn
+
+from tocsin.emitter.data_probe import DataProbe
+from tocsin.emitter.device_time import DeviceTime, events_on
+from tocsin.emitter.loader_facts import Loaders
+from tocsin.emitter.losses import Loss
+from tocsin.emitter.named_losses import NamedLosses
+from tocsin.emitter.other_optimizers import OtherOptimizers
+from tocsin.emitter.outbox import StepRow
+from tocsin.emitter.step_phases import StepPhases
+from tocsin.emitter.wall import Wall
+
+if TYPE_CHECKING:
+    from tocsin.emitter.training import Training
+
+
+class Around:
+    """The surroundings of the training of this process."""
+
+    def __init__(self, wall: Wall) -> None:
+        self._wall: Final = wall
+        self.phases: Final = StepPhases()
+        self.loaders: Final = Loaders()
+        self.data: Final = DataProbe()
+        self.named: Final = NamedLosses()
+        self.others = OtherOptimizers()
+        self._thread = 0
+
+    def forget(self) -> None:
+        """The training is over; the next begins anew."""
+        self.phases.forget()
+        self.phases.say = None
+        self.loaders.forget()
+        self.data.forget()
+        self.named.forget()
+        self.others = OtherOptimizers()
+        self._thread = 0
+
+    def begin(self, training: Training, root: nn.Module | None) -> None:
+        """A training begins on this thread; `root` is its model."""
+        self._thread = threading.get_ident()
+        self.phases.say = lambda edge, duration_s: self._wall.call(
+            "phases", training.phase, "evaluation", edge, duration_s
+        )
+        first = None if root is None else next(root.parameters(), None)
+        if first is not None and first.device.type == "cuda":
+
+            def report(step: int, columns: tuple[str, ...], values: tuple[float, ...]) -> None:
+                training.row(columns, values, step=step)
+
+            self.phases.timer = DeviceTime(report, events_on(first.device), wall=self._wall)
+
+    # -- what the hooks see --------------------------------------------------------------------
+
+    def batch(self, iterator: object, began: float, ended: float, *, evaluating: bool) -> None:
+        """A data loader's iterator gave a batch."""
+        self.loaders.gave(iterator, evaluating=evaluating)
+        if threading.get_ident() != self._thread:
+            return  # somebody fetches ahead, and the training does not wait for it
+        if evaluating:
+            self.phases.evaluated(began, ended)
+        else:
+            self.phases.batch(began, ended)
+
+    # -- what capture asks and tells -------------------------------------------------------------
+
+    def other_stepped(
+        self,
+        optimizer: torch.optim.Optimizer,
+        losses: list[Loss],
+        modules: Callable[[], Iterable[nn.Module]],
+        *,
+        norm: bool,
+    ) -> None:
+        """An optimizer that does not count the steps has made one."""
+        self._wall.call(
+            "other optimizers", self.others.stepped, optimizer, losses, modules, norm=norm
+        )
+
+    def stepped(self, training: Training, step: int, at_us: int) -> None:
+        """A step of the training is over."""
+        call = self._wall.call
+        if self.phases.timer is not None:
+            call("device time", self.phases.after_step, step)
+        if self.others.any:
+            call("other optimizers", self._send_others, training, step, at_us)
+        if self.named.any:
+            call("named losses", self.named.send, training, step, "train")
+        if self.loaders.news:
+            call("loaders", self.loaders.tell, training)
+        call("labels", self.data.stepped, training, step)
+
+    def close(self, training: Training) -> None:
+        """The training is over: say what is left."""
+        self._wall.call("phases", self.phases.close)
+        self._wall.call("labels", self.data.close, training)
+        self._wall.call("named losses", self.named.send, training, training.next_step, "train")
+        self._wall.call("loaders", self.loaders.tell, training)
+
+    def _send_others(self, training: Training, step: int, at_us: int) -> None:
+        for row in self.others.take(step):
+            columns, values = row.row()
+            if columns:
+                training.sender.row(StepRow(row.step, at_us, columns, values))
+
+    def pause(self) -> None:
+        """What our own hooks have done up to now is of no phase."""
+        self.phases.step_ends(perf_counter())
