@@ -39,15 +39,18 @@ class Net(nn.Module):  # type: ignore[misc]  # torch has no types here
 
 
 def test_each_collection_comes_at_its_steps_with_its_tensors_and_columns(tmp_path: Path) -> None:
-    with captured(tmp_path, TOCSIN_CAPTURE=json.dumps(SECTION)):
+    with captured(tmp_path, TOCSIN_CAPTURE=json.dumps(SECTION)) as hooks:
         model = Net()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         for step in range(10):
             optimizer.zero_grad()
             nn.functional.mse_loss(model(torch.randn(8, 4)), torch.zeros(8, 1)).backward()
             optimizer.step()
-            if step in (2, 7):
+            if step in (2, 7, 8):
                 model.eval()
+                if step == 8:
+                    assert hooks.capture is not None
+                    hooks.capture.training.phase("predict", "begin")
                 with torch.no_grad():
                     nn.functional.mse_loss(model(torch.randn(8, 4)), torch.zeros(8, 1))
                 model.train()
@@ -69,6 +72,7 @@ def test_each_collection_comes_at_its_steps_with_its_tensors_and_columns(tmp_pat
     assert [step for step, row in sorted(found.steps().items()) if "loss" in row] == [0, 3, 6, 9]
     assert len(found.steps()) == 10
     assert list(found.steps("eval")) == [7]
+    assert list(found.steps("predict")) == [8]
 
 
 def test_a_loss_that_is_not_finite_is_said_whatever_the_plan(tmp_path: Path) -> None:
