@@ -7,7 +7,7 @@ jumped; full rows, when due or when something is not finite.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -39,6 +39,8 @@ class Reading:
     rows: TensorRows | None = None
     scale: float = 1.0
     primary: bool = True
+    parts: Mapping[str, int] | None = None
+    """In how many parts over the ranks each is cut, where some are."""
 
     @property
     def ready(self) -> bool:
@@ -65,6 +67,16 @@ class Reading:
             return int((~np.isfinite(exact)).sum())
         return 0 if self.blocks is None else self.blocks.bad
 
+    def share_of_square(self, exact: Floats, world_size: int) -> float:
+        """What this rank adds to the square of the norm of the whole gradients.
+
+        A part that lies on several ranks is added by each of them, divided by their number.
+        """
+        parts = self.parts or {}
+        names = self.names or (() if self.rows is None else self.rows.names)
+        share = np.array([parts.get(name, 1) for name in names], np.float64) / world_size
+        return float(np.square(exact.astype(np.float64)) @ share)
+
 
 class GradientReader:
     """Reads the gradients of a training's optimizers."""
@@ -85,7 +97,8 @@ class GradientReader:
         if not gradients:
             return None
         agenda, optimizer = self._agenda, watched.optimizer()
-        reading = Reading(primary=optimizer is not None and self._optimizers.is_primary(optimizer))
+        reading = Reading(parts=watched.parts)
+        reading.primary = optimizer is not None and self._optimizers.is_primary(optimizer)
         due = agenda.due(step).get(GRADIENTS, ())
         wanted = [Wanted(p.name, self._optimizers.chosen(watched, p), p.columns) for p in due]
         on_cpu = gradients[0].is_cpu
@@ -130,7 +143,7 @@ class GradientReader:
     def _read_rows(self, reading: Reading, watched: Watched, wanted: Sequence[Wanted]) -> None:
         names, flat = self._flat(watched)
         if names:
-            reading.rows = TensorRows(names, flat, wanted)
+            reading.rows = TensorRows(names, flat, wanted, precision=True)
 
     def _read_norms(self, reading: Reading, watched: Watched) -> None:
         names, flat = self._flat(watched)

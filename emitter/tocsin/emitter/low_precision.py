@@ -8,7 +8,7 @@ read from the bits, which stand in the order of the numbers, without a conversio
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
@@ -19,7 +19,7 @@ import torch
 from tocsin.emitter.arrays import CHUNK as HOST_CHUNK
 from tocsin.emitter.arrays import as_float32
 from tocsin.emitter.host_copy import HostCopy
-from tocsin.emitter.tables import Table
+from tocsin.schemas.telemetry import Counts, Floats
 
 LOW_PRECISION_COLUMNS: Final = ("underflow", "overflow")
 
@@ -64,11 +64,11 @@ def _bits(dtype: torch.dtype) -> _Bits:
 class LowPrecision:
     """The ends of those of the flat tensors that are of low precision. On a GPU they come later."""
 
-    def __init__(self, collection: str, names: Sequence[str], flat: Sequence[torch.Tensor]) -> None:
-        self._collection = collection
+    def __init__(self, names: Sequence[str], flat: Sequence[torch.Tensor]) -> None:
         kept = [i for i, tensor in enumerate(flat) if tensor.dtype in _TYPES]
-        self._names = tuple(names[i] for i in kept)
-        self._numel = np.array([flat[i].numel() for i in kept], np.uint64)
+        self.names: Final = tuple(names[i] for i in kept)
+        """Those that are of low precision, in the order given."""
+        self._numel: Counts = np.array([flat[i].numel() for i in kept], np.uint64)
         self._counts = np.zeros((len(kept), 3), np.int64)  # zeros, below normal, near the largest
         self._copies: list[tuple[list[int], HostCopy]] = []
         places: dict[torch.device, tuple[list[int], list[torch.Tensor]]] = {}
@@ -85,16 +85,14 @@ class LowPrecision:
             for at, cells in places.values():
                 self._copies.append((at, HostCopy(torch.stack(cells))))
 
-    def __bool__(self) -> bool:
-        return bool(self._names)
-
     @property
     def ready(self) -> bool:
         """Whether they are on the host; never waits."""
         return all(copy.ready() for _, copy in self._copies)
 
-    def tables(self) -> Iterator[Table]:
-        """One table, with the count column `numel`."""
+    @property
+    def rows(self) -> tuple[Floats, Counts]:
+        """LOW_PRECISION_COLUMNS, and `numel`, of `names`, once they are ready."""
         for at, copy in self._copies:
             np.add.at(self._counts, at, copy.values().astype(np.int64).reshape(-1, 3))
         self._copies.clear()
@@ -103,14 +101,7 @@ class LowPrecision:
         shares = np.stack(
             (small / np.maximum(numel - zeros, 1), large / np.maximum(numel, 1)), axis=1
         )
-        yield Table(
-            self._collection,
-            self._names,
-            as_float32(shares),
-            self._numel.reshape(-1, 1),
-            LOW_PRECISION_COLUMNS,
-            ("numel",),
-        )
+        return as_float32(shares), self._numel.reshape(-1, 1)
 
 
 def _on_host(tensor: torch.Tensor) -> tuple[int, int, int]:

@@ -9,7 +9,7 @@ cost four times as much. The samples are sorted on the host, many in one call.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +19,6 @@ import torch
 from tocsin.emitter.arrays import Doubles, as_float32
 from tocsin.emitter.host_copy import HostCopy
 from tocsin.emitter.host_rows import as_numpy
-from tocsin.emitter.tables import Table
 from tocsin.schemas.telemetry import Floats
 
 QUANTILES: Final = {"p05": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
@@ -35,43 +34,41 @@ Array = npt.NDArray[Any]
 
 
 class Quantiles:
-    """Quantiles of flat tensors of one collection. On a GPU they come later."""
+    """Quantiles of flat tensors. On a GPU they come later."""
 
-    def __init__(self, collection: str, names: Sequence[str], flat: Sequence[torch.Tensor]) -> None:
-        self._collection = collection
-        self._names = tuple(names)
+    def __init__(self, flat: Sequence[torch.Tensor]) -> None:
         self._numel = [tensor.numel() for tensor in flat]
-        self._copies: dict[torch.device, tuple[list[int], HostCopy]] = {}
+        self._copies: list[tuple[list[int], HostCopy]] = []
+        self._rows: Floats | None = None
         with torch.no_grad():
             samples = [_sample(tensor) for tensor in flat]
             if all(tensor.is_cpu for tensor in flat):
-                self.values: Floats | None = quantile_rows([as_numpy(s) for s in samples])
+                self._rows = quantile_rows([as_numpy(sample) for sample in samples])
                 return
-            self.values = None
             places: dict[torch.device, list[int]] = {}
             for i, tensor in enumerate(flat):
                 places.setdefault(tensor.device, []).append(i)
-            for device, at in places.items():
+            for at in places.values():
                 together = torch.cat([samples[i].reshape(-1).float() for i in at])
-                self._copies[device] = at, HostCopy(together)
+                self._copies.append((at, HostCopy(together)))
 
     @property
     def ready(self) -> bool:
         """Whether they are on the host; never waits."""
-        return all(copy.ready() for _, copy in self._copies.values())
+        return all(copy.ready() for _, copy in self._copies)
 
-    def tables(self) -> Iterator[Table]:
-        """One table, with the count column `numel`."""
-        if self.values is None:
-            samples: list[Doubles] = [np.zeros(0)] * len(self._names)
-            for at, copy in self._copies.values():
+    @property
+    def rows(self) -> Floats:
+        """float32[tensors, QUANTILES], once they are ready."""
+        if self._rows is None:
+            samples: list[Doubles] = [np.zeros(0)] * len(self._numel)
+            for at, copy in self._copies:
                 ends = np.cumsum([min(self._numel[i], SAMPLE) for i in at])
                 for i, sample in zip(at, np.split(copy.values(), ends[:-1]), strict=True):
                     samples[i] = sample
-            self.values = quantile_rows(samples)
+            self._rows = quantile_rows(samples)
             self._copies.clear()
-        numel = np.array(self._numel, np.uint64).reshape(-1, 1)
-        yield Table(self._collection, self._names, self.values, numel, tuple(QUANTILES), ("numel",))
+        return self._rows
 
 
 def quantile_rows(samples: Sequence[Array]) -> Floats:

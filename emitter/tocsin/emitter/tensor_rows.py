@@ -1,4 +1,9 @@
-"""Full rows of tensors for the collections that are due: read once, sent to each."""
+"""Full rows of tensors for the collections that are due: read once, sent to each.
+
+A row has the statistics and, from a sample, the quantiles. What low-precision tensors have beside
+it (how much of them is at the ends of their type's range) is a table of its own: in one table all
+rows have the same columns.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +14,14 @@ import numpy as np
 import torch
 
 from tocsin.emitter.host_copy import HostCopy
+from tocsin.emitter.low_precision import LOW_PRECISION_COLUMNS, LowPrecision
+from tocsin.emitter.quantiles import QUANTILES, Quantiles
 from tocsin.emitter.summaries import Rows, Summary
 from tocsin.emitter.tables import Table
-from tocsin.schemas.telemetry import COUNT_COLUMNS, STATISTIC_COLUMNS, Floats
+from tocsin.schemas.telemetry import COUNT_COLUMNS, STATISTIC_COLUMNS, Counts, Floats
+
+ROW_COLUMNS: Final = (*STATISTIC_COLUMNS, *QUANTILES)
+"""The columns of a full row, beside the counts."""
 
 
 class Wanted(NamedTuple):
@@ -21,12 +31,24 @@ class Wanted(NamedTuple):
     names: frozenset[str] | None = None
     columns: tuple[str, ...] | None = None
 
+    def has(self, *columns: str) -> bool:
+        """Whether one of these columns is wanted."""
+        return self.columns is None or not set(columns).isdisjoint(self.columns)
+
 
 class TensorRows:
-    """Rows of flat tensors, of one device or several. On a GPU they come later."""
+    """Rows of flat tensors, of one device or several. On a GPU they come later.
+
+    With `precision` those of low precision have a second table.
+    """
 
     def __init__(
-        self, names: Sequence[str], flat: Sequence[torch.Tensor], wanted: Sequence[Wanted]
+        self,
+        names: Sequence[str],
+        flat: Sequence[torch.Tensor],
+        wanted: Sequence[Wanted],
+        *,
+        precision: bool = False,
     ) -> None:
         chosen = _union(wanted)
         if chosen is not None:
@@ -45,6 +67,10 @@ class TensorRows:
                 summary = Summary([flat[i] for i in at])
                 packed = summary.packed
                 self._parts.append((at, summary, None if packed is None else HostCopy(packed)))
+        sampled = any(each.has(*QUANTILES) for each in wanted)
+        self._quantiles = Quantiles(flat) if sampled else None
+        precision = precision and any(each.has(*LOW_PRECISION_COLUMNS) for each in wanted)
+        self._precision = LowPrecision(names, flat) if precision else None
         on_cpu = all(device.type == "cpu" for device in places)
         # What is odd is read once more: before the tensors change.
         self._rows: Rows | None = self._collect() if on_cpu else None
@@ -52,8 +78,10 @@ class TensorRows:
     @property
     def ready(self) -> bool:
         """Whether they are on the host; never waits."""
-        return self._rows is not None or all(
-            copy is None or copy.ready() for *_, copy in self._parts
+        return self._rows is not None or (
+            all(copy is None or copy.ready() for *_, copy in self._parts)
+            and (self._quantiles is None or self._quantiles.ready)
+            and (self._precision is None or self._precision.ready)
         )
 
     @property
@@ -73,19 +101,23 @@ class TensorRows:
         return l2
 
     def tables(self) -> Iterator[Table]:
-        """One for each collection."""
+        """One for each collection, and one of the ends of low-precision tensors."""
         rows = self.rows
-        for collection, chosen, columns in self._wanted:
-            kept: Sequence[int] | slice = slice(None)
-            names = tuple(self.names)
-            if chosen is not None:
-                kept = [i for i, name in enumerate(self.names) if name in chosen]
-                names = tuple(self.names[i] for i in kept)
-            values, of = rows.values[kept], STATISTIC_COLUMNS
-            if columns is not None:
-                of = tuple(column for column in STATISTIC_COLUMNS if column in columns)
-                values = values[:, [STATISTIC_COLUMNS.index(column) for column in of]]
-            yield Table(collection, names, values, rows.counts[kept], of, COUNT_COLUMNS)
+        values = rows.values
+        of: tuple[str, ...] = STATISTIC_COLUMNS
+        if self._quantiles is not None:
+            values, of = np.hstack((values, self._quantiles.rows)), ROW_COLUMNS
+        for each in self._wanted:
+            yield _table(each, self.names, of, values, rows.counts, COUNT_COLUMNS)
+        if self._precision is None or not self._precision.names:
+            return
+        precision = self._precision
+        shares, numel = precision.rows
+        for each in self._wanted:
+            if each.has(*LOW_PRECISION_COLUMNS):
+                yield _table(
+                    each, precision.names, LOW_PRECISION_COLUMNS, shares, numel, ("numel",)
+                )
 
     def _collect(self) -> Rows:
         n = len(self.names)
@@ -96,6 +128,24 @@ class TensorRows:
             values[at], counts[at] = rows.values, rows.counts
         self._parts.clear()
         return Rows(values, counts)
+
+
+def _table(
+    wanted: Wanted,
+    names: Sequence[str],
+    columns: tuple[str, ...],
+    values: Floats,
+    counts: Counts,
+    count_columns: tuple[str, ...],
+) -> Table:
+    """What a collection wants of it."""
+    if wanted.names is not None:
+        kept = [i for i, name in enumerate(names) if name in wanted.names]
+        names, values, counts = [names[i] for i in kept], values[kept], counts[kept]
+    if wanted.columns is not None:
+        at = [i for i, column in enumerate(columns) if column in wanted.columns]
+        columns, values = tuple(columns[i] for i in at), values[:, at]
+    return Table(wanted.collection, tuple(names), values, counts, columns, count_columns)
 
 
 def _union(wanted: Sequence[Wanted]) -> frozenset[str] | None:

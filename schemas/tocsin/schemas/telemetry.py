@@ -120,7 +120,11 @@ class TensorFrame:
 
     `values[i, j]` is `columns[j]` of tensor `rows[i]`, over its finite values; `counts[i, j]`
     likewise for `count_columns`. Rows stand in backward order for gradients (the first to be
-    computed first) and in forward order elsewhere. `every` is the interval in steps that was in
+    computed first) and in forward order elsewhere. Columns of the emitter: STATISTIC_COLUMNS and,
+    from a sample, the quantiles `p05 p25 p50 p75 p95`; `update_l2` (the norm of a step's change) in
+    the collection `updates`; for tensors of low precision, in a second frame of the same step,
+    `underflow` (share of the numbers that are not zero below the type's smallest normal) and
+    `overflow` (share above 0.9 of its largest); the count `checksum` in `checksums`. `every` is the interval in steps that was in
     force; `at_us` the sender's clock (Unix, microseconds).
     """
 

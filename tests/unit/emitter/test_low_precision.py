@@ -11,6 +11,7 @@ import torch
 from tocsin.emitter import low_precision
 from tocsin.emitter.low_precision import LowPrecision
 from tocsin.emitter.summaries import dense
+from tocsin.emitter.tensor_rows import ROW_COLUMNS, TensorRows, Wanted
 
 DTYPES = [
     torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz,
@@ -19,8 +20,8 @@ DTYPES = [
 
 
 def shares(tensor: torch.Tensor) -> tuple[float, float]:
-    (table,) = LowPrecision("gradients", ["a"], [tensor]).tables()
-    underflow, overflow = table.values[0].tolist()
+    values, _ = LowPrecision(["a"], [tensor]).rows
+    underflow, overflow = values[0].tolist()
     return underflow, overflow
 
 
@@ -54,14 +55,27 @@ def test_large_and_odd_tensors(dtype: torch.dtype) -> None:
 
 def test_only_tensors_of_low_precision_have_a_row() -> None:
     tensors = [torch.ones(3), torch.full((4,), 6e4).half(), torch.ones(2, dtype=torch.int16)]
-    found = LowPrecision("gradients", ["a", "b", "c"], tensors)
-    assert found
+    wanted = [
+        Wanted("gradients"),
+        Wanted("mine", columns=("l2", "overflow")),
+        Wanted("l2", None, ("l2",)),
+    ]
+    found = TensorRows(["a", "b", "c"], tensors, wanted, precision=True)
     assert found.ready
-    (table,) = found.tables()
-    assert (table.names, table.columns) == (("b",), ("underflow", "overflow"))
-    assert table.counts.tolist() == [[4]]
-    np.testing.assert_array_equal(table.values, [[0, 1]])
-    assert not LowPrecision("gradients", ["a"], [torch.ones(3)])
+    *rows, first, second = found.tables()
+    assert [(t.collection, t.names) for t in rows] == [
+        (name, ("a", "b", "c")) for name in ("gradients", "mine", "l2")
+    ]
+    assert [t.columns for t in rows] == [ROW_COLUMNS, ("l2",), ("l2",)]
+    assert (first.collection, first.names, first.columns) == (
+        "gradients", ("b",), ("underflow", "overflow")
+    )  # fmt: skip
+    assert (second.collection, second.columns, second.counts.tolist()) == (
+        "mine", ("overflow",), [[4]]
+    )  # fmt: skip
+    np.testing.assert_array_equal(first.values, [[0, 1]])
+    alone = TensorRows(["a"], tensors[:1], [Wanted("gradients")], precision=True)
+    assert len(list(alone.tables())) == 1
 
 
 def test_transposed_and_scalar() -> None:
