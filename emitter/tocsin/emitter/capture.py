@@ -30,6 +30,7 @@ from tocsin.emitter.gradients import GradientReader, Reading
 from tocsin.emitter.host_copy import is_recording
 from tocsin.emitter.local_gradients import LOCAL_GRADIENTS, LocalGradients
 from tocsin.emitter.losses import Loss, LossBuffer, on_host
+from tocsin.emitter.optimizer_state import OPTIMIZER_STATE, OptimizerState
 from tocsin.emitter.outbox import StepRow
 from tocsin.emitter.plans import CollectionPlan
 from tocsin.emitter.step_report import AT_ONCE, Draft, Reporter
@@ -84,6 +85,7 @@ class Capture:
         self._activations_s = 0.0
         self._local_s = 0.0
         self._updates: Final = UpdateProbe()
+        self._state: Final = OptimizerState()
         self._evaluated: Final = EvaluationLosses(training)
         activations.forget()
         around.begin(training, self.optimizers.root)
@@ -124,8 +126,8 @@ class Capture:
 
     @property
     def skipped_tensors(self) -> int:
-        """Gradients that could not be read so far."""
-        return self._gradients.skipped
+        """Gradients and optimizers' tensors that could not be read so far."""
+        return self._gradients.skipped + self._state.skipped
 
     def _is_evaluating(self) -> bool:
         """Whether `model.eval()` was called; on the sender's thread too."""
@@ -203,7 +205,7 @@ class Capture:
                 draft.probed.append((CHECKSUMS, sums))
         if due := self.agenda.due(step):
             draft.weights = self._weights(watched, _of_weights(due))
-            self._probe(draft)
+            self._probe(draft, optimizer, watched, due)
         self._look_at_activations(draft)
         if not self._waiting and draft.ready:
             self._reporter.finish(draft)
@@ -244,13 +246,22 @@ class Capture:
             self._skip_said = False
         return columns, values
 
-    def _probe(self, draft: Draft) -> None:
+    def _probe(
+        self, draft: Draft, optimizer: torch.optim.Optimizer, watched: Watched, due: Due
+    ) -> None:
         """What is looked at beside gradients and weights, of a step at which something is due."""
         wall = self.training.wall
         with self.agenda.costs("weights", more=True):
             updates = wall.call("updates", self._updates.after)
         if updates is not None:
             draft.probed.append(("weights", updates))
+        if (plans := due.get(OPTIMIZER_STATE, ())) and not is_recording():
+            wanted = [Wanted(p.name, self.optimizers.chosen(watched, p), p.columns) for p in plans]
+            with self.agenda.costs(*(plan.name for plan in plans)):
+                read = self._state.read
+                state = wall.call(OPTIMIZER_STATE, read, optimizer, watched.parameters, wanted)
+            if state is not None:
+                draft.probed.append((plans[0].name, state))
 
     def _look_at_activations(self, draft: Draft) -> None:
         """Take what this step's have said; arm for the next step if it is due."""

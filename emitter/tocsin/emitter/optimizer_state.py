@@ -15,8 +15,9 @@ import torch
 
 from tocsin.emitter.summaries import dense
 from tocsin.emitter.tensor_rows import TensorRows, Wanted
+from tocsin.schemas.captured import Kind
 
-OPTIMIZER_STATE: Final = "optimizer_state"
+OPTIMIZER_STATE: Final[Kind] = "optimizer_state"
 
 
 class OptimizerState:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from support.captured import captured, said
 from tocsin.emitter.optimizer_state import OptimizerState
-from tocsin.emitter.tensor_rows import Wanted
+from tocsin.emitter.tensor_rows import ROW_COLUMNS, Wanted
+from tocsin.schemas.runs import RunEnded
 
 Make = Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer]
 
@@ -112,3 +115,33 @@ def test_packed_states_are_counted_and_left_out() -> None:
     assert probe.skipped == 2
     assert not OptimizerState().read(optimizer, [("x", torch.ones(2))])
     assert len(optimizer.state) == 2
+
+
+def test_a_training_says_what_its_optimizer_remembers(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 3)).to(torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    kept = {}
+    with captured(tmp_path):
+        for step in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(2, 6, dtype=torch.bfloat16)).sum().backward()
+            optimizer.step()
+            if step == 0:
+                kept = {
+                    f"{name}.{key}": value.double().norm().item()
+                    for name, parameter in model.named_parameters()
+                    for key, value in optimizer.state[parameter].items()
+                    if key != "step"
+                }
+    found = said(tmp_path)
+    (ended,) = found.of(RunEnded)
+    assert ended.capture is not None
+    assert ended.capture.degraded == ()
+    frame = found.frame("optimizer_state", 0)
+    l2 = frame.column("l2")
+    assert l2 is not None
+    assert dict(zip(frame.rows, l2.tolist(), strict=True)) == pytest.approx(kept, rel=1e-3)
+    gradients = [f for f in found.frames if (f.collection, f.step) == ("gradients", 0)]
+    assert [f.columns for f in gradients] == [ROW_COLUMNS, ("underflow", "overflow")]
+    assert gradients[0].rows == gradients[1].rows
