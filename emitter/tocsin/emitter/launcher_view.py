@@ -89,15 +89,9 @@ class OwnRun:
         return {} if newest is None else dict(newest.rules)
 
     def capture(self) -> CaptureFigures | None:
-        """Over all incarnations: the highest share of time, the sums of the rest."""
-        figures = [view.capture for view in self.views.values() if view.capture is not None]
-        if not figures:
-            return None
-        return CaptureFigures(
-            overhead_percent=max(figure.overhead_percent for figure in figures),
-            records=sum(figure.records for figure in figures),
-            dropped=sum(figure.dropped for figure in figures),
-            degraded=tuple(dict.fromkeys(text for each in figures for text in each.degraded)),
+        """Over all incarnations; see `CaptureFigures.joined`."""
+        return CaptureFigures.joined(
+            view.capture for view in self.views.values() if view.capture is not None
         )
 
 

@@ -25,6 +25,7 @@ Off = Literal["off"]
 
 DEFAULT_BUDGET: Final = 0.005
 MAX_STEP: Final = 1_000_000_000_000
+MAX_COLLECTIONS: Final = 100
 
 _SCHEDULE: Final = ("every", "start", "end", "steps")
 _SELECTORS: Final = ("match", "module_types", "tensors")
@@ -165,6 +166,9 @@ def parse_capture(raw: Plain, loc: Loc, findings: list[Finding]) -> CaptureConfi
     if not isinstance(listed, dict):
         if listed is not None:
             findings.append(expected("a mapping", listed, here))
+        return section
+    if len(listed) > MAX_COLLECTIONS:
+        findings.append(Finding(here, f"expected at most {MAX_COLLECTIONS} collections"))
         return section
     collections = {}
     for name, options in listed.items():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Iterable
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -152,6 +153,25 @@ class CaptureFigures(Model):
     degraded: Many[Word] = Field(
         default=(), description="probes that were switched off, with the reason"
     )
+
+    @classmethod
+    def joined(cls, figures: Iterable[Self]) -> Self | None:
+        """Of several ranks or trainings: the highest cost and the longest intervals, the sums of
+        the records. None of none.
+        """
+        each = list(figures)
+        if not each:
+            return None
+        budgets = [one.budget_percent for one in each if one.budget_percent is not None]
+        names = dict.fromkeys(name for one in each for name in one.intervals)
+        return cls(
+            overhead_percent=max(one.overhead_percent for one in each),
+            budget_percent=max(budgets, default=None),
+            intervals={name: max(one.intervals.get(name, 1) for one in each) for name in names},
+            records=sum(one.records for one in each),
+            dropped=sum(one.dropped for one in each),
+            degraded=tuple(dict.fromkeys(text for one in each for text in one.degraded))[:64],
+        )
 
 
 @EVENT_TYPES.register

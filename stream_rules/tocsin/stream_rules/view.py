@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tocsin.schemas.runs import CaptureFigures, RankView, RunState, RunView
 from tocsin.stream_rules.run_engine import Earlier, RunEngine
 
@@ -46,18 +44,8 @@ def run_view(run: RunEngine | Earlier, *, next_offset: int) -> RunView:
         },
         issues=sum(instance.found for instance in run.instances),
         stop=state.stop,
-        capture=_total([rank.capture for _, rank in ranks if rank.capture is not None]),
+        capture=CaptureFigures.joined(
+            rank.capture for _, rank in ranks if rank.capture is not None
+        ),
         next_offset=next_offset,
-    )
-
-
-def _total(figures: Sequence[CaptureFigures]) -> CaptureFigures | None:
-    """Records summed; the overhead of the rank that has most of it."""
-    if not figures:
-        return None
-    return CaptureFigures(
-        overhead_percent=max(f.overhead_percent for f in figures),
-        records=sum(f.records for f in figures),
-        dropped=sum(f.dropped for f in figures),
-        degraded=tuple(dict.fromkeys(name for f in figures for name in f.degraded))[:64],
     )

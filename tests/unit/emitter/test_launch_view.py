@@ -92,12 +92,16 @@ def test_an_older_view_does_not_replace_a_newer_one() -> None:
 
 def test_figures_of_all_incarnations_are_joined() -> None:
     own = OwnRun("r1")
-    for name, share in (("i1", 0.2), ("i2", 0.5)):
-        figures = CaptureFigures(overhead_percent=share, records=5, dropped=1, degraded=("a",))
+    for name, share, every in (("i1", 0.2, {"weights": 50}), ("i2", 0.5, {"weights": 10, "x": 1})):
+        figures = CaptureFigures(
+            overhead_percent=share, budget_percent=0.5, intervals=every,
+            records=5, dropped=1, degraded=("a",),
+        )  # fmt: skip
         own.apply(record(view(incarnation=name, capture=figures)), MINE, 0)
     joined = own.capture()
     assert joined is not None
     assert (joined.overhead_percent, joined.records, joined.degraded) == (0.5, 10, ("a",))
+    assert (joined.budget_percent, joined.intervals) == (0.5, {"weights": 50, "x": 1})
 
 
 def test_the_lines_for_people() -> None:

@@ -160,6 +160,12 @@ def test_one_mistake_hides_no_other() -> None:
     ]
 
 
+def test_there_is_an_end_to_the_collections() -> None:
+    many = {f"mine-{n}": {"of": "weights", "match": "a"} for n in range(101)}
+    with pytest.raises(ConfigurationError, match="at most 100 collections"):
+        capture_config({"collections": many})
+
+
 def test_code_gives_it_in_the_form_of_the_file() -> None:
     section = capture_config(
         {"budget": "1%", "collections": {"weights": "off", "gradients": {"steps": range(2)}}}
