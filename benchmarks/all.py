@@ -26,7 +26,7 @@ def main() -> int:
         ["codec.py"],
         ["bus.py", *(["--kafka", kafka] if kafka else [])],
         ["rules.py"],
-        ["step_time.py"],
+        ["capture.py", "--columns", "nothing", "tocsin", "full", "activations", "naive"],
         ["stop_latency.py"],
         *([["stop_latency.py", "--bus", kafka]] if kafka else []),
     ]
