@@ -19,6 +19,13 @@ from tocsin.schemas.captured import Kind
 
 BLOCKS: Final = "blocks"
 NORMS: Final = "norms"
+LOCAL: Final = "local gradients"
+
+CHECKSUMS: Final = "checksums"
+"""The collection of what replicas must have in common."""
+
+CHECKSUMS_EVERY: Final = 100
+"""Steps between two; fixed, since all ranks must look at the same step."""
 
 _WEIGHTS: Final[Mapping[str, float]] = {
     "gradients": 3,
@@ -30,6 +37,7 @@ _WEIGHTS: Final[Mapping[str, float]] = {
 }
 _BLOCKS_WEIGHT: Final = 4
 _NORMS_WEIGHT: Final = 2
+_LOCAL_WEIGHT: Final = 3
 
 CLOSER_STEPS: Final = 50
 """How long a training is looked at at every step once something was odd."""
@@ -57,6 +65,7 @@ class Agenda:
         weights: dict[str, tuple[int, float]] = {
             BLOCKS: (1, _BLOCKS_WEIGHT),
             NORMS: (1, _NORMS_WEIGHT),
+            LOCAL: (1, _LOCAL_WEIGHT),
         }
         for name, plan in settings.plans.items():
             schedule = plan.schedule()
@@ -101,6 +110,8 @@ class Agenda:
 
     def interval(self, name: str) -> int:
         """The interval in force, in steps."""
+        if name == CHECKSUMS:
+            return CHECKSUMS_EVERY
         known = self._plans.get(name)
         if known is not None and known[1].every is not None:
             return known[1].every

@@ -19,11 +19,10 @@ import torch
 
 from tocsin.emitter import checkpoints, models
 from tocsin.emitter.activations import activations
-from tocsin.emitter.agenda import NORMS, Due
+from tocsin.emitter.agenda import CHECKSUMS, CHECKSUMS_EVERY, NORMS, Due
 from tocsin.emitter.around import Around
 from tocsin.emitter.checkpoints import Written
-from tocsin.emitter.checksums import CHECKSUMS, Checksums
-from tocsin.emitter.checksums import EVERY as CHECKSUMS_EVERY
+from tocsin.emitter.checksums import Checksums
 from tocsin.emitter.clipping import ClippedNorms
 from tocsin.emitter.evaluation import EvaluationLosses
 from tocsin.emitter.gradients import GradientReader, Reading

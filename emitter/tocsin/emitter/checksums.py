@@ -16,16 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tocsin.emitter.agenda import CHECKSUMS
 from tocsin.emitter.host_copy import HostCopy
 from tocsin.emitter.summaries import dense
 from tocsin.emitter.tables import Table
 from tocsin.schemas.telemetry import Counts
-
-CHECKSUMS: Final = "checksums"
-"""The collection; its count column is `checksum`."""
-
-EVERY: Final = 100
-"""Steps between two; fixed, since all ranks must look at the same step."""
 
 MOST_ROWS: Final = 1024
 """Above it parameters that follow each other share a row."""
@@ -74,7 +69,7 @@ class Checksums:
         return all(copy.ready() for _, copy in self._copies)
 
     def tables(self) -> Iterator[Table]:
-        """One table without statistics."""
+        """One table without statistics; its count column is `checksum`."""
         for at, copy in self._copies:
             halves = copy.values().astype(np.int64).reshape(-1, 2) & 0xFFFFFFFF
             for i, (low, high) in zip(at, halves.tolist(), strict=True):

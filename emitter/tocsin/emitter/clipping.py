@@ -16,6 +16,7 @@ import torch
 
 from tocsin.emitter.host_copy import HostCopy
 from tocsin.emitter.losses import Loss, loss_of, on_host
+from tocsin.emitter.shards import is_distributed
 
 if TYPE_CHECKING:
     from tocsin.emitter.torch_hooks import Hooks
@@ -63,6 +64,10 @@ class ClippedNorms:
 
     def add(self, parameters: object, norm: object, limit: float) -> None:
         """These parameters' gradients had that L2 norm together, and were clipped to `limit`."""
+        if isinstance(norm, torch.Tensor) and is_distributed(norm):
+            if not all(placement.is_replicate() for placement in norm.placements):
+                return  # it would have to be asked of the other ranks
+            norm = norm.to_local()
         number = loss_of(norm, None)
         if number is None or not isinstance(parameters, Iterable):
             return

@@ -14,13 +14,14 @@ from tocsin.emitter.agenda import Agenda
 from tocsin.emitter.clipping import Clipped
 from tocsin.emitter.gradients import GRADIENTS, Reading
 from tocsin.emitter.host_copy import HostCopy
+from tocsin.emitter.local_gradients import LocalReading
 from tocsin.emitter.outbox import StepRow
 from tocsin.emitter.plans import Schedule
 from tocsin.emitter.summaries import rows_of_norms
 from tocsin.emitter.tables import Pending, Table
 from tocsin.emitter.tensor_rows import TensorRows
 from tocsin.emitter.training import Training
-from tocsin.schemas.telemetry import Counts, Floats, TensorFrame
+from tocsin.schemas.telemetry import TensorFrame
 
 AT_ONCE: Final = 3
 """Non-finite steps in a row whose rows are sent at once; later ones wait for their interval."""
@@ -39,7 +40,7 @@ class Draft:
     clipped: Clipped | None
     """The norms that the gradients had before they were clipped; None: they were not."""
 
-    local: list[tuple[str, Floats, Counts]]
+    local: LocalReading | None
     weights: TensorRows | None = None
     probed: list[tuple[str, Pending]] = field(default_factory=list)
     """What else was looked at, with the name of its collection in the agenda."""
@@ -51,6 +52,7 @@ class Draft:
             (not isinstance(self.losses, HostCopy) or self.losses.ready())
             and all(reading.ready for reading in self.readings)
             and (self.clipped is None or self.clipped.ready)
+            and (self.local is None or self.local.ready)
             and (self.weights is None or self.weights.ready)
             and all(pending.ready for _, pending in self.probed)
         )
@@ -78,7 +80,7 @@ class Reporter:
         found: Sequence[float] = (
             losses.values().tolist() if isinstance(losses, HostCopy) else losses
         )
-        odd = bool(draft.local)
+        odd = draft.local is not None and draft.local.bad
         if found:
             total = sum(found)
             odd = odd or not math.isfinite(total)
@@ -91,9 +93,13 @@ class Reporter:
         if draft.readings:
             bad = sum(reading.bad for reading in draft.readings)
             odd = odd or bad > 0
-            _norms(draft, columns, numbers)
+            _norms(draft, columns, numbers, world_size=self._training.speaker.world_size)
             columns.append("gradient_nonfinite")
             numbers.append(float(bad))
+        parted = any(reading.parts is not None for reading in draft.readings)
+        if draft.local is not None and not parted and (own := draft.local.norm) is not None:
+            columns.append("local_gradient_norm")
+            numbers.append(own)
         columns += draft.columns
         numbers += draft.values
         row = StepRow(draft.step, draft.at_us, tuple(columns), tuple(numbers))
@@ -103,10 +109,9 @@ class Reporter:
             self.last_odd = draft.step
         if draft.readings:
             self._send_gradients(draft, odd)
-        if draft.local:
-            names, rows, counts = zip(*draft.local, strict=True)
-            table = Table("local_gradients", tuple(names), np.stack(rows), np.stack(counts))
-            self._send(draft, table, urgent=odd)
+        if draft.local is not None:
+            for table in draft.local.tables():
+                self._send(draft, table, urgent=odd)
         if draft.weights is not None:
             rows_ = draft.weights.rows
             if draft.weights.whole:
@@ -173,22 +178,33 @@ class Reporter:
         return bool(self._finite) and self._finite_step > self.last_odd
 
 
-def _norms(draft: Draft, columns: list[str], numbers: list[float]) -> None:
-    """The gradient norm of the primary optimizer: exact where it is known, else as estimated."""
+def _norms(draft: Draft, columns: list[str], numbers: list[float], *, world_size: int) -> None:
+    """The gradient norm of the primary optimizer: exact where it is known, else as estimated.
+
+    Of gradients that lie in parts on the ranks, what this rank adds to the square of the norm.
+    """
     square: float | None = 0.0
-    scale, sampled = 1.0, None
+    scale, sampled, parted = 1.0, None, False
     for reading in draft.readings:
         if not reading.primary:
             continue
         scale = reading.scale
         exact = reading.exact
+        if reading.parts is not None:
+            parted = True
+            if exact is not None and draft.clipped is None:
+                columns.append("gradient_square_sum_local")
+                numbers.append(reading.share_of_square(exact, world_size) / scale**2)
+            continue
         square = None if exact is None else float(np.square(exact.astype(np.float64)).sum())
         sampled = None if reading.blocks is None else reading.blocks.norm
     now = None if square is None else math.sqrt(square) if square >= 0 else math.nan
     if draft.clipped is not None:
         before, after = draft.clipped.norms()
         columns += ("gradient_norm", "gradient_norm_clipped")
-        numbers += (before / scale, after / scale if now is None else now / scale)
+        numbers += (before / scale, (after if now is None or parted else now) / scale)
+    elif parted:
+        pass  # what this rank has of it says nothing of the norm
     elif now is not None:
         columns.append("gradient_norm")
         numbers.append(now / scale)

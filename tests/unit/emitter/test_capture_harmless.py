@@ -16,7 +16,6 @@ from support.captured import captured, said
 from tocsin.bus.embedded import EmbeddedProducer
 from tocsin.bus.port import BusUnavailable
 from tocsin.emitter import capture, clipping, edges, evaluation, facts, torch_hooks, training
-from tocsin.emitter.losses import LocalGradients
 from tocsin.schemas.runs import CaptureDegraded, RunEnded
 
 STEPS = 12
@@ -255,14 +254,3 @@ def test_nothing_is_left_on_the_users_objects(tmp_path: Path) -> None:
     assert set(vars(optimizer)) == before[2]
     assert not model._forward_pre_hooks
     assert model.state_dict().keys() == {"weight", "bias"}
-
-
-def test_local_gradients_name_what_was_bad_before_the_reduce() -> None:
-    local = LocalGradients()
-    good, bad = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))
-    good.grad, bad.grad = torch.ones(3), torch.tensor([1.0, float("nan"), 2.0])
-    local.look(good)
-    local.look(bad)
-    ((name, _, counts),) = local.take({id(bad): "b", id(good): "g"})
-    assert (name, counts.tolist()) == ("b", [3, 0, 1, 0])
-    assert local.take({}) == []
