@@ -15,13 +15,11 @@ import torch
 
 from tocsin.emitter.host_copy import HostCopy
 from tocsin.emitter.low_precision import LOW_PRECISION_COLUMNS, LowPrecision
-from tocsin.emitter.quantiles import QUANTILES, Quantiles
+from tocsin.emitter.quantiles import Quantiles
+from tocsin.emitter.row_quantiles import QUANTILES, ROW_COLUMNS
 from tocsin.emitter.summaries import Rows, Summary
 from tocsin.emitter.tables import Table
 from tocsin.schemas.telemetry import COUNT_COLUMNS, STATISTIC_COLUMNS, Counts, Floats
-
-ROW_COLUMNS: Final = (*STATISTIC_COLUMNS, *QUANTILES)
-"""The columns of a full row, beside the counts."""
 
 
 class Wanted(NamedTuple):

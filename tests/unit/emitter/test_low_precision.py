@@ -10,8 +10,9 @@ import torch
 
 from tocsin.emitter import low_precision
 from tocsin.emitter.low_precision import LowPrecision
+from tocsin.emitter.row_quantiles import ROW_COLUMNS
 from tocsin.emitter.summaries import dense
-from tocsin.emitter.tensor_rows import ROW_COLUMNS, TensorRows, Wanted
+from tocsin.emitter.tensor_rows import TensorRows, Wanted
 
 DTYPES = [
     torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz,

@@ -11,7 +11,8 @@ import torch
 
 from support.captured import captured, said
 from tocsin.emitter.optimizer_state import OptimizerState
-from tocsin.emitter.tensor_rows import ROW_COLUMNS, Wanted
+from tocsin.emitter.row_quantiles import ROW_COLUMNS
+from tocsin.emitter.tensor_rows import Wanted
 from tocsin.schemas.runs import RunEnded
 
 Make = Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer]

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tocsin.emitter.quantiles import QUANTILES, SAMPLE, Quantiles, quantile_rows
+from tocsin.emitter.quantiles import Quantiles
+from tocsin.emitter.row_quantiles import QUANTILES, SAMPLE, quantile_rows
 from tocsin.emitter.summaries import dense
 
 SHARES = [*QUANTILES.values()]
