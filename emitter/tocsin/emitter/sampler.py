@@ -167,12 +167,13 @@ class Packer:
         speaker: Speaker,
         node: str,
         *,
-        packed_s: float = PACKED_S,
+        packed_s: float | None = None,
         interval_s: float = 0.0,
     ) -> None:
         """`interval_s` is how far the next sample is away: a frame does not wait for it in vain."""
         self._speaker = speaker
         self._node = node
+        packed_s = PACKED_S if packed_s is None else packed_s
         self._packed_us = round((packed_s - interval_s) * 1_000_000)
         self._waits = interval_s == 0
         self._columns: tuple[str, ...] = ()

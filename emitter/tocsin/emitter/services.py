@@ -152,7 +152,9 @@ class Services:
             topics = Topics(self._environ[PREFIX])
             plan = NodePlan.read(self._environ.get(CAPTURE, ""), self._base)
             folder = facts.working_folder()
-            report = NodeReport(bus, topics, training.speaker, folder=folder, plan=plan)
+            report = NodeReport(
+                bus, topics, training.speaker, folder=folder, plan=plan, environ=self._environ
+            )
             report.node.root_pid = os.getpid()
             await report.run()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import types
 from pathlib import Path
 from typing import cast
@@ -13,6 +14,7 @@ from support.captured import said
 from support.waiting import wait_until
 from tocsin.bus.embedded import EmbeddedBus
 from tocsin.emitter import services, settings
+from tocsin.emitter.node_folder import NODE_FOLDER, NodeFolder
 from tocsin.emitter.sampler import Node, Sample
 from tocsin.emitter.services import Services
 from tocsin.emitter.training import Training
@@ -46,7 +48,9 @@ def test_the_node_is_sampled_where_there_is_no_helper(
         settings.RUN_ID: "r1", settings.JOB_ID: "j1", settings.PREFIX: "tocsin",
         settings.BUS: "kafka://nowhere:9092", settings.RUNTIME_DIR: str(runtime),
     }  # fmt: skip
-    running = Services({}, added, load_config(None, {}, folder=tmp_path), helper=wanted)
+    node = NodeFolder(tmp_path / "node")
+    environ = {NODE_FOLDER: str(node.path)}
+    running = Services(environ, added, load_config(None, {}, folder=tmp_path), helper=wanted)
     training = types.SimpleNamespace(
         sender=types.SimpleNamespace(records=1),
         speaker=Speaker(run_id="r1", incarnation="i1"),
@@ -57,7 +61,11 @@ def test_the_node_is_sampled_where_there_is_no_helper(
     assert listener is not None
     # The second sample begins when the first one is there.
     wait_until(lambda: listener.listener.ready.is_set() and (len(taken) > 1 or not wanted))
+    # Whoever samples or does not, `tocsin sample` finds the run.
+    (found,) = node.registrations()
+    assert (found.run_id, found.incarnation, found.job_pid) == ("r1", "i1", os.getpid())
     running.close()
+    assert node.registrations() == []
     samples = said(tmp_path).samples
     assert bool(samples) is wanted
     assert all(frame.speaker.incarnation == "i1" for frame in samples)
