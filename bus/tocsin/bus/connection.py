@@ -208,9 +208,12 @@ class Connection:
                 future.set_exception(error)
 
         def work() -> None:
-            result, failure = None, None
+            result: T | None = None
+            failure: BaseException | None = None
             try:
                 result = self._do(job)
+            except StopIteration as error:  # a future takes none, and would never be done
+                failure = RuntimeError(f"a job ended by {error!r}")
             except BaseException as error:
                 failure = error
             # The loop may be gone by now; then nobody waits either.

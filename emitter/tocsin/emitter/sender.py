@@ -174,12 +174,13 @@ class Sender:
         """Flush, then end the thread and close the bus. Bounded by `timeout_s` and 2 s."""
         if self._forks != forks.count:
             return False
-        sent = self.flush(timeout_s)
-        self._closing = True
-        self._notify()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(CLOSE_S)
-        return sent
+        try:
+            return self.flush(timeout_s)
+        finally:
+            self._closing = True
+            self._notify()
+            if self._thread is not None and self._thread is not threading.current_thread():
+                self._thread.join(CLOSE_S)
 
     def _put(self, item: Item, worth: Worth, urgent: bool) -> None:
         """On the training's thread: about 0.5 µs, unless the loop has to be woken."""

@@ -46,6 +46,7 @@ from tocsin.emitter.losses import LossBuffer, loss_of, only
 from tocsin.emitter.saves import Saves
 from tocsin.emitter.settings import RUN_ID
 from tocsin.emitter.shards import is_distributed
+from tocsin.emitter.wall import to_stderr
 
 if TYPE_CHECKING:
     from tocsin.emitter.capture import Capture
@@ -57,16 +58,12 @@ BACKWARDS_WITHOUT_STEP: Final = 16
 training has ever made between two steps, where that is more."""
 
 
-def _say(probe: str, reason: str) -> None:
-    sys.stderr.write(f"tocsin: capture of {probe} was switched off: {reason}\n")
-
-
 class Hooks:
     """The state behind the hooks of this process."""
 
     def __init__(self) -> None:
         self.wall: Final = current.wall
-        self.wall.report = _say
+        self.wall.report = to_stderr
         self.capture: Capture | None = None
         self.preferred: weakref.ref[torch.optim.Optimizer] | None = None
         """The optimizer whose steps count, if the user has said so."""
@@ -122,15 +119,18 @@ class Hooks:
     def forget(self) -> None:
         """The training was finished by its own code; the next step begins another."""
         self.capture, self.preferred = None, None
+        self.wall.call("clean-up", self._clean_up)
+        self.backwards = self.most_backwards = 0
+        self.wall.report = to_stderr
+
+    def _clean_up(self) -> None:
         relus.activations.forget()
         self.stepping.clear()
-        self.losses.take()
+        self.losses.clear()
         self.local.clear()
         self.local.scaled = False
         self.clipped.clear()
         self.around.forget()
-        self.backwards = self.most_backwards = 0
-        self.wall.report = _say
 
     def watch_local(self, parameter: torch.Tensor) -> None:
         """Look at this rank's own gradient of the parameter whenever it is complete."""
@@ -171,7 +171,8 @@ class Hooks:
         self.most_backwards = max(self.most_backwards, self.backwards)
         self.backwards = 0
         made = capture.stepped(optimizer) is not None
-        self.around.pause()
+        # What we have done up to now is of no phase.
+        self.around.phases.step_ends(perf_counter())
         return made
 
     def on_backward(self, tensors: object) -> None:
@@ -198,6 +199,8 @@ class Hooks:
         """Behind `GradScaler.update`; whether there is a training."""
         made_step, self.made_step = self.made_step, False
         if self.capture is None:
+            if not made_step:
+                self.losses.skip()
             return False
         self.capture.scaler_updated(made_step)
         return True
@@ -251,7 +254,9 @@ def _optimizers() -> None:
 def _before_step(
     optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> None:
-    if not hooks.asleep:
+    if torch.compiler.is_compiling():
+        _before_step_apart(optimizer, args, kwargs)
+    elif not hooks.asleep:
         hooks.wall.call(
             "gradients", hooks.before_step, optimizer, closure=_has_closure(args, kwargs)
         )
@@ -260,12 +265,20 @@ def _before_step(
 def _after_step(
     optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> None:
+    if torch.compiler.is_compiling():
+        _after_step_apart(optimizer, args, kwargs)
+        return
     if hooks.capture is None:
         return
     made = hooks.wall.call("steps", hooks.after_step, optimizer, closure=_has_closure(args, kwargs))
     # With the probe off every step of any optimizer is an edge still.
     if made or "steps" in hooks.wall.off:
         hooks.check("optimizer_step")
+
+
+# Where a whole step is compiled, the compiler does not look into these: it calls them.
+_before_step_apart = torch._disable_dynamo(_before_step)
+_after_step_apart = torch._disable_dynamo(_after_step)
 
 
 def _has_closure(args: tuple[object, ...], kwargs: dict[str, object]) -> bool:

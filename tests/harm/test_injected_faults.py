@@ -1,0 +1,152 @@
+"""Whatever breaks in tocsin's own code, at whatever call: the training does not notice.
+
+Short here, a thousand faults and more in the long form (`make torture`).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from support.captured import Said, captured, said
+from support.injector import Injector, choose
+from support.small_trainings import TRAININGS, Result
+from tocsin.emitter.current import current
+from tocsin.schemas.runs import CaptureDegraded, RunEnded
+
+EVERYTHING = (
+    '{"collections": {"gradients": {"every": 1}, "weights": {"every": 2}, '
+    '"activations": {"every": 2}}}'
+)
+EACH = 4
+"""Faults planted in one training."""
+
+OUTSIDE = frozenset(
+    {
+        # Called by torch or the user; the wall is inside.
+        "emitter.edges.check",
+        "emitter.session.Session.__init__",
+        "emitter.session.Session._watch_the_end",
+        "emitter.session.Session.end",
+        "emitter.torch_hooks.Hooks.check",
+        "emitter.torch_hooks.Hooks.forget",
+        "emitter.torch_hooks._after_step",
+        "emitter.torch_hooks._before_step",
+        "emitter.torch_hooks._has_closure",
+        "emitter.torch_hooks._in_child",
+        "emitter.torch_hooks._on_local_gradient",
+        "emitter.torch_hooks.install",
+        # The walls of threads, and what ends these: they cannot end if that is kept from them.
+        "bus.connection.Connection._work",
+        "bus.connection.Connection.close",
+        "bus.doorbell.Doorbell.close",
+        "bus.embedded.EmbeddedBus.__aexit__",
+        "bus.embedded.EmbeddedProducer.close",
+        "emitter.bus_link.BusLink.drop",
+        "emitter.sender.Sender._run",
+        "emitter.sender.Sender.close",
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def injector(
+    expected: Mapping[str, Result], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Injector]:
+    # After the trainings without us.
+    wrapped = wrap_all(tmp_path_factory.mktemp("modules"))
+    yield wrapped
+    wrapped.unwrap()
+
+
+def wrap_all(folder: Path) -> Injector:
+    """Wrap all that a training process has loaded, but for the walls."""
+    with captured(folder, TOCSIN_CAPTURE=EVERYTHING):
+        for train in TRAININGS.values():
+            train(folder)
+    injector = Injector(OUTSIDE)
+    injector.wrap(
+        [
+            module
+            for name, module in sys.modules.items()
+            if name.startswith(("tocsin.emitter.", "tocsin.schemas.", "tocsin.bus."))
+            and name != "tocsin.emitter.wall"
+        ]
+    )
+    return injector
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Result]:
+    return {name: train(tmp_path_factory.mktemp(name)) for name, train in TRAININGS.items()}
+
+
+def ours() -> set[str]:
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith("tocsin")}
+
+
+def torment(
+    folder: Path,
+    injector: Injector,
+    expected: Mapping[str, Result],
+    seeds: range,
+    capsys: pytest.CaptureFixture[str],
+) -> int:
+    """One training per seed, each with a few faults; how many went off."""
+    calls = {}
+    for name, train in TRAININGS.items():
+        place = folder / f"counting-{name}"
+        place.mkdir()
+        with injector.planted(()):
+            with captured(place, TOCSIN_CAPTURE=EVERYTHING):
+                assert train(place).same_as(expected[name])
+            calls[name] = dict(injector.calls)
+    fired = 0
+    for seed in seeds:
+        name = sorted(TRAININGS)[seed % len(TRAININGS)]
+        place = folder / str(seed)
+        place.mkdir()
+        faults = choose(seed, calls[name], EACH)
+        story = "\n".join(map(str, (f"seed {seed}: {name}", *faults)))
+        capsys.readouterr()
+        with injector.planted(faults), captured(place, TOCSIN_CAPTURE=EVERYTHING) as hooks:
+            result = TRAININGS[name](place)
+            off = dict(hooks.wall.off)
+        fired += len(set(map(str, injector.fired)))
+        assert result.same_as(expected[name]), story
+        told = capsys.readouterr().err
+        check_told(place, off, told, story)
+    return fired
+
+
+def check_told(folder: Path, off: Mapping[str, str], told: str, story: str) -> None:
+    """What was switched off is said: by a record, or on stderr where no record could be sent."""
+    found = Said()
+    with suppress(Exception):  # the bus itself was broken, or never made
+        found = said(folder)
+    reported = {event.probe for event in found.of(CaptureDegraded)}
+    missing = [probe for probe in off if probe not in reported and probe not in told]
+    if missing and found.of(RunEnded):
+        raise AssertionError((story, off, told))
+    assert told or not missing, (story, off)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of sockets made before a planted fault
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_no_fault_of_ours_reaches_a_training(
+    tmp_path: Path,
+    injector: Injector,
+    expected: Mapping[str, Result],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fired = torment(tmp_path, injector, expected, range(25), capsys)
+    assert fired >= 60
+    assert not ours()
+    assert not psutil.Process().children()
+    assert not current.wall.off
