@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -102,7 +101,8 @@ class Around:
             call("named losses", self.named.send, training, step, "train")
         if self.loaders.news:
             call("loaders", self.loaders.tell, training)
-        call("labels", self.data.stepped, training, step)
+        if step >= self.data.wakes:
+            call("labels", self.data.stepped, training, step)
 
     def close(self, training: Training) -> None:
         """The training is over: say what is left."""
@@ -116,7 +116,3 @@ class Around:
             columns, values = row.row()
             if columns:
                 training.sender.row(StepRow(row.step, at_us, columns, values))
-
-    def pause(self) -> None:
-        """What our own hooks have done up to now is of no phase."""
-        self.phases.step_ends(perf_counter())

@@ -107,6 +107,8 @@ class DataProbe:
         self._named = False
         self._counted: dict[Mode, _Counted] = {"train": _Counted(), "eval": _Counted()}
         self._waiting: deque[tuple[Mode, _Sample | ChannelLook]] = deque(maxlen=MAX_WAITING)
+        self.wakes = 0
+        """The step behind which `stepped` has something to do."""
         self._sent = self._next = 0
         self._costs: deque[float] = deque(maxlen=3)
         self._armed_at: tuple[int, float] | None = None
@@ -188,6 +190,7 @@ class DataProbe:
         now = time.perf_counter()
         if self._began is None:
             self._began, self._eval_spent = now, 0.0
+            self.wakes = 0
         return self._eval_spent <= SHARE * (now - self._began)
 
     def _paid(self, began: float, mode: Mode) -> None:
@@ -202,6 +205,8 @@ class DataProbe:
     def _keep(self, mode: Mode, seen: _Sample | ChannelLook) -> None:
         self._waiting.append((mode, seen))
         self._poll()
+        if self._waiting:
+            self.wakes = 0
 
     def _poll(self) -> None:
         while self._waiting and self._waiting[0][1].ready:
@@ -217,7 +222,7 @@ class DataProbe:
                 counted.classes.add(labels, predictions, seen.classes)
 
     def stepped(self, training: Training, step: int) -> None:
-        """A step of training is over."""
+        """A step of training is over; to be called once it is `wakes` or later."""
         if step + 1 >= self._next:
             self._next = step + 1 + self._interval(step)
             self.due = True
@@ -230,6 +235,7 @@ class DataProbe:
         if step - self._sent >= SEND_EVERY:
             self._sent = step
             self._send(training, "train", step)
+        self.wakes = 0 if self._waiting else min(self._next - 1, self._sent + SEND_EVERY)
 
     def _interval(self, step: int) -> int:
         """Steps to the look after the next."""

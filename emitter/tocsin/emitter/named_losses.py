@@ -33,6 +33,8 @@ class NamedLosses:
     """Those of one training, by name."""
 
     def __init__(self) -> None:
+        self.any = False
+        """Whether there is something to send, or on its way."""
         self._names: list[str] = []
         self._values: list[float | torch.Tensor] = []
         self._known: set[str] = set()
@@ -41,11 +43,6 @@ class NamedLosses:
     def forget(self) -> None:
         """Another training begins."""
         self.__init__()  # type: ignore[misc]  # all of it is state of one training
-
-    @property
-    def any(self) -> bool:
-        """Whether there is something to send, or on its way."""
-        return bool(self._names or self._waiting)
 
     def add(self, name: str, value: float | torch.Tensor) -> None:
         """Keep a loss of the step in progress."""
@@ -65,6 +62,7 @@ class NamedLosses:
                 value = value.reshape(1).to(torch.float32, copy=True)
         self._names.append(name)
         self._values.append(value)
+        self.any = True
 
     def send(self, training: Training, step: int, mode: Mode) -> None:
         """Send what was added as of this step, and what has arrived from a GPU. Never waits."""
@@ -87,6 +85,7 @@ class NamedLosses:
         while self._waiting and self._waiting[0][3].ready():
             at, of_mode, names, copy = self._waiting.popleft()
             _send(training, at, of_mode, names, [float(v) for v in copy.values()])
+        self.any = bool(self._waiting)
 
 
 def _send(training: Training, step: int, mode: Mode, names: list[str], values: list[float]) -> None:

@@ -79,6 +79,8 @@ class OtherOptimizers:
     def __init__(self) -> None:
         self._known: dict[int, _Other] = {}
         self._stepped = False
+        self.any = False
+        """Whether there is something to take, or on its way."""
         self._waiting: deque[OtherSteps] = deque(maxlen=64)
 
     def stepped(
@@ -99,7 +101,7 @@ class OtherOptimizers:
                 return
             name = self._name(optimizer, modules())
             other = self._known[id(optimizer)] = _Other(weakref.ref(optimizer), name)
-        self._stepped = True
+        self._stepped = self.any = True
         if len(other.norms) >= MAX_STEPS:
             return
         other.rate = models.rate(optimizer.param_groups[0], "lr")
@@ -122,12 +124,8 @@ class OtherOptimizers:
         ready = []
         while self._waiting and self._waiting[0].ready:
             ready.append(self._waiting.popleft())
+        self.any = bool(self._waiting)
         return ready
-
-    @property
-    def any(self) -> bool:
-        """Whether there is something to take, or on its way."""
-        return self._stepped or bool(self._waiting)
 
     def _gather(self, step: int) -> OtherSteps | None:
         columns: list[str] = []
