@@ -10,6 +10,7 @@ from typing import TypeVar
 from tocsin.bus.embedded import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Partition
 from tocsin.schemas.events import Data, Event
+from tocsin.schemas.telemetry import TensorFrame
 from tocsin.schemas.topics import Topics, telemetry_partition
 from tocsin.schemas.wire import decode, read_meta
 
@@ -18,21 +19,36 @@ D = TypeVar("D", bound=Data)
 
 def said(folder: Path, kind: type[D], run_id: str = "r1") -> list[D]:
     """All events of that type on the run's telemetry partition."""
+    found = []
+    for event in _values(folder, run_id, kind.event_type):
+        assert isinstance(event, Event)
+        assert isinstance(event.data, kind)
+        found.append(event.data)
+    return found
+
+
+def frames(folder: Path, run_id: str = "r1") -> list[TensorFrame]:
+    """All summaries on the run's telemetry partition."""
+    return [
+        frame
+        for frame in _values(folder, run_id, TensorFrame.type)
+        if isinstance(frame, TensorFrame)
+    ]
+
+
+def _values(folder: Path, run_id: str, kind: str) -> list[object]:
     partition = Partition(Topics().telemetry, telemetry_partition(run_id))
 
-    async def read() -> list[D]:
-        found: list[D] = []
+    async def read() -> list[object]:
+        found: list[object] = []
         async with EmbeddedBus(folder / "bus.db") as bus:
             reader = await bus.reader({partition: EARLIEST})
             end = (await reader.ends([partition]))[partition]
             while await reader.position(partition) < end:
                 for record in await reader.poll(timeout_s=1.0):
                     meta = read_meta(record.headers)
-                    if meta.type == kind.event_type and record.value is not None:
-                        event = decode(meta, record.value)
-                        assert isinstance(event, Event)
-                        assert isinstance(event.data, kind)
-                        found.append(event.data)
+                    if meta.type == kind and record.value is not None:
+                        found.append(decode(meta, record.value))
             await reader.close()
         return found
 
