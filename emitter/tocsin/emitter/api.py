@@ -168,25 +168,38 @@ class Run:
             self._wall.call("labels", self._data, named)
 
     def record(
-        self, name: str, array: object, *, kind: str = "tensors", step: int | None = None
+        self,
+        name: str | Mapping[str, object],
+        array: object = None,
+        *,
+        kind: str = "tensors",
+        step: int | None = None,
     ) -> None:
-        """Record a summary of an array of any framework, in the collection `kind`.
+        """Record a summary of an array of any framework, or of several: `{name: array}`.
 
-        Takes NumPy arrays, and what offers `__array__` or DLPack.
+        It is a row in the collection `kind`: rules read `gradients` and `weights`. Those of one
+        collection belong into one call. Takes NumPy arrays, PyTorch tensors (one on a GPU is waited
+        for), what offers `__array__` or DLPack, and lists of numbers.
 
         Raises:
-            ConfigurationError: it is no array of numbers.
+            ConfigurationError: it is no array of numbers, or has no name.
         """
-        if not isinstance(name, str) or not name or not isinstance(kind, str) or not kind:
-            raise ConfigurationError("record: expected a name and a kind")
-        numbers = as_array(array)
-        if self._finished:
+        arrays = name if isinstance(name, Mapping) else {name: array}
+        if isinstance(name, Mapping) and array is not None:
+            raise ConfigurationError("record: expected a name and an array, or {name: array, …}")
+        if not isinstance(kind, str) or not all(isinstance(n, str) and n for n in (kind, *arrays)):
+            raise ConfigurationError("record: expected names, and a kind, that are text")
+        if step is not None and (not isinstance(step, int) or step < 0):
+            raise ConfigurationError(f"record: expected a step of 0 or more, found {step!r}")
+        numbers = {n[:400]: as_array(each) for n, each in arrays.items()}
+        if self._finished or not numbers:
             return
 
         def send() -> None:
             training = self._training()
             at = step if step is not None else training.last_step or 0
-            training.frame(frame_of(training.speaker, name[:400], numbers, kind[:64], at))
+            frame = frame_of(training.speaker, numbers, kind[:64], at)
+            training.frame(frame, urgent=bool(frame.counts[:, 2:].any()))
 
         self._wall.call("api", send)
 

@@ -75,6 +75,13 @@ class ExactRow:
         return np.nan_to_num(row), counts
 
 
+def is_numbers(dtype: np.dtype[Any]) -> bool:
+    """Whether arrays of that type are of numbers; those of ml_dtypes (bfloat16, float8, int4) are,
+    which NumPy knows by nothing but that they can be cast.
+    """
+    return dtype.kind in "biufc" or (dtype.type.__module__ == "ml_dtypes")
+
+
 def real_numbers(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Its numbers, flat; of complex ones the real and imaginary parts side by side.
 
@@ -83,11 +90,10 @@ def real_numbers(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     Raises:
         TypeError: its elements are no numbers.
     """
-    kind = array.dtype.kind
-    if kind not in "biufc":
+    if not is_numbers(array.dtype):
         raise TypeError(f"expected an array of numbers, found {array.dtype}")
     flat = array.ravel("K")
-    if kind == "c":
+    if flat.dtype.kind == "c":
         flat = flat.view(flat.real.dtype)
     return flat
 
