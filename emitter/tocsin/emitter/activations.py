@@ -11,19 +11,16 @@ forward calls before the first backward count. Functions (`torch.relu`, `F.gelu`
 
 from __future__ import annotations
 
-import functools
 import re
 import sys
 import weakref
 from collections.abc import Callable
-from types import FrameType
-from typing import Final
+from typing import Final, ParamSpec
 
 import torch
 from torch import nn
 
-from tocsin.emitter import activation_kinds, attention_heads, compiled_activations
-from tocsin.emitter import output_layers, routers
+from tocsin.emitter import attention_heads, compiled_activations, output_layers, routers
 from tocsin.emitter.activation_kinds import TYPES, Found, Kind, Known, saturation, scan
 from tocsin.emitter.activation_readings import Reading, Readings
 from tocsin.emitter.activation_samples import (
@@ -33,19 +30,17 @@ from tocsin.emitter.activation_samples import (
     share_beyond,
     spread,
 )
-from tocsin.emitter.compiled_activations import NONE, slots, take_slot
+from tocsin.emitter.compiled_activations import slots
 from tocsin.emitter.host_copy import is_recording
 from tocsin.emitter.plans import CollectionPlan
 from tocsin.emitter.tables import Pending
 from tocsin.emitter.wall import Wall
+from tocsin.emitter.watched_calls import WatchedCalls
 from tocsin.schemas.captured import Mode
 
 MAX_READINGS: Final = 2000
 PATIENCE: Final = 3
 """Due steps that say nothing before no more are asked for."""
-
-FRAMES: Final = 12
-"""Callers of an attention function among which its module is looked for."""
 
 LATE: Final = (
     "the model was compiled before tocsin was there, what its modules put out cannot be seen; call "
@@ -62,7 +57,7 @@ class Activations:
     """Which modules there are, and whether this step's are looked at."""
 
     def __init__(self) -> None:
-        self.swapped: Final = Swapped()
+        self.watched: Final = WatchedCalls(self)
         self.forget()
 
     def forget(self) -> None:
@@ -72,7 +67,7 @@ class Activations:
         """Whether there are modules that cannot be seen; nothing is looked at any more."""
         self.reason = ""
         """Why, and what to do."""
-        self.swapped.restore()
+        self.watched.restore()
         self._found: Found | None = None
         self._root: weakref.ref[nn.Module] | None = None
         self._plan: CollectionPlan | None = None
@@ -105,8 +100,8 @@ class Activations:
             return
         self._calls, self._readings, self._mode = {}, Readings(), mode
         self.due = self._armed = True
-        if not (slots.compiling or slots.late):
-            self.swapped.put(self._found)
+        if not slots.late:
+            self.watched.put(self._found.modules())
 
     def see(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
         """A module was called."""
@@ -151,8 +146,10 @@ class Activations:
             return
         name = self._found.names.get(id(owner))
         plan = self._plan
-        chosen = plan is None or plan.everything or (
-            name is not None and plan.selects(name, type(owner).__name__)
+        chosen = (
+            plan is None
+            or plan.everything
+            or (name is not None and plan.selects(name, type(owner).__name__))
         )
         if name is None or not chosen or not self._counts(owner, compiled=slot is not None):
             return
@@ -165,10 +162,22 @@ class Activations:
             )
         self._add(reading, owner, slot)
 
+    def see_attention_slot(
+        self,
+        slot: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        mask: torch.Tensor | None,
+        is_causal: bool,
+        scale: float | None,
+    ) -> None:
+        """The function of attention was called in a compiled graph."""
+        self.see_attention(slots.module(slot), query, key, mask, is_causal, scale, slot=slot)
+
     def take(self) -> Pending | None:
         """What was seen since `arm`; None: nothing, or nothing was due."""
         armed, self._armed, self.due = self._armed, False, False
-        self.swapped.restore()
+        self.watched.restore()
         readings, self._readings = self._readings, Readings()
         if not armed or self._found is None:
             return None
@@ -176,7 +185,7 @@ class Activations:
             self._vain = 0
         else:
             self._vain += bool(self._found.known)
-            if self._vain and self._found.is_compiled:
+            if self._vain and (self._found.is_compiled or slots.compiling):
                 self._give_up(CUDA_GRAPHS if slots.cuda_graphs else COMPILED, loud=False)
         if any(reading.slot is not None for reading in readings.all):
             _tell_apart(readings.all, self._found)
@@ -187,21 +196,6 @@ class Activations:
             return None
         readings.send_off()
         return readings
-
-    def owner(self, frame: FrameType | None) -> nn.Module | None:
-        """The module in whose forward this frame is, or was called."""
-        names = {} if self._found is None else self._found.names
-        for _ in range(FRAMES):
-            if frame is None:
-                return None
-            variables = frame.f_code.co_varnames
-            # HF hands the module to functions, as the first argument.
-            if variables and variables[0] in ("self", "module"):
-                module = frame.f_locals.get(variables[0])
-                if isinstance(module, nn.Module) and id(module) in names:
-                    return module
-            frame = frame.f_back
-        return None
 
     def _known(self, module: nn.Module) -> Known | None:
         known = None if self._found is None else self._found.known.get(id(module))
@@ -301,36 +295,27 @@ def _tell_apart(readings: list[Reading], found: Found) -> None:
             heard.add(reading.name)
 
 
-class Swapped:
-    """What is watched at due steps only: put in when one is armed, and taken out behind it."""
+activations: Final = Activations()
+"""Those of this process."""
 
-    def __init__(self) -> None:
-        self._classes: list[type[nn.Module]] = []
-        self._function = False
-        self.for_good = False
 
-    def put(self, found: Found) -> None:
-        """Watch the classes of these modules, and the function of attention."""
-        if self.for_good:
-            return
-        modules = [known.module() for known in found.known.values()]
-        for kind in {type(module) for module in modules if module is not None}:
-            if not _is_watched(kind):
-                _wrap(kind, current_wall())
-                self._classes.append(kind)
-        if not self._function:
-            nn.functional.scaled_dot_product_attention = _watched_attention
-            self._function = True
+def install(wall: Wall) -> None:
+    """Put the hooks into torch. `wall` is the one of this process."""
+    slots.late = compiled_activations.is_late()
+    if slots.late:
+        return
+    for kind in TYPES:
+        activations.watched.watch(kind)
+    compiled_activations.define(
+        lambda *args: _when_due(wall, activations.see_slot, *args),
+        lambda *args: _when_due(wall, activations.see_attention_slot, *args),
+    )
+    compiled_activations.follow_compile(activations.watched.keep)
 
-    def restore(self) -> None:
-        """Watch them no more."""
-        if self.for_good:
-            return
-        for kind in self._classes:
-            if "__call__" in kind.__dict__:
-                del kind.__call__
-        self._classes.clear()
-        if self._function:
-            if nn.functional.scaled_dot_product_attention is _watched_attention:
-                nn.functional.scaled_dot_product_attention = _attention
-            self._function = False
+
+P = ParamSpec("P")
+
+
+def _when_due(wall: Wall, see: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+    if activations.due:
+        wall.call("activations", see, *args, **kwargs)

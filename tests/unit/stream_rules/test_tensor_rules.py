@@ -378,6 +378,17 @@ def test_a_layer_that_stays_dead_is_named_once() -> None:
     assert issue.evidence.followed == 5
 
 
+def test_frames_of_other_columns_do_not_hide_those_of_relus() -> None:
+    run = RunBuilder()
+    run.started()
+    for i in range(5):
+        run.steps([10 * i], loss=2.0)
+        run.tensors(10 * i, "activations", ("gelu",))
+        run.tensors(10 * i, "activations", ROWS, columns={"dead": 0.9})
+        run.tensors(10 * i, "activations", ("tanh",), columns={"saturated": 0.1})
+    assert_fires(run.records, "dead_relu", first_step=0, specs=DEAD)
+
+
 def test_it_resolves_when_no_layer_is_dead() -> None:
     run = run_of("activations", "dead", [0.9] * 4 + [0.2] * 2, rows=FORWARD)
     assert [i.state for i in issues_of(run.records, specs=DEAD)] == ["firing", "resolved"]

@@ -63,8 +63,8 @@ class DeadRelu(Rule[DeadReluParams, _State]):
         severity="warning",
         comes="maybe",
         inputs=(tensors("activations"),),
-        capture_hint="activations of torch.nn.ReLU and ReLU6 are captured, of models that are not "
-        "compiled; a call of torch.nn.functional.relu is not seen",
+        capture_hint="activations of torch.nn.ReLU and ReLU6 are captured, of a compiled model if "
+        "capture was there before its first call; a call of torch.nn.functional.relu is not seen",
         remedy="Lower the learning rate, look at large negative biases and at inputs that are not "
         "normalised; LeakyReLU or GELU do not die.",
         alias="DeadRelu",
@@ -75,7 +75,8 @@ class DeadRelu(Rule[DeadReluParams, _State]):
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
         state, params = self.state, self.params
-        whole = state.frames.take(frame)
+        # A step has one frame for each set of columns; the others are not of ReLUs.
+        whole = state.frames.take(frame) if "dead" in frame.columns else None
         dead = None if whole is None else whole.column("dead")
         if whole is None or dead is None or not len(whole.rows):
             return

@@ -1,0 +1,61 @@
+"""The two ends of a language model: the logits that it puts out, the embeddings that it reads."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Final
+
+import torch
+from torch import nn
+
+from tocsin.emitter.activation_readings import Reading
+from tocsin.emitter.activation_samples import rows_of
+
+MOST_TOKENS: Final = 256
+MOST_ROWS: Final = 65_536
+
+
+def logits(name: str, output: torch.Tensor) -> Reading | None:
+    """How large the logits are together: the log of the sum of their exponentials, of up to 256
+    tokens. None: there is nothing to sum.
+    """
+    if output.dim() < 2 or output.numel() == 0:
+        return None
+    rows = rows_of(output, MOST_TOKENS)
+    log_z = rows.logsumexp(dim=-1)
+    return Reading(
+        "logits",
+        name,
+        columns=("log_z", "log_z_max"),
+        values=(log_z.mean(), log_z.max()),
+        count_columns=("numel",),
+        counts=(float(rows.shape[0]),),
+    )
+
+
+def embeddings(tables: Iterable[tuple[str, weakref.ref[nn.Module]]]) -> Iterable[Reading]:
+    """How long the rows of each embedding's weight are, of up to 65,536 in equal distance.
+
+    Of a weight that is spread over ranks, the rows of this one.
+    """
+    for name, reference in tables:
+        module = reference()
+        weight = None if module is None else module.weight
+        if not isinstance(weight, torch.Tensor) or weight.dim() != 2:
+            continue
+        local = getattr(weight, "to_local", None)
+        values = (weight if local is None else local()).detach()
+        if values.is_meta or not values.is_floating_point() or values.numel() == 0:
+            continue
+        apart = -(-values.shape[0] // MOST_ROWS)
+        lengths = torch.linalg.vector_norm(values[::apart], dim=-1, dtype=torch.float32)
+        longest = lengths.max(dim=0)
+        yield Reading(
+            "embeddings",
+            name,
+            columns=("row_norm_mean", "row_norm_max"),
+            values=(lengths.mean(), longest.values),
+            count_columns=("numel", "row_of_max"),
+            counts=(float(lengths.numel()), longest.indices * apart),
+        )
