@@ -34,11 +34,13 @@ FUNCTIONS: Final = (
     "binary_cross_entropy_with_logits",
     "cross_entropy",
     "ctc_loss",
+    "gaussian_nll_loss",
     "huber_loss",
     "kl_div",
     "l1_loss",
     "mse_loss",
     "nll_loss",
+    "poisson_nll_loss",
     "smooth_l1_loss",
 )
 
@@ -83,6 +85,10 @@ class EvaluationLosses:
         self._at = at
         self._held.append(loss.reshape(1).to(torch.float32, copy=True))
 
+    def has_seen(self, step: int) -> bool:
+        """Whether a loss was computed after this step, and before the next."""
+        return self._first[0] == step
+
     def flush(self) -> None:
         """Start the copies of what is held; send what has arrived. Never waits."""
         if self._held:
@@ -120,7 +126,8 @@ class Evaluation:
         now = time.perf_counter()
         self._hooks.around.phases.evaluated(now, now)
         if isinstance(value, torch.Tensor) and value.numel() == 1:
-            plain = not value.is_meta and not hasattr(value, "to_local")
+            # The compiler calls functions with tensors that hold nothing.
+            plain = not value.is_meta and not _is_fake(value) and not hasattr(value, "to_local")
             if plain and value.is_floating_point():
                 capture.evaluation_loss(name, value)
         return True
@@ -141,8 +148,8 @@ class Evaluation:
         capture = self._hooks.capture
         if capture is None:
             return
-        trains = torch.is_grad_enabled()
-        if trains != capture.training.is_evaluating():
+        trains, training = torch.is_grad_enabled(), capture.training
+        if trains != training.is_evaluating() and PREDICT not in training.phases:
             self._hooks.around.data.cross_entropy(args, kwargs, "train" if trains else "eval")
 
     def install(self) -> None:
@@ -180,7 +187,7 @@ class Evaluation:
         @functools.wraps(original)
         def call(*args: object, **kwargs: object) -> object:
             result = original(*args, **kwargs)
-            if hooks.capture is None:
+            if hooks.capture is None or _is_fake(result):
                 return result
             if classes and (data.due or not torch.is_grad_enabled()):
                 hooks.wall.call("labels", self.on_classes, args, kwargs)
@@ -194,6 +201,11 @@ class Evaluation:
         setattr(call, "__original_fn", original)
         setattr(call, "__script_if_tracing_wrapper", True)
         setattr(torch.nn.functional, name, call)
+
+
+def _is_fake(value: object) -> bool:
+    """Whether this is a tensor without numbers, with which the compiler tries a function."""
+    return hasattr(value, "fake_mode")
 
 
 def _mean(name: str, total: object, args: Sequence[object], kwargs: Mapping[str, object]) -> object:

@@ -59,5 +59,7 @@ def add_loss(around: Around, training: Training | None, name: str, number: Loss)
 
 def look_at(around: Around, training: Training | None, data: NamedData) -> None:
     """Look at these tensors, if it is time to."""
-    evaluating = training is not None and training.is_evaluating()
-    around.data.named("eval" if evaluating else "train", data)
+    if training is None or not training.is_evaluating():
+        around.data.named("train", data)
+    elif "predict" not in training.phases:
+        around.data.named("eval", data)

@@ -124,8 +124,19 @@ class TensorFrame:
     from a sample, the quantiles `p05 p25 p50 p75 p95`; `update_l2` (the norm of a step's change) in
     the collection `updates`; for tensors of low precision, in a second frame of the same step,
     `underflow` (share of the numbers that are not zero below the type's smallest normal) and
-    `overflow` (share above 0.9 of its largest); the count `checksum` in `checksums`. `every` is the interval in steps that was in
-    force; `at_us` the sender's clock (Unix, microseconds).
+    `overflow` (share above 0.9 of its largest); the count `checksum` in `checksums`. `every` is the
+    interval in steps that was in force; `at_us` the sender's clock (Unix, microseconds).
+
+    Collections of what a training is fed hold no tensors; each frame has what a sample has shown
+    since the one before, every 100 steps and at the end of an evaluation (`mode`):
+
+    - `labels`: a row for each class, by its id; counts `labels`, and with predictions `predictions`
+      and `hits` (predicted, and right). No columns.
+    - `confusion`: a row for each true class; a count for each predicted class, by its id.
+    - `tokens`: a row for each of the 64 most frequent token ids, and `other`; count `count`, column
+      `share` (0 to 1).
+    - `input_channels`: a row for each channel, `INPUT.CHANNEL`; columns `mean std min max` of the
+      finite values, counts `numel` (values looked at) and `nonfinite`.
     """
 
     type: ClassVar[str] = "tensors"
@@ -236,6 +247,16 @@ class StepFrame:
     that step (Unix, microseconds). Columns of the emitter: `loss`, `gradient_norm` (L2 over all
     parameters as the optimizer saw them), `gradient_nonfinite` (tensors with NaN or Inf), `lr.0` …
     (per parameter group), `step_time_s`. A user's own scalars are `log.NAME`.
+
+    Where the step's time went, seconds on the clock of the training thread: `forward_s`,
+    `backward_s`, `optimizer_s`, `data_wait_s` (with a data loader), and where there were some
+    `checkpoint_s`, `evaluation_s`. On a GPU, each tenth step, what the GPU itself took:
+    `forward_device_s`, `backward_device_s`, `optimizer_device_s`. What exactly belongs to each:
+    `tocsin.emitter.step_phases` and `tocsin.emitter.device_time`.
+
+    `loss.NAME` is a loss that the user named, or that of another optimizer than the main one
+    (`loss.discriminator`), which has `gradient_norm.NAME` and `lr.NAME`, too: means over its steps
+    since the main one's last, the rate its newest.
     """
 
     type: ClassVar[str] = "steps"
