@@ -1,0 +1,69 @@
+"""What a data loader gives to a training: rows of the tensors of a batch, by their place in it.
+
+At a step that is due the first batch that is fetched for it is read, on whatever device it is then.
+`0` and `1` are the parts of a pair, `image` is what stands under that key, `1.label` what stands in
+a mapping that is the second of a pair; `batch` is one that is a tensor itself. What comes without a
+data loader is not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import torch
+
+from tocsin.emitter.plans import CollectionPlan
+from tocsin.emitter.summaries import dense
+from tocsin.emitter.tensor_rows import TensorRows, Wanted
+
+INPUTS: Final = "inputs"
+
+MAX_TENSORS: Final = 64
+MAX_DEPTH: Final = 4
+MAX_NAME: Final = 200
+
+
+def tensors_of(batch: object) -> list[tuple[str, torch.Tensor]]:
+    """The tensors of a batch and their names, at most `MAX_TENSORS`."""
+    found = []
+    for name, tensor in _walk(batch, "", 0):
+        found.append((name[:MAX_NAME] or "batch", tensor))
+        if len(found) == MAX_TENSORS:
+            break
+    return found
+
+
+def read_inputs(batch: object, plans: Sequence[CollectionPlan]) -> TensorRows | None:
+    """Rows of a batch for these collections; None if there is nothing to read."""
+    names, flat = [], []
+    for name, tensor in tensors_of(batch):
+        values = dense(tensor)
+        if values is not None:
+            names.append(name)
+            flat.append(values)
+    wanted = [Wanted(plan.name, _chosen(plan, names), plan.columns) for plan in plans]
+    return TensorRows(names, flat, wanted) if flat else None
+
+
+def _chosen(plan: CollectionPlan, names: Sequence[str]) -> frozenset[str] | None:
+    return None if plan.everything else frozenset(filter(plan.selects, names))
+
+
+def _walk(part: object, name: str, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(part, torch.Tensor):
+        yield name, part
+    elif depth < MAX_DEPTH:
+        for key, inner in _parts(part):
+            yield from _walk(inner, f"{name}.{key}" if name else key, depth + 1)
+
+
+def _parts(part: object) -> Iterator[tuple[str, object]]:
+    if isinstance(part, Mapping):
+        for key, inner in part.items():
+            yield str(key), inner
+    elif isinstance(part, tuple | list):
+        fields = getattr(part, "_fields", None)
+        names = fields if isinstance(fields, tuple) else range(len(part))
+        for field, inner in zip(names, part, strict=False):
+            yield str(field), inner
