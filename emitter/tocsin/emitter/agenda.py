@@ -80,7 +80,8 @@ class Agenda:
         self._at = -1
         self._due: Due = NOTHING
         self._next = 0
-        self._times: list[float] = []
+        self.times: list[float] = []
+        """Durations of the steps since the intervals were chosen, seconds."""
         self._tiers_s = 0.0
         self._reviewed_s = 0.0
 
@@ -107,6 +108,16 @@ class Agenda:
     def is_due(self, name: str, step: int) -> bool:
         """Whether that part of tier 0 (`BLOCKS`, `NORMS`) is done at this step."""
         return step % self.budget.shares[name].interval == 0
+
+    def quiet_until(self, step: int) -> int:
+        """The first step from this one on at which something is due, or is prepared for the next,
+        or the intervals are chosen anew.
+        """
+        if self.due(step) or step < self._closer_until:
+            return step
+        shares = self.budget.shares
+        regular = (step + -step % shares[name].interval for name in (BLOCKS, NORMS))
+        return min(*regular, self._next - 1, step + REVIEW_STEPS - 1 - len(self.times))
 
     def interval(self, name: str) -> int:
         """The interval in force, in steps."""
@@ -158,11 +169,11 @@ class Agenda:
 
     def stepped(self, step_time_s: float, spent_s: float) -> None:
         """A step is over; `spent_s` is what our hooks have cost since the training began."""
-        self._times.append(step_time_s)
-        if len(self._times) < REVIEW_STEPS:
+        self.times.append(step_time_s)
+        if len(self.times) < REVIEW_STEPS:
             return
-        base_s = max(0.0, spent_s - self._reviewed_s - self._tiers_s) / len(self._times)
-        self.budget.review(self._times, base_s)
-        self._times.clear()
+        base_s = max(0.0, spent_s - self._reviewed_s - self._tiers_s) / len(self.times)
+        self.budget.review(self.times, base_s)
+        self.times.clear()
         self._reviewed_s, self._tiers_s = spent_s, 0.0
         self._next = 0

@@ -75,6 +75,16 @@ class Around:
         else:
             self.phases.batch(began, ended)
 
+    @property
+    def busy(self) -> bool:
+        """Whether something here has more to do after a step than to look at the clock."""
+        return (
+            self.phases.timer is not None
+            or self.others.any
+            or self.named.any
+            or bool(self.loaders.news)
+        )
+
     # -- what capture asks and tells -------------------------------------------------------------
 
     def other_stepped(

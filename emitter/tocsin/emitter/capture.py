@@ -32,6 +32,7 @@ from tocsin.emitter.losses import Loss, LossBuffer, on_host
 from tocsin.emitter.optimizer_state import OPTIMIZER_STATE, OptimizerState
 from tocsin.emitter.outbox import StepRow
 from tocsin.emitter.plans import CollectionPlan
+from tocsin.emitter.quick_steps import QuickSteps
 from tocsin.emitter.step_report import AT_ONCE, Draft, Reporter
 from tocsin.emitter.summaries import dense
 from tocsin.emitter.tensor_rows import TensorRows, Wanted
@@ -60,6 +61,7 @@ class Capture:
         local: LocalGradients,
         clipped: ClippedNorms,
         around: Around,
+        quick: QuickSteps,
         *,
         preferred: torch.optim.Optimizer | None = None,
     ) -> None:
@@ -68,6 +70,7 @@ class Capture:
         self._local = local
         self._clipped = clipped
         self._around = around
+        self._quick: Final = quick
         self._shared: list[Loss] = []
         self.optimizers: Final = Optimizers(first, preferred)
         self.agenda: Final = training.agenda
@@ -78,7 +81,6 @@ class Capture:
         self._ended_at: float | None = None
         self._reporter = Reporter(training, self.agenda)
         self._saved: deque[Written] = deque(maxlen=100)
-        self._skipped = 0
         self._skip_said = False
         self._scaling = False
         self._activations_s = 0.0
@@ -177,9 +179,10 @@ class Capture:
             return None
         if models.found_inf(optimizer):
             # A fused optimizer under a GradScaler was called, and changed nothing.
+            self._losses.skip()
             self._drop_step()
             return None
-        step_time = None if self._ended_at is None else now - self._ended_at
+        step_time = None if self._ended_at is None else self.ended(now)
         self._ended_at = now
         step = self.training.stepped(step_time)
         columns, values = self._scalars(optimizer, step_time)
@@ -216,6 +219,7 @@ class Capture:
         if self._saved:
             self.report_checkpoints()
         self._around.stepped(self.training, step, draft.at_us)
+        self._quick.allow(self, optimizer, self._quiet_until(step + 1))
         if self._local.active:
             spent_s = self.training.wall.spent.get(LOCAL_GRADIENTS, 0.0)
             self._local.plan(self.agenda, step + 1, spent_s - self._local_s)
@@ -223,6 +227,27 @@ class Capture:
         if step_time is not None and step > 1:
             self.agenda.stepped(step_time, self.training.wall.seconds)
         return step
+
+    def ended(self, now: float) -> float:
+        """A step of the training ends; how long it took, seconds."""
+        before, self._ended_at = self._ended_at, now
+        return now if before is None else now - before
+
+    def _quiet_until(self, step: int) -> int:
+        """The first step from this one on that may have more to say than loss, times and rates."""
+        if (
+            self._waiting
+            or self._scaling
+            or self._saved
+            or self._evaluated.waiting
+            or self._local.active
+            or self._around.busy
+            or activations.armed
+            or self.optimizers.count > 1
+            or self.training.identity.world_size > 1
+        ):
+            return 0
+        return min(self.agenda.quiet_until(step), self._around.data.wakes)
 
     def _scalars(
         self, optimizer: torch.optim.Optimizer, step_time: float | None
@@ -238,10 +263,10 @@ class Capture:
             if rate is not None:
                 columns.append(f"lr.{i}")
                 values.append(rate)
-        if self._scaling:
+        if self._scaling or self._losses.skipped:
             columns.append("scaler_skipped")
-            values.append(float(self._skipped))
-            self._skipped = 0
+            values.append(float(self._losses.skipped))
+            self._losses.skipped = 0
             self._skip_said = False
         return columns, values
 
@@ -285,7 +310,7 @@ class Capture:
         if made_step:
             return
         lost = self._losses.nonfinite()
-        self._skipped += 1
+        self._losses.skip()
         if lost is not None and not self._skip_said:
             # Not the scaler's business: the loss itself is bad, and no step may ever follow.
             self._skip_said = True
@@ -297,6 +322,10 @@ class Capture:
         """A loss of one number that was computed without a gradient."""
         self.training.activity += 1
         self._evaluated.add(name, loss)
+
+    def has_evaluated(self, step: int) -> bool:
+        """Whether a loss of an evaluation was seen after this step, and before the next."""
+        return self._evaluated.has_seen(step)
 
     def saved(self, target: object, step: int | None, duration_s: float) -> None:
         """`torch.save` has written something; `step` is the last one when it began."""

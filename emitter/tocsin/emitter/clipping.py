@@ -78,6 +78,11 @@ class ClippedNorms:
         if ids:
             self._calls = [*self._calls[1 - MAX_CALLS :], _Call(ids, number, float(limit))]
 
+    @property
+    def any(self) -> bool:
+        """Whether something was clipped."""
+        return bool(self._calls)
+
     def take(self, parameters: Iterable[torch.Tensor]) -> Clipped | None:
         """The norms of parts that make up these parameters; None if a part is missing, or was
         clipped twice. None is left.

@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 
 import torch
 
-from tocsin.emitter.host_copy import HostCopy
+from tocsin.emitter.host_copy import HostCopy, is_recording
 from tocsin.emitter.local_gradients import LocalGradients as LocalGradients
 
 MAX_LOSSES: Final = 100_000
@@ -25,9 +25,13 @@ def loss_of(tensors: object, unscaled: torch.Tensor | None) -> Loss | None:
     `unscaled` is what a GradScaler has scaled, and stands for it.
     """
     loss = only(tensors) if unscaled is None else unscaled
-    if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or loss.is_meta:
+    if not isinstance(loss, torch.Tensor):
         return None
-    if loss.is_complex() or hasattr(loss, "to_local"):
+    if type(loss) is torch.Tensor and loss.is_cpu and loss.is_floating_point():
+        return float(loss.item()) if loss.numel() == 1 else None
+    if loss.numel() != 1 or loss.is_meta:
+        return None
+    if loss.is_complex() or hasattr(loss, "to_local") or is_recording():
         return None
     loss = loss.detach()
     if loss.device.type == "cpu":
@@ -58,6 +62,8 @@ class LossBuffer:
 
     def __init__(self) -> None:
         self._losses: list[Loss] = []
+        self.skipped = 0
+        """Steps that a GradScaler has skipped since the last one that was made."""
 
     def add(self, loss: Loss, *, begun: bool) -> None:
         """Keep one."""
@@ -66,10 +72,25 @@ class LossBuffer:
         if not begun:
             del self._losses[:-64]
 
+    @property
+    def held(self) -> list[Loss]:
+        """Those that were kept."""
+        return self._losses
+
     def take(self) -> list[Loss]:
         """All of them; none is left."""
         losses, self._losses = self._losses, []
         return losses
+
+    def skip(self) -> None:
+        """The step was skipped, and its losses with it; also before a training has begun."""
+        self._losses = []
+        self.skipped += 1
+
+    def clear(self) -> None:
+        """Forget all: another training begins."""
+        self._losses = []
+        self.skipped = 0
 
     def nonfinite(self) -> float | None:
         """The first that is known not to be finite; None if there is none."""

@@ -193,6 +193,29 @@ class StepPhases:
         self._zero()
         return columns, values
 
+    @property
+    def usual(self) -> bool:
+        """Whether nothing but the usual phases of a step has taken time, and no GPU is timed."""
+        return (
+            self._checkpoint == 0.0
+            and self._evaluation == 0.0
+            and self._evaluating is None
+            and self.timer is None
+        )
+
+    @property
+    def usual_columns(self) -> tuple[str, ...]:
+        """The names that belong to `take_usual`."""
+        loads = ("data_wait_s",) if self._loads else ()
+        return ("forward_s", "backward_s", "optimizer_s", *loads)
+
+    def take_usual(self) -> tuple[float, ...]:
+        """The seconds of the usual phases since the last call; they begin at zero again."""
+        wait = (self._wait,) if self._loads else ()
+        found = (self._forward, self._backward, self._optimizer, *wait)
+        self._forward = self._backward = self._optimizer = self._wait = 0.0
+        return found
+
     def after_step(self, step: int) -> None:
         """A step was counted: read what the GPU has passed, and time the next step if it is due."""
         timer = self.timer

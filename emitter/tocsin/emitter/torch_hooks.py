@@ -43,6 +43,7 @@ from tocsin.emitter.current import current
 from tocsin.emitter.evaluation import Evaluation
 from tocsin.emitter.local_gradients import LocalGradients
 from tocsin.emitter.losses import LossBuffer, loss_of, only
+from tocsin.emitter.quick_steps import QuickSteps
 from tocsin.emitter.saves import Saves
 from tocsin.emitter.settings import RUN_ID
 from tocsin.emitter.shards import is_distributed
@@ -74,6 +75,7 @@ class Hooks:
         self.local: Final = LocalGradients()
         self.clipped: Final = ClippedNorms()
         self.around: Final = Around(self.wall)
+        self.quick: Final = QuickSteps(self)
         self.saves: Final = Saves(self)
         self.stepping: list[torch.optim.Optimizer] = []
         self.made_step = False
@@ -105,6 +107,7 @@ class Hooks:
             self.local,
             self.clipped,
             self.around,
+            self.quick,
             preferred=self.preferred and self.preferred(),
         )
         self.capture = capture
@@ -118,7 +121,7 @@ class Hooks:
 
     def forget(self) -> None:
         """The training was finished by its own code; the next step begins another."""
-        self.capture, self.preferred = None, None
+        self.capture, self.preferred, self.made_step = None, None, False
         self.wall.call("clean-up", self._clean_up)
         self.backwards = self.most_backwards = 0
         self.wall.report = to_stderr
@@ -127,6 +130,7 @@ class Hooks:
         relus.activations.forget()
         self.stepping.clear()
         self.losses.clear()
+        self.quick.forget()
         self.local.clear()
         self.local.scaled = False
         self.clipped.clear()
@@ -256,7 +260,7 @@ def _before_step(
 ) -> None:
     if torch.compiler.is_compiling():
         _before_step_apart(optimizer, args, kwargs)
-    elif not hooks.asleep:
+    elif not hooks.asleep and not _is_quick(optimizer, args, kwargs):
         hooks.wall.call(
             "gradients", hooks.before_step, optimizer, closure=_has_closure(args, kwargs)
         )
@@ -270,6 +274,9 @@ def _after_step(
         return
     if hooks.capture is None:
         return
+    if _was_quick(optimizer):
+        hooks.check("optimizer_step")
+        return
     made = hooks.wall.call("steps", hooks.after_step, optimizer, closure=_has_closure(args, kwargs))
     # With the probe off every step of any optimizer is an edge still.
     if made or "steps" in hooks.wall.off:
@@ -279,6 +286,28 @@ def _after_step(
 # Where a whole step is compiled, the compiler does not look into these: it calls them.
 _before_step_apart = torch._disable_dynamo(_before_step)
 _after_step_apart = torch._disable_dynamo(_after_step)
+
+
+def _is_quick(
+    optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]
+) -> bool:
+    try:
+        return hooks.quick.before(optimizer, len(args) + len(kwargs))
+    # The wall, without its cost.
+    except Exception as error:
+        hooks.quick.forget()
+        hooks.wall.switch_off("quick steps", f"{type(error).__name__}: {error}")
+        return False
+
+
+def _was_quick(optimizer: torch.optim.Optimizer) -> bool:
+    try:
+        return hooks.quick.after(optimizer)
+    # The wall, without its cost.
+    except Exception as error:
+        hooks.quick.forget()
+        hooks.wall.switch_off("quick steps", f"{type(error).__name__}: {error}")
+        return False
 
 
 def _has_closure(args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
