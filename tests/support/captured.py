@@ -36,6 +36,8 @@ class Said:
     frames: list[TensorFrame] = field(default_factory=list)
     samples: list[SystemFrame] = field(default_factory=list)
     rows: list[tuple[int, str, dict[str, float]]] = field(default_factory=list)
+    by_rank: list[tuple[int, int, dict[str, float]]] = field(default_factory=list)
+    """(rank, step, scalars) of training steps."""
 
     def of(self, kind: type[D]) -> list[D]:
         """Events of one type."""
@@ -78,6 +80,8 @@ def said(folder: Path, run_id: str = "r1") -> Said:
                         for step, row in zip(value.steps, value.values, strict=True):
                             cells = dict(zip(value.columns, map(float, row), strict=True))
                             found.rows.append((int(step), value.mode, cells))
+                            if value.mode == "train":
+                                found.by_rank.append((value.speaker.rank, int(step), cells))
                     else:
                         assert isinstance(value, SystemFrame)
                         found.samples.append(value)

@@ -205,7 +205,7 @@ class Evaluation:
 
 def _is_fake(value: object) -> bool:
     """Whether this is a tensor without numbers, with which the compiler tries a function."""
-    return hasattr(value, "fake_mode")
+    return hasattr(value, "_mode_key")
 
 
 def _mean(name: str, total: object, args: Sequence[object], kwargs: Mapping[str, object]) -> object:

@@ -1,0 +1,108 @@
+"""PyTorch as it is used today, where a process of its own is needed: torch.compile, loaders."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.captured import run_with_hook, said
+from support.matrix_compile import CASES, STEPS
+from tocsin.schemas.runs import RunEnded, RunStarted
+
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("compiled")
+    paths = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH", "")])]
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("TOCSIN_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "support.matrix_compile", str(folder)],
+        env={**kept, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("case", [case.__name__ for case in CASES])
+def test_a_compiled_training_has_the_same_graphs_breaks_and_losses(
+    compiled: dict[str, Any], case: str
+) -> None:
+    found = compiled[case]
+    assert found["with"] == found["without"]
+    assert found["without"]["graphs"] >= 1
+    assert bool(found["without"]["breaks"]) == (case == "with_a_break_of_its_own")
+    # What a compiled ReLU puts out cannot be seen, and that is said.
+    assert found["off"] in ([], ["activations"])
+    losses = found["without"]["losses"]
+    if case == "from_the_start":
+        del losses[STEPS]  # that of the evaluation
+    assert [step for step, *_ in found["captured"]] == list(range(len(losses)))
+    assert [loss for _, loss, _ in found["captured"]] == pytest.approx(losses, rel=1e-6)
+    assert all(norm > 0 for *_, norm in found["captured"])
+
+
+LOADERS = """
+import json, sys, threading
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Data(Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        # A worker that trains something itself, as some augmentations do.
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        threads = {thread.name for thread in threading.enumerate()}
+        ours = [name for name in threads if name.startswith("tocsin")]
+        return torch.ones(3), json.dumps(ours)
+
+def collate(items):
+    return torch.stack([x for x, _ in items]), [ours for _, ours in items]
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for method in sys.argv[1:] or METHODS:
+        loader = DataLoader(
+            Data(), batch_size=3, num_workers=1, multiprocessing_context=method,
+            collate_fn=collate,
+        )
+        for x, ours in loader:
+            assert ours == ["[]"] * 3, ours
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    print("done")
+"""
+
+
+@pytest.mark.parametrize(
+    "methods",
+    [("fork",), pytest.param(("spawn", "forkserver"), marks=pytest.mark.torture)],
+    ids=lambda methods: "-".join(methods),
+)
+def test_workers_of_data_loaders_are_left_alone(tmp_path: Path, methods: tuple[str, ...]) -> None:
+    done = run_with_hook(tmp_path, LOADERS.replace("METHODS", repr(methods)))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+    found = said(tmp_path)
+    assert sorted(found.steps()) == list(range(4 * len(methods)))
+    assert len(found.of(RunStarted)) == len(found.of(RunEnded)) == 1
+    assert len({meta.boot for meta in found.metas}) == 1
