@@ -106,7 +106,7 @@ class LocalGradients:
         self.all_due = True
         """Whether every parameter is looked at in this step."""
         self.scaled = False
-        """Whether a loss scaler is at work: by how much, nobody knows without waiting for a GPU."""
+        """Whether a loss of this step was scaled: by how much, is known to a GPU alone."""
         self._stride = 1
         self._turn = 0
         self._whole = True
@@ -183,7 +183,7 @@ class LocalGradients:
         self._bad.clear()
         self._squares.clear()
         self._norms.clear()
-        self._partly = False
+        self._partly = self.scaled = False
 
     def plan(self, agenda: Agenda, step: int, spent_s: float) -> None:
         """Before the step of that number; the one before has cost `spent_s`."""

@@ -46,14 +46,19 @@ class Lead:
         if values is None:
             return
         for step, value in zip(frame.steps.tolist(), values.tolist(), strict=True):
-            if step <= self.last_step:
-                continue
-            self.last_step = step
-            self.steps.append(step)
-            self.values.append(value)
-            if len(self.steps) > 2 * SERIES_POINTS:
-                del self.steps[:-SERIES_POINTS], self.values[:-SERIES_POINTS]
-            yield step, value
+            if self.add(step, value):
+                yield step, value
+
+    def add(self, step: int, value: float) -> bool:
+        """Take a point; False if that step was there already."""
+        if step <= self.last_step:
+            return False
+        self.last_step = step
+        self.steps.append(step)
+        self.values.append(value)
+        if len(self.steps) > 2 * SERIES_POINTS:
+            del self.steps[:-SERIES_POINTS], self.values[:-SERIES_POINTS]
+        return True
 
     def series(self, name: str, *, limit: float | None = None, unit: str | None = None) -> Series:
         """The last points, for the evidence."""

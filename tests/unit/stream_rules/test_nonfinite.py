@@ -195,6 +195,28 @@ def test_the_rank_with_the_bad_loss_is_named_in_any_order(order: tuple[int, int]
     assert (issue.first_rank, issue.subject.kind) == (1, "loss")
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_what_came_by_an_average_within_the_step_is_told_from_what_began_it(
+    order: tuple[int, int],
+) -> None:
+    run = started(world_size=2)
+    for rank in order:
+        healthy(run, range(5), rank)
+    # Averaged after each of two backward calls: from the second on rank 0 has what rank 1 brought.
+    for rank in order:
+        bad_gradients(run, 5, {"blocks.1.weight": 1}, rank=rank)
+    for rank in order:
+        run.tensors(
+            5,
+            "local_gradients",
+            ["blocks.1.weight"],
+            rank=rank,
+            nans={"blocks.1.weight": 1},
+            columns={"backward": float(rank == 0)},
+        )
+    assert found(run, 5).first_rank == 1
+
+
 def test_an_earlier_step_of_a_slow_rank_wins() -> None:
     run = started(world_size=2)
     bad_gradients(run, 6, {"blocks.1.weight": 1}, rank=0, local=("blocks.1.weight",))

@@ -5,7 +5,8 @@ moving average, the condition is n > factor · E for `for_steps` steps in a row,
 at once, after `warmup_steps`. Outliers (n > factor · E) do not enter E. A norm must also be twice
 the largest that the run has seen lately: a memorised data set brings norms near zero, over which an
 ordinary batch stands out. Where clipping takes more than half of it away, it takes n > factor² · E
-or a loss that follows: single bursts of a recurrent network are what clipping is for.
+or a loss that follows: single bursts of a recurrent network are what clipping is for. Where the
+gradients lie in parts on the ranks, n is put together from what each rank adds.
 
 The factor stands far from healthy runs (a small GPT and a ResNet stay below 5) and well below
 what the first spike of BLOOM's training showed while its loss still looked well.
@@ -23,6 +24,7 @@ from pydantic import Field
 from tocsin.schemas.issues import Evidence, Fact, Subject
 from tocsin.schemas.telemetry import StepFrame
 from tocsin.stream_rules.lead import Lead
+from tocsin.stream_rules.parted_norms import PartedNorms
 from tocsin.stream_rules.rule import Clear, Finding, Moment, Outcome, Params, Rule, RuleMeta, scalar
 
 _TAMED: Final = 0.5
@@ -54,6 +56,7 @@ class _State:
     loss: float | None = None
     loss_before: float | None = None
     high: float = 0.0
+    parts: PartedNorms = field(default_factory=PartedNorms)
 
 
 class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
@@ -65,7 +68,7 @@ class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
         family="numerical",
         meaning="The global gradient norm is many times its own moving average.",
         severity="warning",
-        inputs=(scalar("gradient_norm"),),
+        inputs=(scalar("gradient_norm"), scalar("gradient_square_sum_local")),
         capture_hint="the gradient norm is captured when an optimizer of PyTorch steps",
         remedy="Clip the gradient norm, lower the learning rate or lengthen its warm-up; if it was "
         "one batch, look at that batch.",
@@ -78,8 +81,10 @@ class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
     def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
         state = self.state
         if state.lead.overtaken_by(frame):
-            self.state = state = _State(lead=state.lead)
+            self.state = state = _State(lead=state.lead, parts=state.parts)
+        whole = list(state.parts.complete(frame, at.run.world_size))
         if not state.lead.takes(frame):
+            yield from self._put_together(whole, at)
             return
         losses, left = _by_step(frame, "loss"), _by_step(frame, "gradient_norm_clipped")
         for step, norm in state.lead.points(frame, "gradient_norm"):
@@ -89,6 +94,16 @@ class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
             if math.isfinite(norm):
                 tamed = left.get(step, norm) < _TAMED * norm
                 yield from self._point(step, norm, at, tamed=tamed)
+        if "gradient_norm" not in frame.columns:
+            state.loss = next(
+                (v for v in reversed(losses.values()) if math.isfinite(v)), state.loss
+            )
+        yield from self._put_together(whole, at)
+
+    def _put_together(self, whole: Iterable[tuple[int, float]], at: Moment) -> Iterable[Outcome]:
+        for step, norm in whole:
+            if self.state.lead.add(step, norm) and math.isfinite(norm):
+                yield from self._point(step, norm, at, tamed=False)
 
     def _point(self, step: int, norm: float, at: Moment, *, tamed: bool) -> Iterable[Outcome]:
         state, params = self.state, self.params

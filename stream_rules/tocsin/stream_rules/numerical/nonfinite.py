@@ -30,6 +30,7 @@ from tocsin.stream_rules.numerical.nonfinite_evidence import (
     RankEvidence,
     add_rows,
     bad_rows,
+    first_backward,
 )
 from tocsin.stream_rules.numerical.nonfinite_finding import origin_finding, scalar_finding
 from tocsin.stream_rules.rule import (
@@ -148,6 +149,10 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
             evidence = self._evidence(pending, rank, at)
             found = evidence.collections.get(frame.collection)
             evidence.collections[frame.collection] = add_rows(found, frame, counts)
+            if frame.collection == LOCAL and bad:
+                backward = first_backward(frame, counts)
+                fresh = found is None or not found.bad
+                evidence.backward = backward if fresh else min(backward, evidence.backward)
         elif frame.step > pending.step and rank in pending.ranks:
             pending.ranks[rank].passed = True
         if bad:

@@ -39,6 +39,7 @@ class RankEvidence:
         loss: the loss, if it was bad.
         bad_gradients: how many gradients were bad, by the scalars.
         row: bad steps in a row, this one the first; `last_bad` the last of them.
+        backward: the backward call of the step with which its own gradients became bad, from 0.
     """
 
     scalars: bool = False
@@ -47,6 +48,7 @@ class RankEvidence:
     bad_gradients: int = 0
     row: int = 0
     last_bad: int = -1
+    backward: int = 0
     collections: dict[str, BadTensors] = field(default_factory=dict)
 
     def tensors(self, collection: str) -> BadTensors | None:
@@ -107,15 +109,21 @@ class Pending:
         """Whether each rank that was bad has said all, or those in which it began have."""
         bad = [rank for rank in self.ranks.values() if rank.bad]
         first = [rank for rank in bad if rank.bad_at_home]
+        if first and min(rank.backward for rank in first) > 0:
+            first = []  # an earlier average of the same step may have brought it from another rank
         return bool(bad) and all(
             rank.complete(several_ranks=self.several_ranks) for rank in first or bad
         )
 
     def origin(self) -> tuple[int, RankEvidence]:
-        """The rank in which it began."""
+        """The rank in which it began.
+
+        Where gradients are averaged after each of several backward calls, one rank's NaN is in the
+        others' own gradients from the next call on: it began where it came with the first of them.
+        """
         bad = [number for number, rank in self.ranks.items() if rank.bad]
         at_home = [number for number in bad if self.ranks[number].bad_at_home]
-        number = min(at_home or bad)
+        number = min(at_home or bad, key=lambda rank: (self.ranks[rank].backward, rank))
         return number, self.ranks[number]
 
 
@@ -126,6 +134,15 @@ def bad_rows(frame: TensorFrame, *, only_nan: bool) -> Counts | None:
     if nans is None or infs is None:
         return nans if infs is None else infs
     return nans + infs
+
+
+def first_backward(frame: TensorFrame, counts: Counts) -> int:
+    """The lowest number of a backward call that brought a bad row; 0 if that was not captured."""
+    column = frame.column("backward")
+    if column is None or not counts.any():
+        return 0
+    lowest = float(column[counts > 0].min())
+    return int(lowest) if lowest > 0 else 0
 
 
 def add_rows(found: BadTensors | None, frame: TensorFrame, counts: Counts) -> BadTensors:

@@ -89,6 +89,9 @@ def _subject(evidence: RankEvidence) -> tuple[Subject, BadTensors | None, str]:
             return loss, gradients, why
         why = f"The first of {when} in backward order that is non-finite; the loss was finite."
         subject = Subject(kind="tensor", name=gradients.names[0], collection=GRADIENTS)
+        if local is None and "@" in subject.name:
+            why += " The rank is the one that holds this part of it; whose batch it came from is"
+            why += " not seen."
         return subject, gradients, why
     if evidence.bad_gradients:
         why = "Which gradients, is not known: their summaries did not come in time."
