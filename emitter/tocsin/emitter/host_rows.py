@@ -11,14 +11,14 @@ Small tensors are put together and summarised in float64 by a dozen calls for al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from tocsin.emitter.arrays import CHUNK, Doubles, ExactRow, Rows, as_float32
+from tocsin.emitter.arrays import CHUNK, Doubles, ExactRow, Rows, as_float32, square_sum
 from tocsin.schemas.telemetry import COUNT_COLUMNS, STATISTIC_COLUMNS, Counts
 
 SMALL: Final = 4096
@@ -30,16 +30,12 @@ LARGE_CHUNK: Final = 1 << 18
 SCRATCH: Final = 1 << 17
 """Elements whose absolute values are kept beside them."""
 
-ROW: Final = 8192
-"""Elements of one dot product. Up to 10,000 OpenBLAS takes one thread."""
-
 CANCELLATION: Final = 1e-2
 """Below this share of the mean square, a variance from sum and norm is too inexact in float32."""
 
 _BATCH: Final = 1 << 16
 
 Array = npt.NDArray[Any]
-_vecdot: Final[Callable[[Array, Array], Array] | None] = getattr(np, "vecdot", None)
 _numpy_types: Final = frozenset(
     (torch.float32, torch.float64, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 )
@@ -129,7 +125,7 @@ def _large_row(tensor: torch.Tensor, n: int) -> tuple[Sequence[float] | Doubles,
         if scratch is None:
             scratch = np.empty(min(SCRATCH, x.size), x.dtype)
         total += float(add("i->", x))
-        squares += _square(x)
+        squares += square_sum(x)
         low, high = min(low, float(least(x))), max(high, float(most(x)))
         for start in range(0, x.size, SCRATCH):
             part = x[start : start + SCRATCH]
@@ -165,20 +161,11 @@ def _chunks(tensor: torch.Tensor, n: int) -> Iterator[Array]:
         yield held.numpy()
 
 
-def _square(x: Array) -> float:
-    """Sum of squares, in float64 over rows that are summed in the type of x."""
-    whole = x.size - x.size % ROW
-    rows, rest = x[:whole].reshape(-1, ROW), x[whole:]
-    # NumPy 1 has no vecdot.
-    squares = np.einsum("ij,ij->i", rows, rows) if _vecdot is None else _vecdot(rows, rows)
-    return float(np.add.reduce(squares, dtype=np.float64)) + float(np.dot(rest, rest))
-
-
 def _variance(tensor: torch.Tensor, n: int, mean: float) -> float:
     """Around the mean, in a second pass."""
     squares = shift = 0.0
     for x in _chunks(tensor, n):
         apart = x - x.dtype.type(mean)
-        squares += _square(apart)
+        squares += square_sum(apart)
         shift += float(np.einsum("i->", apart))
     return max(squares / n - (shift / n) ** 2, 0.0)

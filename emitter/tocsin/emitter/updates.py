@@ -4,6 +4,10 @@ Before a step that is to be summarised up to 16,384 numbers of each tensor are c
 it is smaller, else 16 blocks of 1,024 in equal distance), after it the change is measured, and the
 copy is gone. All copies together hold at most 2 % of the parameters, or 262,144 numbers where that
 is more; if they would not fit, the tensors take turns. Nothing is written to a weight.
+
+It is measured, not derived from what the optimizer remembers: for plain SGD a step is the rate
+times the gradient, for Adam a formula of its momenta, but what becomes of it in the weight is less
+where it is rounded away, and that is what is looked for.
 """
 
 from __future__ import annotations

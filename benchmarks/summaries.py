@@ -1,0 +1,86 @@
+"""What it costs to summarise the gradients, or the weights, of the benchmark's GPT on the CPU.
+
+python benchmarks/summaries.py [--repeats 15] [--step-ms 117]
+
+Each method reads all 101 tensors (6.9 M numbers) once, on one thread, after the cache was filled
+with other numbers: that is how a training leaves them. Methods take turns; printed are the median
+and the least CPU time of the repeats (other programs hardly disturb it), nanoseconds per number of
+the least, and its share of a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Final
+
+import torch
+
+from tocsin.console.trainings.gpt import SIZES, Gpt
+from tocsin.emitter.blocks import BlockReader
+from tocsin.emitter.checksums import Checksums
+from tocsin.emitter.host_rows import exact_row, host_rows
+from tocsin.emitter.low_precision import LowPrecision
+from tocsin.emitter.quantiles import Quantiles
+from tocsin.emitter.summaries import dense, norms
+from tocsin.emitter.tensor_rows import TensorRows, Wanted
+
+CACHE: Final = 20_000_000
+
+
+def measure(methods: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+    """Seconds of CPU time of each call, in turns."""
+    others = torch.ones(CACHE)
+    found: dict[str, list[float]] = {name: [] for name in methods}
+    for _ in range(repeats):
+        for name, method in methods.items():
+            others.sum()
+            began = time.process_time()
+            method()
+            found[name].append(time.process_time() - began)
+    return found
+
+
+def main() -> None:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--step-ms", type=float, default=117.0, help="a step of this GPT")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    named = list(Gpt(SIZES["bench"]).named_parameters())
+    names = [name for name, _ in named]
+    gradients = [1e-3 * torch.randn_like(parameter).detach() for _, parameter in named]
+    flat = [gradient.view(-1) for gradient in gradients]
+    half = [tensor.half() for tensor in flat]
+    small = [tensor for tensor in flat if tensor.numel() <= 4096]
+    numbers = sum(tensor.numel() for tensor in flat)
+    blocks = BlockReader()
+    methods: dict[str, Callable[[], object]] = {
+        "finding them": lambda: [dense(parameter) for _, parameter in named],
+        "a block of each": lambda: blocks.read(gradients),
+        "norms": lambda: norms(flat),
+        "rows": lambda: host_rows(flat),
+        "rows of the small ones": lambda: host_rows(small),
+        "rows of float16": lambda: host_rows(half),
+        "quantiles": lambda: Quantiles(flat).rows,
+        "ends of float16": lambda: LowPrecision(names, half).rows,
+        "all of it": lambda: list(TensorRows(names, flat, [Wanted("gradients")]).tables()),
+        "checksums": lambda: list(Checksums(named).tables()),
+        "rows in float64": lambda: [exact_row(tensor) for tensor in flat],
+    }
+    print(f"{len(named)} tensors, {numbers:,} numbers; a step of {arguments.step_ms:g} ms")
+    print(f"{'':24}{'median':>9} {'least':>9} {'per number':>11} {'of a step':>10}")
+    for name, seconds in measure(methods, arguments.repeats).items():
+        best = min(seconds)
+        print(
+            f"{name:24}{1e3 * statistics.median(seconds):6.2f} ms {1e3 * best:6.2f} ms "
+            f"{1e9 * best / numbers:8.3f} ns {1e5 * best / arguments.step_ms:8.2f} %"
+        )
+
+
+if __name__ == "__main__":
+    main()
