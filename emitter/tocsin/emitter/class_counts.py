@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tocsin.emitter.tables import Table
+from tocsin.schemas.telemetry import Counts
 
 Ids = npt.NDArray[np.int64]
 
@@ -24,15 +25,25 @@ MAX_CONFUSION: Final = 100
 FEWEST_PAIRS: Final = 4
 
 
+MAX_LOOKS: Final = 32
+"""Samples that are kept as they came; then they are counted."""
+
+
 class ClassCounts:
-    """Counts of one mode. `classes` grows with the largest id unless the scores have told it."""
+    """Counts of one mode. How many classes there are the scores tell, else the largest id."""
 
     def __init__(self) -> None:
         self._looks: list[tuple[Ids, Ids | None]] = []
         self._classes = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        self._counted = np.zeros((0, 3), np.uint64)
+        self._confusion = np.zeros((0, 0), np.uint64)
+        self._predicted = False
 
     def __bool__(self) -> bool:
-        return bool(self._looks)
+        return bool(self._looks) or bool(self._counted.any())
 
     def add(self, labels: Ids, predictions: Ids | None, classes: int) -> None:
         """A sample: ids of true and of predicted classes, in pairs. Ids outside are left out.
@@ -46,52 +57,54 @@ class ClassCounts:
             known = max(known, int(predictions.max(initial=-1)) + 1)
         self._classes = max(self._classes, min(known, MAX_CLASSES))
         self._looks.append((labels, predictions))
+        if len(self._looks) >= MAX_LOOKS:
+            self._count()
 
     def take(self) -> list[Table]:
         """The counts as tables `labels` and, with predictions, `confusion`; they begin at zero."""
+        self._count()
+        classes, counted = len(self._counted), self._counted
+        if not counted.any():
+            return []
+        names = tuple(str(i) for i in range(classes))
+        columns = ("labels", "predictions", "hits") if self._predicted else ("labels",)
+        tables = [_table("labels", names, counted[:, : len(columns)], columns)]
+        if self._predicted and classes <= MAX_CONFUSION:
+            tables.append(_table("confusion", names, self._confusion, names))
+        self._forget()
+        return tables
+
+    def _count(self) -> None:
         looks, self._looks = self._looks, []
         classes = self._classes
         if not looks or not classes:
-            return []
-        names = tuple(str(i) for i in range(classes))
-        counted = np.zeros((classes, 3), np.uint64)
-        confusion = np.zeros(classes * classes if classes <= MAX_CONFUSION else 0, np.uint64)
-        predicted = False
+            return
+        more = classes - len(self._counted)
+        if more:
+            self._counted = np.pad(self._counted, ((0, more), (0, 0)))
+            if classes <= MAX_CONFUSION:
+                self._confusion = np.pad(self._confusion, ((0, more), (0, more)))
+        counted = self._counted
         for labels, predictions in looks:
             good = (labels >= 0) & (labels < classes)
             if predictions is not None:
-                predicted = True
+                self._predicted = True
                 good &= (predictions >= 0) & (predictions < classes)
-                right = predictions[good]
-                counted[:, 1] += _counts(right, classes)
-                counted[:, 2] += _counts(right[right == labels[good]], classes)
-                if len(confusion):
-                    confusion += _counts(labels[good] * classes + right, classes * classes)
+                taken_for = predictions[good]
+                counted[:, 1] += _counts(taken_for, classes)
+                counted[:, 2] += _counts(taken_for[taken_for == labels[good]], classes)
+                if classes <= MAX_CONFUSION:
+                    pairs = _counts(labels[good] * classes + taken_for, classes * classes)
+                    self._confusion += pairs.reshape(classes, classes)
             counted[:, 0] += _counts(labels[good], classes)
-        columns = ("labels", "predictions", "hits") if predicted else ("labels",)
-        tables = [
-            Table(
-                "labels",
-                names,
-                np.zeros((classes, 0), np.float32),
-                counted[:, : len(columns)].copy(),
-                columns=(),
-                count_columns=columns,
-            )
-        ]
-        if predicted and len(confusion):
-            tables.append(
-                Table(
-                    "confusion",
-                    names,
-                    np.zeros((classes, 0), np.float32),
-                    confusion.reshape(classes, classes),
-                    columns=(),
-                    count_columns=names,
-                )
-            )
-        return tables
 
 
-def _counts(ids: Ids, n: int) -> npt.NDArray[np.uint64]:
+def _table(
+    collection: str, names: tuple[str, ...], counts: Counts, columns: tuple[str, ...]
+) -> Table:
+    nothing = np.zeros((len(names), 0), np.float32)
+    return Table(collection, names, nothing, counts.copy(), columns=(), count_columns=columns)
+
+
+def _counts(ids: Ids, n: int) -> Counts:
     return np.bincount(ids, minlength=n).astype(np.uint64)

@@ -6,6 +6,7 @@ other in its last. Each look takes up to 16,384 values, evenly spread over the b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -22,8 +23,12 @@ MAX_CHANNELS: Final = 1024
 Doubles = npt.NDArray[np.float64]
 
 
+MAX_LOOKS: Final = 32
+"""Looks that are kept as they came; then they are one."""
+
+
 class ChannelLook:
-    """One look at one input."""
+    """One look at one input, or several as one. `numel` is how many values of each channel."""
 
     def __init__(self, name: str, packed: torch.Tensor, numel: int) -> None:
         self.name: Final = name
@@ -105,6 +110,8 @@ class InputChannels:
         """A look whose numbers are ready."""
         looks = self._looks.setdefault(seen.name, [])
         looks.append(seen)
+        if len(looks) >= MAX_LOOKS:
+            self._looks[seen.name] = [_together(looks)]
 
     def take(self) -> list[Table]:
         """A table `input_channels`: `mean std min max` of finite values; `numel nonfinite`."""
@@ -113,21 +120,14 @@ class InputChannels:
         values: list[Doubles] = []
         counts: list[npt.NDArray[np.uint64]] = []
         for name, looks in seen.items():
-            found = [(one.numbers(), one.numel) for one in looks]
-            width = found[-1][0].shape[1]
-            found = [pair for pair in found if pair[0].shape[1] == width]
-            numel = sum(n for _, n in found)
-            known, mean, variance, low, high = np.stack([n for n, _ in found]).transpose(1, 0, 2)
-            total = known.sum(0)
-            some = np.maximum(total, 1)
-            whole = (known * mean).sum(0) / some
-            spread = (known * (variance + (mean - whole) ** 2)).sum(0) / some
-            good = total > 0
-            least, most = np.where(good, low.min(0), 0), np.where(good, high.max(0), 0)
-            cells = np.column_stack((whole, np.sqrt(spread), least, most))
+            whole = _together(looks)
+            known, mean, variance, low, high = whole.numbers()
+            width, good = len(known), known > 0
+            least, most = np.where(good, low, 0), np.where(good, high, 0)
             names += [f"{name}.{i}" for i in range(width)]
-            values.append(cells)
-            counts.append(np.column_stack((np.full(width, numel), numel - total)).astype(np.uint64))
+            values.append(np.column_stack((mean, np.sqrt(variance), least, most)))
+            counted = np.column_stack((np.full(width, whole.numel), whole.numel - known))
+            counts.append(counted.astype(np.uint64))
         if not names:
             return []
         limit = float(np.finfo(np.float32).max)
@@ -141,3 +141,19 @@ class InputChannels:
                 count_columns=("numel", "nonfinite"),
             )
         ]
+
+
+def _together(looks: Sequence[ChannelLook]) -> ChannelLook:
+    """Several looks at an input as one; those with another number of channels are left out."""
+    if len(looks) == 1:
+        return looks[0]
+    found = [(one.numbers(), one.numel) for one in looks]
+    width = found[-1][0].shape[1]
+    found = [pair for pair in found if pair[0].shape[1] == width]
+    known, mean, variance, low, high = np.stack([n for n, _ in found]).transpose(1, 0, 2)
+    total = known.sum(0)
+    some = np.maximum(total, 1)
+    whole = (known * mean).sum(0) / some
+    spread = (known * (variance + (mean - whole) ** 2)).sum(0) / some
+    packed = torch.from_numpy(np.stack((total, whole, spread, low.min(0), high.max(0))))
+    return ChannelLook(looks[-1].name, packed, sum(n for _, n in found))

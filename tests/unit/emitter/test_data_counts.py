@@ -79,6 +79,29 @@ def test_without_scores_the_ids_tell_how_many_classes_there_are() -> None:
     assert len(counts.take()[0].names) == 1000
 
 
+def test_many_samples_take_no_more_room_than_a_few() -> None:
+    counts, shares, channels = ClassCounts(), TokenShares(), InputChannels()
+    for i in range(100):
+        counts.add(ids(0, i % 5, 3), ids(0, 0, 3), 0)
+        shares.add(ids(0, i, 3))
+        one = look("x", torch.tensor([[float(i)], [float(-i)]]))
+        assert one is not None
+        channels.add(one)
+    assert len(counts._looks) < 32
+    assert len(shares._looks) < 32
+    assert len(channels._looks["x"]) < 32
+    labels, confusion = counts.take()
+    assert labels.counts[:, 0].tolist() == [120, 20, 20, 120, 20]
+    assert confusion.counts[:, 0].tolist() == [120, 20, 20, 20, 20]
+    (tokens,) = shares.take()
+    assert (tokens.names[:2], tokens.counts[:2, 0].tolist()) == (("0", "3"), [101, 101])
+    assert int(tokens.counts.sum()) == 300
+    (table,) = channels.take()
+    square = sum(i * i for i in range(100)) / 100
+    np.testing.assert_allclose(table.values, [[0, square**0.5, -99, 99]], rtol=1e-5, atol=1e-5)
+    assert table.counts.tolist() == [[200, 0]]
+
+
 def test_the_most_frequent_tokens_and_the_rest() -> None:
     shares = TokenShares()
     shares.add(np.repeat(np.arange(100), np.arange(100, 0, -1)).astype(np.int64))
