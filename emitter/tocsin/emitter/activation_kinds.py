@@ -12,7 +12,7 @@ from typing import Final
 from torch import nn
 
 from tocsin.emitter import models
-from tocsin.emitter.plans import CollectionPlan
+from tocsin.emitter.plans import Selection
 from tocsin.emitter.routers import experts_of
 
 MAX_MODULES: Final = 1000
@@ -108,7 +108,7 @@ def kind_of(module: nn.Module) -> Kind | None:
     return None
 
 
-def scan(root: nn.Module, plan: CollectionPlan | None = None) -> Found:
+def scan(root: nn.Module, plan: Selection | None = None) -> Found:
     """Look through a model, in the order in which its modules were made.
 
     A plan that names modules, their types or patterns is asked for each module; what it selects
@@ -136,7 +136,7 @@ def scan(root: nn.Module, plan: CollectionPlan | None = None) -> Found:
             kind = Kind.HEAD
         elif kind is None and (routing := experts_of(module, parents.get(id(module)))) is not None:
             kind, (experts, top) = Kind.ROUTER, routing
-        if kind is None and wanted and not everything:
+        if kind is None and plan is not None and plan.picks(name, type(module).__name__):
             kind = Kind.PLAIN
         if kind is not None and wanted and len(known) < MAX_MODULES:
             reference = weakref.ref(module)

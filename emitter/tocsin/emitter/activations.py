@@ -32,7 +32,7 @@ from tocsin.emitter.activation_samples import (
 )
 from tocsin.emitter.compiled_activations import slots
 from tocsin.emitter.host_copy import is_recording
-from tocsin.emitter.plans import CollectionPlan
+from tocsin.emitter.plans import Selection
 from tocsin.emitter.tables import Pending
 from tocsin.emitter.wall import Wall
 from tocsin.emitter.watched_calls import WatchedCalls
@@ -70,7 +70,7 @@ class Activations:
         self.watched.restore()
         self._found: Found | None = None
         self._root: weakref.ref[nn.Module] | None = None
-        self._plan: CollectionPlan | None = None
+        self._plan: Selection | None = None
         self._armed = False
         self._mode: Mode = "train"
         self._calls: dict[int, int] = {}
@@ -82,8 +82,14 @@ class Activations:
         """Whether this step is looked at."""
         return self._armed
 
+    @property
+    def types(self) -> dict[str, str]:
+        """The class of each module that is looked at, by its name."""
+        known = () if self._found is None else self._found.known.values()
+        return {k.name: type(module).__name__ for k in known if (module := k.module()) is not None}
+
     def arm(
-        self, root: nn.Module | None, plan: CollectionPlan | None = None, *, mode: Mode = "train"
+        self, root: nn.Module | None, plan: Selection | None = None, *, mode: Mode = "train"
     ) -> None:
         """Look at the next step; in another mode than train at forward calls in eval().
 

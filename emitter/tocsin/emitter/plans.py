@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Protocol
 
 from tocsin.schemas.captured import MODES, Kind, Mode
 
@@ -122,12 +122,52 @@ class CollectionPlan:
         A name is like `blocks.0.mlp.weight`. Any one of the patterns, types and names will do. Ask
         once for each tensor, not once a step.
         """
+        return self.everything or self.picks(name, module_type)
+
+    def picks(self, name: str, module_type: str | None = None) -> bool:
+        """Whether a pattern, a type or a name says that it belongs to it."""
         return (
-            self.everything
-            or name in self.tensors
+            name in self.tensors
             or module_type in self.module_types
             or any(pattern.search(name) for pattern in self.match)
         )
+
+
+class Selection(Protocol):
+    """Which tensors belong to one collection, or to any of several."""
+
+    @property
+    def everything(self) -> bool:
+        """Whether each tensor of its kind belongs to it."""
+        ...
+
+    def selects(self, name: str, module_type: str | None = None) -> bool:
+        """Whether a tensor belongs to it."""
+        ...
+
+    def picks(self, name: str, module_type: str | None = None) -> bool:
+        """Whether a pattern, a type or a name says so."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AnyOf:
+    """What belongs to any of these collections."""
+
+    plans: tuple[CollectionPlan, ...]
+
+    @property
+    def everything(self) -> bool:
+        """Whether each tensor of the kind belongs to one."""
+        return any(plan.everything for plan in self.plans)
+
+    def selects(self, name: str, module_type: str | None = None) -> bool:
+        """Whether a tensor belongs to one."""
+        return any(plan.selects(name, module_type) for plan in self.plans)
+
+    def picks(self, name: str, module_type: str | None = None) -> bool:
+        """Whether a pattern, a type or a name of one of them says so."""
+        return any(plan.picks(name, module_type) for plan in self.plans)
 
 
 NEVER: Final[Mapping[Mode, Schedule | None]] = MappingProxyType(dict.fromkeys(MODES))
