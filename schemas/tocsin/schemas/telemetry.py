@@ -257,6 +257,11 @@ class StepFrame:
     `loss.NAME` is a loss that the user named, or that of another optimizer than the main one
     (`loss.discriminator`), which has `gradient_norm.NAME` and `lr.NAME`, too: means over its steps
     since the main one's last, the rate its newest.
+
+    With several ranks: `local_gradient_norm`, of this rank's own gradients before they were
+    averaged, and where the model lies in parts on the ranks (FSDP2, tensor and pipeline parallel)
+    `gradient_square_sum_local` in place of `gradient_norm`: what this rank adds to its square. The
+    sum over all ranks is the square of the norm.
     """
 
     type: ClassVar[str] = "steps"
