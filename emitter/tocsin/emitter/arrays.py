@@ -45,7 +45,8 @@ def square_sum(flat: Array) -> float:
     runs, rest = flat[:whole].reshape(-1, DOT), flat[whole:]
     # NumPy 1 has no vecdot.
     squares = np.einsum("ij,ij->i", runs, runs) if _vecdot is None else _vecdot(runs, runs)
-    return float(np.add.reduce(squares, dtype=np.float64)) + float(np.dot(rest, rest))
+    total: float = sum(squares.tolist())
+    return total + float(np.dot(rest, rest)) if rest.size else total
 
 
 class ExactRow:
