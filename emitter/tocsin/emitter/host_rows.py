@@ -3,8 +3,8 @@
 A training leaves its gradients and weights in memory, not in the cache: reading them once bounds
 what a summary can cost (0.19 ns per float32 number here, against 0.05 for each reduction of numbers
 in the cache). So all reductions read one chunk while it is in the cache; NumPy's are taken, which
-cost half of PyTorch's to call, never start threads, and which have no slow ones among these seven
-(count_nonzero would take 0.45 ns, |x| and its smallest take 0.13 and are needed anyway).
+cost half of PyTorch's to call and never start threads. Whether there is a zero at all is asked of
+the smallest |x| (0.05 ns): to count them takes twice as long, by count_nonzero nine times.
 
 Small tensors are put together and summarised in float64 by a dozen calls for all of them.
 """
@@ -137,7 +137,7 @@ def _large_row(
             absolute(part, out=positive)
             l1 += float(add("i->", positive))
             if least(positive) == 0:
-                zeros += part.size - int(np.count_nonzero(part))
+                zeros += int(np.count_nonzero(part == 0))
     mean, mean_square = total / n, squares / n
     if not math.isfinite(total + squares + l1):
         return exact_row(tensor)
