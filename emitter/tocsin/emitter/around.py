@@ -1,7 +1,6 @@
 """What goes on around the numbers of a step: where its time goes, what it is fed, who else steps.
 
-One object for the hooks and for capture. Its parts are off on their own: each call into one of them
-has a wall of its own, but for the clock's marks, which cannot fail.
+One object for the hooks and for capture. Its parts are switched off on their own: each has a wall.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ import torch
 from tocsin.emitter.checkpoints import target_path
 
 if TYPE_CHECKING:
+    from tocsin.emitter.capture import Capture
     from tocsin.emitter.torch_hooks import Hooks
 
 Arguments: TypeAlias = "Sequence[object]"
@@ -122,17 +123,22 @@ class Saves:
     def _wrapped(self, original: Callable[..., object], target: Target) -> Callable[..., object]:
         @functools.wraps(original)
         def save(*args: object, **kwargs: object) -> object:
-            if self._hooks.capture is None or getattr(self._inside, "now", False):
+            capture = self._hooks.capture
+            if capture is None or getattr(self._inside, "now", False):
                 return original(*args, **kwargs)
-            return self._write(original, target, args, kwargs)
+            return self._write(capture, original, target, args, kwargs)
 
         return save
 
     def _write(
-        self, original: Callable[..., object], target: Target, args: Arguments, kwargs: Named
+        self,
+        capture: Capture,
+        original: Callable[..., object],
+        target: Target,
+        args: Arguments,
+        kwargs: Named,
     ) -> object:
-        capture, wall = self._hooks.capture, self._hooks.wall
-        assert capture is not None
+        wall = self._hooks.wall
         place = wall.call("checkpoints", _path, target, args, kwargs, None)
         if place is False:  # a buffer, a pipe: no checkpoint, and what it is part of may be one
             return original(*args, **kwargs)
@@ -147,7 +153,7 @@ class Saves:
             ended = time.perf_counter()
             self._inside.now = False
             if threading.get_ident() == self._thread:
-                self._hooks.around.phases.wrote(began, ended)
+                wall.call("phases", self._hooks.around.phases.wrote, began, ended)
             wall.call("checkpoints", training.phase, "checkpoint", "end", ended - began)
         written = wall.call("checkpoints", target, args, kwargs, result)
         wall.call("checkpoints", capture.saved, written, step, ended - began)

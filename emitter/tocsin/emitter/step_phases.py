@@ -19,7 +19,7 @@ scaler skipped, are in them. All are in seconds:
 The rest of `step_time_s` is what the loop does between: clipping, logging, metrics. On a GPU this
 clock tells when work was handed over; what the GPU itself needed: `tocsin.emitter.device_time`.
 
-Plain arithmetic on the training thread: a mark costs 0.1 to 0.2 µs, and nothing here can fail.
+Plain arithmetic on the training thread: a mark costs 0.1 to 0.2 µs.
 """
 
 from __future__ import annotations
@@ -93,11 +93,11 @@ class StepPhases:
             self.device.backward()
 
     def backward_ends(self, now: float) -> None:
-        """It is over, by an error perhaps."""
+        """It is over, by an error perhaps; without a begin nothing is known of it."""
         self._depth -= 1
-        if self._depth > 0:
+        if self._depth:
+            self._depth = max(0, self._depth)
             return
-        self._depth = 0
         if self._cursor is not None:
             self._backward += now - self._cursor
         self._cursor = now

@@ -192,6 +192,7 @@ class Hooks:
         self.around.loaders.backward()
         if self.capture is not None:
             self.capture.training.activity += 1
+            self.around.phases.backward_begins(perf_counter())
 
     def on_scale(self, before: object, after: object) -> None:
         """Behind `GradScaler.scale`."""
@@ -325,12 +326,10 @@ def _backward() -> None:
         if hooks.capture is None:
             original(*args, **kwargs)
         else:
-            phases = hooks.around.phases
-            phases.backward_begins(perf_counter())
             try:
                 original(*args, **kwargs)
             finally:
-                phases.backward_ends(perf_counter())
+                hooks.wall.call("phases", hooks.around.phases.backward_ends, perf_counter())
         if hooks.backwards > max(BACKWARDS_WITHOUT_STEP, 2 * hooks.most_backwards):
             hooks.check("backward")
 
