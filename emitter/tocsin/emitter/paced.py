@@ -113,6 +113,7 @@ class Beside:
         self._at_s = float("-inf")
         self._last: Sample = {}
         self._failed = 0
+        self._answered = False
         self._told_slow = self._told_silent = False
 
     def sample(self, now_s: float) -> Sample:
@@ -158,12 +159,15 @@ class Beside:
                 self._tell(f"{self._name}: no answer for {KEPT_S:g} s; left out until there is one")
             return
         asked_s, self._asked_s = self._asked_s, None
-        pause_s = max(self._least_s, REST * took_s if took_s > SLOW_S else 0.0)
+        # The first one loads a driver, which takes seconds once.
+        slow = took_s > SLOW_S and self._answered
+        self._answered = True
+        pause_s = max(self._least_s, REST * took_s if slow else 0.0)
         if not answer:
             pause_s = max(pause_s, EMPTY_S)
         self._due_s = now_s + pause_s
         self._kept_s = max(KEPT_S, 2.5 * (took_s + pause_s))
-        if took_s > SLOW_S and not self._told_slow:
+        if slow and not self._told_slow:
             self._told_slow = True
             self._tell(
                 f"{self._name}: a reading took {took_s:.1f} s; sampled every {REST * took_s:.0f} s"

@@ -82,7 +82,7 @@ class ProcessTree:
         self._processes: dict[int, _Process] = {}
         self._walked: frozenset[int] | None = None
         self._keep_orphans = False
-        self._walk_again = Paced("the job's processes", self._walk, least_s=WALK_EVERY_S)
+        self._walking = Paced("the job's processes", self._walk, least_s=WALK_EVERY_S)
         self._look_at_threads = Paced("the job's threads", self._threads, least_s=WALK_EVERY_S)
         self._before: dict[int, int] = {}
         self._at_s = 0.0
@@ -100,10 +100,9 @@ class ProcessTree:
         if self.roots != self._walked:
             self._keep_orphans = self._walked is not None and self._walked <= self.roots
             self._walked = self.roots
-            self._walk(now_s)
-            self._keep_orphans = True
-        else:
-            self._walk_again.sample(now_s)
+            self._walking = Paced("the job's processes", self._walk, least_s=WALK_EVERY_S)
+        self._walking.sample(now_s)
+        self._keep_orphans = True
         for pid, process in list(self._processes.items()):
             if not process.read():
                 process.close()

@@ -90,7 +90,8 @@ def test_one_that_hangs_holds_up_nobody_and_has_one_thread(slow: Slow, told: lis
     for n in range(1, 1000):
         assert source.sample(float(n)) == {}
     assert time.monotonic() - began < 5
-    assert threading.active_count() == before + 1
+    assert threading.active_count() <= before + 1
+    assert slow.taken == [0.0]
     assert told == [f"GPUs: no answer for {KEPT_S:g} s; left out until there is one"]
     slow.go.set()
     # It comes back: the answer that was late is too old, the next is not.
@@ -118,10 +119,13 @@ def test_one_that_is_slow_is_asked_less_often(
         return {"a": now_s}
 
     source = Beside("GPUs", read, tell=told.append)
+    wait_until(lambda: source.sample(0.0))
+    # The first reading may load a driver: nothing is said, and it is asked again at once.
+    assert told == []
     for n in range(100):
         source.sample(n * 0.01)
         time.sleep(0.001)
-    assert len(taken) <= 5
+    assert len(taken) <= 6
     assert [line.split(":")[0] for line in told] == ["GPUs"]
     assert source.sample(1.0)
     source.close()
