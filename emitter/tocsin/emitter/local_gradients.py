@@ -108,7 +108,7 @@ class LocalGradients:
         self.scaled = False
         """Whether a loss of this step was scaled: by how much, is known to a GPU alone."""
         self._stride = 1
-        self._turn = 0
+        self._turn = self._block = 0
         self._whole = True
         self._partly = False
         self._streak = 0
@@ -150,10 +150,12 @@ class LocalGradients:
             self._look_at_other(id(parameter), gradient)
             return
         if values.size > BLOCK and not (self._whole or self.all_due):
-            start = self._turn * BLOCK % values.size
+            start = self._block * BLOCK % values.size
             values = values[start : start + BLOCK]
             self._partly = True
-        square = _square(values)
+        # An overflow must not warn, nor raise where the user has asked NumPy for that.
+        with np.errstate(all="ignore"):
+            square = _square(values)
         if square - square != 0.0:  # NaN or infinite
             self._found(id(parameter), gradient)
         else:
@@ -193,6 +195,8 @@ class LocalGradients:
         self._stride = agenda.interval(LOCAL)
         if self._stride > 1:
             self._whole = False
+        # Another block whenever its turn comes, not at each step: it could always be the same one.
+        self._block = step // self._stride
         self.all_due = self._streak > 0 or agenda.is_due(NORMS, step)
 
     def _look_at_other(self, key: int, gradient: torch.Tensor) -> None:
@@ -211,7 +215,7 @@ class LocalGradients:
             if flat.numel() == 0:
                 return
             if flat.numel() > BLOCK and not (self._whole or self.all_due):
-                flat = flat[self._turn * BLOCK % flat.numel() :][:BLOCK]
+                flat = flat[self._block * BLOCK % flat.numel() :][:BLOCK]
                 self._partly = True
             norm = norms([flat])
             if not flat.is_cpu:
