@@ -45,6 +45,11 @@ class BlockReader:
         """Of gradients on the CPU, of any type and layout; what cannot be read counts as zero."""
         turn = self._turn
         self._turn = turn + 1
+        # An overflow must not warn, nor raise where the user has asked NumPy for that.
+        with np.errstate(all="ignore"):
+            return self._read(gradients, turn)
+
+    def _read(self, gradients: Sequence[torch.Tensor], turn: int) -> Blocks:
         square, bad, dot = 0.0, 0, np.dot
         for gradient in gradients:
             if type(gradient) is torch.Tensor and gradient.dtype is torch.float32:
