@@ -77,6 +77,8 @@ class Agenda:
         self.budget: Final = Budget(settings.budget, weights)
         self._closer_until = 0
         self._closer_next = 0
+        self.asked = 0
+        """Steps that somebody has asked to look closer at, until that begins."""
         self._at = -1
         self._due: Due = NOTHING
         self._next = 0
@@ -89,6 +91,9 @@ class Agenda:
         """The collections of this step, in the order of the plans; cheap where there are none."""
         if step == self._at:
             return self._due
+        if self.asked:
+            asked, self.asked = self.asked, 0
+            self.look_closer(step, asked)
         if step < self._next and self._at < step:
             return NOTHING
         closer = step < self._closer_until
@@ -142,6 +147,10 @@ class Agenda:
         """
         self._closer_until = max(self._closer_until, step + steps)
         self._next = min(self._next, step)
+
+    def ask(self, steps: int) -> None:
+        """The same from the next step on at which something is asked here; from any thread."""
+        self.asked = max(self.asked, steps)
 
     def alarmed(self, step: int) -> None:
         """Something was odd at this step: look closer, if that was not done lately."""

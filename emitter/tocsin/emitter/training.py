@@ -132,7 +132,7 @@ class Training:
     def look_closer(self, steps: int, reason: str) -> None:
         """A rule asks for more of the next `steps` steps, 200 at most; from another thread."""
         logger.info("looking closer", extra={"steps": steps, "reason": reason})
-        self.agenda.look_closer(self.next_step, max(0, min(steps, MAX_STEPS)))
+        self.agenda.ask(max(0, min(steps, MAX_STEPS)))
 
     def emit(self, data: Data) -> None:
         """Put an event on the telemetry topic; never waits."""
