@@ -82,6 +82,8 @@ class Known:
     channels_first: bool = False
     experts: int = 0
     top: int = 1
+    picked: bool = False
+    """Whether only a pattern, a type or a name of a collection has it looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +138,12 @@ def scan(root: nn.Module, plan: Selection | None = None) -> Found:
             kind = Kind.HEAD
         elif kind is None and (routing := experts_of(module, parents.get(id(module)))) is not None:
             kind, (experts, top) = Kind.ROUTER, routing
-        if kind is None and plan is not None and plan.picks(name, type(module).__name__):
+        picked = kind is None and plan is not None and plan.picks(name, type(module).__name__)
+        if picked:
             kind = Kind.PLAIN
         if kind is not None and wanted and len(known) < MAX_MODULES:
             reference = weakref.ref(module)
-            known[id(module)] = Known(reference, name, kind, channels_first, experts, top)
+            known[id(module)] = Known(reference, name, kind, channels_first, experts, top, picked)
     return Found(known, names, tuple(embeddings), is_compiled(root))
 
 

@@ -88,6 +88,12 @@ class Activations:
         known = () if self._found is None else self._found.known.values()
         return {k.name: type(module).__name__ for k in known if (module := k.module()) is not None}
 
+    @property
+    def picked(self) -> frozenset[str]:
+        """Names of the modules that only a collection of the user's own has looked at."""
+        known = () if self._found is None else self._found.known.values()
+        return frozenset(k.name for k in known if k.picked)
+
     def arm(
         self, root: nn.Module | None, plan: Selection | None = None, *, mode: Mode = "train"
     ) -> None:

@@ -124,6 +124,10 @@ class Agenda:
         regular = (step + -step % shares[name].interval for name in (BLOCKS, NORMS))
         return min(*regular, self._next - 1, step + REVIEW_STEPS - 1 - len(self.times))
 
+    def has(self, name: str) -> bool:
+        """Whether it has a collection of that name."""
+        return name in self._plans
+
     def interval(self, name: str) -> int:
         """The interval in force, in steps."""
         if name == CHECKSUMS:

@@ -23,10 +23,12 @@ from tocsin.emitter.agenda import CHECKSUMS, CHECKSUMS_EVERY, NORMS, Due
 from tocsin.emitter.around import Around
 from tocsin.emitter.checkpoints import Written
 from tocsin.emitter.checksums import Checksums
+from tocsin.emitter.chosen_activations import ActivationProbe
 from tocsin.emitter.clipping import ClippedNorms
 from tocsin.emitter.evaluation import EvaluationLosses
 from tocsin.emitter.gradients import GradientReader, Reading
 from tocsin.emitter.host_copy import is_recording
+from tocsin.emitter.inputs import InputProbe
 from tocsin.emitter.local_gradients import LOCAL_GRADIENTS, LocalGradients
 from tocsin.emitter.losses import Loss, LossBuffer, on_host
 from tocsin.emitter.optimizer_state import OPTIMIZER_STATE, OptimizerState
@@ -46,8 +48,6 @@ MAX_WAITING: Final = 64
 """Steps whose numbers may be on their way from the GPU."""
 
 MAX_GROUPS: Final = 64
-
-COMPILED: Final = "the model is compiled, what its ReLUs put out cannot be seen"
 
 
 class Capture:
@@ -83,7 +83,9 @@ class Capture:
         self._saved: deque[Written] = deque(maxlen=100)
         self._skip_said = False
         self._scaling = False
-        self._activations_s = 0.0
+        of, wall = training.settings.of, training.wall
+        self._activations: Final = ActivationProbe(self.agenda, wall, of("activations"))
+        self.inputs: Final = InputProbe(self.agenda, wall, of("inputs"))
         self._local_s = 0.0
         self._updates: Final = UpdateProbe()
         self._state: Final = OptimizerState()
@@ -208,7 +210,10 @@ class Capture:
         if due := self.agenda.due(step):
             draft.weights = self._weights(watched, _of_weights(due))
             self._probe(draft, optimizer, watched, due)
-        self._look_at_activations(draft)
+        for said in (self.inputs.take(), self._activations.take()):
+            if said is not None:
+                draft.probed.append(said)
+        self._activations.prepare(step + 1, self.optimizers.root)
         if not self._waiting and draft.ready:
             self._reporter.finish(draft)
         else:
@@ -243,6 +248,7 @@ class Capture:
             or self._local.active
             or self._around.busy
             or activations.armed
+            or not self._reporter.each_loss
             or self.optimizers.count > 1
             or self.training.identity.world_size > 1
         ):
@@ -286,23 +292,6 @@ class Capture:
                 state = wall.call(OPTIMIZER_STATE, read, optimizer, watched.parameters, wanted)
             if state is not None:
                 draft.probed.append((plans[0].name, state))
-
-    def _look_at_activations(self, draft: Draft) -> None:
-        """Take what this step's have said; arm for the next step if it is due."""
-        wall = self.training.wall
-        if activations.armed:
-            seen = wall.call("activations", activations.take)
-            spent_s = wall.spent["activations"]
-            self.agenda.spent("activations", spent_s - self._activations_s)
-            if seen is not None:
-                draft.probed.append(("activations", seen))
-            if activations.blind:
-                wall.switch_off("activations", COMPILED)
-        following = self.training.next_step
-        # The second step always is: a training of a few steps has said something, too.
-        if following == 1 or "activations" in self.agenda.due(following):
-            self._activations_s = wall.spent.get("activations", 0.0)
-            wall.call("activations", activations.arm, self.optimizers.root)
 
     def scaler_updated(self, made_step: bool) -> None:
         """GradScaler.update: without an optimizer step before it, the step was skipped."""

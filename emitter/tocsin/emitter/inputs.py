@@ -13,15 +13,46 @@ from typing import Final
 
 import torch
 
+from tocsin.emitter.agenda import Agenda
+from tocsin.emitter.host_copy import is_recording
 from tocsin.emitter.plans import CollectionPlan
 from tocsin.emitter.summaries import dense
+from tocsin.emitter.tables import Pending
 from tocsin.emitter.tensor_rows import TensorRows, Wanted
+from tocsin.emitter.wall import Wall
 
 INPUTS: Final = "inputs"
 
 MAX_TENSORS: Final = 64
 MAX_DEPTH: Final = 4
 MAX_NAME: Final = 200
+
+
+class InputProbe:
+    """Reads the batches of the steps at which a collection of inputs is due."""
+
+    def __init__(self, agenda: Agenda, wall: Wall, plans: Sequence[CollectionPlan]) -> None:
+        """`plans` are the collections that are made of inputs."""
+        self._agenda = agenda
+        self._wall = wall
+        self.on: Final = any(plan.schedule() is not None for plan in plans)
+        """Whether there is any."""
+        self._rows: tuple[str, Pending] | None = None
+
+    def fed(self, batch: object, step: int) -> None:
+        """A data loader has given a batch, which that step will use."""
+        plans = self._agenda.due(step).get(INPUTS, ())
+        if not plans or self._rows is not None or is_recording():
+            return
+        with self._agenda.costs(*(plan.name for plan in plans)):
+            rows = self._wall.call(INPUTS, read_inputs, batch, plans)
+        if rows is not None:
+            self._rows = (plans[0].name, rows)
+
+    def take(self) -> tuple[str, Pending] | None:
+        """What the batch of the step that is over has said, with its collection."""
+        rows, self._rows = self._rows, None
+        return rows
 
 
 def tensors_of(batch: object) -> list[tuple[str, torch.Tensor]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, Protocol
 
@@ -91,7 +91,7 @@ class CollectionPlan:
 
     name: str
     of: Kind
-    schedules: Mapping[Mode, Schedule | None]
+    schedules: Mapping[Mode, Schedule | None] = field(hash=False)
     columns: tuple[str, ...] | None = None
     match: tuple[re.Pattern[str], ...] = ()
     module_types: tuple[str, ...] = ()

@@ -70,8 +70,8 @@ class Reporter:
         self._finite_step = -1
         plan = training.settings.plan("losses")
         self._losses = None if plan is None else plan.schedule()
-        # The default: no step has to ask.
-        self._each_loss = self._losses == Schedule()
+        self.each_loss: Final = self._losses == Schedule()
+        """Whether each step says its loss, which is the default: none has to ask."""
 
     def finish(self, draft: Draft) -> None:
         """Send what a step has to say; all its numbers are here."""
@@ -84,7 +84,7 @@ class Reporter:
         if found:
             total = sum(found)
             odd = odd or not math.isfinite(total)
-            if odd or self._each_loss or self._is_loss_due(draft.step):
+            if odd or self.each_loss or self._is_loss_due(draft.step):
                 columns.append("loss")
                 numbers.append(total)
                 if len(found) > 1:
@@ -122,7 +122,9 @@ class Reporter:
         for name, pending in draft.probed:
             with self._agenda.costs(name, more=True):
                 for table in pending.tables():
-                    self._send(draft, table, every=self._agenda.interval(name))
+                    known = self._agenda.has(table.collection)
+                    every = self._agenda.interval(table.collection if known else name)
+                    self._send(draft, table, every=every)
 
     def _is_loss_due(self, step: int) -> bool:
         return self._losses is not None and self._losses.due(step, 1)

@@ -210,12 +210,15 @@ class Hooks:
         self.capture.scaler_updated(made_step)
         return True
 
-    def on_batch(self, iterator: object, began: float, ended: float) -> bool:
+    def on_batch(self, iterator: object, batch: object, began: float, ended: float) -> bool:
         """Behind a batch of a data loader; whether it is one of an evaluation."""
         evaluating = self.capture is not None and self.capture.training.is_evaluating()
         self.around.batch(iterator, began, ended, evaluating=evaluating)
-        if self.capture is not None:
-            self.capture.training.activity += 1
+        capture = self.capture
+        if capture is not None:
+            capture.training.activity += 1
+            if capture.inputs.on and not evaluating:
+                capture.inputs.fed(batch, capture.training.next_step)
         return evaluating
 
     def check(self, edge: Edge) -> None:
@@ -378,7 +381,7 @@ def _data_loaders() -> None:
             return original(self)
         began = perf_counter()
         batch = original(self)
-        if hooks.wall.call("batches", hooks.on_batch, self, began, perf_counter()):
+        if hooks.wall.call("batches", hooks.on_batch, self, batch, began, perf_counter()):
             hooks.check("evaluation")
         return batch
 

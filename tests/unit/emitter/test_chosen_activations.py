@@ -31,12 +31,12 @@ class Said:
 
 def test_each_collection_has_its_modules_and_columns() -> None:
     types = {"0": "Linear", "1": "ReLU"}
-    chosen = ChosenActivations(Said(), (EVERY, LINEAR, NAMED), types)
+    chosen = ChosenActivations(Said(), (EVERY, LINEAR, NAMED), types, frozenset({"0"}))
 
     assert chosen.ready
     tables = {table.collection: table for table in chosen.tables()}
     assert list(tables) == ["activations", "mine", "named", "attention"]
-    assert tables["activations"].names == ("0", "1", "1#2")
+    assert tables["activations"].names == ("1", "1#2")
     assert tables["mine"].names == ("0",)
     assert (tables["mine"].columns, tables["mine"].values.tolist()) == (("max",), [[1.0]])
     assert tables["named"].names == ("1", "1#2")

@@ -53,6 +53,7 @@ def test_a_tensor_belongs_to_a_plan_by_pattern_type_or_name() -> None:
     assert not plan.selects("my.blocks.1.attention.weight", "Linear")
     assert not plan.everything
     assert DEFAULT_PLANS["weights"].selects("anything")
+    assert len({plan, *DEFAULT_PLANS.values()}) == len(KINDS) + 1
 
 
 def test_what_holds_without_a_word() -> None:
