@@ -13,16 +13,19 @@ from tocsin.emitter.activation_readings import Reading
 from tocsin.emitter.activation_samples import rows_of
 
 MOST_TOKENS: Final = 256
+FEWEST_TOKENS: Final = 32
+MOST_LOGITS: Final = 1 << 18
 MOST_ROWS: Final = 65_536
 
 
 def logits(name: str, output: torch.Tensor) -> Reading | None:
     """How large the logits are together: the log of the sum of their exponentials, of up to 256
-    tokens. None: there is nothing to sum.
+    tokens; with more than 1,000 logits of each fewer, 32 at least. None: there is nothing to sum.
     """
     if output.dim() < 2 or output.numel() == 0:
         return None
-    rows = rows_of(output, MOST_TOKENS)
+    tokens = min(MOST_TOKENS, max(FEWEST_TOKENS, MOST_LOGITS // output.shape[-1]))
+    rows = rows_of(output, tokens)
     log_z = rows.logsumexp(dim=-1)
     return Reading(
         "logits",

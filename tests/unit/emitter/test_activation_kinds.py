@@ -241,7 +241,7 @@ def test_attention_says_its_logits_and_how_far_it_looks(causal: bool, kv_heads: 
     torch.manual_seed(0)
     inner = Attending(causal=causal, kv_heads=kv_heads)
     model = nn.Sequential(nn.Linear(32, 32), inner)
-    tables = look(model, torch.randn(3, 48, 32))
+    tables = look(model, torch.randn(3, 24, 32))
     largest, entropy, share = exact(inner)
     assert cells(tables, "attention", "logit_max") == {"1": pytest.approx(largest, rel=1e-4)}
     assert cells(tables, "attention", "entropy")["1"] == pytest.approx(entropy, rel=1e-4)
