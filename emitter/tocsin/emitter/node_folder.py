@@ -28,6 +28,8 @@ from tocsin.emitter.wall_clock import wall_ms
 NODE_FOLDER: Final = "TOCSIN_NODE_FOLDER"
 MAX_BYTES: Final = 60_000
 _SUFFIX: Final = ".run"
+_SAMPLING: Final = ".lock"
+_AGENT: Final = ".agent"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +87,11 @@ class NodeFolder:
 
     def sampling(self, key: str) -> NodeLock:
         """Held by whoever samples for a run."""
-        return NodeLock(self.path / f"{key}.lock")
+        return NodeLock(self.path / f"{key}{_SAMPLING}")
 
     def agent(self, key: str) -> NodeLock:
         """Held by the node agent that wants to: the others step aside."""
-        return NodeLock(self.path / f"{key}.agent")
+        return NodeLock(self.path / f"{key}{_AGENT}")
 
     def leave(self, registration: Registration) -> Entry:
         """Register this process. Raises OSError."""
@@ -102,7 +104,18 @@ class NodeFolder:
         )
         entry = Entry(self.path / f"{own.key}-{pid}-{secrets.token_hex(4)}{_SUFFIX}", own)
         entry.write(own)
+        self._sweep()
         return entry
+
+    def _sweep(self) -> None:
+        """Take away the lock files that killed processes have left."""
+        known = {registration.key for registration in self.registrations()}
+        for path in self.path.iterdir():
+            if path.suffix in (_SAMPLING, _AGENT) and path.stem not in known:
+                lock = NodeLock(path)
+                with contextlib.suppress(OSError):
+                    lock.take()
+                lock.release()
 
     def registrations(self) -> list[Registration]:
         """Those whose process lives, the oldest first; files of the others are taken away."""

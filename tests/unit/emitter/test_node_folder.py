@@ -112,6 +112,22 @@ def test_registrations_are_those_of_living_processes(tmp_path: Path) -> None:
     assert folder.registrations() == []
 
 
+def test_lock_files_of_the_killed_are_taken_away(tmp_path: Path) -> None:
+    folder = NodeFolder(tmp_path)
+    held, agent = folder.sampling("held"), folder.agent("held")
+    assert held.take()
+    assert agent.take()
+    (tmp_path / "left.lock").touch()
+    (tmp_path / "left.agent").touch()
+    entry = folder.leave(RUN)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "held.lock", "held.agent", entry.path.name,
+    }  # fmt: skip
+    assert held.is_taken()
+    held.release()
+    agent.release()
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"run_id": 5}', '{"x": "y"}', '{"run_id": "r"}'])
 def test_files_that_are_no_registrations_are_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.run").write_text(text)
