@@ -19,8 +19,9 @@ from tocsin.emitter.losses import Loss
 from tocsin.emitter.named_losses import NamedLosses
 from tocsin.emitter.other_optimizers import OtherOptimizers
 from tocsin.emitter.outbox import StepRow
-from tocsin.emitter.step_phases import StepPhases
+from tocsin.emitter.step_phases import Edge, StepPhases
 from tocsin.emitter.wall import Wall
+from tocsin.schemas.runs import PhaseMark
 
 if TYPE_CHECKING:
     from tocsin.emitter.training import Training
@@ -51,9 +52,20 @@ class Around:
     def begin(self, training: Training, root: nn.Module | None) -> None:
         """A training begins on this thread; `root` is its model."""
         self._thread = threading.get_ident()
-        self.phases.say = lambda edge, duration_s: self._wall.call(
-            "phases", training.phase, "evaluation", edge, duration_s
-        )
+
+        def say(edge: Edge, duration_s: float | None) -> None:
+            # Not `training.phase`: its end is only noticed when training goes on, and until then a
+            # loop that hangs would look busy.
+            mark = PhaseMark(
+                **training.who,
+                name="evaluation",
+                edge=edge,
+                step=training.last_step,
+                duration_s=duration_s,
+            )
+            training.emit(mark)
+
+        self.phases.say = lambda edge, duration_s: self._wall.call("phases", say, edge, duration_s)
         first = None if root is None else next(root.parameters(), None)
         if first is not None and first.device.type == "cuda":
 

@@ -74,7 +74,11 @@ def test_a_classifier_with_evaluations_and_checkpoints(tmp_path: Path) -> None:
                     time.sleep(0.05)
                     functional.cross_entropy(model(inputs), labels)
                     expected.update(labels.tolist())
+            assert hooks.capture is not None
+            assert hooks.capture.training.heartbeat().busy == "evaluation"
             model.train()
+            # From here on a loop that hangs is one, though nothing has shown that it goes on.
+            assert hooks.capture.training.heartbeat().busy is None
             torch.save(model.state_dict(), tmp_path / f"{epoch}.pt")
         with run_of(hooks).phase("export"):
             time.sleep(0.01)
