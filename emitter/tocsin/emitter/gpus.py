@@ -116,6 +116,7 @@ class Gpus:
         self._unsupported: tuple[type[Exception], ...] = ()
         self._handles: dict[int, Any] = {}
         self._lacks: set[tuple[int, _Read]] = set()
+        self._troubles: dict[tuple[int, _Read], int] = {}
         self._kept: dict[int, Sample] = {}
         self._failed: dict[int, int] = {}
         self._opened = False
@@ -218,6 +219,13 @@ class Gpus:
                 columns = read(self._nvml, device)
             except self._unsupported:
                 self._lacks.add((n, read))
+                continue
+            # The wall of a probe: where one fails, others of the same device answer.
+            except Exception as error:
+                failed = self._troubles[n, read] = self._troubles.get((n, read), 0) + 1
+                if failed == FAILURES:
+                    self._lacks.add((n, read))
+                    self._tell(f"GPU {n}: one of its readings is left out from now on: {error}")
                 continue
             found.update((name, float(value)) for name, value in columns.items())
         return found

@@ -144,6 +144,20 @@ def test_a_gpu_that_falls_off_is_said_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert told == ["GPU 0 is not sampled any more: GPU is lost"]
 
 
+def test_a_reading_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(handle: object, kind: int) -> None:
+        raise OSError("unknown error")
+
+    fake_nvml(monkeypatch, nvmlDeviceGetTemperature=fail)
+    told: list[str] = []
+    gpus = Gpus(tell=told.append)
+    for _ in range(FAILURES + 5):
+        found = gpus.read(1.0)
+        assert found["gpu.0.power_watts"] == 250
+        assert "gpu.0.temperature_celsius" not in found
+    assert told == ["GPU 0: one of its readings is left out from now on: unknown error"]
+
+
 def test_a_driver_that_fails_at_once_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise OSError("driver and library do not match")
