@@ -90,4 +90,5 @@ def _square(gradient: torch.Tensor, turn: int) -> float:
         return 0.0
     n = flat.numel()
     part = flat if n <= BLOCK else flat[turn * BLOCK % n :][:BLOCK]
-    return float(norms([part])[0]) ** 2 * (n / part.numel())
+    square: float = float(norms([part])[0]) ** 2 * (n / part.numel())
+    return square
