@@ -1,4 +1,4 @@
-"""An executor for the event loop of a daemon thread that still works while the process ends.
+"""What the event loop of a daemon thread needs to begin, and to work while the process ends.
 
 Platform facts. asyncio looks up host names in its default executor. Python's thread pools refuse
 work once the main thread is over, before `atexit` calls are made: that is when a training sends its
@@ -8,6 +8,7 @@ that ends waits for its pool, too, and a name server that does not answer would 
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +16,24 @@ from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def check_descriptors() -> None:
+    """Whether an event loop could be made here; to be asked before one is.
+
+    One that finds no descriptor free is made by half: it keeps the others until it is collected,
+    and that complains on stderr.
+
+    Raises:
+        OSError: there are too few.
+    """
+    pairs: list[socket.socket] = []
+    try:
+        pairs += socket.socketpair()
+        pairs += socket.socketpair()
+    finally:
+        for each in pairs:
+            each.close()
 
 
 class DaemonPool(ThreadPoolExecutor):

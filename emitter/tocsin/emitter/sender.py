@@ -7,8 +7,7 @@ event loop and a bus of its own. How long it waits for company is `tocsin.emitte
 
 While the bus is away the outbox fills up to its bounds and then drops (`tocsin.emitter.outbox`);
 publishing is tried again with growing pauses. That is said once on stderr for each kind of failure,
-and once when it is over. A reader sees from the next record's number how much was dropped before
-it: the numbers of what was dropped are left out.
+and once when it is over. The numbers of what was dropped are left out, so that a reader knows.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from typing import Final
 
 from tocsin.bus.port import Bus, Outgoing
 from tocsin.emitter.bus_link import CLOSE_S, BusLink, advice
-from tocsin.emitter.daemon_pool import DaemonPool
+from tocsin.emitter.daemon_pool import DaemonPool, check_descriptors
 from tocsin.emitter.encoding import Address, Encoder
 from tocsin.emitter.forks import forks
 from tocsin.emitter.identity import who_speaks
@@ -68,8 +67,7 @@ def say(text: str) -> None:
 
 
 class Sender:
-    """Sends records of one speaker on the telemetry topic. Safe to be called by any thread, and in
-    a signal's handler.
+    """Sends records of one speaker on the telemetry topic, for any thread and signal's handler.
 
     No method but `flush` and `close` ever waits. A forked child lacks the thread: it sends nothing.
     """
@@ -104,7 +102,7 @@ class Sender:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake: asyncio.Event | None = None
-        # What follows belongs to the sender's thread.
+        # The rest belongs to the sender's thread.
         self._outbox = outbox if outbox is not None else Outbox()
         self._pace = Pace()
         self._encoder = Encoder(
@@ -188,7 +186,7 @@ class Sender:
             return
         inbox = self._inbox
         full = len(inbox) > MAX_ITEMS or self._inbox_bytes > MAX_BYTES
-        # Full: the loop hangs, and does not keep the outbox's bounds.
+        # Full: the loop hangs, and keeps no bounds.
         if self._over or (full and worth is not Worth.LIFECYCLE):
             self._full += 1
             return
@@ -224,6 +222,7 @@ class Sender:
         failures, records, pause_s = 0, 0, FIRST_PAUSE_S
         while not self._closing:
             try:
+                check_descriptors()
                 asyncio.run(self._work())
             # The wall of this thread: whatever is wrong in here, the training goes on.
             except Exception as error:

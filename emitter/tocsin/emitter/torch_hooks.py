@@ -27,6 +27,7 @@ import os
 import sys
 import weakref
 from time import perf_counter
+from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -150,7 +151,7 @@ class Hooks:
         capture = self.capture or self.begin(optimizer)
         if capture is None:
             return
-        if self.stepping and not _is_running(self.stepping[-1]):
+        if self.stepping and _running(self.stepping[-1]) <= (self.stepping[-1] is optimizer):
             self.stepping.clear()  # a step that raised has had no end
         self.stepping.append(optimizer)
         if len(self.stepping) == 1:
@@ -434,13 +435,12 @@ def _is_worker() -> bool:
     return process is not None and process.parent_process() is not None
 
 
-def _is_running(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a step of this optimizer is on the stack."""
-    frame = sys._getframe(1)
+def _running(optimizer: torch.optim.Optimizer) -> int:
+    """How many calls of the step of this optimizer are on the stack."""
+    count = 0
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "wrapper" and frame.f_locals.get("self") is optimizer:
-            return True
-        if frame.f_back is None:
-            return False
+            count += 1
         frame = frame.f_back
-    return False
+    return count
