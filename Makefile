@@ -2,7 +2,7 @@
 # PYTHON=…   the interpreter to use (3.11 or newer); its torch is used if it has one
 # ARGS=…     passed on: make test ARGS='-k nonfinite', make demo ARGS=diverge
 
-.PHONY: help demo picture first-ten-minutes test check lint type format docs bench torture clean setup
+.PHONY: help demo picture first-ten-minutes test check lint type format docs bench torture matrix clean setup
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo 'make docs     the documentation as a site, in docs/_build'
 	@echo 'make bench    the benchmarks of docs/performance.md (long)'
 	@echo 'make torture  the long forms of the tests that kill things (long)'
+	@echo 'make matrix   the tests of tests/matrix with each torch from 2.4 to the newest; some GB each, in TOCSIN_MATRIX'
 	@echo 'make clean    remove .venv and all caches'
 
 setup:
@@ -32,12 +33,12 @@ test: setup
 	@.venv/bin/python -m pytest --numprocesses 4 --dist worksteal $(ARGS)
 
 lint: setup
-	@.venv/bin/ruff check . tools/first-ten-minutes
-	@.venv/bin/ruff format --check . tools/first-ten-minutes
+	@.venv/bin/ruff check . tools/first-ten-minutes tools/matrix
+	@.venv/bin/ruff format --check . tools/first-ten-minutes tools/matrix
 
 format: setup
-	@.venv/bin/ruff check --fix . tools/first-ten-minutes
-	@.venv/bin/ruff format . tools/first-ten-minutes
+	@.venv/bin/ruff check --fix . tools/first-ten-minutes tools/matrix
+	@.venv/bin/ruff format . tools/first-ten-minutes tools/matrix
 
 type: setup
 	@.venv/bin/mypy
@@ -53,6 +54,9 @@ bench: setup
 
 torture: setup
 	@TOCSIN_TORTURE=1 .venv/bin/python -m pytest -m torture $(ARGS)
+
+matrix: setup
+	@.venv/bin/python tools/matrix $(ARGS)
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis docs/_build

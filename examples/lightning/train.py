@@ -3,8 +3,10 @@
     cd examples/lightning
     tocsin run -- python train.py
     tocsin run -- python train.py --learning-rate 1e6    # goes bad, and is stopped
+    tocsin run -- python train.py --callback             # what it logs is recorded by name
 
-Needs `pip install lightning scikit-learn`, with which the data comes. Knows nothing of tocsin.
+Needs `pip install lightning scikit-learn`, with which the data comes. Knows nothing of tocsin but
+its callback, which is not needed.
 """
 
 from __future__ import annotations
@@ -83,16 +85,23 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--learning-rate", type=float, default=0.01)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--callback", action="store_true", help="use tocsin's callback")
     arguments = parser.parse_args()
     lightning.seed_everything(arguments.seed, verbose=False)
     model = Classifier(arguments.learning_rate)
+    callbacks: list[lightning.Callback] = []
+    if arguments.callback:
+        from tocsin.emitter.lightning import TocsinCallback
+
+        callbacks.append(TocsinCallback())
     with tempfile.TemporaryDirectory() as folder:
+        callbacks.append(ModelCheckpoint(dirpath=folder, monitor="loss"))
         trainer = lightning.Trainer(
             max_epochs=arguments.epochs,
             accelerator="cpu",
             devices=1,
             logger=False,
-            callbacks=[ModelCheckpoint(dirpath=folder, monitor="loss")],
+            callbacks=callbacks,
             enable_progress_bar=False,
             enable_model_summary=False,
         )

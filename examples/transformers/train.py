@@ -3,9 +3,11 @@
     cd examples/transformers
     tocsin run -- python train.py
     tocsin run -- python train.py --learning-rate 1e4    # goes bad, and is stopped
+    tocsin run -- python train.py --callback             # what it logs is recorded by name
 
 Needs `pip install transformers accelerate`. Nothing is downloaded: the model is made here, and the
-text is the source of a module of Python's own library. Knows nothing of tocsin.
+text is the source of a module of Python's own library. Knows nothing of tocsin but its callback,
+which is not needed.
 """
 
 from __future__ import annotations
@@ -17,7 +19,13 @@ from pathlib import Path
 
 import torch
 from torch.utils.data import Dataset
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 LENGTH = 64
 CHARACTERS = 128
@@ -43,6 +51,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--callback", action="store_true", help="use tocsin's callback")
     arguments = parser.parse_args()
     text = Path(textwrap.__file__).with_name("argparse.py").read_text()
     split = len(text) * 9 // 10
@@ -53,6 +62,11 @@ def main() -> None:
             bos_token_id=0, eos_token_id=0,
         )
     )  # fmt: skip
+    callbacks: list[TrainerCallback] = []
+    if arguments.callback:
+        from tocsin.emitter.transformers import TocsinCallback
+
+        callbacks.append(TocsinCallback())
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             model=model,
@@ -75,6 +89,7 @@ def main() -> None:
             ),
             train_dataset=Text(text[:split]),
             eval_dataset=Text(text[split:]),
+            callbacks=callbacks,
         )
         trainer.train()
 

@@ -41,9 +41,13 @@ def test_a_compiled_training_has_the_same_graphs_breaks_and_losses(
     compiled: dict[str, Any], case: str
 ) -> None:
     found = compiled[case]
+    breaks = found["with"].pop("breaks"), found["without"].pop("breaks")
     assert found["with"] == found["without"]
+    # Around an optimizer's step there is a break anyway, and no graph between that and ours.
+    assert breaks[0] - breaks[1] in ((0, 2) if case == "optimizer_too" else (0,))
     assert found["without"]["graphs"] >= 1
-    assert bool(found["without"]["breaks"]) == (case == "with_a_break_of_its_own")
+    own = case in ("with_a_break_of_its_own", "optimizer_too")
+    assert bool(breaks[1]) == own
     # What a compiled ReLU puts out cannot be seen, and that is said.
     assert found["off"] in ([], ["activations"])
     losses = found["without"]["losses"]
