@@ -151,3 +151,20 @@ def test_no_fault_of_ours_reaches_a_training(
     assert not ours()
     assert not psutil.Process().children()
     assert not current.wall.off
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(1800)
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_not_one_of_a_thousand_faults_reaches_a_training(
+    tmp_path: Path,
+    injector: Injector,
+    expected: Mapping[str, Result],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fired = torment(tmp_path, injector, expected, range(1_000, 1_450), capsys)
+    with capsys.disabled():
+        print(f"\n{fired:,} faults went off in 450 trainings")
+    assert fired >= 1_000
+    assert not ours()

@@ -47,16 +47,21 @@ class BusLink:
             return
 
 
-def advice(error: Exception) -> str:
-    """One sentence on why the bus takes nothing, and what helps."""
-    reason = str(error) or type(error).__name__
-    if isinstance(error, UnknownTopic):
-        hint = "try `tocsin bus init`"
-    elif isinstance(error, ConfigurationError):
-        hint = "check the bus URL"
+def advice(error: Exception, waited_s: float) -> str:
+    """One sentence on why the bus takes nothing, and what helps; `waited_s` is how long an answer
+    was waited for.
+    """
+    if type(error) is TimeoutError:
+        reason = f"no answer within {waited_s:g} s"
     else:
-        hint = "trying again"
+        reason = str(error) or type(error).__name__
+    # The bus says itself what to do about most; what is left is what only a configuration can be.
+    hint = ""
+    if isinstance(error, UnknownTopic) and "bus init" not in reason:
+        hint = "try `tocsin bus init`; "
+    elif isinstance(error, ConfigurationError) and ":" not in reason:
+        hint = "check the bus URL; "
     return (
-        f"the bus takes no records ({reason}); {hint}. The training goes on; what does not fit "
-        "the queue is dropped and counted"
+        f"the bus takes no records ({reason}); {hint}trying again. The training goes on; what does "
+        "not fit the queue is dropped and counted"
     )

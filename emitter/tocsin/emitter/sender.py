@@ -360,7 +360,7 @@ class Sender:
                 self._failing = True
                 if type(error) not in self._told:
                     self._told.add(type(error))
-                    self._tell(advice(error))
+                    self._tell(advice(error, PUBLISH_S))
                 if self._closing:
                     return False
                 if self._wake is not None:
