@@ -45,10 +45,15 @@ def columns_of(kind: Kind) -> tuple[str, ...]:
     """The columns that a summary of that kind can have; none for losses, which are scalars."""
     if kind == "losses":
         return ()
-    columns = (*_COUNTS, *_STATISTICS, *_QUANTILES)
+    columns = (*_COUNTS, *_STATISTICS)
     match kind:
         case "activations":
-            return (*columns, *_LOW_PRECISION, "dead", "saturated")
+            return (*columns, "dead", "saturated", "entropy")
         case "gradients":
-            return (*columns, *_LOW_PRECISION)
-    return columns
+            return (*columns, *_QUANTILES, *_LOW_PRECISION)
+    return (*columns, *_QUANTILES)
+
+
+def modes_of(kind: Kind) -> tuple[Mode, ...]:
+    """The modes in which something of that kind is captured."""
+    return ("train", "eval", "predict") if kind == "losses" else ("train",)

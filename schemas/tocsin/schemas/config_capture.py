@@ -13,8 +13,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, PlainSerializer, PlainValidator, WithJsonSchema, field_validator
 
-from tocsin.schemas.captured import KINDS, MODES, OWN_FRAMES, Kind, Mode, columns_of
-from tocsin.schemas.config_findings import expected, parse_model, unknown_key
+from tocsin.schemas.captured import KINDS, MODES, OWN_FRAMES, Kind, Mode, columns_of, modes_of
+from tocsin.schemas.config_findings import expected, not_supported_yet, parse_model, unknown_key
 from tocsin.schemas.config_problems import Finding, Loc, did_you_mean, quoted
 from tocsin.schemas.config_sections import Section
 from tocsin.schemas.config_values import Duration, FilePath, Name, Percent, parse_name
@@ -106,9 +106,10 @@ class CollectionConfig(ScheduleConfig):
     columns: tuple[str, ...] | None = Field(default=None, strict=False, examples=[["l2", "absmax"]])
     """Statistics and counts that are computed; absent: all of its kind."""
     modes: Mapping[Mode, Off | ScheduleConfig] = Field(
-        default_factory=dict, examples=[{"eval": {"every": 50}}]
+        default_factory=dict, examples=[{"eval": "off"}]
     )
-    """`train`, `eval`, `predict` and `global`, each with its schedule or `off`."""
+    """`train`, `eval`, `predict` and `global`, each with its schedule or `off`. In other modes than
+    train there are losses alone."""
 
 
 class SystemConfig(Section):
@@ -225,6 +226,10 @@ def _collection(
     rest = {key: value for key, value in raw.items() if key != "modes"}
     found = parse_model(CollectionConfig, rest, loc, findings)
     modes = _modes(raw.get("modes"), (*loc, "modes"), findings)
+    kind = name if name in KINDS else None if found is None else found.of
+    for mode, entry in modes.items():
+        if kind is not None and entry != "off" and mode not in modes_of(kind):
+            findings.append(not_supported_yet((*loc, "modes", mode), f"{kind} in the mode {mode}"))
     if "train" in modes and any(key in raw for key in _SCHEDULE):
         message = "the schedule of train stands beside 'modes' already"
         hint = "leave one of the two out"
@@ -240,7 +245,7 @@ def _collection(
 def _modes(raw: Plain, loc: Loc, findings: list[Finding]) -> dict[Mode, Off | ScheduleConfig]:
     if not isinstance(raw, dict):
         if raw is not None:
-            findings.append(expected("a mapping like {eval: {every: 50}}", raw, loc))
+            findings.append(expected("a mapping like {eval: off}", raw, loc))
         return {}
     found: dict[Mode, Off | ScheduleConfig] = {}
     for key, value in raw.items():

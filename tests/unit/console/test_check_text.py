@@ -101,19 +101,19 @@ def test_a_good_file_says_what_holds(tmp_path: Path) -> None:
 def test_what_is_captured_is_said_with_its_schedule(tmp_path: Path) -> None:
     path = written(
         tmp_path,
-        "version: 1\ncapture: {budget: 1%, collections: {losses: off, weights: off, "
+        "version: 1\ncapture: {budget: 1%, collections: {weights: off, activations: off, "
         "gradients: {every: 10, start: 5, end: 2000}, optimizer_state: {every: 1}, "
-        "activations: {modes: {train: off, eval: {every: 3}}}, inputs: {steps: [0, 4]}, "
-        "mine: {of: weights, match: a, modes: {eval: {}}}}}\n",
+        "losses: {modes: {train: off, eval: {every: 3}}}, inputs: {steps: [0, 4]}, "
+        "mine: {of: weights, match: a}}}\n",
     )
     checked = check_file(path, {}, tmp_path)
 
     assert checked.holds is not None
-    assert checked.holds.captured["mine"] == "auto and in eval"
+    assert checked.holds.captured["mine"] == "auto"
     assert (
-        "  capture    1% of the step time: gradients every 10 steps from step 5 until step 2,000, "
-        "activations in eval every 3 steps, inputs at 2 steps, optimizer_state each step, "
-        "mine auto and in eval" in as_text(checked)
+        "  capture    1% of the step time: losses in eval every 3 steps, "
+        "gradients every 10 steps from step 5 until step 2,000, inputs at 2 steps, "
+        "optimizer_state each step, mine" in as_text(checked)
     )
 
 
