@@ -5,6 +5,7 @@ One object for the hooks and for capture. Its parts are switched off on their ow
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
@@ -135,5 +136,5 @@ class Around:
     def _send_others(self, training: Training, step: int, at_us: int) -> None:
         for row in self.others.take(step):
             columns, values = row.row()
-            if columns:
-                training.sender.row(StepRow(row.step, at_us, columns, values))
+            odd = not all(map(math.isfinite, values))
+            training.sender.row(StepRow(row.step, at_us, columns, values), urgent=odd)

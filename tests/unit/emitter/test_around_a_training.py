@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from pathlib import Path
+from typing import SupportsFloat
 
 import pytest
 import torch
@@ -14,7 +15,14 @@ from torch.utils.data import DataLoader, TensorDataset
 from support.captured import captured, said
 from tocsin.emitter.api import Run
 from tocsin.emitter.torch_hooks import Hooks
-from tocsin.schemas.runs import CheckpointWritten, DataLoaderSeen, PhaseMark, RunEnded
+from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.runs import (
+    CaptureDegraded,
+    CheckpointWritten,
+    DataLoaderSeen,
+    PhaseMark,
+    RunEnded,
+)
 
 MS = 0.001
 
@@ -135,7 +143,7 @@ def test_a_gan_keeps_its_series_apart(tmp_path: Path) -> None:
     generator, critic = Generator(6, 6), Critic(6, 1)
     large = torch.optim.SGD(generator.parameters(), lr=0.1)
     small = torch.optim.Adam(critic.parameters(), lr=0.01)
-    d_losses, g_losses, d_norms = [], [], []
+    d_losses, g_losses, d_norms, g_norms = [], [], [], []
     with captured(tmp_path):
         for _ in range(6):
             real, noise = torch.randn(8, 6), torch.randn(8, 6)
@@ -152,6 +160,8 @@ def test_a_gan_keeps_its_series_apart(tmp_path: Path) -> None:
             loss = -critic(generator(noise)).mean()
             loss.backward()
             g_losses.append(loss.item())
+            squares = [p.grad.square().sum() for p in generator.parameters()]
+            g_norms.append(float(sum(squares)) ** 0.5)
             large.step()
     steps = said(tmp_path).steps()
     assert sorted(steps) == list(range(6))
@@ -161,6 +171,7 @@ def test_a_gan_keeps_its_series_apart(tmp_path: Path) -> None:
         assert steps[i]["lr.critic"] == pytest.approx(0.01)
         assert "micro_batches" not in steps[i]
     assert steps[0]["gradient_norm.critic"] == pytest.approx(d_norms[0], rel=1e-4)
+    assert steps[0]["gradient_norm"] == pytest.approx(g_norms[0], rel=1e-4)
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -205,3 +216,51 @@ def test_what_the_user_names(tmp_path: Path) -> None:
     (channels,) = [f for f in found.frames if f.collection == "input_channels"]
     assert channels.rows == tuple(f"x.{i}" for i in range(6))
     assert channels.values[:, 0] == pytest.approx(images.mean(0).numpy(), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("", 1.0, "a name of 1 to 200 characters"),
+        ("aux", torch.zeros(2), r"one number, found a tensor of \(2,\)"),
+        ("aux", "much", "is no number"),
+    ],
+)
+def test_what_is_no_loss_is_told(
+    tmp_path: Path, name: str, value: SupportsFloat, says: str
+) -> None:
+    with captured(tmp_path) as hooks, pytest.raises(ConfigurationError, match=says):
+        run_of(hooks).loss(name, value)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_nothing_is_waited_for_and_all_arrives(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(64, 4).cuda()
+    other = torch.nn.Linear(64, 1).cuda()
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, other)]
+    x, y = torch.randn(32, 64).cuda(), torch.randint(0, 4, (32,)).cuda()
+    losses = []
+    with captured(tmp_path) as hooks:
+        run = run_of(hooks)
+        for _ in range(30):
+            second = other(x).square().mean()
+            second.backward()
+            optimizers[1].step()
+            loss = functional.cross_entropy(model(x), y)
+            run.loss("aux", 2 * loss)
+            loss.backward()
+            optimizers[0].step()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            losses.append(loss.item())
+    found = said(tmp_path)
+    steps = found.steps()
+    assert [steps[i]["loss.aux"] for i in range(29)] == pytest.approx([2 * v for v in losses[:29]])
+    assert "loss.optimizer1" in steps[0]
+    timed = [at for at, cells in steps.items() if "backward_device_s" in cells]
+    assert timed == [10, 20]
+    assert 0 < steps[10]["backward_device_s"] < 1
+    (labels,) = [f for f in found.frames if f.collection == "labels"]
+    assert int(labels.counts[:, 0].sum()) % 32 == 0
+    assert found.of(CaptureDegraded) == []
