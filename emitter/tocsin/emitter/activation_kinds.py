@@ -164,10 +164,14 @@ def output_head(root: nn.Module) -> nn.Module | None:
 
 def is_compiled(root: nn.Module) -> bool:
     """Whether torch.compile has a part of this model, or all of it."""
-    return any(
+    return any(map(compiled_itself, root.modules()))
+
+
+def compiled_itself(module: nn.Module) -> bool:
+    """Whether torch.compile has this very module."""
+    return (
         "_orig_mod" in module.__dict__.get("_modules", {})
         or module.__dict__.get("_compiled_call_impl") is not None
-        for module in root.modules()
     )
 
 

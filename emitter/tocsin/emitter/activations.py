@@ -107,12 +107,14 @@ class Activations:
         if self._found is None or known_root is not root or self._plan is not plan:
             self._found = scan(root, plan)
             self._root, self._plan = weakref.ref(root), plan
+        self._armed = True
         if self._found.is_compiled and slots.late:
             self._give_up(LATE, loud=True)
             return
         self._calls, self._readings, self._mode = {}, Readings(), mode
-        self.due = self._armed = True
-        if not slots.late:
+        self.due = True
+        # What a graph was made of must not change from step to step.
+        if not slots.late and not self._found.is_compiled:
             self.watched.put(self._found.modules())
 
     def see(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
@@ -191,7 +193,7 @@ class Activations:
         armed, self._armed, self.due = self._armed, False, False
         self.watched.restore()
         readings, self._readings = self._readings, Readings()
-        if not armed or self._found is None:
+        if not armed or self._found is None or self.blind:
             return None
         if readings.all:
             self._vain = 0
@@ -323,6 +325,7 @@ def install(wall: Wall) -> None:
         lambda *args: _when_due(wall, activations.see_attention_slot, *args),
     )
     compiled_activations.follow_compile(activations.watched.keep)
+    compiled_activations.catch_up(activations.watched.keep)
 
 
 P = ParamSpec("P")

@@ -27,12 +27,15 @@ import torch
 from torch import nn
 
 from tocsin.emitter import models
-from tocsin.emitter.activation_kinds import Kind, is_compiled, kind_of, scan
+from tocsin.emitter.activation_kinds import Kind, compiled_itself, kind_of, scan
 from tocsin.emitter.current import current
 from tocsin.emitter.settings import RUN_ID
 
 CUDA_GRAPH_MODES: Final = ("reduce-overhead", "max-autotune")
 MAX_SLOTS: Final = 10_000
+IN_GRAPHS: Final = hasattr(torch.compiler, "is_exporting")
+"""Whether an export can be told from a compilation (torch 2.7); nothing of ours may be in one."""
+
 NONE: Final = -1
 
 
@@ -197,7 +200,7 @@ def _nothing(*args: object) -> None:
 
 def is_late() -> bool:
     """Whether there is a compiled model in this process of which graphs were made already."""
-    return _had_graphs() and any(is_compiled(module) for module in models.find().modules)
+    return _had_graphs() and any(map(compiled_itself, models.find().modules))
 
 
 def _had_graphs() -> bool:
@@ -217,6 +220,18 @@ def follow_compile(keep: Callable[[Iterable[nn.Module]], None]) -> None:
         return original(*args, **kwargs)
 
     torch.compile = compile
+
+
+def catch_up(keep: Callable[[Iterable[nn.Module]], None]) -> None:
+    """Watch what is in models of which torch.compile will make graphs when they are called."""
+    if "torch._dynamo" not in sys.modules:
+        return
+    modules: list[nn.Module] = []
+    for module in models.find().modules:
+        if "_modules" in module.__dict__ and compiled_itself(module):
+            modules += scan(module).modules()
+    slots.wanted.update(modules)
+    keep(modules)
 
 
 def _about_to_compile(

@@ -19,7 +19,7 @@ from typing import Final, Protocol
 import torch
 from torch import nn
 
-from tocsin.emitter.compiled_activations import NONE, look, look_at_attention, take_slot
+from tocsin.emitter.compiled_activations import IN_GRAPHS, NONE, look, look_at_attention, take_slot
 from tocsin.emitter.current import current
 
 FRAMES: Final = 12
@@ -122,7 +122,7 @@ def _watched_call(base: type[nn.Module], seer: Seer) -> Callable[..., object]:
         result = base.__call__(self, *args, **kwargs)
         # First of all, so that a compiler sees a constant and nothing that changes.
         if torch.compiler.is_dynamo_compiling():
-            if not torch.compiler.is_exporting():
+            if IN_GRAPHS and not torch.compiler.is_exporting():
                 slot = take_slot(False)
                 if slot != NONE:
                     look(result, args, slot)
@@ -144,7 +144,7 @@ def _watched_attention(original: Callable[..., object], seer: Seer) -> Callable[
     ) -> object:
         result = original(query, key, value, *args, **kwargs)
         if torch.compiler.is_dynamo_compiling():
-            if not torch.compiler.is_exporting():
+            if IN_GRAPHS and not torch.compiler.is_exporting():
                 slot = take_slot(True)
                 if slot != NONE:
                     look_at_attention(query, key, args, kwargs, slot)

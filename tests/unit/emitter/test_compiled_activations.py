@@ -195,6 +195,18 @@ def test_nothing_is_in_the_graph_of_a_process_that_is_not_captured(
         assert not any("tocsin" in str(node.target) for node in graph.graph.nodes)
 
 
+def test_a_model_compiled_but_not_called_yet_is_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model()
+    with monkeypatch.context() as patch:
+        patch.delenv(RUN_ID)
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        assert model.head not in slots.wanted
+    compiled_activations.catch_up(activations.watched.keep)
+    _, said, graphs = train(model, compiled, watched=True)
+    assert graphs == 1
+    assert {c: names(said[3], c) for c in EVERYTHING} == EVERYTHING
+
+
 def test_cuda_graphs_are_left_alone_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
@@ -220,6 +232,9 @@ def test_too_late_is_said_loudly(
     monkeypatch.setattr(slots, "late", True)
     activations.arm(model)
     assert activations.blind
+    assert activations.armed
+    assert activations.take() is None
+    assert "start()" in activations.reason
     line = capsys.readouterr().err
     assert line.count("\n") == 1
     assert "tocsin.emitter.start()" in line
