@@ -14,8 +14,9 @@ of all processes of ours beside the training's thread, bytes on the bus a step, 
     python benchmarks/capture.py --models gpt124m --device cuda [--compile]
     python benchmarks/capture.py --growth        # 100 to 20,000 tensors, 1 to 500 M parameters
 
-wandb and smdebug are taken where they can be imported; `--python DIR/bin/python` names another
-environment for them (smdebug 1.0.34 needs numpy < 2.3, requests, pandas and psutil).
+wandb and smdebug are taken where they can be imported; `--python wandb=DIR/bin/python` names
+another environment (they do not go together; smdebug 1.0.34 needs numpy < 2.3, protobuf <= 3.20.3,
+requests and pandas).
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def begin(name: str, model: str, options: argparse.Namespace, threads: int, base
     folder = base / name
     folder.mkdir()
     watcher = name if name in OTHERS else "none"
-    python = options.python if name in OTHERS and options.python else sys.executable
+    python = options.python.get(name.partition("-")[0], sys.executable)
     command = [python, WORKER, model, "--threads", str(threads), "--watcher", watcher]
     command += ["--device", options.device, *(["--compile"] if options.compile else [])]
     if name in CAPTURES:
@@ -304,12 +305,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="of a block; by default about a second's worth")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--python", help="interpreter of wandb and smdebug")
+    parser.add_argument(
+        "--python", action="append", default=[], metavar="wandb|smdebug=FILE",
+        help="interpreter of the environment that has it",
+    )  # fmt: skip
     parser.add_argument("--growth", action="store_true")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each row of --growth")
     parser.add_argument("--json", type=Path, help="write all rows to this file")
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
+    options.python = dict(entry.split("=", 1) for entry in options.python)
     if options.growth:
         growth(options.seconds)
         return
