@@ -1,8 +1,8 @@
 """How far one optimizer step moves each weight: its norm before and after, on a sample.
 
-Before a step that is to be summarised up to 16,384 numbers of each tensor are copied (whole where
-it is smaller, else 16 blocks of 1,024 in equal distance), after it the change is measured, and the
-copy is gone. All copies together hold at most 2 % of the parameters, or 262,144 numbers where that
+Before a step that is to be summarised up to 4,096 numbers of each tensor are copied (whole where it
+is smaller, else 16 blocks of 256 in equal distance), after it the change is measured, and the copy
+is gone. All copies together hold at most 2 % of the parameters, or 262,144 numbers where that
 is more; if they would not fit, the tensors take turns. Nothing is written to a weight.
 
 It is measured, not derived from what the optimizer remembers: for plain SGD a step is the rate
@@ -19,13 +19,16 @@ from typing import Final
 import numpy as np
 import torch
 
+from tocsin.emitter.arrays import Array, Doubles
 from tocsin.emitter.host_copy import HostCopy
+from tocsin.emitter.host_rows import as_numpy
 from tocsin.emitter.summaries import dense
 from tocsin.emitter.tables import Table
 from tocsin.schemas.telemetry import Counts, Floats
 
 BLOCKS: Final = 16
-BLOCK: Final = 1024
+BLOCK: Final = 256
+SAMPLE: Final = BLOCKS * BLOCK
 LEAST: Final = 1 << 18
 SHARE: Final = 0.02
 
@@ -40,12 +43,16 @@ class Updates:
     names: list[str]
     numel: list[int]
     factors: list[float]
-    packed: torch.Tensor | HostCopy
+    host: Doubles
+    """Sizes and changes of the samples that are on the host, float64[…, 2]; they come first."""
+
+    copy: HostCopy | None
+    """Those of the others: first all sizes, then all changes."""
 
     @property
     def ready(self) -> bool:
         """Whether they are on the host; never waits."""
-        return not isinstance(self.packed, HostCopy) or self.packed.ready()
+        return self.copy is None or self.copy.ready()
 
     def tables(self) -> Iterator[Table]:
         """The one of the norms."""
@@ -53,9 +60,10 @@ class Updates:
 
     def rows(self) -> tuple[tuple[str, ...], Floats, Counts]:
         """Names, UPDATE_COLUMNS, and `numel`, of the tensors whose norms are finite."""
-        packed = self.packed
-        flat = packed.values() if isinstance(packed, HostCopy) else packed.numpy()
-        norms = flat.astype(np.float64).reshape(2, -1).T * np.asarray(self.factors)[:, None]
+        norms = self.host
+        if self.copy is not None:
+            norms = np.concatenate((norms, self.copy.values().reshape(2, -1).T))
+        norms = norms * np.asarray(self.factors)[:, None]
         good = np.flatnonzero(np.isfinite(norms).all(axis=1))
         counts = np.asarray(self.numel, np.uint64)[good].reshape(-1, 1)
         return tuple(self.names[i] for i in good), norms[good].astype(np.float32), counts
@@ -68,7 +76,7 @@ class UpdateProbe:
         self._next = 0
         self._names: list[str] = []
         self._parameters: list[torch.Tensor] = []
-        self._before: list[torch.Tensor] = []
+        self._before: list[torch.Tensor | Array] = []
         self._numel: list[int] = []
 
     def before(self, parameters: Sequence[tuple[str, torch.Tensor]]) -> None:
@@ -85,39 +93,55 @@ class UpdateProbe:
                 flat = dense(parameter)
                 if flat is None or flat.numel() == 0 or flat.dtype.itemsize == 1:
                     continue
-                view = _sample(flat)
-                if view.numel() > left:
+                taken = min(flat.numel(), SAMPLE)
+                if taken > left:
                     break
-                left -= view.numel()
+                left -= taken
                 self._next = start + i + 1
                 self._names.append(name)
                 self._numel.append(flat.numel())
                 self._parameters.append(parameter)
-                self._before.append(_wide(view, copy=True))
+                self._before.append(
+                    np.array(_on_host(flat)) if flat.is_cpu else _wide(_sample(flat))
+                )
 
     def after(self) -> Updates | None:
         """The step has happened: what it has changed. The copies are gone."""
-        names, numel, factors, now, before = [], [], [], [], []
-        with torch.no_grad():
+        squares: list[tuple[float, float]] = []
+        now: list[torch.Tensor] = []
+        then: list[torch.Tensor] = []
+        on_host: list[tuple[str, int, float]] = []
+        elsewhere: list[tuple[str, int, float]] = []
+        with torch.no_grad(), np.errstate(all="ignore"):
             for i, parameter in enumerate(self._parameters):
                 # Read anew: a layout may force a copy, and a step may put other memory there.
-                flat = dense(parameter)
-                if flat is None or flat.numel() != self._numel[i]:
+                flat, before = dense(parameter), self._before[i]
+                on_device = isinstance(before, torch.Tensor)
+                if flat is None or flat.numel() != self._numel[i] or flat.is_cpu == on_device:
                     continue
-                view = _sample(flat)
-                names.append(self._names[i])
-                numel.append(flat.numel())
-                factors.append((flat.numel() / view.numel()) ** 0.5)
-                now.append(_wide(view, copy=False))
-                before.append(self._before[i])
+                n = flat.numel()
+                if isinstance(before, torch.Tensor):
+                    now.append(_wide(_sample(flat)))
+                    then.append(before)
+                    elsewhere.append((self._names[i], n, (n / before.numel()) ** 0.5))
+                else:
+                    held = _on_host(flat)
+                    moved = held - before
+                    squares.append((float(np.dot(held, held)), float(np.dot(moved, moved))))
+                    on_host.append((self._names[i], n, (n / held.size) ** 0.5))
             self.forget()
-            if not names:
+            if not on_host and not elsewhere:
                 return None
-            home = now[0].device
-            size = torch._foreach_norm(now)
-            change = torch._foreach_norm(torch._foreach_sub(now, before))
-            packed = torch.stack([norm.to(home, torch.float32) for norm in (*size, *change)])
-        return Updates(names, numel, factors, packed if home.type == "cpu" else HostCopy(packed))
+            copy = None
+            if now:
+                size = torch._foreach_norm(now)
+                change = torch._foreach_norm(torch._foreach_sub(now, then))
+                home = now[0].device
+                cells = [norm.to(home, torch.float32) for norm in (*size, *change)]
+                copy = HostCopy(torch.stack(cells))
+        names, numel, factors = zip(*on_host, *elsewhere, strict=True)
+        host = np.sqrt(np.array(squares, np.float64).reshape(-1, 2))
+        return Updates(list(names), list(numel), list(factors), host, copy)
 
     def forget(self) -> None:
         """The step was skipped."""
@@ -126,14 +150,29 @@ class UpdateProbe:
 
 def _sample(flat: torch.Tensor) -> torch.Tensor:
     n = flat.numel()
-    if n <= BLOCKS * BLOCK:
+    if n <= SAMPLE:
         return flat
     apart = n // BLOCKS
     return flat[: apart * BLOCKS].view(BLOCKS, apart)[:, :BLOCK]
 
 
-def _wide(view: torch.Tensor, *, copy: bool) -> torch.Tensor:
-    if view.dtype in (torch.float32, torch.float64):
-        return view.clone() if copy else view
+def _wide(view: torch.Tensor) -> torch.Tensor:
+    """A copy of it, in float32 at least."""
+    if view.dtype is torch.float64:
+        return view.clone()
     wide: torch.Tensor = view.to(torch.float32, copy=True)
     return wide
+
+
+def _on_host(flat: torch.Tensor) -> Array:
+    """Its sample as one flat array, never to be written to; in float32 at least.
+
+    NumPy's calls cost half of PyTorch's, and these are many and small.
+    """
+    if flat.dtype not in (torch.float32, torch.float64):
+        return as_numpy(_sample(flat)).ravel()
+    whole: Array = flat.numpy()
+    if whole.size <= SAMPLE:
+        return whole
+    apart = whole.size // BLOCKS
+    return whole[: apart * BLOCKS].reshape(BLOCKS, apart)[:, :BLOCK].ravel()
