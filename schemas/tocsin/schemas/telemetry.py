@@ -245,8 +245,13 @@ class StepFrame:
 
     `values[i, j]` is `columns[j]` at step `steps[i]`; `at_us[i]` the sender's clock at the end of
     that step (Unix, microseconds). Columns of the emitter: `loss`, `gradient_norm` (L2 over all
-    parameters as the optimizer saw them), `gradient_nonfinite` (tensors with NaN or Inf), `lr.0` …
-    (per parameter group), `step_time_s`. A user's own scalars are `log.NAME`.
+    parameters as the optimizer saw them; before they were clipped, where they were, and
+    `gradient_norm_clipped` after it), `gradient_nonfinite` (tensors with NaN or Inf), `lr.0` … (per
+    parameter group), `step_time_s`. A user's own scalars are `log.NAME`.
+
+    Where not all gradients were read at a step, `gradient_norm_sampled` stands in place of
+    `gradient_norm`: estimated from a block of each, good to see a jump. Of steps of less than some
+    milliseconds there may be neither, nor `gradient_nonfinite`.
 
     Where the step's time went, seconds on the clock of the training thread: `forward_s`,
     `backward_s`, `optimizer_s`, `data_wait_s` (with a data loader), and where there were some

@@ -119,3 +119,22 @@ def test_a_higher_rank_is_not_mixed_in() -> None:
     run.steps(range(50, 60), rank=1, gradient_norm=1e-4)
     run.steps(range(50, 60), rank=0, gradient_norm=1.0)
     assert_quiet(run.records, specs=SPECS)
+
+
+def sampled(norms: list[float], exact: dict[int, float]) -> RunBuilder:
+    """A run whose norm is estimated at each step but some."""
+    run = RunBuilder()
+    run.started()
+    for step, norm in enumerate(norms):
+        name = "gradient_norm" if step in exact else "gradient_norm_sampled"
+        run.steps([step], columns={"loss": 2.0, name: exact.get(step, norm)})
+    return run
+
+
+def test_estimates_are_learned_from_and_fire_nothing() -> None:
+    assert_quiet(sampled([1.0] * 50 + [500.0] * 50, {}).records, specs=SPECS)
+    exact = {50: 30.0, 51: 30.0}
+    assert_fires(
+        sampled([1.0] * 60, exact).records, "exploding_gradient", first_step=50, specs=SPECS
+    )
+    assert_quiet(sampled([25.0] * 60, exact).records, specs=SPECS)

@@ -8,6 +8,9 @@ ordinary batch stands out. Where clipping takes more than half of it away, it ta
 or a loss that follows: single bursts of a recurrent network are what clipping is for. Where the
 gradients lie in parts on the ranks, n is put together from what each rank adds.
 
+At steps whose exact norm was not read, an estimate from a sample of the gradients stands for it:
+it enters E, and never fires.
+
 The factor stands far from healthy runs (a small GPT and a ResNet stay below 5) and well below
 what the first spike of BLOOM's training showed while its loss still looked well.
 """
@@ -68,7 +71,11 @@ class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
         family="numerical",
         meaning="The global gradient norm is many times its own moving average.",
         severity="warning",
-        inputs=(scalar("gradient_norm"), scalar("gradient_square_sum_local")),
+        inputs=(
+            scalar("gradient_norm"),
+            scalar("gradient_norm_sampled"),
+            scalar("gradient_square_sum_local"),
+        ),
         capture_hint="the gradient norm is captured when an optimizer of PyTorch steps",
         remedy="Clip the gradient norm, lower the learning rate or lengthen its warm-up; if it was "
         "one batch, look at that batch.",
@@ -94,6 +101,10 @@ class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
             if math.isfinite(norm):
                 tamed = left.get(step, norm) < _TAMED * norm
                 yield from self._point(step, norm, at, tamed=tamed)
+        for step, norm in _by_step(frame, "gradient_norm_sampled").items():
+            # An estimate fires nothing: where it jumps, the exact norm is read in its place.
+            if state.seen < self.params.warmup_steps or norm <= self.params.factor * state.average:
+                yield from self._point(step, norm, at, tamed=False)
         if "gradient_norm" not in frame.columns:
             state.loss = next(
                 (v for v in reversed(losses.values()) if math.isfinite(v)), state.loss
