@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 
 import numpy as np
 import numpy.typing as npt
@@ -99,6 +100,15 @@ def aligned(names: Sequence[str], known: Sequence[str], values: Doubles) -> Doub
     if not len(known):
         return np.full(len(names), np.nan)
     return np.where(index >= 0, values[np.maximum(index, 0)], np.nan)
+
+
+def is_asked_for(collection: str, row: str, patterns: Iterable[str]) -> bool:
+    """Whether a COLLECTION/NAME pattern names it, with its place in the mesh (`@tp1`) or without.
+
+    `*` and `?` stand for any characters.
+    """
+    names = {f"{collection}/{row}", f"{collection}/{row.partition('@')[0]}"}
+    return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
 
 
 def named(rows: Sequence[str], chosen: Iterable[int], limit: int = 32) -> tuple[str, ...]:

@@ -268,6 +268,15 @@ def test_unless_they_were_asked_for() -> None:
     assert issue.subject.name == "out"
 
 
+@pytest.mark.parametrize("pattern", ["mine/blocks.?.weight", "mine/*.weight@tp1", "mine/*@*"])
+def test_a_pattern_names_a_part_of_a_tensor_with_its_place_and_without(pattern: str) -> None:
+    run = started()
+    healthy(run, range(5))
+    run.tensors(4, "mine", ["blocks.0.weight@tp1"], infs={"blocks.0.weight@tp1": 1})
+    issue = assert_fires(run.records, "nonfinite", specs=only("nonfinite", tensors=(pattern,)))
+    assert issue.subject.name == "blocks.0.weight@tp1"
+
+
 def test_only_nan_lets_infinities_pass() -> None:
     run = started()
     run.steps([0], loss=INF, gradient_norm=INF, gradient_nonfinite=2)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Final
 
 import numpy as np
@@ -44,6 +43,7 @@ from tocsin.stream_rules.rule import (
     scalar,
     tensors,
 )
+from tocsin.stream_rules.whole_frames import is_asked_for
 
 ALONE_HOLD_MS: Final = 200
 RANKS_HOLD_MS: Final = 1_000
@@ -288,11 +288,9 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
         counts = bad_rows(frame, only_nan=self.params.only_nan)
         if counts is None or frame.collection in _COLLECTIONS:
             return counts
-        watched = [self._asked(f"{frame.collection}/{name}") for name in frame.rows]
+        asked = self.params.tensors
+        watched = [is_asked_for(frame.collection, name, asked) for name in frame.rows]
         return counts * np.asarray(watched, np.uint64) if any(watched) else None
-
-    def _asked(self, name: str) -> bool:
-        return any(fnmatchcase(name, pattern) for pattern in self.params.tensors)
 
     def _named_scalars(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
         """Evaluation losses and `log.NAME`: warnings, each for itself."""

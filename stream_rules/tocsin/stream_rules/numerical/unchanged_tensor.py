@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Final
 
 import numpy as np
@@ -44,7 +43,7 @@ from tocsin.stream_rules.rule import (
     tensors,
 )
 from tocsin.stream_rules.state_codec import StateArray
-from tocsin.stream_rules.whole_frames import WholeFrames, aligned, named
+from tocsin.stream_rules.whole_frames import WholeFrames, aligned, is_asked_for, named
 
 _MOST: Final = 256
 """Collections, and arrays that are recorded one by one, that are watched at most."""
@@ -208,8 +207,8 @@ class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
         """Which rows the parameter names."""
         if not self.params.tensors:
             return np.zeros(len(frame.rows), bool)
-        names = (f"{frame.collection}/{name}" for name in frame.rows)
-        asked = (any(fnmatchcase(name, p) for p in self.params.tensors) for name in names)
+        patterns = self.params.tensors
+        asked = (is_asked_for(frame.collection, name, patterns) for name in frame.rows)
         return np.fromiter(asked, bool, len(frame.rows))
 
     def _finding(
