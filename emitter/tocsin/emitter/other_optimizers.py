@@ -25,6 +25,7 @@ from torch import nn
 from tocsin.emitter import models
 from tocsin.emitter.host_copy import HostCopy, is_recording
 from tocsin.emitter.losses import Loss
+from tocsin.emitter.shards import is_distributed
 from tocsin.emitter.summaries import dense, norms
 
 MAX_OTHERS: Final = 16
@@ -192,6 +193,8 @@ def _norm(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
     """The L2 norm of all its gradients together, on their device."""
     flat = []
     for *_, parameter in models.parameters_of(optimizer):
+        if is_distributed(parameter):
+            return None  # the rank has a part of it: the norm would be that part's
         if parameter.grad is not None:
             tensor = dense(parameter.grad)
             if tensor is not None and tensor.numel():
