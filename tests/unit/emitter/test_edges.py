@@ -113,6 +113,77 @@ def test_a_loop_that_swallows_the_stop_is_left_at_the_next_edge_again(place: Pla
     assert len(place.of(StopLeft)) == 1
 
 
+@pytest.fixture
+def taken() -> Iterator[list[StopTraining]]:
+    """A framework that ends its loop by itself; the stops that it took over."""
+    stops: list[StopTraining] = []
+
+    def take(stop: StopTraining) -> bool:
+        stops.append(stop)
+        return True
+
+    edges.take_over(take)
+    yield stops
+    edges.take_over(None)
+
+
+def test_a_framework_that_ends_its_loop_is_left_behind_it(
+    place: Place, taken: list[StopTraining]
+) -> None:
+    rank = start(place)
+    edges.leave()
+    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    edges.check("optimizer_step", 4)
+    # Another optimizer of the same step, and the evaluation at the end.
+    edges.check("optimizer_step", 4)
+    edges.check("evaluation", 4)
+    assert not place.of(StopLeft)
+    with pytest.raises(StopTraining) as caught:
+        edges.leave()
+    assert taken == [caught.value]
+    assert (caught.value.code, caught.value.step) == (79, 4)
+    (left,) = place.of(StopLeft)
+    assert isinstance(left, StopLeft)
+    assert (left.step, left.edge) == (4, "optimizer_step")
+
+
+def test_a_framework_that_goes_on_is_left_at_the_next_edge(
+    place: Place, taken: list[StopTraining]
+) -> None:
+    rank = start(place)
+    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    edges.check("scaler_update", 4)
+    with pytest.raises(StopTraining):
+        edges.check("backward", 5)
+    assert len(taken) == len(place.of(StopLeft)) == 1
+
+
+def test_an_evaluation_that_lasts_is_left(
+    place: Place, taken: list[StopTraining], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = start(place)
+    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    edges.check("optimizer_step", 4)
+    monkeypatch.setattr(edges, "TAKEN_S", 0.0)
+    with pytest.raises(StopTraining):
+        edges.check("evaluation", 4)
+    assert len(taken) == 1
+
+
+@pytest.mark.parametrize("answer", [lambda stop: False, lambda stop: 1 // 0], ids=["no", "fails"])
+def test_a_framework_that_does_not_take_it_is_left_at_once(
+    place: Place, answer: Callable[[StopTraining], bool]
+) -> None:
+    rank = start(place)
+    edges.take_over(answer)
+    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    try:
+        with pytest.raises(StopTraining):
+            edges.check("optimizer_step", 4)
+    finally:
+        edges.take_over(None)
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
