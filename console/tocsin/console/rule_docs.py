@@ -137,7 +137,7 @@ def _definition(rule: type[AnyRule]) -> str:
 
 def _input(one: Input) -> str:
     text = f"{_KINDS[one.kind]} `{one.pattern}`"
-    if one.kind == "scalar":
+    if one.kind == "scalar" or (one.kind == "tensors" and one.mode != "train"):
         text += " in any mode" if one.mode is None else f" of {one.mode}"
     return f"{text} (beside the others)" if one.beside else text
 

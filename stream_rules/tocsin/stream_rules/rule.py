@@ -49,9 +49,9 @@ class Input:
     """One kind of telemetry that a rule reads.
 
     `kind` says which records: `scalar` (a column of the step scalars, in `mode`), `tensors` (a
-    collection), `system` (a column of the system samples), `event` (an event type). `pattern` may
-    have `*` and `?`. `beside`: of use only together with an input that is not; a rule that has seen
-    nothing else watches nothing.
+    collection, in `mode`), `system` (a column of the system samples), `event` (an event type).
+    `pattern` may have `*` and `?`. `beside`: of use only together with an input that is not; a rule
+    that has seen nothing else watches nothing.
     """
 
     kind: Literal["scalar", "tensors", "system", "event"]
@@ -64,7 +64,7 @@ class Input:
         return self.pattern == name or fnmatchcase(name, self.pattern)
 
     def __str__(self) -> str:
-        where = "" if self.mode in (None, "train") or self.kind != "scalar" else f" in {self.mode}"
+        where = f" in {self.mode}" if self.mode in ("eval", "predict", "global") else ""
         return f"{self.kind} {self.pattern}{where}"
 
 
@@ -73,9 +73,13 @@ def scalar(pattern: str, mode: Mode | None = "train", *, beside: bool = False) -
     return Input("scalar", pattern, mode, beside)
 
 
-def tensors(pattern: str, *, beside: bool = False) -> Input:
-    """A collection of tensor summaries."""
-    return Input("tensors", pattern, beside=beside)
+def tensors(pattern: str, mode: Mode | None = "train", *, beside: bool = False) -> Input:
+    """A collection of tensor summaries; `mode` None: in any mode.
+
+    What an evaluation shows does not compare with what training does: a rule is given one of them,
+    unless it asks for both.
+    """
+    return Input("tensors", pattern, mode, beside)
 
 
 def system(pattern: str, *, beside: bool = False) -> Input:

@@ -98,7 +98,7 @@ class RunEngine:
                 return rule.on_steps(frame, at)
         elif isinstance(value, TensorFrame):
             tensors = value
-            key = ("tensors", None, (value.collection,))
+            key = ("tensors", value.mode, (value.collection,))
 
             def method(rule: AnyRule) -> Iterable[Outcome]:
                 return rule.on_tensors(tensors, at)
@@ -319,7 +319,7 @@ def _feeds(instance: Instance, key: Hashable) -> bool:
 
 
 def _reads(wanted: Input, kind: str, mode: str | None, names: Iterable[str]) -> bool:
-    if wanted.kind != kind or (kind == "scalar" and wanted.mode not in (None, mode)):
+    if wanted.kind != kind or wanted.mode not in (None, mode):
         return False
     return any(wanted.fits(name) for name in names)
 

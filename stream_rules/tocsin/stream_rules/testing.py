@@ -169,6 +169,7 @@ class RunBuilder:
         rows: Sequence[str],
         *,
         rank: int = 0,
+        mode: Mode = "train",
         nans: Mapping[str, int] | None = None,
         infs: Mapping[str, int] | None = None,
         columns: Mapping[str, Numbers] | None = None,
@@ -198,6 +199,7 @@ class RunBuilder:
                 count_columns=COUNT_COLUMNS,
                 counts=counts,
                 at_us=self.now_ms * 1000,
+                mode=mode,
             ),
             rank=rank,
         )

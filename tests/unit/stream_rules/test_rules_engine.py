@@ -13,6 +13,7 @@ from tocsin.schemas.control import StopAcknowledged, StopExited, StopLeft, StopR
 from tocsin.schemas.errors import MalformedRecord, RecordError, UnknownRecord
 from tocsin.schemas.identity import issue_id
 from tocsin.schemas.runs import RunView
+from tocsin.schemas.telemetry import Mode
 from tocsin.stream_rules.engine import Engine, UnusableRecord
 from tocsin.stream_rules.instances import rule_specs
 from tocsin.stream_rules.run_engine import KEEP_MS, RunEngine
@@ -77,6 +78,17 @@ def test_repeated_records_change_nothing() -> None:
     )
     assert twice == once
     assert fed(doubled)[1].state.duplicates == len(run.records)
+
+
+@pytest.mark.parametrize(("mode", "issues"), [("train", 1), ("eval", 0), ("predict", 0)])
+def test_rules_are_given_tensors_of_the_mode_that_they_ask_for(mode: Mode, issues: int) -> None:
+    run = RunBuilder()
+    run.started()
+    for step in range(0, 1000, 100):
+        run.steps(range(step, step + 100), loss=1.0)
+        run.tensors(step, "activations", ["a", "b"], mode=mode, columns={"dead": 0.9})
+        run.tensors(step, "activations", ["a", "b"], columns={"dead": 0.9 * (mode == "train")})
+    assert len(issues_of(run.records, "dead_relu")) == issues
 
 
 def test_gaps_are_counted() -> None:

@@ -70,7 +70,7 @@ class TelemetryLost(Rule[TelemetryLostParams, _State]):
             event(RunStarted),
             event(Heartbeat),
             scalar("*", mode=None),
-            tensors("*"),
+            tensors("*", mode=None),
         ),
         remedy="See whether the process and its node are alive, and whether the node reaches the "
         "bus. Training itself may be well.",
