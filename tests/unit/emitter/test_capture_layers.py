@@ -15,6 +15,7 @@ from torch import nn
 from support.captured import Said, captured, said
 from tocsin.emitter import activation_samples, torch_hooks
 from tocsin.emitter.updates import BLOCK, BLOCKS, UpdateProbe
+from tocsin.schemas.runs import CaptureDegraded
 from tocsin.schemas.telemetry import STATISTIC_COLUMNS
 
 EVERY = '{"collections": {"activations": {"every": 10}, "weights": {"every": 5}}}'
@@ -118,6 +119,23 @@ def test_nothing_of_ours_is_on_the_user_s_modules(tmp_path: Path) -> None:
         copy.deepcopy(model)
         ops = [node.op for node in torch.fx.symbolic_trace(model).graph.nodes]
         assert ops.count("call_module") == 3
+
+
+def test_a_compiled_model_is_seen_in_its_one_graph(tmp_path: Path) -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    model = nn.Sequential(half_dead(40, nn.Linear(8, 40)), nn.ReLU(), nn.Linear(40, 2))
+    with captured(tmp_path, TOCSIN_CAPTURE=EVERY):
+        train(torch.compile(model, backend=keep, fullgraph=True), (64, 8))
+    found = said(tmp_path)
+    assert len(graphs) == 1
+    for step in (1, 10):
+        assert dead_of(found, step) == {"1": pytest.approx(0.5, abs=0.1)}
+    assert not found.of(CaptureDegraded)
 
 
 # -- updates
