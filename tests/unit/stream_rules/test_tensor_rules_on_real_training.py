@@ -92,7 +92,7 @@ def test_the_same_without_it_lives(tmp_path: Path) -> None:
 def test_a_decay_that_is_far_too_strong_for_its_rate_moves_weights_too_far(tmp_path: Path) -> None:
     model = perceptron(nn.Tanh)
     specs = only("weight_update_ratio")
-    issues = watch(tmp_path, lambda: fit(model, rate=1.0, decay=0.3), specs=specs)
+    issues = watch(tmp_path, lambda: fit(model, rate=1.0, decay=0.3), every=EVERY, specs=specs)
     assert issues[0].evidence.facts[0].value == "large"
 
 
