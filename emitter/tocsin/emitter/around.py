@@ -38,6 +38,8 @@ class Around:
         self.data: Final = DataProbe()
         self.named: Final = NamedLosses()
         self.others = OtherOptimizers()
+        self.marks_evaluations = True
+        """Whether evaluations are marked here; a framework's callback knows better when."""
         self._thread = 0
 
     def forget(self) -> None:
@@ -54,7 +56,9 @@ class Around:
         """A training begins on this thread; `root` is its model."""
         self._thread = threading.get_ident()
 
-        def say(edge: Edge, duration_s: float | None) -> None:
+        def say(edge: Edge, duration_s: float | None) -> bool:
+            if edge == "begin" and not self.marks_evaluations:
+                return False
             # Not `training.phase`: its end is only noticed when training goes on, and until then a
             # loop that hangs would look busy.
             mark = PhaseMark(
@@ -65,8 +69,11 @@ class Around:
                 duration_s=duration_s,
             )
             training.emit(mark)
+            return True
 
-        self.phases.say = lambda edge, duration_s: self._wall.call("phases", say, edge, duration_s)
+        self.phases.say = lambda edge, duration_s: bool(
+            self._wall.call("phases", say, edge, duration_s)
+        )
         first = None if root is None else next(root.parameters(), None)
         if first is not None and first.device.type == "cuda":
 

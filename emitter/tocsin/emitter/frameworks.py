@@ -95,10 +95,12 @@ class Framework:
     def begin(self, end_loop: Callable[[], bool]) -> None:
         """The loop begins. `end_loop` is to end it when a stop is due, and says whether it will."""
         self._began.clear()
+        hooks.around.marks_evaluations = False
         edges.take_over(lambda stop: end_loop())
 
     def end(self) -> None:
         """The loop has ended. Raises StopTraining if that was because of a stop."""
+        hooks.around.marks_evaluations = True
         edges.take_over(None)
         self.safely(self._flush)
         training = self.training
@@ -111,6 +113,7 @@ class Framework:
 
     def failed(self) -> None:
         """An exception has left the loop."""
+        hooks.around.marks_evaluations = True
         edges.take_over(None)
         for name in list(self._began):
             self.phase_ends(name)
@@ -122,6 +125,12 @@ class Framework:
         if session is None or hooks.capture is None:
             return None
         return session.training
+
+    @property
+    def last_step(self) -> int | None:
+        """The step that was made last; None before the first."""
+        training = self.training
+        return None if training is None else training.last_step
 
     def safely(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         """Call it; an exception switches this callback's own part off, and is said once."""

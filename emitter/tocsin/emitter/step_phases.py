@@ -34,7 +34,7 @@ MARKED_S: Final = 0.1
 """Evaluations shorter than this are not marked as a phase; a loop may have one at each step."""
 
 Edge = Literal["begin", "end"]
-Say = Callable[[Edge, float | None], None]
+Say = Callable[[Edge, float | None], bool]
 
 
 class StepPhases:
@@ -46,7 +46,9 @@ class StepPhases:
         self.device: DeviceTime | None = None
         """The same, while a step is timed on the GPU, too."""
         self.say: Say | None = None
-        """Told of evaluations; the duration in seconds comes with the end."""
+        """Told of evaluations, and says if it marks this one; the duration in seconds comes with
+        the end.
+        """
         self.forget()
 
     def forget(self) -> None:
@@ -60,7 +62,7 @@ class StepPhases:
         self._within = 0.0
         self._evaluating: float | None = None
         self._evaluated = self._evaluation_began = 0.0
-        self._told = False
+        self._told: bool | None = None
         self._named: list[tuple[str, float]] = []
 
     def _zero(self) -> None:
@@ -140,12 +142,10 @@ class StepPhases:
             return
         if self._evaluating is None:
             self._evaluating = self._evaluation_began = began
-            self._told = False
+            self._told = None
         self._evaluated = ended
-        if not self._told and ended - self._evaluation_began >= MARKED_S:
-            self._told = True
-            if self.say is not None:
-                self.say("begin", None)
+        if self._told is None and ended - self._evaluation_began >= MARKED_S:
+            self._told = self.say is not None and self.say("begin", None)
 
     def _evaluation_over(self, now: float) -> None:
         if self._evaluating is None:

@@ -82,8 +82,13 @@ def test_steps_of_two_optimizers_are_added() -> None:
 
 def test_an_evaluation_is_marked_once_and_its_checkpoint_is_none_of_it() -> None:
     said: list[tuple[str, float | None]] = []
+
+    def say(edge: str, duration_s: float | None) -> bool:
+        said.append((edge, duration_s))
+        return True
+
     phases = StepPhases()
-    phases.say = lambda edge, duration_s: said.append((edge, duration_s))
+    phases.say = say
     phases.step_ends(0.0)
     phases.evaluated(1.0, 1.05)
     assert said == []
@@ -108,8 +113,14 @@ def test_an_evaluation_is_marked_once_and_its_checkpoint_is_none_of_it() -> None
 
 def test_what_the_user_calls_an_evaluation_is_one() -> None:
     said: list[str] = []
+    marks = [True]
+
+    def say(edge: str, duration_s: float | None) -> bool:
+        said.append(edge)
+        return marks[0]
+
     phases = StepPhases()
-    phases.say = lambda edge, _: said.append(edge)
+    phases.say = say
     phases.named("evaluation", "begin", 1.0)
     phases.evaluated(2.0, 7.0)
     phases.named("evaluation", "end", 8.0)
@@ -121,6 +132,12 @@ def test_what_the_user_calls_an_evaluation_is_one() -> None:
     phases.evaluated(9.0, 10.0)
     phases.close()
     assert said == ["begin", "end"]
+    # Somebody else marks this one: its end is not said, either.
+    marks[0] = False
+    phases.evaluated(11.0, 12.0)
+    phases.evaluated(12.0, 13.0)
+    phases.close()
+    assert said == ["begin", "end", "begin"]
 
 
 @dataclass
