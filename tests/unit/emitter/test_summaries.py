@@ -263,6 +263,9 @@ def test_large_sums_keep_their_digits() -> None:
     assert row[COLUMN["mean"]] == pytest.approx(wide.mean(), rel=1e-4)
     assert row[COLUMN["l2"]] == pytest.approx(math.sqrt(5e6 * (wide**2).sum()), rel=1e-4)
     assert row[STD] == pytest.approx(wide.std(), rel=1e-2)
+    assert float(norms([tensor])[0]) == pytest.approx(math.sqrt(5e6 * (wide**2).sum()), rel=1e-4)
+    tensor[7_000_000] = math.nan
+    assert math.isnan(float(norms([tensor])[0]))
 
 
 @pytest.mark.torture
