@@ -12,19 +12,18 @@ from typing import Any
 import pytest
 
 from support.captured import run_with_hook, said
-from support.matrix_compile import CASES, STEPS
+from support.matrix_compile import STEPS
 from tocsin.schemas.runs import RunEnded, RunStarted
 
 TESTS = Path(__file__).parents[1]
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("compiled")
+def compiled(folder: Path, cases: tuple[str, ...]) -> dict[str, Any]:
+    """What a process of its own says of them."""
     paths = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH", "")])]
     kept = {k: v for k, v in os.environ.items() if not k.startswith("TOCSIN_")}
     done = subprocess.run(
-        [sys.executable, "-m", "support.matrix_compile", str(folder)],
+        [sys.executable, "-m", "support.matrix_compile", str(folder), *cases],
         env={**kept, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -36,26 +35,33 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("case", [case.__name__ for case in CASES])
+@pytest.mark.parametrize(
+    "cases",
+    [
+        ("from_the_start", "optimizer_too"),
+        pytest.param(("in_the_middle", "with_a_break_of_its_own"), marks=pytest.mark.torture),
+    ],
+    ids="-".join,
+)
 def test_a_compiled_training_has_the_same_graphs_breaks_and_losses(
-    compiled: dict[str, Any], case: str
+    tmp_path: Path, cases: tuple[str, ...]
 ) -> None:
-    found = compiled[case]
-    breaks = found["with"].pop("breaks"), found["without"].pop("breaks")
-    assert found["with"] == found["without"]
-    # Around an optimizer's step there is a break anyway, and no graph between that and ours.
-    assert breaks[0] - breaks[1] in ((0, 2) if case == "optimizer_too" else (0,))
-    assert found["without"]["graphs"] >= 1
-    own = case in ("with_a_break_of_its_own", "optimizer_too")
-    assert bool(breaks[1]) == own
-    # What a compiled ReLU puts out cannot be seen, and that is said.
-    assert found["off"] in ([], ["activations"])
-    losses = found["without"]["losses"]
-    if case == "from_the_start":
-        del losses[STEPS]  # that of the evaluation
-    assert [step for step, *_ in found["captured"]] == list(range(len(losses)))
-    assert [loss for _, loss, _ in found["captured"]] == pytest.approx(losses, rel=1e-6)
-    assert all(norm > 0 for *_, norm in found["captured"])
+    for case, found in compiled(tmp_path, cases).items():
+        breaks = found["with"].pop("breaks"), found["without"].pop("breaks")
+        assert found["with"] == found["without"], case
+        # Around an optimizer's step there is a break anyway, and no graph between that and ours.
+        assert breaks[0] - breaks[1] in ((0, 2) if case == "optimizer_too" else (0,)), case
+        assert found["without"]["graphs"] >= 1
+        own = case in ("with_a_break_of_its_own", "optimizer_too")
+        assert bool(breaks[1]) == own
+        # What a ReLU puts out that was compiled before capture began cannot be seen: that is said.
+        assert found["off"] in ([], ["activations"]), case
+        losses = found["without"]["losses"]
+        if case == "from_the_start":
+            del losses[STEPS]  # that of the evaluation
+        assert [step for step, *_ in found["captured"]] == list(range(len(losses)))
+        assert [loss for _, loss, _ in found["captured"]] == pytest.approx(losses, rel=1e-6)
+        assert all(norm > 0 for *_, norm in found["captured"])
 
 
 LOADERS = """
@@ -100,8 +106,11 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(
     "methods",
-    [("fork",), pytest.param(("spawn", "forkserver"), marks=pytest.mark.torture)],
-    ids=lambda methods: "-".join(methods),
+    [
+        # Forked ones are in test_capture_harmless too, spawned processes in test_capture_hook.
+        pytest.param(("fork", "spawn", "forkserver"), marks=pytest.mark.torture)
+    ],
+    ids="-".join,
 )
 def test_workers_of_data_loaders_are_left_alone(tmp_path: Path, methods: tuple[str, ...]) -> None:
     done = run_with_hook(tmp_path, LOADERS.replace("METHODS", repr(methods)))

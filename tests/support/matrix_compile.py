@@ -2,7 +2,7 @@
 
 A process of its own: once our hooks are in torch they stay, so what comes without them comes first.
 
-    python -m support.matrix_compile FOLDER
+    python -m support.matrix_compile FOLDER CASE…
 """
 
 from __future__ import annotations
@@ -116,7 +116,10 @@ def optimizer_too() -> list[float]:
     return losses
 
 
-CASES: tuple[Case, ...] = (from_the_start, in_the_middle, with_a_break_of_its_own, optimizer_too)
+CASES: dict[str, Case] = {
+    case.__name__: case
+    for case in (from_the_start, in_the_middle, with_a_break_of_its_own, optimizer_too)
+}
 
 
 def counted(case: Case) -> dict[str, object]:
@@ -133,25 +136,27 @@ def counted(case: Case) -> dict[str, object]:
     }
 
 
-def main(folder: Path) -> None:
-    """All cases without us, then with us."""
+def main(folder: Path, names: list[str]) -> None:
+    """These cases without us, then with us."""
     warnings.simplefilter("error")
     torch.set_num_threads(1)
     assert not torch_hooks._installed
-    found: dict[str, dict[str, object]] = {c.__name__: {"without": counted(c)} for c in CASES}
-    for case in CASES:
-        place = folder / case.__name__
+    found: dict[str, dict[str, object]] = {
+        name: {"without": counted(CASES[name])} for name in names
+    }
+    for name in names:
+        place = folder / name
         place.mkdir()
         with captured(place, TOCSIN_CAPTURE=EVERY_STEP):
-            found[case.__name__]["with"] = counted(case)
+            found[name]["with"] = counted(CASES[name])
         seen = said(place)
-        found[case.__name__]["captured"] = [
+        found[name]["captured"] = [
             [step, cells["loss"], cells["gradient_norm"]]
             for step, cells in sorted(seen.steps().items())
         ]
-        found[case.__name__]["off"] = sorted(each.probe for each in seen.of(CaptureDegraded))
+        found[name]["off"] = sorted(each.probe for each in seen.of(CaptureDegraded))
     print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

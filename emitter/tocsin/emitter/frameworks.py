@@ -167,6 +167,7 @@ class Framework:
         training = self.training
         if training is not None:
             training.phase(name, edge, duration_s)
+            hooks.around.phases.named(name, edge, time.perf_counter())
 
     def _log(self, values: Mapping[str, object], mode: Mode) -> None:
         training = self.training

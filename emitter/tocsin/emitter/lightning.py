@@ -54,10 +54,6 @@ class Trainer(Protocol):
     log_every_n_steps: int
     _logger_connector: _Connector
 
-    @property
-    def global_step(self) -> int:
-        """Optimizer steps so far."""
-
 
 _Base = type("_Base", _bases(), {})
 
@@ -84,6 +80,7 @@ class TocsinCallback(_Base):  # type: ignore[valid-type, misc]  # found when it 
         super().__init__()
         options = Options(run_id=run_id, labels=labels, config=config, services=services)
         self._framework = Framework("lightning", options)
+        self._logged: int | None = None
 
     @property
     def run(self) -> Run:
@@ -110,7 +107,11 @@ class TocsinCallback(_Base):  # type: ignore[valid-type, misc]  # found when it 
         batch_idx: int,
     ) -> None:
         """A batch was trained on: record what was logged, as often as loggers do."""
-        if (batch_idx + 1) % max(1, trainer.log_every_n_steps) == 0 or trainer.should_stop:
+        step = self._framework.last_step
+        if step is None or step == self._logged:
+            return  # a micro-batch: the optimizer has made no step
+        if (step + 1) % max(1, trainer.log_every_n_steps) == 0 or trainer.should_stop:
+            self._logged = step
             self._framework.safely(self._log_step, trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: object) -> None:
