@@ -127,6 +127,17 @@ class TensorFrame:
     `overflow` (share above 0.9 of its largest); the count `checksum` in `checksums`. `every` is the
     interval in steps that was in force; `at_us` the sender's clock (Unix, microseconds).
 
+    Activations are of a sample, by type of the module, and a step has one frame for each set of
+    columns: `dead` (share of the units of a ReLU that are active in less than 1 % of it), or
+    `saturated` (share of values outside of the linear range; of a softmax, of rows whose largest
+    value is above 0.999, with their mean `entropy` in nats), or neither; the count `order` is the
+    place in the forward pass. With them come `attention` (`qk_bound`, a bound of the logits from
+    the longest query and key; of some heads and queries `logit_max`, `entropy` in nats and its
+    share of the largest possible one, `entropy_share`), `routers` (`max_over_mean` of the load,
+    `router_z`, the mean square of the log-sum-exp; the counts `expert.0` … are tokens), `logits`
+    (`log_z` and `log_z_max`, the log-sum-exp of a token) and `embeddings` (`row_norm_mean`,
+    `row_norm_max`, and as a count `row_of_max`, which row that is).
+
     Collections of what a training is fed hold no tensors; each frame has what a sample has shown
     since the one before, every 100 steps and at the end of an evaluation (`mode`):
 

@@ -50,11 +50,11 @@ class Block(nn.Module):  # type: ignore[misc]  # torch has no types here
 
 
 class Model(nn.Module):  # type: ignore[misc]  # torch has no types here
-    def __init__(self, *, checkpointed: bool = False) -> None:
+    def __init__(self, blocks: int = 2, *, checkpointed: bool = False) -> None:
         super().__init__()
         self.checkpointed = checkpointed
         self.tokens = nn.Embedding(50, 16)
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
         self.squash = nn.Tanh()
         self.head = nn.Linear(16, 50, bias=False)
 
@@ -95,19 +95,25 @@ def names(tables: list[Table], collection: str) -> set[str]:
     return {name for table in tables if table.collection == collection for name in table.names}
 
 
-EVERYTHING = {
-    "activations": {f"blocks.{i}.{part}" for i in range(3) for part in ("act", "gate")}
-    | {"squash"},
-    "attention": {f"blocks.{i}" for i in range(3)},
-    "logits": {"head"},
-    "embeddings": {"tokens"},
-}
+def everything(blocks: int = 2) -> dict[str, set[str]]:
+    of_blocks = {f"blocks.{i}.{part}" for i in range(blocks) for part in ("act", "gate")}
+    return {
+        "activations": {*of_blocks, "squash"},
+        "attention": {f"blocks.{i}" for i in range(blocks)},
+        "logits": {"head"},
+        "embeddings": {"tokens"},
+    }
+
+
+def all_names(tables: list[Table]) -> dict[str, set[str]]:
+    return {collection: names(tables, collection) for collection in everything()}
 
 
 def both(
     monkeypatch: pytest.MonkeyPatch,
     compiled: Callable[[Model], nn.Module],
     *,
+    blocks: int = 2,
     checkpointed: bool = False,
     lengths: tuple[int, ...] = (12,) * 4,
 ) -> list[list[Table]]:
@@ -115,11 +121,11 @@ def both(
     with monkeypatch.context() as patch:
         patch.delenv(RUN_ID)
         torch.manual_seed(0)
-        plain = Model(checkpointed=checkpointed)
+        plain = Model(blocks, checkpointed=checkpointed)
         without = train(plain, compiled(plain), watched=False, lengths=lengths)
     torch._dynamo.reset()
     torch.manual_seed(0)
-    model = Model(checkpointed=checkpointed)
+    model = Model(blocks, checkpointed=checkpointed)
     found = train(model, compiled(model), watched=True, lengths=lengths)
     assert (found[0], found[2]) == (without[0], without[2])
     assert not found[1][0]
@@ -139,7 +145,7 @@ def test_a_compiled_model_says_what_another_says(
     model = Model()
     _, eager, _ = train(model, model, watched=True)
     for tables in said[1:]:
-        assert {c: names(tables, c) for c in EVERYTHING} == EVERYTHING
+        assert all_names(tables) == everything()
     for mine, theirs in zip(said[1], eager[1], strict=True):
         assert (mine.collection, mine.names, mine.columns) == (
             theirs.collection, theirs.names, theirs.columns,
@@ -156,7 +162,7 @@ def test_other_lengths_make_no_graphs_of_their_own(monkeypatch: pytest.MonkeyPat
         lengths=lengths,
     )
     for tables in said[1:]:
-        assert names(tables, "activations") == EVERYTHING["activations"]
+        assert all_names(tables) == everything()
 
 
 def test_blocks_that_share_a_graph_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,15 +171,15 @@ def test_blocks_that_share_a_graph_are_told_apart(monkeypatch: pytest.MonkeyPatc
             block.compile(backend="aot_eager", fullgraph=True)
         return model
 
-    said = both(monkeypatch, by_block)
-    assert {c: names(said[2], c) for c in EVERYTHING} == EVERYTHING
+    said = both(monkeypatch, by_block, blocks=4)
+    assert all_names(said[2]) == everything(4)
 
 
 def test_a_compiler_that_makes_code(monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which(os.environ.get("CXX", "g++")) is None:
         pytest.skip("torch.compile's inductor needs a C++ compiler on the CPU")
-    said = both(monkeypatch, lambda model: torch.compile(model, fullgraph=True))
-    assert {c: names(said[2], c) for c in EVERYTHING} == EVERYTHING
+    said = both(monkeypatch, lambda model: torch.compile(model, fullgraph=True), blocks=1)
+    assert all_names(said[2]) == everything(1)
 
 
 def test_nothing_is_in_the_graph_of_a_process_that_is_not_captured(
@@ -204,7 +210,7 @@ def test_a_model_compiled_but_not_called_yet_is_in_time(monkeypatch: pytest.Monk
     compiled_activations.catch_up(activations.watched.keep)
     _, said, graphs = train(model, compiled, watched=True)
     assert graphs == 1
-    assert {c: names(said[3], c) for c in EVERYTHING} == EVERYTHING
+    assert all_names(said[3]) == everything()
 
 
 def test_cuda_graphs_are_left_alone_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
