@@ -34,7 +34,7 @@ never blind."""
 REMEMBERED: Final = 7
 """Passes whose median is what one costs."""
 
-LADDER: Final = (*(m * 10**e for e in range(4) for m in (1, 2, 5)), 10_000)
+LADDER: Final[tuple[int, ...]] = (*(m * 10**e for e in range(4) for m in (1, 2, 5)), 10_000)
 """Intervals that the budget chooses, steps."""
 
 
