@@ -96,26 +96,28 @@ class Activations:
 
     def arm(
         self, root: nn.Module | None, plan: Selection | None = None, *, mode: Mode = "train"
-    ) -> None:
-        """Look at the next step; in another mode than train at forward calls in eval().
+    ) -> bool:
+        """Look at the next step; in another mode than train at forward calls in eval(). Whether it
+        will be done.
 
         A plan with patterns, types or names says which modules are looked at, else their types do.
         """
         if root is None or self._vain >= PATIENCE or self.blind:
-            return
+            return False
         known_root = None if self._root is None else self._root()
         if self._found is None or known_root is not root or self._plan is not plan:
             self._found = scan(root, plan)
             self._root, self._plan = weakref.ref(root), plan
-        self._armed = True
         if self._found.is_compiled and slots.late:
             self._give_up(LATE, loud=True)
-            return
+            self._armed = True
+            return False
         self._calls, self._readings, self._mode = {}, Readings(), mode
-        self.due = True
         # What a graph was made of must not change from step to step.
         if not slots.late and not self._found.is_compiled:
             self.watched.put(self._found.modules())
+        self.due = self._armed = True
+        return True
 
     def see(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
         """A module was called."""
@@ -188,6 +190,12 @@ class Activations:
         """The function of attention was called in a compiled graph."""
         self.see_attention(slots.module(slot), query, key, mask, is_causal, scale, slot=slot)
 
+    def stop(self) -> None:
+        """Something was wrong with it: no more of this step."""
+        self.due = self._armed = False
+        self.watched.restore()
+        self._readings = Readings()
+
     def take(self) -> Pending | None:
         """What was seen since `arm`; None: nothing, or nothing was due."""
         armed, self._armed, self.due = self._armed, False, False
@@ -197,15 +205,16 @@ class Activations:
             return None
         if readings.all:
             self._vain = 0
-        else:
+        elif self._mode == "train":  # the batch of an evaluation may never have come
             self._vain += bool(self._found.known)
             if self._vain and (self._found.is_compiled or slots.compiling):
                 self._give_up(CUDA_GRAPHS if slots.cuda_graphs else COMPILED, loud=False)
         if any(reading.slot is not None for reading in readings.all):
             _tell_apart(readings.all, self._found)
-        with torch.no_grad():
-            for reading in output_layers.embeddings(self._found.embeddings):
-                readings.add(reading)
+        if self._mode == "train":  # an evaluation does not change them
+            with torch.no_grad():
+                for reading in output_layers.embeddings(self._found.embeddings):
+                    readings.add(reading)
         if not readings.all:
             return None
         readings.send_off()
@@ -321,8 +330,8 @@ def install(wall: Wall) -> None:
     for kind in TYPES:
         activations.watched.watch(kind)
     compiled_activations.define(
-        lambda *args: _when_due(wall, activations.see_slot, *args),
-        lambda *args: _when_due(wall, activations.see_attention_slot, *args),
+        lambda *args: _when_due(wall, "activations", activations.see_slot, *args),
+        lambda *args: _when_due(wall, "attention", activations.see_attention_slot, *args),
     )
     compiled_activations.follow_compile(activations.watched.keep)
     compiled_activations.catch_up(activations.watched.keep)
@@ -331,6 +340,10 @@ def install(wall: Wall) -> None:
 P = ParamSpec("P")
 
 
-def _when_due(wall: Wall, see: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+def _when_due(
+    wall: Wall, probe: str, see: Callable[P, None], *args: P.args, **kwargs: P.kwargs
+) -> None:
     if activations.due:
-        wall.call("activations", see, *args, **kwargs)
+        wall.call(probe, see, *args, **kwargs)
+        if "activations" in wall.off:
+            activations.stop()

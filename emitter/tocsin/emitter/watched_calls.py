@@ -35,6 +35,10 @@ class Seer(Protocol):
         """A module was called, with these arguments by position."""
         ...
 
+    def stop(self) -> None:
+        """Something was wrong with it: no more of this step."""
+        ...
+
     def see_attention(
         self,
         owner: nn.Module | None,
@@ -129,6 +133,8 @@ def _watched_call(base: type[nn.Module], seer: Seer) -> Callable[..., object]:
             return result
         if seer.due:
             current.wall.call("activations", seer.see, module, args, result)
+            if "activations" in current.wall.off:
+                seer.stop()
         return result
 
     return call

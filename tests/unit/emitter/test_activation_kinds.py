@@ -15,10 +15,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tocsin.emitter import torch_hooks
+from tocsin.emitter import activation_readings, torch_hooks
 from tocsin.emitter.activation_kinds import SIGMOID_LIMIT, TANH_LIMIT, output_head
 from tocsin.emitter.activation_samples import rows_of, spread, statistics, thinned
 from tocsin.emitter.activations import activations
+from tocsin.emitter.current import current
 from tocsin.emitter.plans import CollectionPlan
 from tocsin.emitter.tables import Table
 from tocsin.schemas.captured import MODES, Mode
@@ -414,6 +415,24 @@ def test_nothing_is_changed_kept_or_drawn() -> None:
         for value in reading.values
     )
     copy.deepcopy(model[0])
+
+
+def test_what_fails_is_taken_out_and_the_model_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> None:
+        raise RuntimeError("injected")
+
+    monkeypatch.setattr(current.wall, "off", {})
+    monkeypatch.setattr(activation_readings, "statistics", fail)
+    original = functional.scaled_dot_product_attention
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+    x = torch.randn(4, 8)
+    plain = model(x)
+    activations.arm(model)
+    assert torch.equal(model(x), plain)
+    assert "injected" in current.wall.off["activations"]
+    assert not activations.armed
+    assert functional.scaled_dot_product_attention is original
+    assert activations.watched.for_good or "__call__" not in nn.Linear.__dict__
 
 
 def test_tracers_and_transforms_see_nothing_of_ours() -> None:
