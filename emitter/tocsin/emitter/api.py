@@ -120,9 +120,8 @@ class Run:
     def loss(self, name: str, value: SupportsFloat) -> None:
         """Record one of several losses by name: `loss.NAME` of the step in progress.
 
-        Several values of a step are told as their mean. While the model is in `eval()` each is one
-        of the evaluation. A tensor on a GPU is not waited for: give the tensor, not its `item()`.
-        The loss that `backward` is called on is recorded without this.
+        A step tells the mean of several values; in `eval()` each is one of the evaluation. Give a
+        tensor, not its `item()`: none is waited for. What `backward` is called on needs no call.
 
         Raises:
             ConfigurationError: the name or the number is not one.
@@ -141,18 +140,15 @@ class Run:
     ) -> None:
         """Say which tensors of a batch are which, so that their statistics are recorded.
 
-        Call it for each batch; it looks at a sample of few of them (each tenth step, and fewer
-        where steps are short), keeps counts, and sends these every 100 steps and at the end of an
-        evaluation (while the model is in `eval()`).
+        Call it for each batch: it looks at a sample of each tenth or fewer, and sends its counts
+        every 100 steps and at the end of an evaluation (while the model is in `eval()`).
 
         Args:
-            inputs: a batch, or several by name: mean, spread and range of each channel, which is
-                dimension 1 of a batch of images or volumes, else the last. Collection
-                `input_channels`.
-            labels: class ids. How often each comes, up to 1,000 classes. Collection `labels`.
-            predictions: class ids shaped like `labels`, or scores with one dimension more: the
-                last, or dimension 1 as in `torch.nn.functional.cross_entropy`. What was taken for
-                what, up to 100 classes. Collections `labels` and `confusion`.
+            inputs: a batch, or several by name. Mean, spread and range of each channel: dimension 1
+                of images and volumes, else the last. Collection `input_channels`.
+            labels: ids of up to 1,000 classes. Collection `labels`.
+            predictions: ids shaped like `labels`, or scores with one dimension more (the last, or
+                dimension 1 as in `torch.nn.functional.cross_entropy`). Collection `confusion`, too.
             tokens: token ids: the 64 most frequent, and the rest. Collection `tokens`.
 
         Of a plain cross-entropy labels and predictions, or tokens, are found without this; once
@@ -356,7 +352,7 @@ def start(
     global _run
     if _run is not None and not _run.finished:
         return _run
-    given = _labels(labels)
+    given = user_values.check_labels(labels)
     over = "" if capture is None else _capture(capture)
     launched = os.environ.get(RUN_ID) if os.environ.get(LAUNCHER) else None
     services_here: Services | None = None
@@ -402,11 +398,3 @@ def _capture(capture: Mapping[str, object]) -> str:
         return capture_config(capture).model_dump_json(exclude_unset=True)
     except ConfigurationError as error:
         raise ConfigurationError(f"start: {error}") from error
-
-
-def _labels(labels: Mapping[str, str] | None) -> dict[str, str]:
-    found = dict(labels or {})
-    for key, value in found.items():
-        if not isinstance(key, str) or not isinstance(value, str) or not key:
-            raise ConfigurationError(f"labels: expected text, found {key!r}: {value!r}")
-    return found

@@ -1,4 +1,4 @@
-"""What the user's own code says of a training: losses by name, and which tensor of a batch is what.
+"""What the user's own code says of a training: labels, losses by name, and which tensor is what.
 
 Imports no torch: a loop without it has losses, too.
 """
@@ -6,6 +6,7 @@ Imports no torch: a loop without it has losses, too.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, SupportsFloat
 
 from tocsin.schemas.errors import ConfigurationError
@@ -44,6 +45,19 @@ def check_loss(name: object, value: SupportsFloat) -> Loss:
         return float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise ConfigurationError(f"loss: {name!r} is no number: {error}") from error
+
+
+def check_labels(labels: Mapping[str, str] | None) -> dict[str, str]:
+    """The labels of a run.
+
+    Raises:
+        ConfigurationError: they are no text.
+    """
+    found = dict(labels or {})
+    for key, value in found.items():
+        if not isinstance(key, str) or not isinstance(value, str) or not key:
+            raise ConfigurationError(f"labels: expected text, found {key!r}: {value!r}")
+    return found
 
 
 def add_loss(around: Around, training: Training | None, name: str, number: Loss) -> None:
