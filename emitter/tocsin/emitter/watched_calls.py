@@ -1,6 +1,6 @@
 """Which calls of torch are watched: `__call__` of classes, and the function of attention.
 
-Activations are watched for good, about 0.2 µs a call. Other classes (routers, the output layer) and
+Activations are watched for good, about 0.3 µs a call. Other classes (routers, the output layer) and
 `scaled_dot_product_attention` are watched from when a due step is armed until it is over; once
 torch.compile is used, for good, so that what graphs are made of does not change.
 
