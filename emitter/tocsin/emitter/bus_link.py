@@ -51,7 +51,7 @@ def advice(error: Exception, waited_s: float) -> str:
     """One sentence on why the bus takes nothing, and what helps; `waited_s` is how long an answer
     was waited for.
     """
-    if type(error) is TimeoutError:
+    if type(error) is TimeoutError and not str(error):
         reason = f"no answer within {waited_s:g} s"
     else:
         reason = str(error) or type(error).__name__
