@@ -193,15 +193,16 @@ def _schedules(plan: CollectionPlan) -> str:
         if schedule is None or (schedule == Schedule() and mode != "train" and plan.of == "losses"):
             continue
         words = [] if mode == "train" else [f"in {mode}"]
+        one, more = ("batch", "batches") if plan.counts_batches(mode) else ("step", "steps")
         if schedule.every is not None:
             each = schedule.every == 1
-            words.append("each step" if each else f"every {schedule.every:,} steps")
+            words.append(f"each {one}" if each else f"every {schedule.every:,} {more}")
         if schedule.start:
-            words.append(f"from step {schedule.start:,}")
+            words.append(f"from {one} {schedule.start:,}")
         if schedule.end is not None:
-            words.append(f"until step {schedule.end:,}")
+            words.append(f"until {one} {schedule.end:,}")
         if schedule.steps:
-            words.append(f"at {len(schedule.steps):,} step{'s' if len(schedule.steps) > 1 else ''}")
+            words.append(f"at {len(schedule.steps):,} {more if len(schedule.steps) > 1 else one}")
         found.append(" ".join(words) or _AUTO)
     return " and ".join(found)
 

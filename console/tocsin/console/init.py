@@ -71,10 +71,10 @@ capture:
   # optimizer_state, and biases and inputs, which are off until they are named here. every: each
   # n-th step from start on, or auto (default); end: the first step that is left out again; steps:
   # steps that are summarised in any case, without `every` only those; columns: those that are
-  # computed. This holds for training; modes: likewise for eval and predict, where there are losses
-  # alone. A collection with a name of your own says what it is made of, and which tensors belong
-  # to it: by regular expressions that are found in their names (match), by the classes of their
-  # modules, or by name.
+  # computed. This holds for training; modes: likewise for eval and predict, where activations and
+  # inputs count batches, and global: for each mode that is not named. A collection with a name of
+  # your own says what it is made of, and which tensors belong to it: by regular expressions that
+  # are found in their names (match), by the classes of their modules, or by name.
   #collections:
   #  gradients: {every: 10, columns: [l2, absmax]}
   #  weights: {every: 100, start: 1000, end: 2000, steps: [0, 1]}

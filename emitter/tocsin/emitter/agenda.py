@@ -15,7 +15,7 @@ from typing import Final
 from tocsin.emitter.budget import Budget
 from tocsin.emitter.plans import CollectionPlan, Schedule
 from tocsin.emitter.settings import CaptureSettings
-from tocsin.schemas.captured import Kind
+from tocsin.schemas.captured import Kind, Mode
 
 BLOCKS: Final = "blocks"
 NORMS: Final = "norms"
@@ -58,9 +58,12 @@ NOTHING: Final[Due] = {}
 
 
 class Agenda:
-    """When which collection of a training is summarised, in train mode."""
+    """When which collection of a training is summarised, in one mode.
 
-    def __init__(self, settings: CaptureSettings) -> None:
+    In another than train its steps are that mode's batches.
+    """
+
+    def __init__(self, settings: CaptureSettings, mode: Mode = "train") -> None:
         self._plans: dict[str, tuple[CollectionPlan, Schedule]] = {}
         weights: dict[str, tuple[int, float]] = {
             BLOCKS: (1, _BLOCKS_WEIGHT),
@@ -68,7 +71,7 @@ class Agenda:
             LOCAL: (1, _LOCAL_WEIGHT),
         }
         for name, plan in settings.plans.items():
-            schedule = plan.schedule()
+            schedule = plan.schedule(mode)
             if schedule is None or plan.of == "losses":
                 continue
             self._plans[name] = (plan, schedule)

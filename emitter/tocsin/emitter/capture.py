@@ -26,6 +26,7 @@ from tocsin.emitter.checksums import Checksums
 from tocsin.emitter.chosen_activations import ActivationProbe
 from tocsin.emitter.clipping import ClippedNorms
 from tocsin.emitter.evaluation import EvaluationLosses
+from tocsin.emitter.evaluation_batches import EvaluationBatches
 from tocsin.emitter.gradients import GradientReader, Reading
 from tocsin.emitter.host_copy import is_recording
 from tocsin.emitter.inputs import InputProbe
@@ -90,6 +91,9 @@ class Capture:
         self._updates: Final = UpdateProbe()
         self._state: Final = OptimizerState()
         self._evaluated: Final = EvaluationLosses(training)
+        self.evaluations: Final = EvaluationBatches(
+            training, self._activations, quick, lambda: self.optimizers.root
+        )
         activations.forget()
         around.begin(training, self.optimizers.root)
 
@@ -186,6 +190,8 @@ class Capture:
             return None
         step_time = None if self._ended_at is None else self.ended(now)
         self._ended_at = now
+        if self.evaluations.busy:
+            self.evaluations.over(in_time=False)
         step = self.training.stepped(step_time)
         columns, values = self._scalars(optimizer, step_time)
         # Several that step after one backward call share its loss, whoever comes first.
@@ -245,6 +251,7 @@ class Capture:
             or self._scaling
             or self._saved
             or self._evaluated.waiting
+            or self.evaluations.busy
             or self._local.active
             or self._around.busy
             or activations.armed
@@ -347,11 +354,8 @@ class Capture:
     def close(self, timeout_s: float = 2.0) -> None:
         """Hand over what is still waiting for the GPU, for at most `timeout_s`."""
         until = time.monotonic() + timeout_s
-        self._evaluated.flush()
-        while (self._waiting or self._evaluated.waiting) and time.monotonic() < until:
+        while self._flush() and time.monotonic() < until:
             time.sleep(0.002)
-            self._poll()
-            self._evaluated.flush()
         self.report_checkpoints()
         self._around.close(self.training)
 
@@ -377,6 +381,13 @@ class Capture:
         self._readings.clear()
         self._local.clear()
         self._updates.forget()
+
+    def _flush(self) -> bool:
+        """Send what has arrived; whether something is still on its way."""
+        self._poll()
+        self._evaluated.flush()
+        self.evaluations.over()
+        return bool(self._waiting or self._evaluated.waiting or self.evaluations.busy)
 
     def _poll(self) -> None:
         while self._waiting and self._waiting[0].ready:

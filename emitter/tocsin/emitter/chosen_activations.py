@@ -13,22 +13,32 @@ from tocsin.emitter.agenda import Agenda
 from tocsin.emitter.plans import AnyOf, CollectionPlan, Schedule
 from tocsin.emitter.tables import Pending, Table
 from tocsin.emitter.wall import Wall
+from tocsin.schemas.captured import Kind, Mode
 
-ACTIVATIONS: Final = "activations"
+ACTIVATIONS: Final[Kind] = "activations"
 
 
 class ActivationProbe:
-    """Has the activations looked at in the steps at which a collection of them is due."""
+    """Has the activations looked at in the steps at which a collection of them is due.
 
-    def __init__(self, agenda: Agenda, wall: Wall, plans: Sequence[CollectionPlan]) -> None:
+    In another mode than train these are its batches.
+    """
+
+    def __init__(
+        self, agenda: Agenda, wall: Wall, plans: Sequence[CollectionPlan], mode: Mode = "train"
+    ) -> None:
         """`plans` are the collections that are made of activations."""
         self._agenda = agenda
         self._wall = wall
-        on = tuple(plan for plan in plans if plan.schedule() is not None)
+        self._mode: Mode = mode
+        on = tuple(plan for plan in plans if plan.schedule(mode) is not None)
+        self.on: Final = bool(on)
+        """Whether there is any."""
         # What any of them selects is found once, not anew for each set of them that is due.
         self._selection = AnyOf(on) if any(not plan.everything for plan in on) else None
-        self._first = tuple(plan for plan in on if _regular(plan.schedule()))
+        self._first = tuple(plan for plan in on if _regular(plan.schedule(mode)))
         self._due: tuple[CollectionPlan, ...] = ()
+        self._missed: tuple[CollectionPlan, ...] = ()
         self._spent_s = 0.0
 
     def take(self) -> tuple[str, Pending] | None:
@@ -48,16 +58,31 @@ class ActivationProbe:
             return due[0].name, ChosenActivations(seen, due)
         return due[0].name, ChosenActivations(seen, due, activations.types, activations.picked)
 
-    def prepare(self, step: int, root: nn.Module | None) -> None:
-        """Have that step looked at, if something is due."""
-        due = self._agenda.due(step).get("activations", ())
+    def prepare(
+        self, step: int, root: nn.Module | None, also: tuple[CollectionPlan, ...] = ()
+    ) -> bool:
+        """Have that step looked at, if something is due, or `also`; whether it is."""
+        due = self._agenda.due(step).get(ACTIVATIONS, ())
         # The second step always is: a training of a few steps has said something, too.
-        if step == 1:
-            due = tuple(dict.fromkeys((*due, *self._first)))
-        if due:
-            self._due = due
-            self._spent_s = self._wall.spent.get(ACTIVATIONS, 0.0)
-            self._wall.call(ACTIVATIONS, activations.arm, root, self._selection)
+        if step == 1 and self._mode == "train":
+            also = self._first
+        if also or self._missed:
+            due = tuple(dict.fromkeys((*due, *also, *self._missed)))
+            self._missed = ()
+        if not due:
+            return False
+        self._due = due
+        return self.prepare_again(root)
+
+    def prepare_again(self, root: nn.Module | None) -> bool:
+        """Something else was looked at since: go back to what was prepared."""
+        self._spent_s = self._wall.spent.get(ACTIVATIONS, 0.0)
+        arm, selection = activations.arm, self._selection
+        return self._wall.call(ACTIVATIONS, arm, root, selection, mode=self._mode) or False
+
+    def postpone(self) -> None:
+        """Something else was looked at instead: what was prepared is due at the next step."""
+        self._missed = self._due
 
 
 def _regular(schedule: Schedule | None) -> bool:

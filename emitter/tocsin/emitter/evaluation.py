@@ -130,6 +130,7 @@ class Evaluation:
             plain = not value.is_meta and not _is_fake(value) and not hasattr(value, "to_local")
             if plain and value.is_floating_point():
                 capture.evaluation_loss(name, value)
+                capture.evaluations.lost(name)
         return True
 
     def on_function(

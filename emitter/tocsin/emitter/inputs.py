@@ -20,8 +20,9 @@ from tocsin.emitter.summaries import dense
 from tocsin.emitter.tables import Pending
 from tocsin.emitter.tensor_rows import TensorRows, Wanted
 from tocsin.emitter.wall import Wall
+from tocsin.schemas.captured import Kind, Mode
 
-INPUTS: Final = "inputs"
+INPUTS: Final[Kind] = "inputs"
 
 MAX_TENSORS: Final = 64
 MAX_DEPTH: Final = 4
@@ -29,13 +30,18 @@ MAX_NAME: Final = 200
 
 
 class InputProbe:
-    """Reads the batches of the steps at which a collection of inputs is due."""
+    """Reads the batches of the steps at which a collection of inputs is due.
 
-    def __init__(self, agenda: Agenda, wall: Wall, plans: Sequence[CollectionPlan]) -> None:
+    In another mode than train these are its batches.
+    """
+
+    def __init__(
+        self, agenda: Agenda, wall: Wall, plans: Sequence[CollectionPlan], mode: Mode = "train"
+    ) -> None:
         """`plans` are the collections that are made of inputs."""
         self._agenda = agenda
         self._wall = wall
-        self.on: Final = any(plan.schedule() is not None for plan in plans)
+        self.on: Final = any(plan.schedule(mode) is not None for plan in plans)
         """Whether there is any."""
         self._rows: tuple[str, Pending] | None = None
 

@@ -32,6 +32,9 @@ Losses have none: they are scalars of each step."""
 class Schedule:
     """The steps at which a collection is summarised in one mode.
 
+    In evaluations and predictions activations and inputs count batches in the place of steps: all
+    of that mode since the training began, from 0.
+
     Attributes:
         every: steps between two summaries, counted from `start`; None: the budget decides, unless
             there are explicit steps.
@@ -111,6 +114,10 @@ class CollectionPlan:
     def floor(self) -> int:
         """The shortest interval that the budget may choose, in steps."""
         return FLOOR.get(self.of, 1)
+
+    def counts_batches(self, mode: Mode) -> bool:
+        """Whether what its schedule calls steps are batches of that mode."""
+        return mode != "train" and self.of != "losses"
 
     def schedule(self, mode: Mode = "train") -> Schedule | None:
         """When it is summarised in that mode; None: never."""

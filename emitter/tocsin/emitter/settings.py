@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 from tocsin.emitter.plans import DEFAULT_PLANS, NEVER, CollectionPlan, Schedule
-from tocsin.schemas.captured import KINDS, MODES, Kind
+from tocsin.schemas.captured import KINDS, MODES, Kind, modes_of
 
 DEFAULT_BUDGET: Final = 0.005
 DEFAULT_BUS: Final = "embedded:.tocsin/bus.db"
@@ -107,13 +107,18 @@ def _plan(name: str, raw: object) -> CollectionPlan:
     of = default.of if default is not None else _kind(options.get("of"), where)
     schedules = dict(NEVER if default is None else default.schedules)
     # One that is named is on while training, unless its modes say otherwise.
-    schedules["train"] = _schedule(options, where)
+    beside = schedules["train"] = _schedule(options, where)
     modes = _mapping(options.get("modes", {}), f"{where}: modes")
     for mode in MODES:
         if mode in modes:
             here = f"{where}, mode {mode!r}"
             entry = modes[mode]
             schedules[mode] = None if entry == "off" else _schedule(_mapping(entry, here), here)
+    if "global" in modes:
+        # What holds in each mode of which nothing is said; none of its own.
+        said = {*modes, *(("train",) if beside != Schedule() else ())}
+        schedules |= {mode: schedules["global"] for mode in modes_of(of) if mode not in said}
+        schedules["global"] = None
     columns = options.get("columns")
     return CollectionPlan(
         name,

@@ -6,7 +6,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from tocsin.schemas.telemetry import COUNT_COLUMNS, STATISTIC_COLUMNS, Counts, Floats
+from tocsin.schemas.captured import Mode
+from tocsin.schemas.telemetry import (
+    COUNT_COLUMNS,
+    STATISTIC_COLUMNS,
+    Counts,
+    Floats,
+    Speaker,
+    TensorFrame,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,6 +30,24 @@ class Table:
     counts: Counts
     columns: tuple[str, ...] = STATISTIC_COLUMNS
     count_columns: tuple[str, ...] = COUNT_COLUMNS
+
+    def frame(
+        self, speaker: Speaker, step: int, mode: Mode = "train", *, every: int, at_us: int
+    ) -> TensorFrame:
+        """As it is sent; `every` is the interval that was in force, `at_us` the Unix time."""
+        return TensorFrame(
+            speaker=speaker,
+            step=step,
+            mode=mode,
+            collection=self.collection,
+            rows=self.names,
+            columns=self.columns,
+            values=self.values,
+            count_columns=self.count_columns,
+            counts=self.counts,
+            at_us=at_us,
+            every=every,
+        )
 
 
 class Pending(Protocol):

@@ -218,7 +218,13 @@ class Hooks:
         capture = self.capture
         if capture is not None:
             capture.training.activity += 1
-            if capture.inputs.on and not evaluating:
+            if evaluating:
+                if capture.evaluations.on:
+                    capture.evaluations.fed(batch)
+                return True
+            if capture.evaluations.busy:
+                capture.evaluations.over()
+            if capture.inputs.on:
                 capture.inputs.fed(batch, capture.training.next_step)
         return evaluating
 
@@ -300,8 +306,8 @@ def _is_quick(
         return hooks.quick.before(optimizer, len(args) + len(kwargs))
     # The wall, without its cost.
     except Exception as error:
-        hooks.quick.forget()
-        hooks.wall.switch_off("quick steps", f"{type(error).__name__}: {error}")
+        hooks.quick.until = 0
+        hooks.wall.call("quick steps", _fail, error)
         return False
 
 
@@ -310,9 +316,13 @@ def _was_quick(optimizer: torch.optim.Optimizer) -> bool:
         return hooks.quick.after(optimizer)
     # The wall, without its cost.
     except Exception as error:
-        hooks.quick.forget()
-        hooks.wall.switch_off("quick steps", f"{type(error).__name__}: {error}")
+        hooks.quick.until = 0
+        hooks.wall.call("quick steps", _fail, error)
         return False
+
+
+def _fail(error: Exception) -> None:
+    raise error
 
 
 def _has_closure(args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
@@ -381,7 +391,12 @@ def _data_loaders() -> None:
         if hooks.asleep:
             return original(self)
         began = perf_counter()
-        batch = original(self)
+        try:
+            batch = original(self)
+        except StopIteration:
+            if hooks.capture is not None:
+                hooks.capture.evaluations.drained()
+            raise
         if hooks.wall.call("batches", hooks.on_batch, self, batch, began, perf_counter()):
             hooks.check("evaluation")
         return batch

@@ -23,7 +23,7 @@ KINDS: Final[tuple[Kind, ...]] = (
 )
 
 Mode = Literal["train", "eval", "predict", "global"]
-"""What a training is doing; `global` is outside of the other three."""
+"""What a training is doing. `global` is any of the three that a configuration does not name."""
 
 MODES: Final[tuple[Mode, ...]] = ("train", "eval", "predict", "global")
 
@@ -55,5 +55,10 @@ def columns_of(kind: Kind) -> tuple[str, ...]:
 
 
 def modes_of(kind: Kind) -> tuple[Mode, ...]:
-    """The modes in which something of that kind is captured."""
-    return ("train", "eval", "predict") if kind == "losses" else ("train",)
+    """The modes in which there is something to capture of that kind.
+
+    Parameters and what belongs to them change with training steps alone.
+    """
+    if kind in ("losses", "activations", "inputs"):
+        return ("train", "eval", "predict")
+    return ("train",)

@@ -14,7 +14,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, PlainSerializer, PlainValidator, WithJsonSchema, field_validator
 
 from tocsin.schemas.captured import KINDS, MODES, OWN_FRAMES, Kind, Mode, columns_of, modes_of
-from tocsin.schemas.config_findings import expected, not_supported_yet, parse_model, unknown_key
+from tocsin.schemas.config_findings import expected, parse_model, unknown_key
 from tocsin.schemas.config_problems import Finding, Loc, did_you_mean, quoted
 from tocsin.schemas.config_sections import Section
 from tocsin.schemas.config_values import Duration, FilePath, Name, Percent, parse_name
@@ -108,8 +108,9 @@ class CollectionConfig(ScheduleConfig):
     modes: Mapping[Mode, Off | ScheduleConfig] = Field(
         default_factory=dict, examples=[{"eval": "off"}]
     )
-    """`train`, `eval`, `predict` and `global`, each with its schedule or `off`. In other modes than
-    train there are losses alone."""
+    """`train`, `eval`, `predict` and `global`, each with its schedule or `off`; that of `global`
+    holds in each of the three that is not named. In `eval` and `predict` there are `losses`,
+    `activations` and `inputs`; the latter two count batches of these evaluations, not steps."""
 
 
 class SystemConfig(Section):
@@ -228,8 +229,9 @@ def _collection(
     modes = _modes(raw.get("modes"), (*loc, "modes"), findings)
     kind = name if name in KINDS else None if found is None else found.of
     for mode, entry in modes.items():
-        if kind is not None and entry != "off" and mode not in modes_of(kind):
-            findings.append(not_supported_yet((*loc, "modes", mode), f"{kind} in the mode {mode}"))
+        if kind is not None and entry != "off" and mode not in ("global", *modes_of(kind)):
+            message = f"{kind} cannot differ in {mode}: nothing but a training step changes them"
+            findings.append(Finding((*loc, "modes", mode), message, hint="remove it", at="key"))
     if "train" in modes and any(key in raw for key in _SCHEDULE):
         message = "the schedule of train stands beside 'modes' already"
         hint = "leave one of the two out"

@@ -104,7 +104,8 @@ def test_what_is_captured_is_said_with_its_schedule(tmp_path: Path) -> None:
         "version: 1\ncapture: {budget: 1%, collections: {weights: off, activations: off, "
         "gradients: {every: 10, start: 5, end: 2000}, optimizer_state: {every: 1}, "
         "losses: {modes: {train: off, eval: {every: 3}}}, inputs: {steps: [0, 4]}, "
-        "mine: {of: weights, match: a}}}\n",
+        "mine: {of: weights, match: a}, "
+        "relus: {of: activations, match: a, modes: {global: {every: 9}, predict: off}}}}\n",
     )
     checked = check_file(path, {}, tmp_path)
 
@@ -113,7 +114,8 @@ def test_what_is_captured_is_said_with_its_schedule(tmp_path: Path) -> None:
     assert (
         "  capture    1% of the step time: losses in eval every 3 steps, "
         "gradients every 10 steps from step 5 until step 2,000, inputs at 2 steps, "
-        "optimizer_state each step, mine" in as_text(checked)
+        "optimizer_state each step, mine, relus every 9 steps and in eval every 9 batches"
+        in as_text(checked)
     )
 
 

@@ -105,6 +105,26 @@ def test_a_section_is_read_in_the_form_of_the_file() -> None:
     assert settings.plan("tails") is None
 
 
+def test_global_holds_in_each_mode_that_is_not_named() -> None:
+    def schedules(name: str, options: object) -> dict[str, Schedule]:
+        plan = capture_settings(json.dumps({"collections": {name: options}})).plans[name]
+        return {mode: when for mode, when in plan.schedules.items() if when is not None}
+
+    fifth, seventh = {"every": 5}, {"every": 7}
+    everywhere = {"train": Schedule(5), "eval": Schedule(5), "predict": Schedule(5)}
+    assert schedules("activations", {"modes": {"global": fifth}}) == everywhere
+    assert schedules("losses", {"modes": {"global": fifth, "eval": seventh}}) == {
+        **everywhere,
+        "eval": Schedule(7),
+    }
+    assert schedules("inputs", {"every": 7, "modes": {"global": fifth, "predict": "off"}}) == {
+        "train": Schedule(7),
+        "eval": Schedule(5),
+    }
+    assert schedules("weights", {"modes": {"global": fifth}}) == {"train": Schedule(5)}
+    assert schedules("losses", {"modes": {"global": "off", "eval": {}}}) == {"eval": Schedule()}
+
+
 @pytest.mark.parametrize(
     ("section", "message"),
     [
