@@ -22,7 +22,8 @@ from tocsin.schemas.runs import CaptureDegraded, RunEnded
 
 EVERYTHING = (
     '{"collections": {"gradients": {"every": 1}, "weights": {"every": 2}, '
-    '"activations": {"every": 2}}}'
+    '"inputs": {"modes": {"global": {"every": 1}}}, '
+    '"activations": {"every": 2, "modes": {"eval": {"every": 1}}}}}'
 )
 EACH = 5
 """Faults planted in one training."""

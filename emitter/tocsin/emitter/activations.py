@@ -72,7 +72,8 @@ class Activations:
         self._root: weakref.ref[nn.Module] | None = None
         self._plan: Selection | None = None
         self._armed = False
-        self._mode: Mode = "train"
+        self.mode: Mode = "train"
+        """That of what is looked at."""
         self._calls: dict[int, int] = {}
         self._readings = Readings()
         self._vain = 0
@@ -112,7 +113,7 @@ class Activations:
             self._give_up(LATE, loud=True)
             self._armed = True
             return False
-        self._calls, self._readings, self._mode = {}, Readings(), mode
+        self._calls, self._readings, self.mode = {}, Readings(), mode
         # What a graph was made of must not change from step to step.
         if not slots.late and not self._found.is_compiled:
             self.watched.put(self._found.modules())
@@ -205,13 +206,13 @@ class Activations:
             return None
         if readings.all:
             self._vain = 0
-        elif self._mode == "train":  # the batch of an evaluation may never have come
+        elif self.mode == "train":  # the batch of an evaluation may never have come
             self._vain += bool(self._found.known)
             if self._vain and (self._found.is_compiled or slots.compiling):
                 self._give_up(CUDA_GRAPHS if slots.cuda_graphs else COMPILED, loud=False)
         if any(reading.slot is not None for reading in readings.all):
             _tell_apart(readings.all, self._found)
-        if self._mode == "train":  # an evaluation does not change them
+        if self.mode == "train":  # an evaluation does not change them
             with torch.no_grad():
                 for reading in output_layers.embeddings(self._found.embeddings):
                     readings.add(reading)
@@ -226,7 +227,7 @@ class Activations:
 
     def _counts(self, module: nn.Module, *, compiled: bool) -> bool:
         """Whether a call of this module belongs to what is looked at."""
-        training = self._mode == "train"
+        training = self.mode == "train"
         return (
             module.training is training
             # Inside of a graph the gradient is the graph's own business.

@@ -43,7 +43,7 @@ class ActivationProbe:
 
     def take(self) -> tuple[str, Pending] | None:
         """What the step that is over has said, with the collection that it was looked at for."""
-        if not activations.armed:
+        if not activations.armed or activations.mode != self._mode:
             return None
         due, wall = self._due, self._wall
         seen = wall.call(ACTIVATIONS, activations.take)

@@ -113,7 +113,7 @@ class EvaluationBatches:
     @property
     def busy(self) -> bool:
         """Whether the next step has something to end here."""
-        return self._began or bool(self._waiting)
+        return (self._began or bool(self._waiting)) and PROBE not in self._wall.off
 
     def fed(self, batch: object) -> None:
         """A data loader has given a batch of an evaluation."""

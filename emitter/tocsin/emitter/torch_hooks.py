@@ -228,6 +228,11 @@ class Hooks:
                 capture.inputs.fed(batch, capture.training.next_step)
         return evaluating
 
+    def on_last_batch(self) -> None:
+        """Behind the last batch of a data loader."""
+        if self.capture is not None:
+            self.capture.evaluations.drained()
+
     def check(self, edge: Edge) -> None:
         """An edge. Outside of the wall: raises StopTraining on purpose."""
         if self.capture is not None:
@@ -394,8 +399,7 @@ def _data_loaders() -> None:
         try:
             batch = original(self)
         except StopIteration:
-            if hooks.capture is not None:
-                hooks.capture.evaluations.drained()
+            hooks.wall.call("batches", hooks.on_last_batch)
             raise
         if hooks.wall.call("batches", hooks.on_batch, self, batch, began, perf_counter()):
             hooks.check("evaluation")
