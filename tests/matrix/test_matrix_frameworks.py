@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import pickle
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -209,6 +210,8 @@ def test_lightning(
 
         callback = TocsinCallback()
         assert isinstance(callback, lightning.Callback)
+        # Strategies that spawn ranks send it there.
+        assert pickle.loads(pickle.dumps(callback)).run is callback.run
         return callback
 
     if functional:

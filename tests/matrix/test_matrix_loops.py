@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from support.matrix import Row, Trained, watch
+from tocsin.emitter.local_gradients import LocalGradients
 
 STEPS = 6
 
@@ -481,6 +482,22 @@ def test_capture_steps_aside_while_a_cuda_graph_is_recorded(
     assert ran[0] == ran[1]
     assert [f.step for f in row.said.frames if f.collection == "gradients"][:2] == [0, 1]
     assert row.train[5]["loss"] == pytest.approx(row.trained.losses[-1], rel=1e-6)
+
+
+def test_a_rank_s_own_gradients_are_left_alone_while_a_cuda_graph_is_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    local = LocalGradients()
+    weight = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    weight.grad = torch.full((4,), math.nan, dtype=torch.bfloat16)
+    local.is_new(weight)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_initialized", lambda: True)
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        local.look(weight)
+    assert local.take({id(weight): "weight"}) is None
+    local.look(weight)
+    assert local.take({id(weight): "weight"}) is not None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU is there")

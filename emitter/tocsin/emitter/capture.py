@@ -209,7 +209,8 @@ class Capture:
             local=self._local.take(self.optimizers.names),
         )
         self._readings.clear()
-        if self.training.identity.world_size > 1 and step % CHECKSUMS_EVERY == 0:
+        several = self.training.identity.world_size > 1
+        if several and step % CHECKSUMS_EVERY == 0 and not is_recording():
             sums = self.training.wall.call(CHECKSUMS, Checksums, watched.parameters)
             if sums is not None:
                 draft.probed.append((CHECKSUMS, sums))

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import torch
 
 from tocsin.emitter.agenda import LOCAL, NORMS, Agenda
-from tocsin.emitter.host_copy import HostCopy
+from tocsin.emitter.host_copy import HostCopy, is_recording
 from tocsin.emitter.summaries import dense, exact_row, norms
 from tocsin.emitter.tables import Table
 from tocsin.schemas.telemetry import COUNT_COLUMNS, STATISTIC_COLUMNS, Counts, Floats
@@ -201,6 +201,8 @@ class LocalGradients:
 
     def _look_at_other(self, key: int, gradient: torch.Tensor) -> None:
         """One that NumPy cannot read where it lies."""
+        if is_recording():
+            return
         with torch.no_grad():
             flat = gradient.detach()
             if flat.layout is torch.sparse_coo:
