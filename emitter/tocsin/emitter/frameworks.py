@@ -48,6 +48,7 @@ class Options(TypedDict):
     labels: Mapping[str, str] | None
     config: str | Path | None
     services: bool
+    capture: Mapping[str, object] | None
 
 
 class _Waiting:

@@ -76,9 +76,12 @@ class TocsinCallback(_Base):  # type: ignore[valid-type, misc]  # found when it 
         labels: Mapping[str, str] | None = None,
         config: str | Path | None = None,
         services: bool = True,
+        capture: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__()
-        options = Options(run_id=run_id, labels=labels, config=config, services=services)
+        options = Options(
+            run_id=run_id, labels=labels, config=config, services=services, capture=capture
+        )
         self._framework = Framework("lightning", options)
         self._logged: int | None = None
 

@@ -49,8 +49,11 @@ class TocsinCallback(TrainerCallback):  # type: ignore[misc]  # transformers has
         labels: Mapping[str, str] | None = None,
         config: str | Path | None = None,
         services: bool = True,
+        capture: Mapping[str, object] | None = None,
     ) -> None:
-        options = Options(run_id=run_id, labels=labels, config=config, services=services)
+        options = Options(
+            run_id=run_id, labels=labels, config=config, services=services, capture=capture
+        )
         self._framework = Framework("transformers", options)
         self._stopping = False
 

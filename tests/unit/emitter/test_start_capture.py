@@ -13,6 +13,7 @@ import pytest
 from tocsin.emitter import start
 from tocsin.emitter.api import Run
 from tocsin.emitter.current import current
+from tocsin.emitter.frameworks import Framework, Options
 from tocsin.emitter.plans import NEVER, Schedule
 from tocsin.emitter.session import Session
 from tocsin.emitter.settings import CaptureSettings, lay_over
@@ -100,6 +101,15 @@ def test_what_is_wrong_is_said_before_anything_is_started(
         start(services=False, capture=capture)
     assert current.session is None
     assert not list(folder.iterdir())
+
+
+def test_the_callback_of_a_framework_says_it_too(folder: Path) -> None:
+    options = Options(
+        run_id="r1", labels=None, config=None, services=False, capture={"budget": "3%"}
+    )
+    with Framework("any", options).run:
+        assert current.session is not None
+        assert current.session.begin().settings.budget == 0.03
 
 
 def test_keys_are_laid_over_one_by_one() -> None:
