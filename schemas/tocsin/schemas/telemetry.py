@@ -127,6 +127,9 @@ class TensorFrame:
     `overflow` (share above 0.9 of its largest); the count `checksum` in `checksums`. `every` is the
     interval in steps that was in force; `at_us` the sender's clock (Unix, microseconds).
 
+    In other modes than train `step` is the last one of training. Several batches of an evaluation
+    have a frame each, of the same step and collection; `every` is an interval in batches.
+
     Activations are of a sample, by type of the module, and a step has one frame for each set of
     columns: `dead` (share of the units of a ReLU that are active in less than 1 % of it), or
     `saturated` (share of values outside of the linear range; of a softmax, of rows whose largest
