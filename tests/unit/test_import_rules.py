@@ -49,6 +49,7 @@ ADAPTERS: dict[str, set[str]] = {
         "tocsin.emitter.device_rows",
         "tocsin.emitter.device_time",
         "tocsin.emitter.evaluation",
+        "tocsin.emitter.evaluation_batches",
         "tocsin.emitter.frameworks",
         "tocsin.emitter.gradients",
         "tocsin.emitter.host_copy",
