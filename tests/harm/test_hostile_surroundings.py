@@ -8,6 +8,7 @@ import os
 import random
 import resource
 import signal
+import sqlite3
 import threading
 import time
 import weakref
@@ -20,11 +21,13 @@ import torch
 
 from support.captured import captured, said
 from support.small_trainings import TRAININGS, Result, plain
-from tocsin.bus.embedded import EmbeddedProducer
+from tocsin.bus import store
+from tocsin.bus.embedded import EmbeddedBus, EmbeddedProducer
 from tocsin.bus.port import Outgoing
 from tocsin.emitter.capture import Capture
 from tocsin.emitter.torch_hooks import Hooks
 from tocsin.schemas.runs import RunEnded
+from tocsin.schemas.topics import Topics
 
 EVERYTHING = (
     '{"collections": {"gradients": {"every": 1}, "weights": {"every": 2}, '
@@ -210,6 +213,42 @@ def test_a_fork_in_the_middle_of_a_step_leaves_the_parent_as_it_was(
     found = said(tmp_path)
     assert sorted(found.steps()) == list(range(8))
     assert len(found.of(RunEnded)) == 1
+
+
+async def test_a_child_of_a_fork_in_the_middle_of_a_transaction_can_use_the_same_bus(
+    tmp_path: Path,
+) -> None:
+    entered = threading.Event()
+
+    def linger(db: sqlite3.Connection) -> None:
+        with store.transaction(db, write=True):
+            entered.set()
+            time.sleep(0.05)
+
+    async def write() -> None:
+        async with EmbeddedBus(tmp_path / "bus.db", busy_s=1.0) as own:
+            await own.init(Topics().specs())
+
+    def in_child() -> None:
+        signal.alarm(20)
+        try:
+            asyncio.run(write())
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+
+    async with EmbeddedBus(tmp_path / "bus.db") as bus:
+        control, _ = bus._open()
+        job = asyncio.create_task(control.run(linger))
+        await asyncio.to_thread(entered.wait, 10.0)
+        child = os.fork()
+        if child == 0:
+            thread = threading.Thread(target=in_child)  # this one has an event loop running
+            thread.start()
+            thread.join()
+        await job
+        _, status = await asyncio.to_thread(os.waitpid, child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
 
 
 def test_threads_that_are_refused_in_the_middle_do_no_harm(

@@ -19,6 +19,7 @@ import queue
 import sqlite3
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -42,6 +43,56 @@ WAL_BYTES: Final = 16 * 1024 * 1024
 
 _WAL_PAGES: Final = 4 * WAL_BYTES // store.PAGE_SIZE
 """Pages after which SQLite does it by itself, within a commit, should the producers not have."""
+
+
+FORK_S: Final = 0.2
+"""How long a fork waits for the jobs under way, seconds."""
+
+
+class _Forks:
+    """Keeps forks out of the middle of jobs.
+
+    SQLite remembers in its own memory which locks this process holds on a file. A child that is
+    made in the middle of a transaction inherits that, and finds the file locked for ever, whatever
+    connection it opens.
+    """
+
+    def __init__(self) -> None:
+        self._locks: weakref.WeakSet[_JobLock] = weakref.WeakSet()
+        self._held: list[_JobLock] = []
+        self._watching = False
+
+    def lock(self) -> _JobLock:
+        """One that a connection holds during each job."""
+        if not self._watching:
+            self._watching = True
+            os.register_at_fork(
+                before=self._before, after_in_parent=self._after, after_in_child=self._after
+            )
+        lock = _JobLock()
+        self._locks.add(lock)
+        return lock
+
+    def _before(self) -> None:
+        until = time.monotonic() + FORK_S
+        for lock in list(self._locks):
+            if lock.mutex.acquire(timeout=max(0.0, until - time.monotonic())):
+                self._held.append(lock)
+
+    def _after(self) -> None:
+        held, self._held = self._held, []
+        for lock in held:
+            lock.mutex.release()
+
+
+class _JobLock:
+    """A lock that can be referred to weakly."""
+
+    def __init__(self) -> None:
+        self.mutex = threading.Lock()
+
+
+_forks: Final = _Forks()
 
 
 class BusFile:
@@ -175,6 +226,7 @@ class Connection:
         self._closed = False
         self._db: sqlite3.Connection | None = None
         self._identity: tuple[int, int] | None = None
+        self._job_lock = _forks.lock()
         self._thread = threading.Thread(target=self._work, name=f"tocsin-{name}", daemon=True)
 
     async def open(self) -> None:
@@ -272,7 +324,7 @@ class Connection:
     def _do(self, job: Callable[[sqlite3.Connection], T]) -> T:
         if self._closed:
             raise BusClosed("the bus was closed meanwhile")
-        with translated(self.file.path):
+        with self._job_lock.mutex, translated(self.file.path):
             return job(self._current())
 
     def _current(self) -> sqlite3.Connection:
