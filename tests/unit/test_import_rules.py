@@ -56,6 +56,7 @@ ADAPTERS: dict[str, set[str]] = {
         "tocsin.emitter.host_rows",
         "tocsin.emitter.input_channels",
         "tocsin.emitter.inputs",
+        "tocsin.emitter.lightning",
         "tocsin.emitter.loader_facts",
         "tocsin.emitter.local_gradients",
         "tocsin.emitter.losses",
