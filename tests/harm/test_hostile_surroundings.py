@@ -25,7 +25,7 @@ from tocsin.bus import store
 from tocsin.bus.embedded import EmbeddedBus, EmbeddedProducer
 from tocsin.bus.port import Outgoing
 from tocsin.emitter.capture import Capture
-from tocsin.emitter.torch_hooks import Hooks
+from tocsin.emitter.hook_state import Hooks
 from tocsin.schemas.runs import RunEnded
 from tocsin.schemas.topics import Topics
 

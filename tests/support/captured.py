@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from tocsin.bus.embedded import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Partition
-from tocsin.emitter import torch_hooks
+from tocsin.emitter import hook_state, torch_hooks
 from tocsin.emitter.current import current
 from tocsin.emitter.session import Session
 from tocsin.schemas.events import Data, Event
@@ -102,7 +102,7 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
 
 
 @contextmanager
-def captured(folder: Path, **more: str) -> Iterator[torch_hooks.Hooks]:
+def captured(folder: Path, **more: str) -> Iterator[hook_state.Hooks]:
     """Capture what is trained inside of the block; all of it is on the bus afterwards."""
     torch_hooks.install()
     hooks = torch_hooks.hooks

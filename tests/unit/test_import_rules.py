@@ -76,6 +76,7 @@ ADAPTERS: dict[str, set[str]] = {
         "tocsin.emitter.step_report",
         "tocsin.emitter.summaries",
         "tocsin.emitter.tensor_rows",
+        "tocsin.emitter.hook_state",
         "tocsin.emitter.torch_hooks",
         "tocsin.emitter.transformers",
         "tocsin.emitter.updates",

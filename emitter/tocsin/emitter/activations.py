@@ -208,7 +208,9 @@ class Activations:
             self._vain = 0
         elif self.mode == "train":  # the batch of an evaluation may never have come
             self._vain += bool(self._found.known)
-            if self._vain and (self._found.is_compiled or slots.compiling):
+            # Something was compiled, perhaps not this: then once may be chance.
+            patience = 1 if self._found.is_compiled else PATIENCE
+            if self._vain >= patience and (self._found.is_compiled or slots.compiling):
                 self._give_up(CUDA_GRAPHS if slots.cuda_graphs else COMPILED, loud=False)
         if any(reading.slot is not None for reading in readings.all):
             _tell_apart(readings.all, self._found)

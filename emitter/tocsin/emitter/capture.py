@@ -35,7 +35,7 @@ from tocsin.emitter.losses import Loss, LossBuffer, on_host
 from tocsin.emitter.optimizer_state import OPTIMIZER_STATE, OptimizerState
 from tocsin.emitter.outbox import StepRow
 from tocsin.emitter.plans import CollectionPlan
-from tocsin.emitter.quick_steps import QuickSteps
+from tocsin.emitter.quick_steps import MAX_GROUPS, QuickSteps
 from tocsin.emitter.step_report import AT_ONCE, Draft, Reporter
 from tocsin.emitter.summaries import dense
 from tocsin.emitter.tensor_rows import TensorRows, Wanted
@@ -47,8 +47,6 @@ from tocsin.schemas.runs import Checkpoint, CheckpointWritten, Group
 
 MAX_WAITING: Final = 64
 """Steps whose numbers may be on their way from the GPU."""
-
-MAX_GROUPS: Final = 64
 
 
 class Capture:
@@ -171,13 +169,14 @@ class Capture:
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> int | None:
         """An optimizer has made a step; the number of it if it is the primary's, else None."""
-        now = time.perf_counter()
+        now, wall = time.perf_counter(), self.training.wall
         watched = self.optimizers.of(optimizer)
         if not self.optimizers.counts(optimizer, watched):
-            self._shared = self._losses.take()
+            losses = self._losses.take()
+            self._shared = losses or self._shared
             self._around.other_stepped(
                 optimizer,
-                self._shared,
+                losses,
                 self.optimizers.modules,
                 norm=self.agenda.is_due(NORMS, self.training.next_step),
             )
@@ -188,8 +187,7 @@ class Capture:
             self._losses.skip()
             self._drop_step()
             return None
-        step_time = None if self._ended_at is None else self.ended(now)
-        self._ended_at = now
+        step_time = self.ended(now)
         if self.evaluations.busy:
             self.evaluations.over(in_time=False)
         step = self.training.stepped(step_time)
@@ -211,18 +209,18 @@ class Capture:
         self._readings.clear()
         several = self.training.identity.world_size > 1
         if several and step % CHECKSUMS_EVERY == 0 and not is_recording():
-            sums = self.training.wall.call(CHECKSUMS, Checksums, watched.parameters)
+            sums = wall.call(CHECKSUMS, Checksums, watched.parameters)
             if sums is not None:
                 draft.probed.append((CHECKSUMS, sums))
         if due := self.agenda.due(step):
-            draft.weights = self._weights(watched, _of_weights(due))
+            draft.weights = wall.call("weights", self._weights, watched, _of_weights(due))
             self._probe(draft, optimizer, watched, due)
         for said in (self.inputs.take(), self._activations.take()):
             if said is not None:
                 draft.probed.append(said)
         self._activations.prepare(step + 1, self.optimizers.root)
         if not self._waiting and draft.ready:
-            self._reporter.finish(draft)
+            wall.call("report", self._reporter.finish, draft)
         else:
             self._waiting.append(draft)
             self._poll()
@@ -233,17 +231,17 @@ class Capture:
         self._around.stepped(self.training, step, draft.at_us)
         self._quick.allow(self, optimizer, self._quiet_until(step + 1))
         if self._local.active:
-            spent_s = self.training.wall.spent.get(LOCAL_GRADIENTS, 0.0)
+            spent_s = wall.spent.get(LOCAL_GRADIENTS, 0.0)
             self._local.plan(self.agenda, step + 1, spent_s - self._local_s)
             self._local_s = spent_s
         if step_time is not None and step > 1:
-            self.agenda.stepped(step_time, self.training.wall.seconds)
+            self.agenda.stepped(step_time, wall.seconds)
         return step
 
-    def ended(self, now: float) -> float:
-        """A step of the training ends; how long it took, seconds."""
+    def ended(self, now: float) -> float | None:
+        """A step of the training ends; how long it took, seconds. None: it was the first."""
         before, self._ended_at = self._ended_at, now
-        return now if before is None else now - before
+        return None if before is None else now - before
 
     def _quiet_until(self, step: int) -> int:
         """The first step from this one on that may have more to say than loss, times and rates."""
@@ -392,7 +390,7 @@ class Capture:
 
     def _poll(self) -> None:
         while self._waiting and self._waiting[0].ready:
-            self._reporter.finish(self._waiting.popleft())
+            self.training.wall.call("report", self._reporter.finish, self._waiting.popleft())
         while len(self._waiting) > MAX_WAITING:
             self._waiting.popleft()
 

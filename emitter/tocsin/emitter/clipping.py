@@ -19,7 +19,7 @@ from tocsin.emitter.losses import Loss, loss_of, on_host
 from tocsin.emitter.shards import is_distributed
 
 if TYPE_CHECKING:
-    from tocsin.emitter.torch_hooks import Hooks
+    from tocsin.emitter.hook_state import Hooks
 
 MAX_CALLS: Final = 256
 """Calls between two steps that are kept."""

@@ -25,7 +25,7 @@ from tocsin.emitter.host_copy import HostCopy, is_recording
 from tocsin.emitter.outbox import StepRow
 
 if TYPE_CHECKING:
-    from tocsin.emitter.torch_hooks import Hooks
+    from tocsin.emitter.hook_state import Hooks
     from tocsin.emitter.training import Training
     from tocsin.schemas.captured import Mode
 

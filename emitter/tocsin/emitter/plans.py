@@ -53,6 +53,11 @@ class Schedule:
         """Whether the budget decides the interval."""
         return self.every is None and not self.steps
 
+    @property
+    def regular(self) -> bool:
+        """Whether it has an interval at all, not explicit steps alone."""
+        return self.every is not None or not self.steps
+
     def due(self, step: int, interval: int) -> bool:
         """Whether this step is summarised; `interval` (1 or more) is what the budget allows."""
         if step in self.steps:

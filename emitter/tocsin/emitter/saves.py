@@ -27,7 +27,7 @@ from tocsin.emitter.checkpoints import target_path
 
 if TYPE_CHECKING:
     from tocsin.emitter.capture import Capture
-    from tocsin.emitter.torch_hooks import Hooks
+    from tocsin.emitter.hook_state import Hooks
 
 Arguments: TypeAlias = "Sequence[object]"
 Named: TypeAlias = "Mapping[str, object]"

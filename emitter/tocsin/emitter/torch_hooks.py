@@ -24,10 +24,7 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
-import weakref
 from time import perf_counter
-from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -38,206 +35,15 @@ from torch.optim.optimizer import (
 
 from tocsin.emitter import activations as relus
 from tocsin.emitter import clipping
-from tocsin.emitter.around import Around
-from tocsin.emitter.clipping import ClippedNorms
 from tocsin.emitter.current import current
 from tocsin.emitter.evaluation import Evaluation
-from tocsin.emitter.local_gradients import LocalGradients
-from tocsin.emitter.losses import LossBuffer, loss_of, only
-from tocsin.emitter.quick_steps import QuickSteps
-from tocsin.emitter.saves import Saves
+from tocsin.emitter.hook_state import BACKWARDS_WITHOUT_STEP, Hooks
+from tocsin.emitter.quick_steps import PROBE
 from tocsin.emitter.settings import RUN_ID
-from tocsin.emitter.shards import is_distributed
-from tocsin.emitter.wall import to_stderr
 
 if TYPE_CHECKING:
     from tocsin.emitter.capture import Capture
-    from tocsin.emitter.edges import Edge
     from tocsin.emitter.session import Session
-
-BACKWARDS_WITHOUT_STEP: Final = 16
-"""Backward calls without an optimizer step after which each is an edge; or twice as many as this
-training has ever made between two steps, where that is more."""
-
-
-class Hooks:
-    """The state behind the hooks of this process."""
-
-    def __init__(self) -> None:
-        self.wall: Final = current.wall
-        self.wall.report = to_stderr
-        self.capture: Capture | None = None
-        self.preferred: weakref.ref[torch.optim.Optimizer] | None = None
-        """The optimizer whose steps count, if the user has said so."""
-        self.asleep = False
-        """True for good in a process that is not to be captured."""
-        self.forked = False
-        self.losses: Final = LossBuffer()
-        self.local: Final = LocalGradients()
-        self.clipped: Final = ClippedNorms()
-        self.around: Final = Around(self.wall)
-        self.quick: Final = QuickSteps(self)
-        self.saves: Final = Saves(self)
-        self.stepping: list[torch.optim.Optimizer] = []
-        self.made_step = False
-        self.backwards = 0
-        self.most_backwards = 0
-        self.scaled: tuple[int, torch.Tensor] | None = None
-
-    def begin(self, optimizer: torch.optim.Optimizer) -> Capture | None:
-        """The first optimizer step of this process is about to happen."""
-        if current.session is None and not os.environ.get(RUN_ID):
-            return None
-        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if not distributed and (self.forked or _is_worker()):
-            self.asleep = True
-            return None
-        # Only now: these import pydantic and the bus, which most processes never need.
-        from tocsin.emitter.capture import Capture
-        from tocsin.emitter.session import Session
-
-        place = None
-        if distributed:
-            place = (torch.distributed.get_rank(), torch.distributed.get_world_size())
-        session = current.session or Session(os.environ, self.wall)
-        current.session = session
-        capture = Capture(
-            session.begin(place),
-            optimizer,
-            self.losses,
-            self.local,
-            self.clipped,
-            self.around,
-            self.quick,
-            preferred=self.preferred and self.preferred(),
-        )
-        self.capture = capture
-        self.wall.call("checkpoints", self.saves.follow_frameworks)
-        session.before_end = capture.close
-        session.announce(capture.shape())
-        if capture.training.identity.world_size > 1:
-            for parameter in capture.parameters():
-                self.watch_local(parameter)
-        return capture
-
-    def forget(self) -> None:
-        """The training was finished by its own code; the next step begins another."""
-        self.capture, self.preferred, self.made_step = None, None, False
-        self.wall.call("clean-up", self._clean_up)
-        self.backwards = self.most_backwards = 0
-        self.wall.report = to_stderr
-
-    def _clean_up(self) -> None:
-        relus.activations.forget()
-        self.stepping.clear()
-        self.losses.clear()
-        self.quick.forget()
-        self.local.clear()
-        self.local.scaled = False
-        self.clipped.clear()
-        self.around.forget()
-
-    def watch_local(self, parameter: torch.Tensor) -> None:
-        """Look at this rank's own gradient of the parameter whenever it is complete."""
-        # The gradient of a DTensor is, with FSDP2, complete only once it is reduced.
-        if parameter.requires_grad and not is_distributed(parameter):
-            place = self.local.is_new(parameter)
-            if place is not None:
-                hook = functools.partial(_on_local_gradient, place)
-                parameter.register_post_accumulate_grad_hook(hook)
-
-    def before_step(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
-        """In front of `Optimizer.step`."""
-        capture = self.capture or self.begin(optimizer)
-        if capture is None:
-            return
-        if self.stepping and _running(self.stepping[-1]) <= (self.stepping[-1] is optimizer):
-            self.stepping.clear()  # a step that raised has had no end
-        self.stepping.append(optimizer)
-        if len(self.stepping) == 1:
-            self.wall.call("updates", capture.updating, optimizer)
-            if not closure:
-                capture.gradients(optimizer)
-            self.around.phases.step_begins(perf_counter())
-
-    def after_step(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> bool:
-        """Behind `Optimizer.step`; whether the training has made a step."""
-        capture = self.capture
-        if capture is None or not self.stepping:
-            return False
-        while self.stepping and self.stepping.pop() is not optimizer:
-            pass
-        if self.stepping:
-            return False  # inside the step of another optimizer, which is the one that counts
-        self.around.phases.step_ends(perf_counter())
-        if closure:
-            capture.gradients(optimizer)  # the closure has computed them in the middle of the step
-        self.made_step = True
-        self.most_backwards = max(self.most_backwards, self.backwards)
-        self.backwards = 0
-        made = capture.stepped(optimizer) is not None
-        # What we have done up to now is of no phase.
-        self.around.phases.step_ends(perf_counter())
-        return made
-
-    def on_backward(self, tensors: object) -> None:
-        """In front of a backward call."""
-        scaled, self.scaled = self.scaled, None
-        unscaled = scaled[1] if scaled is not None and scaled[0] == id(only(tensors)) else None
-        loss = loss_of(tensors, unscaled)
-        if loss is not None:
-            self.losses.add(loss, begun=self.capture is not None)
-        self.local.backward = self.backwards
-        self.backwards += 1
-        relus.activations.due = False
-        self.around.loaders.backward()
-        if self.capture is not None:
-            self.capture.training.activity += 1
-            self.around.phases.backward_begins(perf_counter())
-
-    def on_scale(self, before: object, after: object) -> None:
-        """Behind `GradScaler.scale`."""
-        self.local.scaled = True
-        if isinstance(before, torch.Tensor) and before.numel() == 1:
-            self.scaled = (id(after), before.detach())
-
-    def on_scaler_update(self) -> bool:
-        """Behind `GradScaler.update`; whether there is a training."""
-        made_step, self.made_step = self.made_step, False
-        if self.capture is None:
-            if not made_step:
-                self.losses.skip()
-            return False
-        self.capture.scaler_updated(made_step)
-        return True
-
-    def on_batch(self, iterator: object, batch: object, began: float, ended: float) -> bool:
-        """Behind a batch of a data loader; whether it is one of an evaluation."""
-        evaluating = self.capture is not None and self.capture.training.is_evaluating()
-        self.around.batch(iterator, began, ended, evaluating=evaluating)
-        capture = self.capture
-        if capture is not None:
-            capture.training.activity += 1
-            if evaluating:
-                if capture.evaluations.on:
-                    capture.evaluations.fed(batch)
-                return True
-            if capture.evaluations.busy:
-                capture.evaluations.over()
-            if capture.inputs.on:
-                capture.inputs.fed(batch, capture.training.next_step)
-        return evaluating
-
-    def on_last_batch(self) -> None:
-        """Behind the last batch of a data loader."""
-        if self.capture is not None:
-            self.capture.evaluations.drained()
-
-    def check(self, edge: Edge) -> None:
-        """An edge. Outside of the wall: raises StopTraining on purpose."""
-        if self.capture is not None:
-            self.capture.training.check(edge)
-
 
 hooks: Final = Hooks()
 """The one of this process."""
@@ -277,9 +83,7 @@ def _before_step(
     if torch.compiler.is_compiling():
         _before_step_apart(optimizer, args, kwargs)
     elif not hooks.asleep and not _is_quick(optimizer, args, kwargs):
-        hooks.wall.call(
-            "gradients", hooks.before_step, optimizer, closure=_has_closure(args, kwargs)
-        )
+        hooks.wall.call("steps", hooks.before_step, optimizer, closure=_has_closure(args, kwargs))
 
 
 def _after_step(
@@ -312,7 +116,7 @@ def _is_quick(
     # The wall, without its cost.
     except Exception as error:
         hooks.quick.until = 0
-        hooks.wall.call("quick steps", _fail, error)
+        hooks.wall.call(PROBE, _fail, error)
         return False
 
 
@@ -322,8 +126,8 @@ def _was_quick(optimizer: torch.optim.Optimizer) -> bool:
     # The wall, without its cost.
     except Exception as error:
         hooks.quick.until = 0
-        hooks.wall.call("quick steps", _fail, error)
-        return False
+        hooks.wall.call(PROBE, _fail, error)
+        return True  # counted it is, if not told
 
 
 def _fail(error: Exception) -> None:
@@ -362,14 +166,16 @@ def _grad_scaler() -> None:
     @functools.wraps(original_scale)
     def scale(self: object, outputs: object) -> object:
         result = original_scale(self, outputs)
-        if not hooks.asleep:
+        if not hooks.asleep and getattr(self, "_enabled", True):
             hooks.wall.call("scaler", hooks.on_scale, outputs, result)
         return result
 
     @functools.wraps(original_update)
     def update(self: object, *args: object, **kwargs: object) -> None:
         original_update(self, *args, **kwargs)
-        if not hooks.asleep and hooks.wall.call("scaler", hooks.on_scaler_update):
+        if hooks.asleep or not getattr(self, "_enabled", True):
+            return
+        if hooks.wall.call("scaler", hooks.on_scaler_update):
             hooks.check("scaler_update")
 
     scaler.scale, scaler.update = scale, update
@@ -426,11 +232,6 @@ def _watch_all(module: torch.nn.Module) -> None:
         hooks.watch_local(parameter)
 
 
-def _on_local_gradient(place: int, parameter: torch.Tensor) -> None:
-    if not hooks.asleep and hooks.local.wants(place):
-        hooks.wall.call("local_gradients", hooks.local.look, parameter)
-
-
 def _save() -> None:
     hooks.saves.install()
 
@@ -446,20 +247,3 @@ def _in_child() -> None:
 
 
 _inherited: Final[list[tuple[Session | None, Capture | None]]] = []
-
-
-def _is_worker() -> bool:
-    """Whether this is a child of multiprocessing, or a worker of a data loader."""
-    process = sys.modules.get("multiprocessing.process")
-    return process is not None and process.parent_process() is not None
-
-
-def _running(optimizer: torch.optim.Optimizer) -> int:
-    """How many calls of the step of this optimizer are on the stack."""
-    count = 0
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == "wrapper" and frame.f_locals.get("self") is optimizer:
-            count += 1
-        frame = frame.f_back
-    return count

@@ -18,7 +18,6 @@ from tocsin.bus.port import Bus
 from tocsin.bus.urls import open_bus
 from tocsin.emitter import edges, facts, stop_command
 from tocsin.emitter.agenda import Agenda
-from tocsin.emitter.closer_looks import MAX_STEPS
 from tocsin.emitter.encoding import Address
 from tocsin.emitter.identity import Identity, Who, who_speaks
 from tocsin.emitter.outbox import StepRow
@@ -130,9 +129,11 @@ class Training:
         )
 
     def look_closer(self, steps: int, reason: str) -> None:
-        """A rule asks for more of the next `steps` steps, 200 at most; from another thread."""
+        """A rule asks for more of the next `steps` steps, which the launcher has bounded; from
+        another thread.
+        """
         logger.info("looking closer", extra={"steps": steps, "reason": reason})
-        self.agenda.ask(max(0, min(steps, MAX_STEPS)))
+        self.agenda.ask(steps)
 
     def emit(self, data: Data) -> None:
         """Put an event on the telemetry topic; never waits."""

@@ -21,6 +21,11 @@ PRIMARY_PATIENCE: Final = 10
 
 _MAX_KNOWN: Final = 1000
 
+_MAX_LOOKS: Final = 20
+"""How often a training's modules are looked for, which takes some 50 ms; parameters that come up
+later are named after their optimizer.
+"""
+
 
 @dataclass(slots=True, eq=False)
 class Watched:
@@ -41,6 +46,8 @@ class Optimizers:
     def __init__(
         self, first: torch.optim.Optimizer, preferred: torch.optim.Optimizer | None = None
     ) -> None:
+        self._looks = 0
+        self._dead: list[tuple[int, Watched, list[int]]] = []
         found = self._look()
         self._root: weakref.ref[nn.Module] | None = None
         self._names: dict[int, str] = {}
@@ -48,7 +55,6 @@ class Optimizers:
         alive = [o for o in found.optimizers if models.hooked(o)]
         if not any(o is first for o in alive):
             alive.append(first)
-        self.count: Final = len(alive)
         primary = max(
             alive,
             key=lambda o: (
@@ -62,6 +68,11 @@ class Optimizers:
         self._primary = id(primary)
         for optimizer in (primary, *(o for o in alive if o is not primary)):
             self._watch(optimizer)
+
+    @property
+    def count(self) -> int:
+        """How many are alive."""
+        return len(self._watched) - len(self._dead)
 
     @property
     def primary(self) -> Watched:
@@ -93,16 +104,16 @@ class Optimizers:
 
     def of(self, optimizer: torch.optim.Optimizer) -> Watched:
         """What is known of it; looked at anew where it is new or has other parameters."""
+        if self._dead:
+            self._bury()
         watched = self._watched.get(id(optimizer))
         if watched is None or watched.optimizer() is not optimizer:
             if watched is None and len(self._watched) > _MAX_KNOWN:
                 self._watched = {self._primary: self._watched[self._primary]}
-            self._look()
-            return self._watch(optimizer)
+            return self._watch(optimizer, look=True)
         if watched.size != models.size(optimizer):
             steps = watched.steps
-            self._look()
-            watched = self._watch(optimizer)
+            watched = self._watch(optimizer, look=True)
             watched.steps = steps
         return watched
 
@@ -137,18 +148,33 @@ class Optimizers:
             )
         return names
 
+    def _bury(self) -> None:
+        """Forget the optimizers that are gone, and the names of parameters that were theirs."""
+        dead, self._dead = self._dead, []
+        alive = {id(p) for w in self._watched.values() for _, p in w.parameters}
+        for key, watched, ids in dead:
+            if key != self._primary and self._watched.get(key) is watched:
+                del self._watched[key]
+            for parameter in ids:
+                # Another tensor may have that id by now, and would get that name.
+                if parameter not in alive:
+                    self._names.pop(parameter, None)
+
     def _look(self) -> models.Found:
+        self._looks += 1
         found = models.find()
         self._modules = [weakref.ref(module) for module in found.modules]
         self._stages = found.stages
         return found
 
-    def _watch(self, optimizer: torch.optim.Optimizer) -> Watched:
+    def _watch(self, optimizer: torch.optim.Optimizer, *, look: bool = False) -> Watched:
         entries = models.parameters_of(optimizer)
         parameters = [p for *_, p in entries]
         unknown = [p for p in parameters if id(p) not in self._names]
         order: dict[int, int] = {}
         if unknown:
+            if look and self._looks < _MAX_LOOKS:
+                self._look()
             live = [m for m in (ref() for ref in self._modules) if m is not None]
             names = models.name_parameters(parameters, live, self._stages)
             order = names.order
@@ -168,7 +194,14 @@ class Optimizers:
         if order:
             last = len(order)
             named.sort(key=lambda pair: order.get(id(pair[1]), last))
-        watched = Watched(weakref.ref(optimizer), len(parameters), named)
+        key = id(optimizer)
+
+        def gone(_: weakref.ref[torch.optim.Optimizer]) -> None:
+            # The parameters at once: a model that is gone must not stay in memory for us.
+            held, watched.parameters = watched.parameters, []
+            self._dead.append((key, watched, [id(p) for _, p in held]))
+
+        watched = Watched(weakref.ref(optimizer, gone), len(parameters), named)
         parts = {name: place_of(p, self._stages.get(id(p))).parts for name, p in named}
         if any(part > 1 for part in parts.values()):
             watched.parts = parts

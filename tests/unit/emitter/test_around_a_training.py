@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from support.captured import captured, said
 from tocsin.emitter.api import Run
-from tocsin.emitter.torch_hooks import Hooks
+from tocsin.emitter.hook_state import Hooks
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.runs import (
     CaptureDegraded,

@@ -15,7 +15,16 @@ import torch
 from support.captured import captured, said
 from tocsin.bus.embedded import EmbeddedProducer
 from tocsin.bus.port import BusUnavailable
-from tocsin.emitter import capture, clipping, edges, evaluation, facts, torch_hooks, training
+from tocsin.emitter import (
+    capture,
+    clipping,
+    edges,
+    evaluation,
+    facts,
+    hook_state,
+    torch_hooks,
+    training,
+)
 from tocsin.schemas.runs import CaptureDegraded, RunEnded
 
 STEPS = 12
@@ -74,13 +83,13 @@ def fail(*args: object, **kwargs: object) -> None:
         (capture.Capture, "stepped", "steps"),
         (capture.Capture, "saved", "checkpoints"),
         (capture.Capture, "evaluation_loss", "evaluation"),
-        (torch_hooks.Hooks, "on_backward", "losses"),
+        (hook_state.Hooks, "on_backward", "losses"),
         (clipping.ClippedNorms, "add", "clipping"),
         (evaluation.Evaluation, "on_loss", "evaluation"),
-        (torch_hooks.Hooks, "begin", "gradients"),
+        (hook_state.Hooks, "begin", "steps"),
         (training.Training, "stepped", "steps"),
         (edges, "started", "stop"),
-        (facts, "command_line", "gradients"),
+        (facts, "command_line", "steps"),
     ],
 )
 def test_an_exception_in_a_hook_switches_off_that_probe_alone(

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from support.captured import Said, captured, said
+from tocsin.emitter.hook_state import Hooks
 from tocsin.emitter.plans import DEFAULT_PLANS, Schedule
-from tocsin.emitter.torch_hooks import Hooks
 
 SECTION: Any = {
     "budget": "100%",

@@ -20,6 +20,7 @@ from tocsin.schemas.config import (
     config_json_schema,
     load_config,
 )
+from tocsin.schemas.config_capture import CollectionConfig
 from tocsin.schemas.config_findings import findings_of
 from tocsin.schemas.config_problems import ConfigProblems, Finding, Problem
 from tocsin.schemas.config_receivers import WebhookReceiver
@@ -139,7 +140,9 @@ def test_a_file_with_all_that_works_today_is_read() -> None:
     assert config.bus.sasl is not None
     assert config.bus.sasl.password == SecretRef("pw")
     assert config.labels == {"env": "prod", "team": "vision"}
-    assert config.capture.collections["gradients"].every == 10
+    gradients = config.capture.collections["gradients"]
+    assert isinstance(gradients, CollectionConfig)
+    assert gradients.every == 10
     assert config.defaults.rules == "none"
     webhook = config.receivers["ml"]
     assert isinstance(webhook, WebhookReceiver)
