@@ -1,0 +1,191 @@
+"""Steps at which nothing is due: the same loss, rates and counts as the long way tells."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from support.captured import Said, captured, said
+from tocsin.emitter.gradients import GradientReader
+from tocsin.emitter.hook_state import Hooks
+
+NOTHING = (
+    '{"collections": {"gradients": "off", "weights": "off", "activations": "off", '
+    '"optimizer_state": "off"}}'
+)
+Change = Callable[[int, torch.optim.Optimizer], object]
+
+
+def hurry(hooks: Hooks) -> None:
+    """Let as many steps be quick as may be."""
+    assert hooks.capture is not None
+    for share in hooks.capture.agenda.budget.shares.values():
+        share.interval = 1000
+    hooks.around.data.wakes = 10**9
+
+
+def linear() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Linear(4, 3)
+
+
+def train(
+    hooks: Hooks,
+    steps: int = 40,
+    change: Change | None = None,
+    make: Callable[[torch.nn.Module], torch.optim.Optimizer] | None = None,
+) -> list[float]:
+    """Train; the losses."""
+    model = linear()
+    optimizer = make(model) if make else torch.optim.SGD(model.parameters(), lr=0.125)
+    losses = []
+    for step in range(steps):
+        if change is not None:
+            change(step, optimizer)
+        loss = model(torch.ones(2, 4)).pow(2).mean() / (step + 1)
+        optimizer.zero_grad()
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+        if step == 2:
+            hurry(hooks)
+    return losses
+
+
+def assert_all_told(found: Said, losses: list[float]) -> None:
+    steps = found.steps()
+    assert sorted(steps) == list(range(len(losses)))
+    assert [steps[i]["loss"] for i in steps] == pytest.approx(losses, rel=1e-6)
+    assert all("step_time_s" in row for step, row in steps.items() if step)
+
+
+def test_quick_steps_tell_loss_times_and_rates(tmp_path: Path) -> None:
+    with captured(tmp_path, TOCSIN_CAPTURE=NOTHING) as hooks:
+        losses = train(hooks)
+        assert hooks.wall.off == {}
+    found = said(tmp_path)
+    assert_all_told(found, losses)
+    quick = [step for step, row in found.steps().items() if "gradient_norm" not in row]
+    assert len(quick) > 30
+    row = found.steps()[quick[5]]
+    assert row["lr.0"] == 0.125
+    assert row["step_time_s"] > row["backward_s"] > 0
+
+
+def add_group(step: int, optimizer: torch.optim.Optimizer) -> None:
+    if step == 10:
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))], "lr": 0.5})
+
+
+def tensor_rate(step: int, optimizer: torch.optim.Optimizer) -> None:
+    if step == 10:
+        optimizer.param_groups[0]["lr"] = torch.tensor(0.25)
+    elif step > 10:
+        optimizer.param_groups[0]["lr"].mul_(0.5)
+
+
+def load(step: int, optimizer: torch.optim.Optimizer) -> None:
+    if step == 10:
+        next(iter(DataLoader(TensorDataset(torch.ones(4, 2)))))
+
+
+def clip(step: int, optimizer: torch.optim.Optimizer) -> None:
+    if step >= 10:
+        torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 1.0)
+
+
+@pytest.mark.parametrize("change", [add_group, tensor_rate, load, clip])
+def test_what_changes_in_the_middle_loses_no_step(tmp_path: Path, change: Change) -> None:
+    with captured(tmp_path, TOCSIN_CAPTURE=NOTHING) as hooks:
+        losses = train(hooks, change=change)
+        assert hooks.wall.off == {}
+    found = said(tmp_path)
+    assert_all_told(found, losses)
+    steps = found.steps()
+    if change is tensor_rate:
+        assert [steps[i]["lr.0"] for i in (9, 10, 11, 12)] == [0.125, 0.25, 0.125, 0.0625]
+    elif change is add_group:
+        assert steps[20]["lr.1"] == 0.5
+
+
+def test_an_optimizer_without_a_rate_is_counted(tmp_path: Path) -> None:
+    class Signs(torch.optim.Optimizer):  # type: ignore[misc]  # torch has no types here
+        def __init__(self, parameters: object) -> None:
+            super().__init__(parameters, {})
+
+        def step(self, closure: None = None) -> None:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.data -= 0.01 * parameter.grad.sign()
+
+    with captured(tmp_path, TOCSIN_CAPTURE=NOTHING) as hooks:
+        losses = train(hooks, make=lambda model: Signs(model.parameters()))
+    assert_all_told(said(tmp_path), losses)
+
+
+def test_a_loss_that_is_not_finite_goes_the_long_way(tmp_path: Path) -> None:
+    def poison(step: int, optimizer: torch.optim.Optimizer) -> None:
+        if step == 20:
+            optimizer.param_groups[0]["params"][0].data.fill_(float("nan"))
+
+    with captured(tmp_path, TOCSIN_CAPTURE=NOTHING) as hooks:
+        train(hooks, steps=22, change=poison)
+    found = said(tmp_path)
+    assert found.steps()[20]["gradient_nonfinite"] == 2
+    assert found.frame("gradients", 20).rows == ("bias", "weight")
+
+
+def test_three_optimizers_after_one_backward_call_share_its_loss(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(n, m) for n, m in ((4, 30), (30, 3), (3, 2))))
+    several = [torch.optim.SGD(layer.parameters(), lr=0.01) for layer in model]
+    with captured(tmp_path):
+        for _ in range(5):
+            model(torch.ones(2, 4)).sum().backward()
+            for optimizer in reversed(several):
+                optimizer.step()
+    steps = said(tmp_path).steps()
+    assert [step for step in range(5) if "loss" in steps[step]] == list(range(5))
+
+
+def test_an_error_in_reading_gradients_does_not_end_the_counting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = GradientReader.read
+
+    def fail(*args: object, **kwargs: object) -> object:
+        if args[2] == 2:
+            raise RuntimeError("planted")
+        return read(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(GradientReader, "read", fail)
+    with captured(tmp_path) as hooks:
+        losses = train(hooks, steps=12)
+        assert list(hooks.wall.off) == ["gradients"]
+    assert_all_told(said(tmp_path), losses)
+
+
+def test_a_model_that_is_gone_is_not_kept(tmp_path: Path) -> None:
+    with captured(tmp_path) as hooks:
+        gone = []
+        for _ in range(3):
+            model = linear()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(15):
+                model(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+            gone.append(weakref.ref(model.weight))
+            del model, optimizer
+        gc.collect()
+        assert [ref() for ref in gone] == [None, None, None]
+        assert hooks.capture is not None
+        assert hooks.wall.off == {}
+    # The successor has the same names.
+    names = {row for f in said(tmp_path).frames if f.collection == "weights" for row in f.rows}
+    assert names == {"weight", "bias"}
