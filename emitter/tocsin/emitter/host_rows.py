@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tocsin.emitter.arrays import CHUNK, Doubles, ExactRow, Rows, as_float32, square_sum
+from tocsin.emitter.arrays import Doubles, ExactRow, Rows, as_float32, square_sum
 from tocsin.schemas.telemetry import COUNT_COLUMNS, STATISTIC_COLUMNS, Counts
 
 SMALL: Final = 4096
@@ -33,6 +33,9 @@ SCRATCH: Final = 1 << 17
 
 CANCELLATION: Final = 1e-2
 """Below this share of the mean square, a variance from sum and norm is too inexact in float32."""
+
+SINGLE: Final = 1 << 15
+"""Elements that PyTorch converts at once: with one more it takes a second thread."""
 
 _BATCH: Final = 1 << 16
 
@@ -83,7 +86,7 @@ def as_numpy(tensor: torch.Tensor) -> Array:
 def exact_row(tensor: torch.Tensor) -> tuple[Doubles, Counts]:
     """One row in float64, over the finite values, with exact counts. Slow (2 ns per element)."""
     exact = ExactRow()
-    for chunk in tensor.detach().split(CHUNK):
+    for chunk in tensor.detach().split(SINGLE):
         exact.add(chunk.double().cpu().numpy())
     return exact.row()
 
@@ -107,7 +110,8 @@ def _small_rows(
         (low, high, mean, std, l1, np.sqrt(squares), np.maximum(np.abs(low), np.abs(high)))
     )
     counts[at, 0] = size
-    if np.minimum.reduce(positive) == 0:
+    # fmin: a NaN in one tensor says nothing of the others.
+    if np.fmin.reduce(positive) == 0:
         counts[at, 1] = add(x == 0, first, dtype=np.uint64)
     finite = np.isfinite(std) & np.isfinite(squares)
     if not finite.all():
@@ -161,7 +165,8 @@ def _chunks(tensor: torch.Tensor, n: int) -> Iterator[Array]:
     for start in range(0, n, SCRATCH):
         part = tensor[start : start + SCRATCH]
         held = buffer[: part.numel()]
-        held.copy_(part)
+        for to, source in zip(held.split(SINGLE), part.split(SINGLE), strict=True):
+            to.copy_(source)
         yield held.numpy()
 
 

@@ -12,10 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tocsin.emitter.arrays import CHUNK, Rows, row_of
 from tocsin.emitter.device_rows import PackedRows
-from tocsin.emitter.host_rows import LARGE_CHUNK, SCRATCH, SMALL, host_rows
+from tocsin.emitter.host_rows import LARGE_CHUNK, SCRATCH, SINGLE, SMALL, host_rows
 from tocsin.emitter.summaries import Summary, dense, exact_row, norms
 from tocsin.schemas.telemetry import STATISTIC_COLUMNS
 
@@ -243,6 +244,35 @@ def test_nothing_and_only_nan() -> None:
     assert only.counts[0].tolist() == [9, 0, 9, 0]
     assert not only.values.any()
     assert Summary([torch.zeros(0)]).rows().values.shape == (1, len(STATISTIC_COLUMNS))
+
+
+def test_a_nan_takes_no_other_tensors_zeros() -> None:
+    zeros, bad = torch.tensor([0.0, 0.0, 1.0]), torch.tensor([1.0, math.nan])
+    assert host_rows([zeros, bad]).counts.tolist() == [[3, 2, 0, 0], [2, 0, 1, 0]]
+
+
+@pytest.mark.parametrize("last", [1.0, math.nan])
+def test_pytorch_converts_no_more_at_once_than_one_thread_takes(last: float) -> None:
+    class Sizes(TorchDispatchMode):  # type: ignore[misc]  # torch has no types here
+        converted = 0
+
+        def __torch_dispatch__(
+            self,
+            func: Callable[..., object],
+            types: object,
+            args: tuple[torch.Tensor, ...] = (),
+            kwargs: dict[str, object] | None = None,
+        ) -> object:
+            if "copy" in str(func):
+                self.converted = max(self.converted, args[0].numel())
+            return func(*args, **(kwargs or {}))
+
+    values = torch.ones(3 * SCRATCH + 9, dtype=torch.bfloat16)
+    values[-1] = last
+    with Sizes() as sizes:
+        rows = host_rows([values])
+    assert rows.counts[0, 2] == int(math.isnan(last))
+    assert sizes.converted == SINGLE  # of more than that it takes a second thread
 
 
 def test_many_small_tensors_do_not_mix() -> None:
