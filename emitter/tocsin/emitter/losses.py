@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from typing import Final, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from tocsin.emitter.host_copy import HostCopy, is_recording
-from tocsin.emitter.local_gradients import LocalGradients as LocalGradients
 
 MAX_LOSSES: Final = 100_000
 """Backward calls of one step that are kept; what comes after is left out."""
@@ -27,7 +28,7 @@ def loss_of(tensors: object, unscaled: torch.Tensor | None) -> Loss | None:
     loss = only(tensors) if unscaled is None else unscaled
     if not isinstance(loss, torch.Tensor):
         return None
-    if type(loss) is torch.Tensor and loss.is_cpu and loss.is_floating_point():
+    if type(loss) is torch.Tensor and loss.is_cpu and loss.dtype.is_floating_point:
         return float(loss.item()) if loss.numel() == 1 else None
     if loss.numel() != 1 or loss.is_meta:
         return None
@@ -40,14 +41,27 @@ def loss_of(tensors: object, unscaled: torch.Tensor | None) -> Loss | None:
     return copied
 
 
+class _Beside(HostCopy):
+    """Losses on their way from a GPU, beside some that were computed on the CPU."""
+
+    def __init__(self, source: torch.Tensor, floats: list[float]) -> None:
+        super().__init__(source)
+        self._floats = floats
+
+    def values(self) -> npt.NDArray[np.float64]:
+        """All of them, those of the CPU first."""
+        return np.concatenate((np.array(self._floats, np.float64), super().values()))
+
+
 def on_host(losses: list[Loss]) -> list[float] | HostCopy:
     """The losses as numbers, or on their way from a GPU."""
     tensors = [loss for loss in losses if isinstance(loss, torch.Tensor)]
+    floats = [loss for loss in losses if isinstance(loss, float)]
     if not tensors:
-        return [loss for loss in losses if isinstance(loss, float)]
+        return floats
     with torch.no_grad():
         home = tensors[0].device
-        return HostCopy(torch.cat([tensor.to(home) for tensor in tensors]))
+        return _Beside(torch.cat([tensor.to(home) for tensor in tensors]), floats)
 
 
 def only(tensors: object) -> object:

@@ -101,9 +101,12 @@ class UpdateProbe:
                 self._names.append(name)
                 self._numel.append(flat.numel())
                 self._parameters.append(parameter)
-                self._before.append(
-                    np.array(_on_host(flat)) if flat.is_cpu else _wide(_sample(flat))
-                )
+                if flat.is_cpu:
+                    held = _on_host(flat)
+                    # What was gathered from several places is a copy already.
+                    self._before.append(held if held.base is None else held.copy())
+                else:
+                    self._before.append(_wide(_sample(flat)))
 
     def after(self) -> Updates | None:
         """The step has happened: what it has changed. The copies are gone."""
