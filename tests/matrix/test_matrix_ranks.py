@@ -99,9 +99,9 @@ def test_fsdp2(launch: Launch) -> None:
         assert plain == watched
         assert sorted(rows_of(found, rank)) == list(range(STEPS))
         np.testing.assert_allclose(column(found, rank, "loss"), watched["losses"], rtol=1e-5)
-        norms.append(column(found, rank, "gradient_square_sum_local"))
+        norms.append(column(found, rank, "gradient_norm_local_part"))
     # Each rank says what the part that it holds adds.
-    whole = [math.sqrt(sum(parts)) for parts in zip(*norms, strict=True)]
+    whole = [math.hypot(*parts) for parts in zip(*norms, strict=True)]
     np.testing.assert_allclose(whole, launch.ranks[0]["fsdp"]["watched"]["norms"], rtol=1e-4)
     (one, other) = (f for f in found.frames if (f.collection, f.step) == ("gradients", 2))
     for frame in (one, other):

@@ -45,6 +45,9 @@ CLOSER_STEPS: Final = 50
 CLOSER_APART: Final = 1000
 """Steps between two such spells that the training process begins by itself."""
 
+EXACT_AFTER_ALARM: Final = 4
+"""Steps whose gradient norm is exact once something was odd, that step with them."""
+
 _CLOSER_EVERY: Final[Mapping[str, int]] = {"gradients": 1, "weights": 1, "biases": 1}
 _CLOSER_ELSE: Final = 5
 
@@ -78,8 +81,10 @@ class Agenda:
             if schedule.automatic:
                 weights[name] = (plan.floor, _WEIGHTS[plan.of])
         self.budget: Final = Budget(settings.budget, weights)
-        self._closer_until = 0
+        self._closer_from = self._closer_until = 0
         self._closer_next = 0
+        self.exact_until = 0
+        """The first step whose gradient norm need not be exact again, whatever the interval."""
         self.asked = 0
         """Steps that somebody has asked to look closer at, until that begins."""
         self._at = -1
@@ -88,7 +93,7 @@ class Agenda:
         self.times: list[float] = []
         """Durations of the steps since the intervals were chosen, seconds."""
         self._tiers_s = 0.0
-        self._reviewed_s = 0.0
+        self._reviewed_s: float | None = None
 
     def due(self, step: int) -> Due:
         """The collections of this step, in the order of the plans; cheap where there are none."""
@@ -103,9 +108,8 @@ class Agenda:
         found: dict[Kind, tuple[CollectionPlan, ...]] = {}
         following = sys.maxsize
         for name, (plan, schedule) in self._plans.items():
-            interval = self.interval(name)
-            if closer:
-                interval = min(interval, _CLOSER_EVERY.get(plan.of, _CLOSER_ELSE))
+            interval = self.interval(name, step)
+            if closer and schedule.regular:
                 schedule = replace(schedule, every=interval)
             if schedule.due(step, interval):
                 found[plan.of] = (*found.get(plan.of, ()), plan)
@@ -121,37 +125,48 @@ class Agenda:
         """The first step from this one on at which something is due, or is prepared for the next,
         or the intervals are chosen anew.
         """
-        if self.due(step) or step < self._closer_until:
+        if self.due(step) or step < max(self._closer_until, self.exact_until):
             return step
         shares = self.budget.shares
         regular = (step + -step % shares[name].interval for name in (BLOCKS, NORMS))
         return min(*regular, self._next - 1, step + REVIEW_STEPS - 1 - len(self.times))
 
+    def affords(self, name: str, pass_s: float) -> bool:
+        """Whether a pass of that cost would keep its shortest interval."""
+        share = self.budget.shares[name]
+        return pass_s <= share.dealt_s * share.floor
+
     def has(self, name: str) -> bool:
         """Whether it has a collection of that name."""
         return name in self._plans
 
-    def interval(self, name: str) -> int:
-        """The interval in force, in steps."""
+    def interval(self, name: str, step: int | None = None) -> int:
+        """The interval in force at that step; without one, where nothing is looked closer at."""
         if name == CHECKSUMS:
             return CHECKSUMS_EVERY
         known = self._plans.get(name)
-        if known is not None and known[1].every is not None:
-            return known[1].every
-        return self.budget.interval(name)
+        if known is None:
+            return self.budget.interval(name)
+        plan, schedule = known
+        every = self.budget.interval(name) if schedule.every is None else schedule.every
+        if step is None or not self._closer_from <= step < self._closer_until:
+            return every
+        return min(every, _CLOSER_EVERY.get(plan.of, _CLOSER_ELSE))
 
     def intervals(self) -> dict[str, int]:
         """Those of all collections that are summarised at intervals, by name."""
         return {
             name: self.interval(name)
             for name, (_, schedule) in self._plans.items()
-            if schedule.every is not None or schedule.automatic
+            if schedule.regular
         }
 
     def look_closer(self, step: int, steps: int) -> None:
         """Summarise gradients and weights at each of the next `steps` steps, the others at each
-        fifth.
+        fifth; what is to be summarised at explicit steps alone, at those.
         """
+        under_way = step < self._closer_until
+        self._closer_from = min(self._closer_from, step) if under_way else step
         self._closer_until = max(self._closer_until, step + steps)
         self._next = min(self._next, step)
 
@@ -160,7 +175,10 @@ class Agenda:
         self.asked = max(self.asked, steps)
 
     def alarmed(self, step: int) -> None:
-        """Something was odd at this step: look closer, if that was not done lately."""
+        """Something was odd at this step: read exact norms after it, and look closer, if that was
+        not done lately.
+        """
+        self.exact_until = max(self.exact_until, step + EXACT_AFTER_ALARM)
         if step >= self._closer_next:
             self._closer_next = step + CLOSER_APART
             self.look_closer(step + 1, CLOSER_STEPS)
@@ -178,13 +196,22 @@ class Agenda:
             for name in names:
                 self.spent(name, each, more=more)
 
-    def spent(self, name: str, seconds: float, *, more: bool = False) -> None:
-        """A pass of that collection has cost so much; with `more`: its last one, so much more."""
-        self.budget.add(name, seconds, more=more)
+    def spent(
+        self, name: str, seconds: float, *, more: bool = False, pass_s: float | None = None
+    ) -> None:
+        """A pass of that collection has cost so much; with `more`: its last one, so much more.
+
+        Where it is spread over several steps `pass_s` is what all of it would have cost.
+        """
+        self.budget.add(name, seconds if pass_s is None else pass_s, more=more)
         self._tiers_s += seconds
 
     def stepped(self, step_time_s: float, spent_s: float) -> None:
-        """A step is over; `spent_s` is what our hooks have cost since the training began."""
+        """A step is over; `spent_s` is what our hooks have cost up to now."""
+        if self._reviewed_s is None:
+            # What was spent before belongs to the beginning, or to another training.
+            self._reviewed_s, self._tiers_s = spent_s, 0.0
+            return
         self.times.append(step_time_s)
         if len(self.times) < REVIEW_STEPS:
             return

@@ -18,7 +18,7 @@ CHUNK: Final = 1 << 16
 """Elements that are looked at together, in float64 and in the cache."""
 
 
-DOT: Final = 8192
+BLOCK: Final = 8192
 """Elements of one dot product. From 10,000 on OpenBLAS takes more threads, which are waited for: 60
 times as long where all cores are busy."""
 
@@ -39,10 +39,19 @@ class Rows:
         return bad
 
 
+def block(turn: int, n: int) -> slice:
+    """The part of `n` elements whose turn it is: at most `BLOCK` of them, each part as large as the
+    others, and all of them in as many turns as there are parts.
+    """
+    parts = -(-n // BLOCK)
+    i = turn % parts if parts else 0
+    return slice(i * n // parts, (i + 1) * n // parts) if parts else slice(0, 0)
+
+
 def square_sum(flat: Array) -> float:
     """Sum of squares, in float64 over runs that are summed in the array's own type."""
-    whole = flat.size - flat.size % DOT
-    runs, rest = flat[:whole].reshape(-1, DOT), flat[whole:]
+    whole = flat.size - flat.size % BLOCK
+    runs, rest = flat[:whole].reshape(-1, BLOCK), flat[whole:]
     # NumPy 1 has no vecdot.
     squares = np.einsum("ij,ij->i", runs, runs) if _vecdot is None else _vecdot(runs, runs)
     total: float = sum(squares.tolist())

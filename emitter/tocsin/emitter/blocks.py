@@ -15,11 +15,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import torch
 
+from tocsin.emitter.arrays import BLOCK, block
 from tocsin.emitter.summaries import dense, norms
-
-BLOCK: Final = 8192
-"""Numbers of a block. Up to 10,000 OpenBLAS takes one thread for a dot product: a second one would
-be waited for where all cores are busy."""
 
 _JUMP: Final = 4.0
 _LEARNED: Final = 10
@@ -31,6 +28,13 @@ class Blocks(NamedTuple):
 
     norm: float
     bad: int
+    complete: bool = True
+    """Whether none was left out because it lies on another device."""
+
+    @property
+    def estimate(self) -> float | None:
+        """The norm of all gradients; None: only some of them could be read, or are finite."""
+        return self.norm if self.complete and not self.bad else None
 
 
 class BlockReader:
@@ -42,7 +46,10 @@ class BlockReader:
         self._seen = 0
 
     def read(self, gradients: Sequence[torch.Tensor]) -> Blocks:
-        """Of gradients on the CPU, of any type and layout; what cannot be read counts as zero."""
+        """Of gradients on the CPU, of any type and layout; what cannot be read counts as zero.
+
+        Those on other devices are left out: nobody waits for them here.
+        """
         turn = self._turn
         self._turn = turn + 1
         # An overflow must not warn, nor raise where the user has asked NumPy for that.
@@ -50,28 +57,33 @@ class BlockReader:
             return self._read(gradients, turn)
 
     def _read(self, gradients: Sequence[torch.Tensor], turn: int) -> Blocks:
-        square, bad, dot = 0.0, 0, np.dot
+        square, bad, complete, dot = 0.0, 0, True, np.dot
         for gradient in gradients:
             if type(gradient) is torch.Tensor and gradient.dtype is torch.float32:
                 try:
                     values = gradient.numpy().ravel("K")
-                except TypeError:  # a sparse one
+                except TypeError:  # a sparse one, or one on another device
+                    if _is_elsewhere(gradient):
+                        complete = False
+                        continue
                     found = _square(gradient, turn)
                 else:
                     n = values.size
                     if n > BLOCK:
-                        start = turn * BLOCK % n
-                        values = values[start : start + BLOCK]
+                        values = values[block(turn, n)]
                         found = float(dot(values, values)) * (n / values.size)
                     else:
                         found = float(dot(values, values))
+            elif _is_elsewhere(gradient):
+                complete = False
+                continue
             else:
                 found = _square(gradient, turn)
             if found - found != 0.0:  # NaN or an infinity
                 bad += 1
             else:
                 square += found
-        return Blocks(math.sqrt(square), bad)
+        return Blocks(math.sqrt(square), bad, complete)
 
     def jumped(self, norm: float) -> bool:
         """Whether the estimated norm is far over what it used to be; it enters that memory."""
@@ -83,12 +95,17 @@ class BlockReader:
         return jumped
 
 
+def _is_elsewhere(gradient: torch.Tensor) -> bool:
+    """Whether it has its numbers on another device."""
+    return not (gradient.is_cpu or gradient.is_meta)
+
+
 def _square(gradient: torch.Tensor, turn: int) -> float:
     """The estimated square of a gradient that NumPy cannot read where it lies."""
     flat = dense(gradient)
     if flat is None or flat.numel() == 0:
         return 0.0
     n = flat.numel()
-    part = flat if n <= BLOCK else flat[turn * BLOCK % n :][:BLOCK]
+    part = flat[block(turn, n)]
     square: float = float(norms([part])[0]) ** 2 * (n / part.numel())
     return square

@@ -14,6 +14,7 @@ Pure: no clock, no thread.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,6 +46,8 @@ class Share:
     floor: int
     weight: float
     interval: int
+    dealt_s: float = math.inf
+    """What it may cost a step, seconds, as was dealt out last."""
     costs: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
     @property
@@ -96,10 +99,12 @@ class Budget:
                 for name, share in open_.items()
                 if share.cost_s / share.floor <= left * share.weight / weight
             ]
+            for share in open_.values():
+                share.dealt_s = left * share.weight / weight
             if not content:
                 for share in open_.values():
                     share.interval = _step_to(
-                        share.interval, share.cost_s * weight / (left * share.weight), share.floor
+                        share.interval, share.cost_s / share.dealt_s, share.floor
                     )
                 return
             for name in content:

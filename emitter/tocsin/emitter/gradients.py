@@ -7,8 +7,9 @@ jumped; full rows, when due or when something is not finite.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -22,10 +23,36 @@ from tocsin.emitter.tensor_rows import TensorRows, Wanted
 from tocsin.emitter.watched import Optimizers, Watched
 from tocsin.schemas.telemetry import Floats
 
-EXACT_AFTER_JUMP: Final = 4
-"""Steps whose exact norm is read once the blocks have jumped."""
-
 GRADIENTS: Final = "gradients"
+
+
+class Norms:
+    """The norm of each of some flat tensors, of one device or several. On a GPU they come later."""
+
+    def __init__(self, flat: Sequence[torch.Tensor]) -> None:
+        places: dict[torch.device, list[int]] = {}
+        for i, tensor in enumerate(flat):
+            places.setdefault(tensor.device, []).append(i)
+        self._number = len(flat)
+        self._parts: list[tuple[list[int], Floats | HostCopy]] = []
+        with torch.no_grad():
+            for device, at in places.items():
+                found = norms([flat[i] for i in at])
+                self._parts.append((at, found.numpy() if device.type == "cpu" else HostCopy(found)))
+
+    @property
+    def ready(self) -> bool:
+        """Whether they are on the host; never waits."""
+        copies = [part for _, part in self._parts if isinstance(part, HostCopy)]
+        # All are asked: some kinds of device say so only when asked a second time.
+        return all([copy.ready() for copy in copies])
+
+    def values(self) -> Floats:
+        """They, in the order of the tensors; once they are ready."""
+        found = np.zeros(self._number, np.float32)
+        for at, part in self._parts:
+            found[at] = part.values() if isinstance(part, HostCopy) else part
+        return found
 
 
 @dataclass(slots=True)
@@ -34,38 +61,50 @@ class Reading:
 
     names: Sequence[str] = ()
     numel: Sequence[int] = ()
-    norms: Floats | HostCopy | None = None
+    norms: Norms | Floats | None = None
     blocks: Blocks | None = None
     rows: TensorRows | None = None
     scale: float = 1.0
     primary: bool = True
+    """Whether its optimizer is the one whose steps count."""
+
+    is_primary: Callable[[], bool] | None = None
+    """Asks that again."""
+
     parts: Mapping[str, int] | None = None
     """In how many parts over the ranks each is cut, where some are."""
+
+    def settle(self) -> None:
+        """The step is over: whose it was is known now."""
+        if self.is_primary is not None:
+            self.primary, self.is_primary = self.is_primary(), None
 
     @property
     def ready(self) -> bool:
         """Whether the numbers are here; never waits."""
-        here = not isinstance(self.norms, HostCopy) or self.norms.ready()
+        here = not isinstance(self.norms, Norms) or self.norms.ready
         return here and (self.rows is None or self.rows.ready)
 
     @property
     def exact(self) -> Floats | None:
         """The norm of each tensor, once ready; None where they were not all read."""
-        if isinstance(self.norms, HostCopy):
-            self.norms = self.norms.values().astype(np.float32)
+        if isinstance(self.norms, Norms):
+            self.norms = self.norms.values()
         if self.norms is not None:
             return self.norms
         return self.rows.norms if self.rows is not None and self.rows.whole else None
 
     @property
-    def bad(self) -> int:
-        """How many tensors are known not to be finite, once ready."""
+    def bad(self) -> int | None:
+        """How many tensors are known not to be finite, once ready; None: none was looked at."""
         if self.rows is not None and self.rows.whole:
             return int(self.rows.rows.nonfinite.sum())
         exact = self.exact
         if exact is not None:
             return int((~np.isfinite(exact)).sum())
-        return 0 if self.blocks is None else self.blocks.bad
+        if self.rows is not None:
+            return int(self.rows.rows.nonfinite.sum())
+        return None if self.blocks is None else self.blocks.bad
 
     def share_of_square(self, exact: Floats, world_size: int) -> float:
         """What this rank adds to the square of the norm of the whole gradients.
@@ -85,7 +124,6 @@ class GradientReader:
         self._agenda = agenda
         self._optimizers = optimizers
         self._blocks: dict[int, BlockReader] = {}
-        self._exact_until = 0
         self.skipped = 0
         """Tensors that could not be read so far: meta, quantised, …"""
 
@@ -98,11 +136,12 @@ class GradientReader:
             return None
         agenda, optimizer = self._agenda, watched.optimizer()
         reading = Reading(parts=watched.parts)
-        reading.primary = optimizer is not None and self._optimizers.is_primary(optimizer)
+        if optimizer is not None:
+            reading.is_primary = partial(self._optimizers.is_primary, optimizer)
         due = agenda.due(step).get(GRADIENTS, ())
         wanted = [Wanted(p.name, self._optimizers.chosen(watched, p), p.columns) for p in due]
-        on_cpu = gradients[0].is_cpu
-        exact = step < self._exact_until or agenda.is_due(NORMS, step)
+        on_cpu = gradients[0].is_cpu or any(gradient.is_cpu for gradient in gradients)
+        exact = step < agenda.exact_until or agenda.is_due(NORMS, step)
         if on_cpu and not wanted and not odd and agenda.is_due(BLOCKS, step):
             began = time.perf_counter()
             reader = self._blocks.setdefault(id(optimizer), BlockReader())
@@ -111,12 +150,9 @@ class GradientReader:
             odd = blocks.bad > 0
             if not odd and reader.jumped(blocks.norm):
                 exact = True
-                self._exact_until = step + EXACT_AFTER_JUMP
                 agenda.alarmed(step)
-        if odd and at_once and on_cpu:
-            agenda.alarmed(step)
-            if all(chosen is not None for _, chosen, _ in wanted):
-                wanted.append(Wanted(GRADIENTS))
+        if odd and at_once and on_cpu and all(each.names is not None for each in wanted):
+            wanted.append(Wanted(GRADIENTS))
         if wanted:
             with agenda.costs(*(each.collection for each in wanted)):
                 self._read_rows(reading, watched, wanted)
@@ -150,10 +186,4 @@ class GradientReader:
         if not names:
             return
         reading.names, reading.numel = names, [tensor.numel() for tensor in flat]
-        home = flat[0].device
-        with torch.no_grad():
-            if all(tensor.device == home for tensor in flat):
-                found = norms(flat)
-            else:
-                found = torch.stack([norms([tensor])[0].to(home) for tensor in flat])
-        reading.norms = found.numpy() if home.type == "cpu" else HostCopy(found)
+        reading.norms = Norms(flat)

@@ -5,7 +5,8 @@ gradient is looked at as soon as it is complete, on its way to the reduce. It ha
 then and is in the cache, so that reading all of it costs little more than a block would (0.07 ns
 per number, and some microseconds per tensor). Where that is more than the budget has for it, only
 each n-th parameter is looked at, each step others, and of large ones only a block; and all of them
-where the exact norm is due, or something was bad a step ago.
+where the exact norm is due, or something was bad a step ago. Blocks are read as soon as all of the
+large ones are over the budget at each step, and until they no longer would be.
 
 A gradient that is averaged several times in a step, without `no_sync`, has the other ranks' NaN in
 it from the second time on. So the number of the backward call in which it was first bad is sent,
@@ -16,7 +17,9 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections import deque
 from collections.abc import Iterator, Mapping
+from statistics import median
 from typing import Final
 
 import numpy as np
@@ -24,6 +27,7 @@ import numpy.typing as npt
 import torch
 
 from tocsin.emitter.agenda import LOCAL, NORMS, Agenda
+from tocsin.emitter.arrays import BLOCK, block
 from tocsin.emitter.host_copy import HostCopy, is_recording
 from tocsin.emitter.summaries import dense, exact_row, norms
 from tocsin.emitter.tables import Table
@@ -31,10 +35,6 @@ from tocsin.schemas.telemetry import COUNT_COLUMNS, STATISTIC_COLUMNS, Counts, F
 
 LOCAL_GRADIENTS: Final = "local_gradients"
 """The collection: rows of what was bad, with the column `backward`."""
-
-BLOCK: Final = 8192
-"""Numbers of a block. Up to 10,000 OpenBLAS takes one thread for a dot product: a second one would
-be waited for where all cores are busy."""
 
 EXACT_ROWS: Final = 3
 """Bad steps in a row whose rows are counted exactly; later ones only say where."""
@@ -110,8 +110,11 @@ class LocalGradients:
         self._stride = 1
         self._turn = self._block = 0
         self._whole = True
+        self._whole_s: deque[float] = deque(maxlen=7)
         self._partly = False
         self._streak = 0
+        self._places = 0
+        self._in_use = False
         self._bad: dict[int, _Bad] = {}
         self._squares: dict[int, float] = {}
         self._norms: dict[int, torch.Tensor] = {}
@@ -119,19 +122,21 @@ class LocalGradients:
 
     @property
     def active(self) -> bool:
-        """Whether there is anything to look at."""
-        return bool(self._watched)
+        """Whether there is anything to look at: a model of an earlier training is none."""
+        return self._in_use
 
     def is_new(self, parameter: torch.Tensor) -> int | None:
         """The number of this parameter if it was not watched yet; it is from now on.
 
         Nothing is written on the parameter itself: it would be pickled with it.
         """
+        self._in_use = True
         known = self._watched.get(id(parameter))
         if known is not None and known() is parameter:
             return None
         self._watched[id(parameter)] = weakref.ref(parameter)
-        return len(self._watched) - 1
+        self._places += 1
+        return self._places - 1
 
     def wants(self, place: int) -> bool:
         """Whether it is the turn of the parameter with that number."""
@@ -145,13 +150,13 @@ class LocalGradients:
         gradient = parameter.grad
         if gradient is None:
             return
+        self._in_use = True
         values = _readable(gradient)
         if values is None:
             self._look_at_other(id(parameter), gradient)
             return
         if values.size > BLOCK and not (self._whole or self.all_due):
-            start = self._block * BLOCK % values.size
-            values = values[start : start + BLOCK]
+            values = values[block(self._block, values.size)]
             self._partly = True
         # An overflow must not warn, nor raise where the user has asked NumPy for that.
         with np.errstate(all="ignore"):
@@ -187,14 +192,27 @@ class LocalGradients:
         self._norms.clear()
         self._partly = self.scaled = False
 
+    def forget(self) -> None:
+        """Another training begins. What is watched stays so while it lives."""
+        self.clear()
+        self.backward = self._turn = self._block = self._streak = 0
+        self._stride = 1
+        self.all_due = self._whole = True
+        self._whole_s.clear()
+        self._in_use = False
+        self._watched = {key: ref for key, ref in self._watched.items() if ref() is not None}
+
     def plan(self, agenda: Agenda, step: int, spent_s: float) -> None:
         """Before the step of that number; the one before has cost `spent_s`."""
         if spent_s:
-            agenda.spent(LOCAL, spent_s)
+            # Where only each n-th was looked at, all of them would have cost n times as much.
+            agenda.spent(LOCAL, spent_s, pass_s=spent_s * (1 if self.all_due else self._stride))
+            if self.all_due or (self._whole and self._stride == 1):
+                self._whole_s.append(spent_s)
+                self._whole = agenda.affords(LOCAL, median(self._whole_s))
         self._turn = step
         self._stride = agenda.interval(LOCAL)
-        if self._stride > 1:
-            self._whole = False
+        self._whole = self._whole and self._stride == 1
         # Another block whenever its turn comes, not at each step: it could always be the same one.
         self._block = step // self._stride
         self.all_due = self._streak > 0 or agenda.is_due(NORMS, step)
@@ -217,7 +235,7 @@ class LocalGradients:
             if flat.numel() == 0:
                 return
             if flat.numel() > BLOCK and not (self._whole or self.all_due):
-                flat = flat[self._block * BLOCK % flat.numel() :][:BLOCK]
+                flat = flat[block(self._block, flat.numel())]
                 self._partly = True
             norm = norms([flat])
             if not flat.is_cpu:

@@ -45,6 +45,11 @@ class Draft:
     probed: list[tuple[str, Pending]] = field(default_factory=list)
     """What else was looked at, with the name of its collection in the agenda."""
 
+    def __post_init__(self) -> None:
+        # A step that counts makes its optimizer the main one, which may be news since the reading.
+        for reading in self.readings:
+            reading.settle()
+
     @property
     def ready(self) -> bool:
         """Whether all numbers are here; never waits."""
@@ -91,11 +96,12 @@ class Reporter:
                     columns += ("loss_mean", "micro_batches")
                     numbers += (total / len(found), float(len(found)))
         if draft.readings:
-            bad = sum(reading.bad for reading in draft.readings)
-            odd = odd or bad > 0
+            looked = [bad for reading in draft.readings if (bad := reading.bad) is not None]
+            odd = odd or any(looked)
             _norms(draft, columns, numbers, world_size=self._training.speaker.world_size)
-            columns.append("gradient_nonfinite")
-            numbers.append(float(bad))
+            if looked:
+                columns.append("gradient_nonfinite")
+                numbers.append(float(sum(looked)))
         parted = any(reading.parts is not None for reading in draft.readings)
         if draft.local is not None and not parted and (own := draft.local.norm) is not None:
             columns.append("local_gradient_norm")
@@ -107,6 +113,9 @@ class Reporter:
         self.odd_streak = self.odd_streak + 1 if odd else 0
         if odd:
             self.last_odd = draft.step
+            if self.odd_streak <= AT_ONCE:
+                # The newest step, not this one: from a GPU its numbers may have come late.
+                self._agenda.alarmed(max(draft.step, self._training.next_step - 1))
         if draft.readings:
             self._send_gradients(draft, odd)
         if draft.local is not None:
@@ -123,7 +132,7 @@ class Reporter:
             with self._agenda.costs(name, more=True):
                 for table in pending.tables():
                     known = self._agenda.has(table.collection)
-                    every = self._agenda.interval(table.collection if known else name)
+                    every = self._agenda.interval(table.collection if known else name, draft.step)
                     self._send(draft, table, every=every)
 
     def _is_loss_due(self, step: int) -> bool:
@@ -167,7 +176,7 @@ class Reporter:
             count_columns=table.count_columns,
             counts=table.counts,
             at_us=draft.at_us,
-            every=self._agenda.interval(table.collection) if every is None else every,
+            every=self._agenda.interval(table.collection, draft.step) if every is None else every,
         )
         self._training.frame(frame, urgent=urgent)
         if every is None:
@@ -183,9 +192,10 @@ class Reporter:
 def _norms(draft: Draft, columns: list[str], numbers: list[float], *, world_size: int) -> None:
     """The gradient norm of the primary optimizer: exact where it is known, else as estimated.
 
-    Of gradients that lie in parts on the ranks, what this rank adds to the square of the norm.
+    Of gradients that lie in parts on the ranks, this rank's part: the root of what it adds to the
+    square of the norm, since the square itself may be too large for a float32.
     """
-    square: float | None = 0.0
+    square: float | None = None
     scale, sampled, parted = 1.0, None, False
     for reading in draft.readings:
         if not reading.primary:
@@ -195,11 +205,12 @@ def _norms(draft: Draft, columns: list[str], numbers: list[float], *, world_size
         if reading.parts is not None:
             parted = True
             if exact is not None and draft.clipped is None:
-                columns.append("gradient_square_sum_local")
-                numbers.append(reading.share_of_square(exact, world_size) / scale**2)
+                columns.append("gradient_norm_local_part")
+                share = reading.share_of_square(exact, world_size)
+                numbers.append(math.sqrt(share) / scale if share >= 0 else math.nan)
             continue
         square = None if exact is None else float(np.square(exact.astype(np.float64)).sum())
-        sampled = None if reading.blocks is None else reading.blocks.norm
+        sampled = None if reading.blocks is None else reading.blocks.estimate
     now = None if square is None else math.sqrt(square) if square >= 0 else math.nan
     if draft.clipped is not None:
         before, after = draft.clipped.norms()

@@ -279,8 +279,9 @@ class StepFrame:
 
     With several ranks: `local_gradient_norm`, of this rank's own gradients before they were
     averaged, and where the model lies in parts on the ranks (FSDP2, tensor and pipeline parallel)
-    `gradient_square_sum_local` in place of `gradient_norm`: what this rank adds to its square. The
-    sum over all ranks is the square of the norm.
+    `gradient_norm_local_part` in place of `gradient_norm`: the norm of what is this rank's of them.
+    The root of the sum of the squares over all ranks is the norm. (A part that several ranks hold
+    is shared between them.)
     """
 
     type: ClassVar[str] = "steps"

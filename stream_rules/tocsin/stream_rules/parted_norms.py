@@ -1,6 +1,7 @@
 """The gradient norm of a model that lies in parts on the ranks (FSDP, tensor, pipeline parallel).
 
-Each rank sends what it adds to the square of the norm; a step's norm is known once all have.
+Each rank sends the root of what it adds to the square of the norm; a step's norm is known once all
+have.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Final
 
 from tocsin.schemas.telemetry import StepFrame
 
-COLUMN: Final = "gradient_square_sum_local"
+COLUMN: Final = "gradient_norm_local_part"
 
 WAITING: Final = 64
 """Steps of which a part is missing still; the oldest are given up."""
@@ -36,17 +37,17 @@ class PartedNorms:
         values = frame.column(COLUMN)
         if values is None:
             return
-        for step, square in zip(frame.steps.tolist(), values.tolist(), strict=True):
+        for step, part in zip(frame.steps.tolist(), values.tolist(), strict=True):
             if step <= self.last_step:
                 continue
             found = self.steps.setdefault(step, _Sum())
             if frame.speaker.rank in found.ranks:
                 continue
             found.ranks.append(frame.speaker.rank)
-            found.square += square
+            found.square += part**2
             if len(found.ranks) >= world_size:
                 self.last_step = step
                 self.steps = {n: each for n, each in self.steps.items() if n > step}
-                yield step, math.sqrt(found.square) if found.square >= 0 else math.nan
+                yield step, math.sqrt(found.square)
         while len(self.steps) > WAITING:
             del self.steps[min(self.steps)]

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import json
 
-from tocsin.emitter.agenda import BLOCKS, CLOSER_APART, CLOSER_STEPS, NORMS, REVIEW_STEPS, Agenda
+import pytest
+
+from tocsin.emitter.agenda import (
+    BLOCKS,
+    CLOSER_APART,
+    CLOSER_STEPS,
+    EXACT_AFTER_ALARM,
+    NORMS,
+    REVIEW_STEPS,
+    Agenda,
+)
 from tocsin.emitter.settings import capture_settings
 
 
@@ -85,3 +95,46 @@ def test_a_rule_may_ask_to_look_closer_in_the_middle() -> None:
     assert steps(made, "gradients", 31, start=14) == [14, 15, 16, 17, 18, 20, 30]
     made.look_closer(31, 20)
     assert steps(made, "activations", 60, start=31) == [35, 40, 45, 50]
+
+
+def test_explicit_steps_are_all_there_is_in_a_closer_look_too() -> None:
+    made = agenda(optimizer_state={"steps": [7, 22]}, gradients={"steps": [30]}, weights="off")
+    made.look_closer(20, 20)
+    assert steps(made, "optimizer_state", 60) == [7, 22]
+    assert steps(made, "gradients", 60) == [30]
+
+
+def test_the_interval_in_force_is_that_of_the_step() -> None:
+    made = agenda(weights={"every": 3})
+    made.look_closer(20, 10)
+    made.look_closer(25, 10)
+    for step, intervals in (
+        (19, (10, 3, 100)),
+        (20, (1, 1, 5)),
+        (34, (1, 1, 5)),
+        (35, (10, 3, 100)),
+    ):
+        found = tuple(made.interval(name, step) for name in ("gradients", "weights", "activations"))
+        assert found == intervals
+    assert made.interval("gradients") == 10
+
+
+def test_after_an_alarm_no_step_is_quiet_while_norms_are_exact() -> None:
+    made = agenda(gradients="off", weights="off", activations="off", optimizer_state="off")
+    for name in (BLOCKS, NORMS):
+        made.budget.shares[name].interval = 1000
+    made.alarmed(20)
+    made.alarmed(200)  # no closer look so soon again, exact norms all the same
+    assert made.quiet_until(201) == 201
+    assert made.quiet_until(200 + EXACT_AFTER_ALARM) > 200 + EXACT_AFTER_ALARM
+
+
+def test_what_was_spent_before_the_first_step_is_not_the_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, base = agenda(), []
+    monkeypatch.setattr(made.budget, "review", lambda step_s, base_s: base.append(base_s))
+    made.spent("gradients", 5.0)
+    for step in range(2 * REVIEW_STEPS + 1):
+        made.stepped(0.1, spent_s=33.0 + step * 1e-5)
+    assert base == pytest.approx([1e-5, 1e-5])

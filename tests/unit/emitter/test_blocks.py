@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from tocsin.emitter.blocks import BLOCK, BlockReader
+from tocsin.emitter.arrays import BLOCK, block
+from tocsin.emitter.blocks import BlockReader
 
 
 def test_small_gradients_are_read_whole() -> None:
@@ -27,6 +28,30 @@ def test_each_part_of_a_large_gradient_has_its_turn() -> None:
         assert any(blocks.bad for blocks in seen), place
         gradient[place] = 1.0
     assert reader.read([gradient]).norm == pytest.approx(math.sqrt(gradient.numel()), rel=1e-6)
+
+
+@pytest.mark.parametrize("n", [1, BLOCK, BLOCK + 1, 12_000, 2 * BLOCK + 1, 20_000, 78_400])
+def test_the_blocks_are_alike_and_come_round_as_soon_as_they_can(n: int) -> None:
+    turns = math.ceil(n / BLOCK)
+    for first in (0, 5):
+        parts = [range(n)[block(first + turn, n)] for turn in range(turns)]
+        assert sorted(i for part in parts for i in part) == list(range(n))
+        assert max(map(len, parts)) <= min(BLOCK, min(map(len, parts)) + 1)
+
+
+def test_gradients_on_another_device_are_left_to_the_exact_norms() -> None:
+    class Elsewhere(torch.Tensor):  # type: ignore[misc]  # torch has no types here
+        """A tensor of a device that would be waited for."""
+
+        @property
+        def is_cpu(self) -> bool:
+            return False
+
+    there = torch.full((4,), math.nan).as_subclass(Elsewhere)
+    found = BlockReader().read([torch.ones(4), there])
+    assert (found.norm, found.bad, found.complete) == (2.0, 0, False)
+    assert found.estimate is None
+    assert BlockReader().read([torch.ones(4)]).estimate == 2.0
 
 
 @pytest.mark.parametrize(

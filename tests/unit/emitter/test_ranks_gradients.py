@@ -130,16 +130,16 @@ def test_a_nan_that_an_average_brought_within_the_step_is_not_the_ranks_own(
     assert (issue.first_rank, issue.subject.name) == (1, "middle.weight")
 
 
-def test_what_the_ranks_add_is_the_square_of_the_norm(scenario: Launch) -> None:
+def test_what_the_ranks_say_of_their_parts_makes_the_norm(scenario: Launch) -> None:
     for name, clipped in (("sharded", 1), ("tensor_parallel", 0)):
         found = scenario(name)
         assert found.said.of(CaptureDegraded) == []
         assert found.issues == []
-        first, second = found.column("gradient_square_sum_local").values()
+        first, second = found.column("gradient_norm_local_part").values()
         whole = found.seen[0]["whole"]
         assert set(first) == set(second) == set(range(len(whole) - clipped))
         for step in first:
-            assert math.sqrt(first[step] + second[step]) == pytest.approx(whole[step], rel=1e-4)
+            assert math.hypot(first[step], second[step]) == pytest.approx(whole[step], rel=1e-4)
         # What `clip_grad_norm_` has computed over all ranks is taken as it is.
         norms = found.column("gradient_norm")
         for rank in RANKS:
@@ -163,11 +163,11 @@ def test_names_say_which_part_a_rank_holds(scenario: Launch) -> None:
 def test_stages_of_a_pipeline_add_up_and_are_named(scenario: Launch) -> None:
     found = scenario("pipeline")
     assert found.issues == []
-    squares = found.column("gradient_square_sum_local")
+    parts = found.column("gradient_norm_local_part")
     frames = found.frames("gradients")
     for rank in RANKS:
         assert frames[rank, 1].rows == (f"0.bias@pp{rank}", f"0.weight@pp{rank}")
-        norms = [math.sqrt(square) for _, square in sorted(squares[rank].items())]
+        norms = [norm for _, norm in sorted(parts[rank].items())]
         assert norms == pytest.approx(found.seen[rank]["stage"], rel=1e-4)
 
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from tocsin.emitter.agenda import LOCAL, NORMS, Agenda
-from tocsin.emitter.local_gradients import BLOCK, EXACT_ROWS, LocalGradients, LocalReading
+from tocsin.emitter.agenda import BLOCKS, LOCAL, NORMS, Agenda
+from tocsin.emitter.arrays import BLOCK
+from tocsin.emitter.local_gradients import EXACT_ROWS, LocalGradients, LocalReading
 from tocsin.emitter.settings import CaptureSettings
 from tocsin.emitter.shards import MARK, Stage, base_name, place_of
 
@@ -161,6 +162,59 @@ def test_the_first_backward_call_that_was_bad_is_kept() -> None:
     assert reading is not None
     (table,) = reading.tables()
     assert table.values[0, -1] == 1
+
+
+def spend(local: LocalGradients, agenda: Agenda, steps: int, *, whole_s: float) -> list[float]:
+    """What these steps of 100 ms cost, where all of it costs so much and blocks a third of it."""
+    large = parameter(3 * BLOCK)
+    spent = []
+    for step in range(1, steps + 1):
+        read = looked_at(local, large)
+        share = 1.0 if local.all_due else 1 / local._stride
+        spent.append(whole_s * share * (1.0 if read and read.norm is not None else 1 / 3))
+        local.plan(agenda, step, spent[-1])
+        agenda.stepped(0.1, spent_s=0.0)
+    return spent
+
+
+def test_what_it_costs_stays_within_the_budget() -> None:
+    local, agenda = LocalGradients(), Stretched(local=1, norms=100_000)
+    agenda.budget.shares[BLOCKS].costs.append(1e-4)
+    spent = spend(local, agenda, 1000, whole_s=6e-3)
+    assert sum(spent[100:]) / len(spent[100:]) <= 0.005 * 0.1
+    assert agenda.interval(LOCAL) > 1
+
+
+def test_blocks_are_read_only_while_all_would_be_too_dear() -> None:
+    local, agenda = LocalGradients(), Stretched(local=1, norms=10)
+    spend(local, agenda, 200, whole_s=6e-3)
+    local.plan(agenda, 201, 0.0)
+    reading = looked_at(local, parameter(2 * BLOCK))
+    assert reading is None or reading.norm is None
+    spend(local, agenda, 200, whole_s=1e-5)
+    local.plan(agenda, 201, 0.0)
+    reading = looked_at(local, parameter(2 * BLOCK))
+    assert reading is not None
+    assert reading.norm == pytest.approx(math.sqrt(2 * BLOCK))
+
+
+def test_another_training_begins_afresh() -> None:
+    local, agenda = LocalGradients(), Stretched(local=5, norms=10)
+    old, dead = parameter(2), parameter(2)
+    assert [local.is_new(p) for p in (old, dead)] == [0, 1]
+    old.grad = torch.full((2,), NAN)
+    assert bad_rows(looked_at(local, old))
+    local.plan(agenda, 9, 1e-3)
+    del dead
+    local.forget()
+    assert not local.active
+    assert local.all_due
+    # It has its hook still, and is looked at as soon as it is trained again.
+    assert local.is_new(old) is None
+    reading = looked_at(local, parameter(2 * BLOCK))
+    assert local.active
+    assert reading is not None
+    assert reading.norm == pytest.approx(math.sqrt(2 * BLOCK))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -138,3 +138,35 @@ def test_estimates_are_learned_from_and_fire_nothing() -> None:
         sampled([1.0] * 60, exact).records, "exploding_gradient", first_step=50, specs=SPECS
     )
     assert_quiet(sampled([25.0] * 60, exact).records, specs=SPECS)
+
+
+def test_estimates_say_nothing_of_the_largest_norm() -> None:
+    # Of a block that is not like the rest: 16 times the norm, which is 1.
+    estimates = [16.0 if step == 45 else 1.0 for step in range(60)]
+    exact = {0: 1.0, 50: 30.0, 51: 30.0}
+    assert_fires(
+        sampled(estimates, exact).records, "exploding_gradient", first_step=50, specs=SPECS
+    )
+
+
+def test_an_estimate_between_two_outliers_does_not_part_them() -> None:
+    exact = {0: 1.0, 50: 30.0, 52: 30.0}
+    assert_fires(
+        sampled([1.0] * 60, exact).records, "exploding_gradient", first_step=50, specs=SPECS
+    )
+
+
+def test_estimates_speak_for_healthy_steps_once_an_exact_norm_has() -> None:
+    exact = {50: 30.0, 51: 30.0}
+    issues = issues_of(sampled([1.0] * 120, exact).records, specs=SPECS)
+    assert [issue.state for issue in issues] == ["firing"]
+    issues = issues_of(sampled([1.0] * 120, {**exact, 53: 1.0}).records, specs=SPECS)
+    assert [issue.state for issue in issues] == ["firing", "resolved"]
+
+
+def test_an_estimate_that_is_no_number_is_not_learned() -> None:
+    estimates = [math.inf if step == 5 else 1.0 for step in range(60)]
+    exact = {50: 30.0, 51: 30.0}
+    assert_fires(
+        sampled(estimates, exact).records, "exploding_gradient", first_step=50, specs=SPECS
+    )

@@ -15,21 +15,21 @@ from tocsin.stream_rules.testing import RunBuilder, assert_fires, assert_quiet, 
 SPECS = only("exploding_gradient")
 
 
-def frame(rank: int, squares: dict[int, float]) -> StepFrame:
+def frame(rank: int, parts: dict[int, float]) -> StepFrame:
     return StepFrame(
         speaker=Speaker(run_id="r1", incarnation="i1", rank=rank, world_size=2),
-        steps=np.array(list(squares), np.uint64),
-        at_us=np.zeros(len(squares), np.uint64),
-        columns=("gradient_square_sum_local",),
-        values=np.array([[square] for square in squares.values()], np.float32),
+        steps=np.array(list(parts), np.uint64),
+        at_us=np.zeros(len(parts), np.uint64),
+        columns=("gradient_norm_local_part",),
+        values=np.array([[part] for part in parts.values()], np.float32),
     )
 
 
 def test_a_step_is_known_once_each_rank_has_added_its_part() -> None:
     norms = PartedNorms()
-    assert list(norms.complete(frame(1, {0: 9.0, 1: 1.0}), 2)) == []
-    assert list(norms.complete(frame(1, {0: 9.0}), 2)) == []
-    assert list(norms.complete(frame(0, {0: 16.0, 1: math.nan}), 2)) == [
+    assert list(norms.complete(frame(1, {0: 3.0, 1: 1.0}), 2)) == []
+    assert list(norms.complete(frame(1, {0: 3.0}), 2)) == []
+    assert list(norms.complete(frame(0, {0: 4.0, 1: math.nan}), 2)) == [
         (0, 5.0),
         (1, pytest.approx(math.nan, nan_ok=True)),
     ]
@@ -44,7 +44,16 @@ def test_what_never_becomes_complete_is_given_up() -> None:
     assert len(norms.steps) == WAITING
     again = load_state(PartedNorms, dump_state(norms))
     last = 3 * WAITING - 1
-    assert list(again.complete(frame(1, {0: 1.0, last: 3.0}), 2)) == [(last, 2.0)]
+    ((step, norm),) = again.complete(frame(1, {0: 1.0, last: 3.0**0.5}), 2)
+    assert (step, round(norm, 6)) == (last, 2.0)
+
+
+def test_parts_whose_square_no_float32_holds_are_a_number() -> None:
+    norms = PartedNorms()
+    assert list(norms.complete(frame(0, {0: 3e30}), 2)) == []
+    ((step, norm),) = norms.complete(frame(1, {0: 4e30}), 2)
+    assert step == 0
+    assert norm == pytest.approx(5e30)
 
 
 def parted(norms: list[float], *, world_size: int = 4) -> RunBuilder:
@@ -55,7 +64,7 @@ def parted(norms: list[float], *, world_size: int = 4) -> RunBuilder:
         for rank in range(world_size):
             # One rank has nearly all of it, another at each step.
             share = 0.91 if rank == step % world_size else 0.03
-            run.steps([step], rank=rank, loss=2.0, gradient_square_sum_local=share * norm**2)
+            run.steps([step], rank=rank, loss=2.0, gradient_norm_local_part=share**0.5 * norm)
     return run
 
 

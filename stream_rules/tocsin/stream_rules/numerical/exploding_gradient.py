@@ -8,8 +8,11 @@ ordinary batch stands out. Where clipping takes more than half of it away, it ta
 or a loss that follows: single bursts of a recurrent network are what clipping is for. Where the
 gradients lie in parts on the ranks, n is put together from what each rank adds.
 
-At steps whose exact norm was not read, an estimate from a sample of the gradients stands for it:
-it enters E, and never fires.
+At steps whose exact norm was not read, an estimate from a sample of the gradients stands for it.
+It enters E alone, unless it is an outlier: it never fires, says nothing of the largest norm, and
+ends no row of outliers, since what is large may lie outside of the sample. The steps "in a row" are
+those whose exact norm is known. Where the last of them was no outlier, an estimate speaks for a
+healthy step, too.
 
 The factor stands far from healthy runs (a small GPT and a ResNet stay below 5) and well below
 what the first spike of BLOOM's training showed while its loss still looked well.
@@ -74,7 +77,7 @@ class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
         inputs=(
             scalar("gradient_norm"),
             scalar("gradient_norm_sampled"),
-            scalar("gradient_square_sum_local"),
+            scalar("gradient_norm_local_part"),
         ),
         capture_hint="the gradient norm is captured when an optimizer of PyTorch steps",
         remedy="Clip the gradient norm, lower the learning rate or lengthen its warm-up; if it was "
@@ -103,8 +106,11 @@ class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
                 yield from self._point(step, norm, at, tamed=tamed)
         for step, norm in _by_step(frame, "gradient_norm_sampled").items():
             # An estimate fires nothing: where it jumps, the exact norm is read in its place.
-            if state.seen < self.params.warmup_steps or norm <= self.params.factor * state.average:
-                yield from self._point(step, norm, at, tamed=False)
+            warm = state.seen >= self.params.warmup_steps
+            if math.isfinite(norm) and not (warm and norm > self.params.factor * state.average):
+                self._learn(norm)
+                if state.row == 0:
+                    yield self._healthy(step)
         if "gradient_norm" not in frame.columns:
             state.loss = next(
                 (v for v in reversed(losses.values()) if math.isfinite(v)), state.loss
@@ -122,19 +128,10 @@ class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
         over = norm > params.factor * state.average > 0
         outlier = warm and over and norm > 2 * state.peak
         if not outlier:
-            state.seen += 1
-            weight = max(2 / (params.ema_steps + 1), 1 / state.seen)
-            state.average += weight * (norm - state.average)
+            self._learn(norm)
             state.peak = max(norm, state.peak * (1 - 1 / (5 * params.ema_steps)))
-        if not outlier:
             state.row = 0
-            if state.loss is not None:
-                state.loss_before = (
-                    state.loss
-                    if state.loss_before is None
-                    else state.loss_before + 0.1 * (state.loss - state.loss_before)
-                )
-            yield Clear(step)
+            yield self._healthy(step)
             return
         if state.row == 0:
             state.first_step, state.first_ms, state.high = step, at.now_ms, 0.0
@@ -144,6 +141,22 @@ class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
         lasts = state.row >= params.for_steps and (follows or not tamed)
         if lasts or norm > params.factor**2 * state.average:
             yield self._finding(norm, follows=follows)
+
+    def _learn(self, norm: float) -> None:
+        state = self.state
+        state.seen += 1
+        weight = max(2 / (self.params.ema_steps + 1), 1 / state.seen)
+        state.average += weight * (norm - state.average)
+
+    def _healthy(self, step: int) -> Clear:
+        state = self.state
+        if state.loss is not None:
+            state.loss_before = (
+                state.loss
+                if state.loss_before is None
+                else state.loss_before + 0.1 * (state.loss - state.loss_before)
+            )
+        return Clear(step)
 
     def _loss_follows(self) -> bool:
         loss, before = self.state.loss, self.state.loss_before
