@@ -255,7 +255,6 @@ class Capture:
             or self._around.busy
             or activations.armed
             or not self._reporter.each_loss
-            or self.optimizers.count > 1
             or self.training.identity.world_size > 1
         ):
             return 0

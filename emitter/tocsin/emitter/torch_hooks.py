@@ -152,11 +152,19 @@ def _backward() -> None:
             try:
                 original(*args, **kwargs)
             finally:
-                hooks.wall.call("phases", hooks.around.phases.backward_ends, perf_counter())
+                _backward_ended()
         if hooks.backwards > max(BACKWARDS_WITHOUT_STEP, 2 * hooks.most_backwards):
             hooks.check("backward")
 
     torch.autograd.backward = backward
+
+
+def _backward_ended() -> None:
+    try:
+        hooks.around.phases.backward_ends(perf_counter())
+    # The wall, without its cost: at each step.
+    except Exception as error:
+        hooks.wall.call("phases", _fail, error)
 
 
 def _grad_scaler() -> None:
