@@ -50,7 +50,10 @@ CAPTURES: dict[str, dict[str, Any]] = {
 OTHERS = ("wandb", "smdebug-reductions", "smdebug-full", "naive")
 COLUMNS = ("nothing", *CAPTURES, *OTHERS)
 WARM_UP_S = 12.0
-"""Each copy trains for so long first: the start-up allowance is used up, the intervals settled."""
+WARM_UP_STEPS = 80
+"""Tocsin's copies train for so long first, and for so many steps at least: the start-up allowance
+is used up, the intervals are settled.
+"""
 
 
 @dataclass
@@ -163,7 +166,7 @@ def measure(model: str, threads: int, options: argparse.Namespace) -> list[Colum
             with suspended([other for other in columns if other is not column]):
                 step_s = column.ask(3)["wall_s"] / 3
                 if column.ours:
-                    column.last = column.ask(max(3, int(WARM_UP_S / step_s)))
+                    column.last = column.ask(max(WARM_UP_STEPS, int(WARM_UP_S / step_s)))
                     column.hooks_before_s = column.last.get("hooks_s", 0.0)
                     column.bus_before = column.bus_bytes()
         steps = options.steps or max(3, int(1.0 / step_s))
