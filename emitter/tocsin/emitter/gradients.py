@@ -25,6 +25,9 @@ from tocsin.schemas.telemetry import Floats
 
 GRADIENTS: Final = "gradients"
 
+MIXED_EVERY: Final = 64
+"""Steps between two looks at whether a model on a GPU has gradients on the CPU, too."""
+
 
 class Norms:
     """The norm of each of some flat tensors, of one device or several. On a GPU they come later."""
@@ -124,6 +127,7 @@ class GradientReader:
         self._agenda = agenda
         self._optimizers = optimizers
         self._blocks: dict[int, BlockReader] = {}
+        self._mixed: dict[int, bool] = {}
         self.skipped = 0
         """Tensors that could not be read so far: meta, quantised, …"""
 
@@ -140,7 +144,7 @@ class GradientReader:
             reading.is_primary = partial(self._optimizers.is_primary, optimizer)
         due = agenda.due(step).get(GRADIENTS, ())
         wanted = [Wanted(p.name, self._optimizers.chosen(watched, p), p.columns) for p in due]
-        on_cpu = gradients[0].is_cpu or any(gradient.is_cpu for gradient in gradients)
+        on_cpu = gradients[0].is_cpu or self._some_on_cpu(optimizer, gradients, step)
         exact = step < agenda.exact_until or agenda.is_due(NORMS, step)
         if on_cpu and not wanted and not odd and agenda.is_due(BLOCKS, step):
             began = time.perf_counter()
@@ -160,6 +164,17 @@ class GradientReader:
             with agenda.costs(NORMS):
                 self._read_norms(reading, watched)
         return reading
+
+    def _some_on_cpu(
+        self, optimizer: torch.optim.Optimizer | None, gradients: Sequence[torch.Tensor], step: int
+    ) -> bool:
+        """Whether some lie there though the first does not; looked at now and then: it rarely is
+        so, and each question costs.
+        """
+        key = id(optimizer)
+        if key not in self._mixed or step % MIXED_EVERY == 0:
+            self._mixed[key] = any(gradient.is_cpu for gradient in gradients)
+        return self._mixed[key]
 
     def _flat(self, watched: Watched) -> tuple[list[str], list[torch.Tensor]]:
         names, flat = [], []

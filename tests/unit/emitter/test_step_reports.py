@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from support.captured import captured, said
-from tocsin.emitter.agenda import CLOSER_STEPS, EXACT_AFTER_ALARM, Agenda
+from tocsin.emitter.agenda import CLOSER_STEPS, EXACT_AFTER_ALARM, NORMS, Agenda
 from tocsin.emitter.blocks import Blocks
-from tocsin.emitter.gradients import Norms, Reading
+from tocsin.emitter.gradients import GradientReader, Norms, Reading
 from tocsin.emitter.host_copy import HostCopy
 from tocsin.emitter.local_gradients import LocalReading
 from tocsin.emitter.losses import on_host
@@ -23,6 +23,7 @@ from tocsin.emitter.settings import CaptureSettings
 from tocsin.emitter.step_report import AT_ONCE, Draft, Reporter
 from tocsin.emitter.tables import Table
 from tocsin.emitter.updates import SAMPLE, UpdateProbe
+from tocsin.emitter.watched import Optimizers
 from tocsin.schemas.telemetry import Speaker, TensorFrame
 
 NAN = math.nan
@@ -173,6 +174,32 @@ def test_norms_of_several_devices_keep_their_order(monkeypatch: pytest.MonkeyPat
     while not found.ready:
         pass
     assert found.values().tolist() == [2.0, 3.0, 4.0, 5.0]
+
+
+def test_gradients_on_the_cpu_are_read_though_the_first_is_elsewhere() -> None:
+    class Elsewhere(torch.Tensor):  # type: ignore[misc]  # torch has no types here
+        """A tensor of a device that would be waited for."""
+
+        @property
+        def is_cpu(self) -> bool:
+            return False
+
+    model = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(3)) for _ in range(2)])
+    here, there = model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizers, agenda = Optimizers(optimizer), Agenda(CaptureSettings())
+    agenda.budget.shares[NORMS].interval = 1000
+    reader, watched = GradientReader(agenda, optimizers), optimizers.of(optimizer)
+    there.grad = torch.full((3,), math.nan).as_subclass(Elsewhere)
+    here.grad = torch.ones(3)
+    reading = reader.read(watched, 1, odd=False, at_once=True)
+    assert reading is not None
+    assert reading.blocks is not None
+    assert (reading.blocks.bad, reading.blocks.estimate, reading.exact) == (0, None, None)
+    here.grad[0] = math.nan
+    reading = reader.read(watched, 2, odd=False, at_once=True)
+    assert reading is not None
+    assert reading.bad == 2
 
 
 def test_losses_of_both_devices_count() -> None:
