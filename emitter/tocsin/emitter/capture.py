@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Collection
 from typing import Final
 
 import numpy as np
@@ -63,6 +64,7 @@ class Capture:
         quick: QuickSteps,
         *,
         preferred: torch.optim.Optimizer | None = None,
+        used: Collection[torch.optim.Optimizer] = (),
     ) -> None:
         self.training: Final = training
         self._losses = losses
@@ -71,9 +73,10 @@ class Capture:
         self._around = around
         self._quick: Final = quick
         self._shared: list[Loss] = []
-        self.optimizers: Final = Optimizers(first, preferred)
+        self.optimizers: Final = Optimizers(first, preferred, used)
         self.agenda: Final = training.agenda
         training.is_evaluating = self._is_evaluating
+        training.skipped_tensors = lambda: self._gradients.skipped + self._state.skipped
         self._gradients: Final = GradientReader(self.agenda, self.optimizers)
         self._readings: dict[int, Reading] = {}
         self._waiting: deque[Draft] = deque()
@@ -128,11 +131,6 @@ class Capture:
     def parameters(self) -> list[torch.Tensor]:
         """All parameters of all optimizers, each once."""
         return self.optimizers.parameters()
-
-    @property
-    def skipped_tensors(self) -> int:
-        """Gradients and optimizers' tensors that could not be read so far."""
-        return self._gradients.skipped + self._state.skipped
 
     def _is_evaluating(self) -> bool:
         """Whether `model.eval()` was called; on the sender's thread too."""

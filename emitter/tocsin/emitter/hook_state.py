@@ -54,6 +54,8 @@ class Hooks:
         self.around: Final = Around(self.wall)
         self.quick: Final = QuickSteps(self)
         self.saves: Final = Saves(self)
+        self.used: Final[weakref.WeakSet[torch.optim.Optimizer]] = weakref.WeakSet()
+        """Optimizers of trainings that are over, as far as they are alive."""
         self.stepping: list[torch.optim.Optimizer] = []
         self.made_step = False
         self.backwards = 0
@@ -86,6 +88,7 @@ class Hooks:
             self.around,
             self.quick,
             preferred=self.preferred and self.preferred(),
+            used=self.used,
         )
         self.capture = capture
         self.wall.call("checkpoints", self.saves.follow_frameworks)
@@ -98,6 +101,8 @@ class Hooks:
 
     def forget(self) -> None:
         """The training was finished by its own code; the next step begins another."""
+        if self.capture is not None:
+            self.used.update(self.capture.optimizers.alive())
         self.capture, self.preferred, self.made_step = None, None, False
         self.wall.call("clean-up", self._clean_up)
         self.backwards = self.most_backwards = 0
@@ -108,8 +113,7 @@ class Hooks:
         self.stepping.clear()
         self.losses.clear()
         self.quick.forget()
-        self.local.clear()
-        self.local.scaled = False
+        self.local.forget()
         self.clipped.clear()
         self.around.forget()
 

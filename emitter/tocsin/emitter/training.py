@@ -78,6 +78,7 @@ class Training:
         self.activity = 0
         """Backward calls and batches of data loaders so far: that something goes on."""
         self.is_evaluating: Callable[[], bool] = lambda: False
+        self.skipped_tensors: Callable[[], int] = lambda: 0
         self.phases: list[str] = []
         self.agenda: Final = Agenda(settings)
         self.left = False
@@ -197,6 +198,7 @@ class Training:
             intervals=self.agenda.intervals(),
             records=self.sender.records,
             dropped=self.sender.dropped,
+            skipped_tensors=self.skipped_tensors(),
             degraded=tuple(
                 clip(f"{probe}: {reason}", 500) for probe, reason in self.wall.off.items()
             ),

@@ -5,7 +5,7 @@ called.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -41,10 +41,17 @@ class Watched:
 
 
 class Optimizers:
-    """Those of one training. `preferred` is the one that the user has named the main one."""
+    """Those of one training.
+
+    `preferred` is the one that the user has named the main one; `used` are those of trainings
+    before, which have no part in this one unless they step.
+    """
 
     def __init__(
-        self, first: torch.optim.Optimizer, preferred: torch.optim.Optimizer | None = None
+        self,
+        first: torch.optim.Optimizer,
+        preferred: torch.optim.Optimizer | None = None,
+        used: Collection[torch.optim.Optimizer] = (),
     ) -> None:
         self._looks = 0
         self._dead: list[tuple[int, Watched, list[int]]] = []
@@ -52,7 +59,7 @@ class Optimizers:
         self._root: weakref.ref[nn.Module] | None = None
         self._names: dict[int, str] = {}
         self._types: dict[str, str] = {}
-        alive = [o for o in found.optimizers if models.hooked(o)]
+        alive = [o for o in found.optimizers if models.hooked(o) and o not in used]
         if not any(o is first for o in alive):
             alive.append(first)
         primary = max(
@@ -96,6 +103,11 @@ class Optimizers:
     def is_primary(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether its steps count."""
         return id(optimizer) == self._primary
+
+    def alive(self) -> list[torch.optim.Optimizer]:
+        """Those that have not gone."""
+        found = (watched.optimizer() for watched in self._watched.values())
+        return [optimizer for optimizer in found if optimizer is not None]
 
     def parameters(self) -> list[torch.Tensor]:
         """All parameters of all optimizers, each once."""

@@ -150,6 +150,9 @@ class CaptureFigures(Model):
     )
     records: Whole = Field(description="records acknowledged by the bus")
     dropped: Whole = Field(description="records dropped because the queue was full or the bus away")
+    skipped_tensors: Whole = Field(
+        default=0, description="times a tensor could not be read: on meta, quantised, …"
+    )
     degraded: Many[Word] = Field(
         default=(), description="probes that were switched off, with the reason"
     )
@@ -170,6 +173,7 @@ class CaptureFigures(Model):
             intervals={name: max(one.intervals.get(name, 1) for one in each) for name in names},
             records=sum(one.records for one in each),
             dropped=sum(one.dropped for one in each),
+            skipped_tensors=sum(one.skipped_tensors for one in each),
             degraded=tuple(dict.fromkeys(text for one in each for text in one.degraded))[:64],
         )
 

@@ -325,3 +325,18 @@ def test_users_error_in_save_is_his_own(tmp_path: Path) -> None:
         with pytest.raises(RuntimeError, match="does not exist"):
             torch.save({}, tmp_path / "no" / "where.pt")
     assert said(tmp_path).of(CheckpointWritten) == []
+
+
+def test_what_cannot_be_read_is_counted(tmp_path: Path) -> None:
+    model, optimizer = model_and_optimizer()
+    strange = torch.nn.Parameter(torch.empty(3, device="meta"))
+    optimizer.add_param_group({"params": [strange], "lr": 0.0})
+    with captured(tmp_path):
+        for step in range(2):
+            model(batch(step)).sum().backward()
+            strange.grad = torch.empty(3, device="meta")
+            optimizer.step()
+    (ended,) = said(tmp_path).of(RunEnded)
+    assert ended.capture is not None
+    assert ended.capture.degraded == ()
+    assert ended.capture.skipped_tensors >= 2

@@ -189,3 +189,19 @@ def test_a_model_that_is_gone_is_not_kept(tmp_path: Path) -> None:
     # The successor has the same names.
     names = {row for f in said(tmp_path).frames if f.collection == "weights" for row in f.rows}
     assert names == {"weight", "bias"}
+
+
+def test_a_larger_optimizer_of_a_training_before_has_no_part_in_this_one(tmp_path: Path) -> None:
+    for name, model in (("a", torch.nn.Linear(40, 30)), ("b", linear())):
+        folder = tmp_path / name
+        folder.mkdir()
+        with captured(folder) as hooks:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(5):
+                model(torch.ones(2, model.in_features)).sum().backward()
+                optimizer.step()
+            assert hooks.wall.off == {}
+        if name == "a":
+            kept = optimizer  # alive, and the larger
+    assert kept is not optimizer
+    assert sorted(said(tmp_path / "b").steps()) == list(range(5))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,8 @@ def test_the_library_reads_each_golden_event(event_type: str) -> None:
     assert event.get_specversion() == "1.0"
     assert (event.get_id(), event.get_source()) == (ours.id, ours.source)
     assert (event.get_type(), event.get_time()) == (event_type, ours.time)
-    assert event.get_data() == ours.data.model_dump(mode="json", exclude_none=True)
+    # Fields that came later have their defaults.
+    assert type(ours.data).model_validate_json(json.dumps(event.get_data())) == ours.data
     assert set(event.get_attributes()) <= {
         "specversion",
         "id",
