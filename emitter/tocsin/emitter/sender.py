@@ -317,7 +317,7 @@ class Sender:
             self._answer(flushes, sent and self._busy == 0)
 
     def _answer(self, flushes: Sequence[Future[bool]], sent: bool) -> None:
-        for flush in flushes:
+        for flush in (flush for flush in flushes if not flush.done()):
             flush.set_result(sent)
 
     def _drain(self) -> None:

@@ -136,7 +136,7 @@ def test_a_large_array_is_read_in_pieces() -> None:
         None,
         "text",
         ["a"],
-        object(),
+        object,
         np.array([1, None]),
         np.array([b"x"]),
         np.array(["2020-01-01"], "M8[D]"),
