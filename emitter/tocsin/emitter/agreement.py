@@ -210,7 +210,7 @@ class GlooCollective:
         if numbers is None:
             import torch
 
-            numbers = self._numbers = torch.zeros(2, dtype=torch.int64)
+            numbers = self._numbers = torch.zeros(2, dtype=torch.int64, device="cpu")
         numbers[0], numbers[1] = heard, interval
         maximum = self._dist.ReduceOp.MAX
         work = self._dist.all_reduce(numbers, op=maximum, group=self._group, async_op=True)

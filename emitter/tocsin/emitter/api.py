@@ -94,7 +94,7 @@ class Run:
         """Record scalars at a step, by default the one that was finished last.
 
         In a loop without torch each call without `step` is a step, "loss" is the training loss,
-        and the call is where a stop takes effect.
+        and the call is where a stop takes effect. A tensor on a GPU is waited for.
 
         Raises:
             ConfigurationError: a name or a number is not one, or the step is negative.

@@ -82,12 +82,17 @@ class Around:
 
             self.phases.timer = DeviceTime(report, events_on(first.device), wall=self._wall)
 
+    @property
+    def on_its_thread(self) -> bool:
+        """Whether this is the thread that trains."""
+        return threading.get_ident() == self._thread
+
     # -- what the hooks see --------------------------------------------------------------------
 
     def batch(self, iterator: object, began: float, ended: float, *, evaluating: bool) -> None:
         """A data loader's iterator gave a batch."""
         self.loaders.gave(iterator, evaluating=evaluating)
-        if threading.get_ident() != self._thread:
+        if not self.on_its_thread:
             return  # somebody fetches ahead, and the training does not wait for it
         if evaluating:
             self.phases.evaluated(began, ended)

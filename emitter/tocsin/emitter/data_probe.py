@@ -47,6 +47,9 @@ SEND_EVERY: Final = 100
 SHARE: Final = 0.005
 """Of the time of an evaluation that looking at its batches may cost."""
 
+IGNORED: Final = -100
+"""The target that a cross-entropy leaves out unless it is told another."""
+
 ROWS: Final = 4096
 SCORES: Final = 1 << 17
 """Scores that are compared at a look, so that fewer rows are taken of many classes."""
@@ -129,8 +132,12 @@ class DataProbe:
         if _plain(scores) and _plain(target) and not is_recording():
             assert isinstance(scores, torch.Tensor)
             assert isinstance(target, torch.Tensor)
-            if not target.is_floating_point() and target.dim() == max(0, scores.dim() - 1):
-                self._look_at_classes(scores, target, mode)
+            fits = target.dim() == max(0, scores.dim() - 1) and target.device == scores.device
+            if fits and not target.is_floating_point():
+                ignored = kwargs.get("ignore_index", IGNORED)
+                self._look_at_classes(
+                    scores, target, mode, ignored if isinstance(ignored, int) else IGNORED
+                )
         self._paid(began, mode)
 
     def named(self, mode: Mode, data: NamedData) -> None:
@@ -158,7 +165,9 @@ class DataProbe:
                 self._keep(mode, seen)
         self._paid(began, mode)
 
-    def _look_at_classes(self, scores: torch.Tensor, target: torch.Tensor, mode: Mode) -> None:
+    def _look_at_classes(
+        self, scores: torch.Tensor, target: torch.Tensor, mode: Mode, ignored: int = IGNORED
+    ) -> None:
         with torch.no_grad():
             scores, target = scores.detach(), target.detach()
             classes = scores.shape[min(1, scores.dim() - 1)]
@@ -166,7 +175,7 @@ class DataProbe:
                 return
             if classes > MAX_CLASSES:
                 sample = target.reshape(-1)[:: _apart(target.numel(), ROWS)]
-                self._keep(mode, _Sample([sample], 0, tokens=True))
+                self._keep(mode, _Sample([_left_out(sample, ignored)], 0, tokens=True))
                 return
             rows = max(1, min(ROWS, SCORES // classes))
             if target.dim() == 0:
@@ -180,6 +189,7 @@ class DataProbe:
                 scores, target = scores[:, :, ::apart], target[:, ::apart]
             apart = _apart(target.numel(), rows)
             scores, target = scores[::apart], target[::apart]
+            target = _left_out(target, ignored)
             self._keep(mode, _Sample([target, scores.argmax(1)], classes, tokens=False))
 
     # -- when, and what becomes of it -----------------------------------------------------------
@@ -291,3 +301,8 @@ def _plain(thing: object) -> bool:
         and not torch._C._functorch.is_functorch_wrapped_tensor(thing)
         and type(thing).__name__ != "FakeTensor"
     )
+
+
+def _left_out(target: torch.Tensor, ignored: int) -> torch.Tensor:
+    """The targets, below zero where the loss leaves them out: padding is no class."""
+    return target if ignored < 0 else target.masked_fill(target == ignored, -1)

@@ -34,6 +34,7 @@ class FrameSender:
         """Send it when its turn comes; does not wait. On the event loop."""
         if self._frames.full():
             self._frames.get_nowait()
+            self._seq += 1  # readers see by the gap that one was dropped
         self._frames.put_nowait(frame)
 
     async def publish(self, producer: Producer) -> None:

@@ -203,6 +203,8 @@ class Hooks:
         capture = self.capture
         if capture is not None:
             capture.training.activity += 1
+            if not self.around.on_its_thread:
+                return False  # somebody fetches ahead; the loop is left on its own thread
             if evaluating:
                 if capture.evaluations.on:
                     capture.evaluations.fed(batch)
@@ -215,7 +217,7 @@ class Hooks:
 
     def on_last_batch(self) -> None:
         """Behind the last batch of a data loader."""
-        if self.capture is not None:
+        if self.capture is not None and self.around.on_its_thread:
             self.capture.evaluations.drained()
 
     def check(self, edge: Edge) -> None:

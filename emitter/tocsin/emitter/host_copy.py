@@ -19,7 +19,8 @@ class HostCopy:
         self._event: torch.cuda.Event | None = None
         self._host: torch.Tensor | None = None
         if source.device.type == "cuda":
-            host = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+            # The user may have made another device the default.
+            host = torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=True)
             with torch.cuda.device(source.device):
                 host.copy_(source, non_blocking=True)
                 self._event = torch.cuda.Event()
@@ -30,7 +31,8 @@ class HostCopy:
     def ready(self) -> bool:
         """Whether it is there; never waits on CUDA. Elsewhere it is there when asked again."""
         if self._event is not None:
-            return bool(self._event.query())
+            # To ask an event while a CUDA graph is recorded would end the recording.
+            return not is_recording() and bool(self._event.query())
         asked, self._asked = self._asked, True
         return asked or self._host is not None
 
@@ -42,6 +44,16 @@ class HostCopy:
         self._source = None
         numbers: npt.NDArray[np.float64] = self._host.numpy().astype(np.float64)
         return numbers
+
+
+def on_device(number: float | torch.Tensor, home: torch.device) -> torch.Tensor:
+    """A number as a tensor of one element, float32, on that device; never waits for it.
+
+    A copy from the host's memory would: a number of the host is filled in instead.
+    """
+    if isinstance(number, torch.Tensor) and number.device.type != "cpu":
+        return number.detach().to(home, torch.float32).reshape(1)
+    return torch.full((1,), float(number), dtype=torch.float32, device=home)
 
 
 def is_recording() -> bool:

@@ -161,7 +161,7 @@ def _chunks(tensor: torch.Tensor, n: int) -> Iterator[Array]:
             yield array[start : start + LARGE_CHUNK]
         return
     wide = torch.float32 if tensor.is_floating_point() else torch.float64
-    buffer = torch.empty(min(n, SCRATCH), dtype=wide)
+    buffer = torch.empty(min(n, SCRATCH), dtype=wide, device="cpu")
     for start in range(0, n, SCRATCH):
         part = tensor[start : start + SCRATCH]
         held = buffer[: part.numel()]

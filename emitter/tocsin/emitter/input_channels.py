@@ -51,7 +51,8 @@ class ChannelLook:
 def look(name: str, batch: torch.Tensor) -> ChannelLook | None:
     """Look at a batch of inputs; None if it holds no real numbers, or none at all."""
     batch = batch.detach()
-    if batch.numel() == 0 or batch.is_complex() or batch.is_meta or batch.is_sparse:
+    plain = batch.layout is torch.strided and not batch.is_nested
+    if not plain or batch.is_meta or batch.is_complex() or batch.numel() == 0:
         return None
     with torch.no_grad():
         values = _sample(batch).to(torch.float32)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from tocsin.emitter.host_copy import HostCopy, is_recording
+from tocsin.emitter.host_copy import HostCopy, is_recording, on_device
 from tocsin.emitter.outbox import StepRow
 from tocsin.schemas.telemetry import Mode
 
@@ -73,10 +73,7 @@ class NamedLosses:
             if tensors:
                 with torch.no_grad():
                     home = tensors[0].device
-                    moved = [
-                        v.to(home) if isinstance(v, torch.Tensor) else torch.full((1,), v).to(home)
-                        for v in values
-                    ]
+                    moved = [on_device(v, home) for v in values]
                     self._waiting.append((step, mode, names, HostCopy(torch.cat(moved))))
             else:
                 _send(training, step, mode, names, [float(v) for v in values])

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from tocsin.emitter import models
-from tocsin.emitter.host_copy import HostCopy, is_recording
+from tocsin.emitter.host_copy import HostCopy, is_recording, on_device
 from tocsin.emitter.losses import Loss
 from tocsin.emitter.shards import is_distributed
 from tocsin.emitter.summaries import dense, norms
@@ -153,14 +153,7 @@ class OtherOptimizers:
             found = [float(part) for part in parts]
         else:
             with torch.no_grad():
-                found = HostCopy(
-                    torch.cat(
-                        [
-                            torch.as_tensor(part, dtype=torch.float32).to(home).reshape(1)
-                            for part in parts
-                        ]
-                    )
-                )
+                found = HostCopy(torch.cat([on_device(part, home) for part in parts]))
         return OtherSteps(step, columns, counts, found)
 
     def _name(self, optimizer: torch.optim.Optimizer, modules: Iterable[nn.Module]) -> str:

@@ -300,3 +300,17 @@ def test_an_evaluation_is_not_slowed_down(monkeypatch: pytest.MonkeyPatch) -> No
         probe.cross_entropy(batch, {}, "eval")
     looked = closed(probe).counts("labels", "eval")["0"][0] / 6
     assert 4 <= looked <= 8
+
+
+def test_what_a_loss_leaves_out_is_no_class() -> None:
+    probe = DataProbe()
+    targets = torch.tensor([0, 0, 0, 1, 2, 1])
+    probe.cross_entropy((torch.eye(3)[targets], targets), {"ignore_index": 0}, "train")
+    counted = closed(probe).counts("labels")
+    assert [counted[name][0] for name in ("1", "2")] == [2, 1]
+    assert counted["0"][0] == 0
+
+
+def test_inputs_in_layouts_without_channels_are_left_alone() -> None:
+    assert look("coo", torch.eye(3).to_sparse()) is None
+    assert look("mkldnn", torch.ones(3, 3).to_mkldnn()) is None
