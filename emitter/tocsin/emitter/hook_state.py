@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from tocsin.emitter import activations as relus
+from tocsin.emitter.activations import activations
 from tocsin.emitter.around import Around
 from tocsin.emitter.clipping import ClippedNorms
 from tocsin.emitter.current import current
@@ -109,7 +109,7 @@ class Hooks:
         self.wall.report = to_stderr
 
     def _clean_up(self) -> None:
-        relus.activations.forget()
+        activations.forget()
         self.stepping.clear()
         self.losses.clear()
         self.quick.forget()
@@ -174,7 +174,7 @@ class Hooks:
             self.losses.add(loss, begun=self.capture is not None)
         self.local.backward = self.backwards
         self.backwards += 1
-        relus.activations.due = False
+        activations.due = False
         self.around.loaders.backward()
         if self.capture is not None:
             self.capture.training.activity += 1

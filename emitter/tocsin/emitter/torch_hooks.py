@@ -11,8 +11,9 @@ Where they sit, and why there:
 - `GradScaler.scale` and `.update`: the loss before it was scaled, and steps that were skipped;
 - `clip_grad_norm_`: the gradient norm before it;
 - the loss modules' `__call__` and the functions behind them: losses without a gradient;
-- `__call__` of ReLU-like classes: their outputs. Nothing sits on a module itself: a hook of an
-  instance would be pickled with it, and a global one makes torch.compile warn;
+- `__call__` of the classes of activations; at steps that are due, of routers and the output layer
+  too, and `scaled_dot_product_attention`: what they put out. Nothing sits on a module itself: a
+  hook of an instance would be pickled with it, and a global one makes torch.compile warn;
 - the iterators of data loaders: that something goes on between two steps, and how long it waits;
 - the constructor of DistributedDataParallel: the rank's own gradients, before they are averaged;
 - `torch.save`, and what frameworks have beside and above it.
@@ -33,8 +34,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from tocsin.emitter import activations as relus
-from tocsin.emitter import clipping
+from tocsin.emitter import activations, clipping
 from tocsin.emitter.current import current
 from tocsin.emitter.evaluation import Evaluation
 from tocsin.emitter.hook_state import BACKWARDS_WITHOUT_STEP, Hooks
@@ -198,7 +198,7 @@ def _evaluations() -> None:
 
 
 def _activations() -> None:
-    relus.install(hooks.wall)
+    activations.install(hooks.wall)
 
 
 def _data_loaders() -> None:
