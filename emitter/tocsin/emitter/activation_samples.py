@@ -38,6 +38,9 @@ MOST_ROWS: Final = 256
 CANCELLATION: Final = 1e-3
 """Below this share of the mean square, a variance from sum and norm is too inexact in float32."""
 
+PLAIN: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+"""Types that PyTorch calculates with: it cannot compare or add those of float8."""
+
 Sample: TypeAlias = npt.NDArray[np.float32] | Doubles
 
 
@@ -49,7 +52,7 @@ def is_plain(tensor: object) -> TypeGuard[torch.Tensor]:
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and isinstance(tensor, torch.Tensor)
-        and tensor.is_floating_point()
+        and tensor.dtype in PLAIN
         and tensor.layout is torch.strided
         and not tensor.is_meta
         and not tensor.is_nested

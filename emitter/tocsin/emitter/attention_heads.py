@@ -14,6 +14,7 @@ from torch import nn
 
 from tocsin.emitter.activation_readings import Reading
 from tocsin.emitter.activation_samples import thinned
+from tocsin.emitter.shards import is_distributed
 
 HEADS: Final = 4
 QUERIES: Final = 32
@@ -125,8 +126,8 @@ def read_module(
     its projections are made again for the first sample. Masks are not taken into account.
     """
     weight = module.in_proj_weight
-    if weight is None or query.dim() != 3 or key.dim() != 3:
-        return None
+    if weight is None or is_distributed(weight) or query.dim() != 3 or key.dim() != 3:
+        return None  # of a weight that lies in parts on the ranks there is no projection here
     if not module.batch_first:
         query, key = query.transpose(0, 1), key.transpose(0, 1)
     width, heads = module.embed_dim, module.num_heads

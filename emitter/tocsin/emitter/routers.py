@@ -19,6 +19,7 @@ from tocsin.emitter.activation_samples import rows_of
 
 MAX_EXPERTS: Final = 1024
 MOST_TOKENS: Final = 4096
+IDS: Final = (torch.int64, torch.int32)
 
 _TYPE: Final = re.compile(r"(Router|Gate|Gating|TopKGate)$")
 _COUNTS: Final = ("num_experts", "n_routed_experts", "num_local_experts", "n_experts", "experts")
@@ -72,25 +73,38 @@ def tensors_of(output: object, experts: int) -> tuple[torch.Tensor, torch.Tensor
     )
     if logits is None:
         return None
-    chosen = next((t for t in tensors if t.dtype in (torch.int64, torch.int32) and t.dim()), None)
+    chosen = next((t for t in tensors if t.dtype in IDS and t.dim()), None)
     return logits, chosen
 
 
 def read(
     name: str, logits: torch.Tensor, chosen: torch.Tensor | None, *, experts: int, top: int
 ) -> Reading | None:
-    """The load of each expert, of up to 4,096 tokens; None: the output is not of that shape."""
+    """The load of each expert, of up to 4,096 tokens; None: the output is not of that shape.
+
+    `chosen` counts if it holds numbers of experts: neither probabilities nor a mask of them all.
+    """
     if logits.shape[-1] != experts or logits.numel() == 0:
         return None
+    if chosen is not None and (
+        chosen.dtype not in IDS or (chosen.dim() > 0 and chosen.shape[-1] == experts != top)
+    ):
+        chosen = None
+    if chosen is not None:
+        width = chosen.shape[-1] if chosen.dim() > 1 else 1
+        if width != top or chosen.numel() != logits.numel() // experts * top:
+            return None
     rows = rows_of(logits, MOST_TOKENS)
     if chosen is None:
         chosen = rows.topk(top, dim=-1).indices
-    elif chosen.dim() > 1:
-        chosen = chosen.reshape(-1, chosen.shape[-1])
+    else:
+        chosen = chosen.reshape(-1, top)
         chosen = chosen[:: max(1, chosen.shape[0] // MOST_TOKENS)]
     load = torch.zeros(experts, dtype=torch.float64, device=rows.device)
     flat = chosen.reshape(-1).long()
-    load.scatter_add_(0, flat, torch.ones_like(flat, dtype=torch.float64))
+    # A number that no expert has (a token that was dropped) would end the user's CUDA context.
+    valid = (flat >= 0) & (flat < experts)
+    load.scatter_add_(0, flat.clamp(0, experts - 1), valid.double())
     z = rows.logsumexp(dim=-1).square().mean()
     return Reading(
         "routers",

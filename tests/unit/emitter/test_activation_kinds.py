@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tocsin.emitter import activation_readings, torch_hooks
+from tocsin.emitter import activation_readings, attention_heads, routers, torch_hooks
 from tocsin.emitter.activation_kinds import SIGMOID_LIMIT, TANH_LIMIT, output_head
-from tocsin.emitter.activation_samples import rows_of, spread, statistics, thinned
+from tocsin.emitter.activation_samples import is_plain, rows_of, spread, statistics, thinned
 from tocsin.emitter.activations import activations
 from tocsin.emitter.current import current
 from tocsin.emitter.plans import CollectionPlan
@@ -295,6 +295,14 @@ def test_multihead_attention_is_seen_once(need_weights: bool) -> None:
     assert 0.9 < share["attention"] < 1
 
 
+def test_a_weight_that_lies_in_parts_is_left_alone() -> None:
+    attention = nn.MultiheadAttention(8, 2, batch_first=True)
+    x = torch.randn(2, 5, 8)
+    assert attention_heads.read_module("a", attention, x, x) is not None
+    attention.in_proj_weight.device_mesh = attention.in_proj_weight.placements = ()
+    assert attention_heads.read_module("a", attention, x, x) is None
+
+
 # -- routers, logits, embeddings
 
 
@@ -351,6 +359,28 @@ def test_a_router_of_its_own_type_says_itself_which_it_chooses() -> None:
     assert [counts(tables, "routers", f"expert.{i}")["gate"] for i in range(3)] == [0, 0, 40]
 
 
+def load_of(chosen: torch.Tensor, top: int = 1) -> list[int] | None:
+    """What three experts get, of tokens that the logits give to 0, 0, 1 and 2."""
+    logits = torch.eye(3)[[0, 0, 1, 2]]
+    reading = routers.read("r", logits, chosen, experts=3, top=top)
+    return None if reading is None else [int(n) for n in reading.counts[1:]]
+
+
+def test_what_a_router_says_it_chooses_is_looked_at_before_it_counts() -> None:
+    assert load_of(torch.tensor([[2], [2], [1], [2]])) == [0, 1, 3]
+    assert load_of(torch.tensor([2, 2, 1, 2])) == [0, 1, 3]
+    # Tokens that no expert gets; on a GPU such a number would end the user's program.
+    assert load_of(torch.tensor([[-1], [3], [1], [2]])) == [0, 1, 1]
+    # A mask of all experts, and probabilities: then the logits say it.
+    assert load_of(torch.eye(3, dtype=torch.int64)[[2, 2, 2, 2]]) == [2, 1, 1]
+    assert load_of(torch.tensor([[0.9], [0.8], [0.7], [0.6]])) == [2, 1, 1]
+    # Of another shape: of each token two, counts of each expert.
+    assert load_of(torch.zeros(4, 2, dtype=torch.int64)) is None
+    assert load_of(torch.tensor([900, 50, 50])) == [2, 1, 1]
+    assert load_of(torch.tensor([900, 50, 50]), top=3) is None
+    assert load_of(torch.tensor([900, 50]), top=2) is None
+
+
 class Language(nn.Module):  # type: ignore[misc]  # torch has no types here
     def __init__(self, *, tied: bool) -> None:
         super().__init__()
@@ -389,6 +419,18 @@ def test_what_is_no_head_is_none() -> None:
 
 
 # -- does no harm
+
+
+def test_what_cannot_be_calculated_with_is_not_read() -> None:
+    class Narrow(nn.ReLU):  # type: ignore[misc]  # torch has no types here
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.to(torch.float8_e4m3fn)
+
+    x = torch.rand(64, 8)
+    assert look(Narrow(), x) == []
+    assert "activations" not in current.wall.off
+    types = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    assert all(is_plain(x.to(dtype)) for dtype in types)
 
 
 def test_nothing_is_changed_kept_or_drawn() -> None:
