@@ -13,10 +13,11 @@ and sent when it has arrived.
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 from torch.nn.modules import loss as loss_modules
@@ -51,25 +52,36 @@ AT_MOST: Final = 64
 """Losses on a GPU that are copied together, and copies that are waited for."""
 
 
+class At(NamedTuple):
+    """Where losses belong, and whether one that is finite is said."""
+
+    step: int
+    mode: Mode
+    due: bool
+
+
 class EvaluationLosses:
     """Those of one training, on their way."""
 
     def __init__(self, training: Training) -> None:
         self._training: Final = training
         self._held: list[torch.Tensor] = []
-        self._copies: deque[tuple[tuple[int, Mode], HostCopy]] = deque(maxlen=AT_MOST)
-        self._at: tuple[int, Mode] = (0, "eval")
+        self._copies: deque[tuple[At, HostCopy]] = deque(maxlen=AT_MOST)
+        self._at = At(0, "eval", due=True)
         self._first: tuple[int, str] = (-1, "")
         self._plan: Final = training.settings.plan("losses")
 
     def add(self, name: str, loss: torch.Tensor) -> None:
-        """A loss of one number that was computed after the last step, by this function."""
+        """A loss of one number that was computed after the last step, by this function.
+
+        Where none is due it is looked at, too: one that is not finite is always said.
+        """
         step = self._training.last_step
         mode: Mode = "predict" if PREDICT in self._training.phases else "eval"
         schedule = None if self._plan is None else self._plan.schedule(mode)
-        if step is None or schedule is None or not schedule.due(step, 1):
+        if step is None:
             return
-        at = (step, mode)
+        at = At(step, mode, due=schedule is not None and schedule.due(step, 1))
         if self._first[0] != step:
             self._first = (step, name)
         if self._first[1] != name:
@@ -105,10 +117,11 @@ class EvaluationLosses:
         """Whether some are still on their way."""
         return bool(self._held or self._copies)
 
-    def _send(self, at: tuple[int, Mode], value: float) -> None:
-        step, mode = at
-        row = StepRow(step, time.time_ns() // 1000, ("loss",), (value,), mode)
-        self._training.sender.row(row)
+    def _send(self, at: At, value: float) -> None:
+        odd = not math.isfinite(value)
+        if at.due or odd:
+            row = StepRow(at.step, time.time_ns() // 1000, ("loss",), (value,), at.mode)
+            self._training.sender.row(row, urgent=odd)
 
 
 class Evaluation:
@@ -165,6 +178,8 @@ class Evaluation:
         @functools.wraps(original)
         def call(module: torch.nn.Module, *args: object, **kwargs: object) -> object:
             if torch.compiler.is_compiling() or hooks.capture is None or torch.is_grad_enabled():
+                return original(module, *args, **kwargs)
+            if self._inside:  # part of another loss, which counts
                 return original(module, *args, **kwargs)
             # A sum is told by the function that the module calls, which sees what it is over.
             whole = getattr(module, "reduction", None) != "sum"

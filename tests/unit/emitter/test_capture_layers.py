@@ -14,6 +14,7 @@ from torch import nn
 
 from support.captured import Said, captured, said
 from tocsin.emitter import activation_samples, torch_hooks
+from tocsin.emitter.outbox import StepRow
 from tocsin.emitter.updates import BLOCK, BLOCKS, UpdateProbe
 from tocsin.schemas.runs import CaptureDegraded
 from tocsin.schemas.telemetry import STATISTIC_COLUMNS
@@ -259,11 +260,11 @@ def test_a_step_that_puts_other_memory_there_is_measured() -> None:
 # -- losses of evaluations
 
 
-def evaluated(folder: Path, measure: Callable[[nn.Module], object]) -> list[float]:
+def evaluated(folder: Path, measure: Callable[[nn.Module], object], **settings: str) -> list[float]:
     """Train, and measure without a gradient after step 3; the evaluation losses in order."""
     torch.manual_seed(0)
     model = nn.Linear(8, 1)
-    with captured(folder):
+    with captured(folder, **settings):
         train(model, (16, 8), steps=4)
         with torch.no_grad():
             measure(model)
@@ -356,6 +357,49 @@ def test_the_first_loss_module_of_an_evaluation_is_its_loss(tmp_path: Path) -> N
             nn.L1Loss()(3 * torch.ones(4), torch.zeros(4))
 
     assert evaluated(tmp_path, measure) == [1.0, 1.0]
+
+
+class Both(nn.modules.loss._Loss):  # type: ignore[misc]  # torch has no types here
+    """A loss of two losses."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = nn.MSELoss()(x, y) + nn.functional.l1_loss(x, y)
+        return out
+
+
+def test_a_loss_made_of_losses_is_one(tmp_path: Path) -> None:
+    def measure(model: nn.Module) -> None:
+        model.eval()
+        for _ in range(2):
+            Both()(3 * torch.ones(4), torch.zeros(4))
+
+    assert evaluated(tmp_path, measure) == [12.0, 12.0]
+
+
+@pytest.mark.parametrize("schedule", ['{"every": 100}', '"off"'])
+def test_a_loss_that_is_not_finite_is_said_whatever_is_due(tmp_path: Path, schedule: str) -> None:
+    hurried: list[bool] = []
+
+    def measure(model: nn.Module) -> None:
+        model.eval()
+        capture = torch_hooks.hooks.capture
+        assert capture is not None
+        sender = capture.training.sender
+        original = sender.row
+
+        def row(row: StepRow, *, urgent: bool = False) -> None:
+            hurried.append(urgent)
+            original(row, urgent=urgent)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sender, "row", row)
+            for value in (1.0, float("nan"), 2.0, float("inf")):
+                nn.MSELoss()(torch.full((4,), value), torch.zeros(4))
+
+    section = f'{{"collections": {{"losses": {{"modes": {{"eval": {schedule}}}}}}}}}'
+    found = evaluated(tmp_path, measure, TOCSIN_CAPTURE=section)
+    assert [str(value) for value in found] == ["nan", "inf"]
+    assert hurried == [True, True]
 
 
 def test_compilers_see_the_functions_themselves() -> None:
