@@ -122,8 +122,6 @@ def facts_of(iterator: object) -> LoaderFacts:
     workers = _whole(getattr(iterator, "_num_workers", 0)) or 0
     stream = isinstance(dataset, IterableDataset)
     batches = getattr(iterator, "_index_sampler", None)
-    # The length of a stream is a guess of its author, and asking for it makes PyTorch warn later.
-    samples = len(dataset) if isinstance(dataset, Sized) and not stream else None
     return LoaderFacts(
         dataset=type(dataset).__name__,
         workers=workers,
@@ -132,8 +130,17 @@ def facts_of(iterator: object) -> LoaderFacts:
         persistent_workers=bool(getattr(iterator, "_persistent_workers", False)),
         batch_size=_whole(getattr(batches, "batch_size", None)),
         iterable=stream,
-        samples=samples,
+        # That of a stream is a guess of its author, and asking for it makes PyTorch warn later.
+        samples=None if stream else _length(dataset),
     )
+
+
+def _length(dataset: object) -> int | None:
+    try:
+        return len(dataset) if isinstance(dataset, Sized) else None
+    # The user's own code, which may raise anything: one that does not know its length.
+    except Exception:
+        return None
 
 
 def _whole(value: object) -> int | None:

@@ -151,6 +151,20 @@ def test_loaders_are_told_once_and_by_what_they_feed() -> None:
     assert len(sink.events) == 3
 
 
+class Unknown(TensorDataset):  # type: ignore[misc]  # torch has no types here
+    """Does not know how long it is."""
+
+    def __len__(self) -> int:
+        raise TypeError("no length")
+
+
+def test_a_length_that_cannot_be_told_is_none() -> None:
+    class Batches:
+        _dataset = Unknown(torch.zeros(20, 2))
+
+    assert facts_of(Batches()).samples is None
+
+
 def test_facts_of_a_loader_with_workers() -> None:
     class Batches:
         _dataset = TensorDataset(torch.zeros(20, 2))
