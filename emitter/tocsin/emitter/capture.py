@@ -319,17 +319,18 @@ class Capture:
         """Whether a loss of an evaluation was seen after this step, and before the next."""
         return self._evaluated.has_seen(step)
 
-    def saved(self, target: object, step: int | None, duration_s: float) -> None:
-        """`torch.save` has written something; `step` is the last one when it began."""
+    def is_finite(self, step: int | None) -> bool | None:
+        """Whether the weights after this step are finite, as far as it is known now."""
+        return None if self._waiting or step is None else self._reporter.finite_at(step)
+
+    def saved(
+        self, target: object, step: int | None, duration_s: float, *, finite: bool | None
+    ) -> None:
+        """Something was written; `step` is the last one when it began. For any thread."""
         path = checkpoints.target_path(target)
         if path is None or step is None:
             return
-        written = checkpoints.look(
-            path,
-            step=step,
-            duration_s=duration_s,
-            finite=None if self._waiting else self._reporter.finite_at(step),
-        )
+        written = checkpoints.look(path, step=step, duration_s=duration_s, finite=finite)
         if written is not None:
             self._saved.append(written)
 
@@ -337,7 +338,8 @@ class Capture:
         """Say which files were written; later than `saved`, when they have their final names."""
         while self._saved:
             written = self._saved.popleft()
-            path, size = checkpoints.final_path(written)
+            # One rank is enough to go through a folder that all have written to.
+            path, size = checkpoints.final_path(written, add_up=self.training.identity.rank == 0)
             checkpoint = Checkpoint(
                 path=clip(str(path)), step=written.step, size_bytes=size, finite=written.finite
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from dataclasses import dataclass
@@ -14,7 +15,10 @@ MAX_FILES: Final = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """A file or folder right after it was written. `step` is the last step that is in it."""
+    """A file or folder right after it was written. `step` is the last step that is in it.
+
+    `size_bytes` is a file's; that of a folder is found out once, under its final name.
+    """
 
     path: Path
     device: int
@@ -46,28 +50,32 @@ def look(path: Path, *, step: int, duration_s: float, finite: bool | None) -> Wr
         path=path,
         device=found.st_dev,
         inode=found.st_ino,
-        size_bytes=_size(path, found),
+        size_bytes=found.st_size if stat.S_ISREG(found.st_mode) else None,
         step=step,
         duration_s=duration_s,
         finite=finite,
     )
 
 
-def _size(path: Path, found: os.stat_result) -> int | None:
+def _size(path: Path, found: os.stat_result, *, add_up: bool) -> int | None:
     if not stat.S_ISDIR(found.st_mode):
         return found.st_size
+    if not add_up:
+        return None
     total, files = 0, 0
     for folder, _, names in os.walk(path):
         for name in names:
             files += 1
             if files > MAX_FILES:
                 return None
-            total += os.lstat(os.path.join(folder, name)).st_size
+            # Temporary files may be gone by now.
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(folder, name)).st_size
     return total
 
 
-def final_path(written: Written) -> tuple[Path, int | None]:
-    """Where the file or folder is now, and its size in bytes.
+def final_path(written: Written, *, add_up: bool = True) -> tuple[Path, int | None]:
+    """Where the file or folder is now, and its size in bytes; a folder's only to `add_up`.
 
     Careful programs write to a temporary name and rename: then it is found by its inode in the
     same folder. What cannot be found keeps the name under which it was written.
@@ -75,7 +83,7 @@ def final_path(written: Written) -> tuple[Path, int | None]:
     try:
         now = written.path.stat()
         if (now.st_dev, now.st_ino) == (written.device, written.inode):
-            return written.path, _size(written.path, now)
+            return written.path, _size(written.path, now, add_up=add_up)
     except OSError:
         pass
     try:
@@ -83,7 +91,7 @@ def final_path(written: Written) -> tuple[Path, int | None]:
             for entry in entries:
                 if entry.inode() == written.inode and not entry.is_symlink():
                     path = Path(entry.path)
-                    return path, _size(path, entry.stat())
+                    return path, _size(path, entry.stat(), add_up=add_up)
     except OSError:
         pass
     return written.path, written.size_bytes

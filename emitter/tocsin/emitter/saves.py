@@ -2,7 +2,7 @@
 
 - `torch.save`;
 - safetensors, below `save_file` and `save_model`;
-- `torch.distributed.checkpoint.save`;
+- `torch.distributed.checkpoint.save`, and `async_save`, whose write ends later on another thread;
 - Lightning's writer, which gives `torch.save` a buffer and writes that to a file itself;
 - the Hugging Face Trainer's checkpoints and `save_pretrained`, and Accelerate's `save_state`: the
   folder is what a training goes on from, so the files in it are not told one by one.
@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import torch
@@ -88,6 +89,7 @@ FUNCTIONS: Final[tuple[tuple[str, str, Target], ...]] = (
     # What `save_file` and `save_model` call, however they were imported.
     ("safetensors.torch", "serialize_file", _argument(1, "filename")),
     ("torch.distributed.checkpoint", "save", _distributed),
+    ("torch.distributed.checkpoint", "async_save", _distributed),
 )
 
 
@@ -156,7 +158,19 @@ class Saves:
                 wall.call("phases", self._hooks.around.phases.wrote, began, ended)
             wall.call("checkpoints", training.phase, "checkpoint", "end", ended - began)
         written = wall.call("checkpoints", target, args, kwargs, result)
-        wall.call("checkpoints", capture.saved, written, step, ended - began)
+        # Of a write that ends later, too: the weights may be others by then.
+        finite = wall.call("checkpoints", capture.is_finite, step)
+        later = getattr(result, "upload_completion", result)
+        if not isinstance(later, Future):
+            wall.call("checkpoints", capture.saved, written, step, ended - began, finite=finite)
+            return result
+
+        def when_done(write: Future[object]) -> None:
+            if not write.cancelled() and write.exception() is None:
+                took = time.perf_counter() - began
+                wall.call("checkpoints", capture.saved, written, step, took, finite=finite)
+
+        later.add_done_callback(when_done)
         return result
 
 

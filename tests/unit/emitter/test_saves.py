@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -61,6 +64,33 @@ def test_safetensors_and_distributed_checkpoints(tmp_path: Path) -> None:
     assert {m.duration_s for m in found.of(PhaseMark) if m.edge == "begin"} == {None}
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_write_that_goes_on_is_told_when_it_is_over(tmp_path: Path) -> None:
+    from torch.distributed import checkpoint as distributed
+
+    loop = Loop()
+    with captured(tmp_path):
+        loop.step()
+        writing = distributed.async_save(
+            loop.model.state_dict(), checkpoint_id=tmp_path / "c", no_dist=True
+        )
+        loop.step()
+        done = threading.Event()
+        writing.add_done_callback(lambda _: done.set())
+        assert done.wait(timeout=30)
+        (tmp_path / "file").touch()
+        failing = distributed.async_save(
+            loop.model.state_dict(), checkpoint_id=tmp_path / "file" / "d", no_dist=True
+        )
+        assert failing.exception(timeout=30) is not None
+    found = said(tmp_path)
+    assert written(found) == [(str(tmp_path / "c"), 0)]
+    assert found.of(CheckpointWritten)[0].checkpoint.size_bytes == sum(
+        f.stat().st_size for f in (tmp_path / "c").iterdir()
+    )
+    assert marks(found) == ["begin", "end"] * 2
+
+
 def test_a_write_that_fails_ends_its_phase(tmp_path: Path) -> None:
     loop = Loop()
     with captured(tmp_path) as hooks:
@@ -95,7 +125,26 @@ def test_a_folder_is_found_under_its_final_name(tmp_path: Path) -> None:
     (folder / "inner" / "b").write_bytes(b"123")
     seen = checkpoints.look(folder, step=3, duration_s=1.0, finite=None)
     assert seen is not None
-    assert seen.size_bytes == 8
+    assert seen.size_bytes is None  # that is found out once
     folder.rename(tmp_path / "final")
     assert checkpoints.final_path(seen) == (tmp_path / "final", 8)
+    assert checkpoints.final_path(seen, add_up=False) == (tmp_path / "final", None)
     assert checkpoints.look(tmp_path / "gone", step=3, duration_s=1.0, finite=None) is None
+
+
+def test_a_file_that_goes_while_sizes_are_added_up_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_bytes(b"12345")
+    (tmp_path / "b.tmp").write_bytes(b"1")
+    seen = checkpoints.look(tmp_path, step=3, duration_s=1.0, finite=None)
+    assert seen is not None
+    walk = os.walk
+
+    def slow(top: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+        for folder, folders, names in walk(top):
+            (tmp_path / "b.tmp").unlink()
+            yield str(folder), folders, names
+
+    monkeypatch.setattr(os, "walk", slow)
+    assert checkpoints.final_path(seen) == (tmp_path, 5)
