@@ -19,6 +19,7 @@ from tocsin.emitter import activation_readings, attention_heads, routers, torch_
 from tocsin.emitter.activation_kinds import SIGMOID_LIMIT, TANH_LIMIT, output_head
 from tocsin.emitter.activation_samples import is_plain, rows_of, spread, statistics, thinned
 from tocsin.emitter.activations import activations
+from tocsin.emitter.compiled_activations import slots
 from tocsin.emitter.current import current
 from tocsin.emitter.plans import CollectionPlan
 from tocsin.emitter.tables import Table
@@ -27,8 +28,10 @@ from tocsin.schemas.telemetry import COUNT_COLUMNS, STATISTIC_COLUMNS
 
 
 @pytest.fixture(autouse=True)
-def hooks() -> Iterator[None]:
+def hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch_hooks.install()
+    # Another test of this process may have compiled a model before that.
+    monkeypatch.setattr(slots, "late", False)
     activations.forget()
     yield
     activations.forget()

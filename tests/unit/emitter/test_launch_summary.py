@@ -86,7 +86,8 @@ def test_the_summary_is_as_contracted(tmp_path: Path) -> None:
     assert found["stop"]["how"] == "edge"
     assert found["stop"]["last_good_checkpoint"]["path"] == "a.pt"
     assert found["capture"] == {
-        "overhead_percent": 0.3, "records": 10, "dropped": 0, "degraded": [],
+        "overhead_percent": 0.3, "budget_percent": None, "intervals": {}, "records": 10,
+        "dropped": 0, "skipped_tensors": 0, "degraded": [],
     }  # fmt: skip
     assert list(tmp_path.iterdir()) == [path]
 
