@@ -326,7 +326,7 @@ def flat(folder: Path, warm: int, steps: int) -> tuple[int, int]:
 def test_nothing_is_kept_of_a_step(tmp_path: Path) -> None:
     objects, tensors = flat(tmp_path, 60, 300)
     assert tensors <= 4
-    assert objects < 600  # two a step; a step itself makes hundreds
+    assert objects < 3_000  # ten a step; a step itself makes hundreds
 
 
 @pytest.mark.torture

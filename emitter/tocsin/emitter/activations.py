@@ -77,6 +77,7 @@ class Activations:
         self._calls: dict[int, int] = {}
         self._readings = Readings()
         self._vain = 0
+        self._called = False
 
     @property
     def armed(self) -> bool:
@@ -113,7 +114,7 @@ class Activations:
             self._give_up(LATE, loud=True)
             self._armed = True
             return False
-        self._calls, self._readings, self.mode = {}, Readings(), mode
+        self._calls, self._readings, self.mode, self._called = {}, Readings(), mode, False
         # What a graph was made of must not change from step to step.
         if not slots.late and not self._found.is_compiled:
             self.watched.put(self._found.modules())
@@ -125,6 +126,7 @@ class Activations:
         known = self._known(module)
         if known is None or not self._counts(module, compiled=False):
             return
+        self._called = True
         first = args[0] if args else None
         if known.kind is Kind.ROUTER:
             parts = routers.tensors_of(output, known.experts)
@@ -210,7 +212,8 @@ class Activations:
             self._vain += bool(self._found.known)
             # Something was compiled, perhaps not this: then once may be chance.
             patience = 1 if self._found.is_compiled else PATIENCE
-            if self._vain >= patience and (self._found.is_compiled or slots.compiling):
+            unseen = not self._called and (self._found.is_compiled or slots.compiling)
+            if unseen and self._vain >= patience:
                 self._give_up(CUDA_GRAPHS if slots.cuda_graphs else COMPILED, loud=False)
         if any(reading.slot is not None for reading in readings.all):
             _tell_apart(readings.all, self._found)

@@ -32,6 +32,12 @@ def hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch_hooks.install()
     # Another test of this process may have compiled a model before that.
     monkeypatch.setattr(slots, "late", False)
+    watched = activations.watched
+    if watched.for_good and watched._functions is not None:
+        original, _ = watched._functions
+        monkeypatch.setattr(functional, "scaled_dot_product_attention", original)
+        monkeypatch.setattr(watched, "_functions", None)
+        monkeypatch.setattr(watched, "for_good", False)
     activations.forget()
     yield
     activations.forget()
@@ -186,13 +192,14 @@ def test_activations_of_libraries_are_known_by_name() -> None:
 
 
 def test_a_plan_says_which_modules() -> None:
+    before = nn.Linear.__dict__.get("__call__")
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.LayerNorm(8), nn.GELU())
     x = torch.randn(64, 8)
     by_type = look(model, x, plan=chosen(module_types=("LayerNorm",)))
     assert list(cells(by_type, "activations", "std")) == ["2"]
     by_name = look(model, x, plan=chosen(tensors=frozenset({"3", "0"})))
     assert list(cells(by_name, "activations", "std")) == ["0", "3"]
-    assert "__call__" not in nn.Linear.__dict__ or activations.watched.for_good
+    assert nn.Linear.__dict__.get("__call__") is before
 
 
 def test_only_the_mode_that_was_asked_for_counts() -> None:
@@ -469,6 +476,7 @@ def test_what_fails_is_taken_out_and_the_model_goes_on(monkeypatch: pytest.Monke
     monkeypatch.setattr(current.wall, "off", {})
     monkeypatch.setattr(activation_readings, "statistics", fail)
     original = functional.scaled_dot_product_attention
+    before = nn.Linear.__dict__.get("__call__")
     model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
     x = torch.randn(4, 8)
     plain = model(x)
@@ -477,7 +485,7 @@ def test_what_fails_is_taken_out_and_the_model_goes_on(monkeypatch: pytest.Monke
     assert "injected" in current.wall.off["activations"]
     assert not activations.armed
     assert functional.scaled_dot_product_attention is original
-    assert activations.watched.for_good or "__call__" not in nn.Linear.__dict__
+    assert nn.Linear.__dict__.get("__call__") is before
 
 
 def test_tracers_and_transforms_see_nothing_of_ours() -> None:
