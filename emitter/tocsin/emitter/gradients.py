@@ -17,7 +17,7 @@ import torch
 
 from tocsin.emitter.agenda import BLOCKS, NORMS, Agenda
 from tocsin.emitter.blocks import BlockReader, Blocks
-from tocsin.emitter.host_copy import HostCopy
+from tocsin.emitter.host_copy import HostCopy, by_device
 from tocsin.emitter.summaries import dense, norms
 from tocsin.emitter.tensor_rows import TensorRows, Wanted
 from tocsin.emitter.watched import Optimizers, Watched
@@ -33,9 +33,7 @@ class Norms:
     """The norm of each of some flat tensors, of one device or several. On a GPU they come later."""
 
     def __init__(self, flat: Sequence[torch.Tensor]) -> None:
-        places: dict[torch.device, list[int]] = {}
-        for i, tensor in enumerate(flat):
-            places.setdefault(tensor.device, []).append(i)
+        places = by_device(flat)
         self._number = len(flat)
         self._parts: list[tuple[list[int], Floats | HostCopy]] = []
         with torch.no_grad():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -44,6 +46,14 @@ class HostCopy:
         self._source = None
         numbers: npt.NDArray[np.float64] = self._host.numpy().astype(np.float64)
         return numbers
+
+
+def by_device(tensors: Sequence[torch.Tensor]) -> dict[torch.device, list[int]]:
+    """The places of the tensors that lie on each device."""
+    places: dict[torch.device, list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        places.setdefault(tensor.device, []).append(i)
+    return places
 
 
 def on_device(number: float | torch.Tensor, home: torch.device) -> torch.Tensor:

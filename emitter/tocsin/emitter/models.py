@@ -131,11 +131,12 @@ def _roots(wanted: set[int], modules: Iterable[nn.Module]) -> list[nn.Module]:
     return [module for _, module in found]
 
 
-def _unwrapped(root: nn.Module) -> list[nn.Module]:
+def unwrapped(root: nn.Module) -> list[nn.Module]:
+    """What wrappers (DDP, torch.compile) hold inside, the innermost last; empty for none."""
     inner: list[nn.Module] = []
     module: nn.Module | None = root
     while module is not None:
-        children = module.__dict__["_modules"]
+        children = module.__dict__.get("_modules") or {}
         module = children.get("_orig_mod") or (
             children.get("module") if type(module).__name__ in _WRAPPERS else None
         )
@@ -149,7 +150,7 @@ def clean(name: str, root: nn.Module) -> str:
     for mark in _MARKS:
         name = name.replace(mark, "")
     module: nn.Module = root
-    for inner in (root, *_unwrapped(root)):
+    for inner in (root, *unwrapped(root)):
         module = inner
         if type(module).__name__ in _WRAPPERS:
             name = name.removeprefix("module.")

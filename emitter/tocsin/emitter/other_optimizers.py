@@ -32,8 +32,6 @@ MAX_OTHERS: Final = 16
 MAX_STEPS: Final = 1000
 """Steps of one of them between two of the primary that are kept."""
 
-_WRAPPERS: Final = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
-
 _PLAIN: Final = frozenset(
     ("sequential", "modulelist", "moduledict", "module", "linear", "conv2d", "parameterlist")
 )
@@ -161,7 +159,7 @@ class OtherOptimizers:
         taken = {other.name for other in self._known.values()}
         best, most = "", 0
         for module in modules:
-            name = type(_unwrapped(module)).__name__.lower()
+            name = type([module, *models.unwrapped(module)][-1]).__name__.lower()
             if name in _PLAIN:
                 continue
             held = sum(id(p) in wanted for p in module.parameters())
@@ -171,15 +169,6 @@ class OtherOptimizers:
         if not best or best in taken:
             return f"optimizer{len(self._known) + 1}"
         return best[:100]
-
-
-def _unwrapped(module: nn.Module) -> nn.Module:
-    """The user's own module inside of DDP or torch.compile."""
-    children = module.__dict__.get("_modules") or {}
-    inner = children.get("_orig_mod") or (
-        children.get("module") if type(module).__name__ in _WRAPPERS else None
-    )
-    return module if inner is None else _unwrapped(inner)
 
 
 def _norm(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:

@@ -21,7 +21,6 @@ from tocsin.emitter.summaries import rows_of_norms
 from tocsin.emitter.tables import Pending, Table
 from tocsin.emitter.tensor_rows import TensorRows
 from tocsin.emitter.training import Training
-from tocsin.schemas.telemetry import TensorFrame
 
 AT_ONCE: Final = 3
 """Non-finite steps in a row whose rows are sent at once; later ones wait for their interval."""
@@ -166,17 +165,11 @@ class Reporter:
         if not table.names:
             return
         began = time.perf_counter()
-        frame = TensorFrame(
-            speaker=self._training.speaker,
-            step=draft.step,
-            collection=table.collection,
-            rows=table.names,
-            columns=table.columns,
-            values=table.values,
-            count_columns=table.count_columns,
-            counts=table.counts,
-            at_us=draft.at_us,
+        frame = table.frame(
+            self._training.speaker,
+            draft.step,
             every=self._agenda.interval(table.collection, draft.step) if every is None else every,
+            at_us=draft.at_us,
         )
         self._training.frame(frame, urgent=urgent)
         if every is None:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import torch
 
-from tocsin.emitter.host_copy import HostCopy
+from tocsin.emitter.host_copy import HostCopy, by_device
 from tocsin.emitter.low_precision import LOW_PRECISION_COLUMNS, LowPrecision
 from tocsin.emitter.quantiles import Quantiles
 from tocsin.emitter.row_quantiles import QUANTILES, ROW_COLUMNS
@@ -56,9 +56,7 @@ class TensorRows:
         self.whole: Final = chosen is None
         """Whether all tensors are in it."""
         self._wanted = wanted
-        places: dict[torch.device, list[int]] = {}
-        for i, tensor in enumerate(flat):
-            places.setdefault(tensor.device, []).append(i)
+        places = by_device(flat)
         self._parts: list[tuple[list[int], Summary, HostCopy | None]] = []
         with torch.no_grad():
             for at in places.values():
