@@ -31,6 +31,7 @@ PROBLEM_CODES: Final[Mapping[str, str]] = {
     "unknown_collection": "A collection that there is not.",
     "unknown_key": "A key or section that there is not.",
     "unknown_receiver": "An action names a receiver that there is not.",
+    "unknown_preset": "A preset that the rule does not have.",
     "unknown_rule": "A rule that there is not.",
     "unknown_secret": "A secret that the section `secrets` does not name.",
     "version": "A version of the file that this release does not read.",

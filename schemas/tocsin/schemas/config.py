@@ -232,6 +232,7 @@ def config_json_schema() -> dict[str, object]:
                     ]
                 },
             },
+            "preset": {"description": given["preset"]["description"], "type": "string"},
             "params": {"description": given["params"]["description"], "type": "object"},
             "severity": {
                 "description": given["severity"]["description"],

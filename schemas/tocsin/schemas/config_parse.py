@@ -21,7 +21,6 @@ from tocsin.schemas.config_findings import (
 from tocsin.schemas.config_problems import Finding, Loc, did_you_mean, quoted
 from tocsin.schemas.config_receivers import RECEIVERS, AnyReceiver
 from tocsin.schemas.config_sections import (
-    LATER,
     ActionEntry,
     RuleEntry,
     SecretSource,
@@ -34,7 +33,7 @@ T = TypeVar("T")
 
 ACTION_WORDS: Final = ("stop", "by_route")
 _RESERVED: Final = frozenset({*ACTION_WORDS, "off", "notify"})
-_RULE_KEYS: Final = ("name", "use", "match", "params", "severity", "actions")
+_RULE_KEYS: Final = ("name", "use", "match", "preset", "params", "severity", "actions")
 _LABEL_KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,62}")
 _MAX_LABEL_VALUE: Final = 256
 
@@ -113,8 +112,7 @@ def _parse_rule(raw: Plain, loc: Loc, findings: list[Finding]) -> RuleEntry | No
     if not isinstance(raw, dict) or not raw:
         findings.append(expected("a rule like 'nonfinite: [stop]', or a mapping", raw, loc))
         return None
-    long_keys = {*_RULE_KEYS, *LATER[RuleEntry]}
-    if len(raw) == 1 and not long_keys & set(raw):
+    if len(raw) == 1 and not set(_RULE_KEYS) & set(raw):
         ((use, value),) = raw.items()
         return _parse_short_rule(use, value, loc, findings)
     return _parse_long_rule(raw, loc, findings)
@@ -139,9 +137,7 @@ def _parse_short_rule(use: str, raw: Plain, loc: Loc, findings: list[Finding]) -
 
 def _parse_long_rule(raw: dict[str, Plain], loc: Loc, findings: list[Finding]) -> RuleEntry | None:
     for key in raw:
-        if key in LATER[RuleEntry]:
-            findings.append(not_supported_yet((*loc, key), f"{key!r} of a rule"))
-        elif key not in _RULE_KEYS:
+        if key not in _RULE_KEYS:
             findings.append(unknown_key(key, (*loc, key), _RULE_KEYS))
     names: dict[str, str] = {}
     for key in ("name", "use"):
@@ -166,13 +162,15 @@ def _parse_long_rule(raw: dict[str, Plain], loc: Loc, findings: list[Finding]) -
         "match": _parse_match(raw.get("match"), (*loc, "match"), findings),
         "actions": actions,
     }
-    fields |= {key: raw[key] for key in ("params", "severity") if raw.get(key) is not None}
+    fields |= {
+        key: raw[key] for key in ("preset", "params", "severity") if raw.get(key) is not None
+    }
     # A wrong severity or params is noted at its place; the rest is read as if it were absent.
     try:
         return RuleEntry(**fields, loc=loc)
     except ValidationError as err:
         findings.extend(findings_of(err, RuleEntry, loc))
-        return RuleEntry(**{**fields, "params": {}, "severity": None}, loc=loc)
+        return RuleEntry(**{**fields, "preset": None, "params": {}, "severity": None}, loc=loc)
 
 
 def _parse_match(raw: Plain, loc: Loc, findings: list[Finding]) -> dict[str, tuple[str, ...]]:

@@ -201,6 +201,8 @@ class RuleEntry(Section):
     """Whether the rule is switched off."""
     match: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
     """Labels a run must have; each with the patterns (`*`, `?`) one of which must fit."""
+    preset: str | None = None
+    """A set of parameters of the rule to begin with, like `sagemaker`; absent: its defaults."""
     params: Mapping[str, Plain] = Field(default_factory=dict)
     """Parameters as the file has them; the rule's own model checks them."""
     severity: Severity | None = None
@@ -212,7 +214,7 @@ class RuleEntry(Section):
     short: bool = Field(default=False, repr=False, exclude=True)
     """Whether it was written as `rulename: …`."""
 
-    def at(self, part: Literal["use", "match", "params", "severity", "actions"]) -> Loc:
+    def at(self, part: Literal["use", "match", "preset", "params", "severity", "actions"]) -> Loc:
         """Where a part of it stands in the document, for findings."""
         return (*self.loc, self.use) if self.short else (*self.loc, part)
 
@@ -220,7 +222,6 @@ class RuleEntry(Section):
 LATER: Final[Mapping[type[BaseModel], frozenset[str]]] = {
     DefaultsConfig: frozenset({"group_by", "group_wait", "repeat_interval", "send_resolved"}),
     StopOptions: frozenset({"approve", "escalate", "target"}),
-    RuleEntry: frozenset({"preset"}),
 }
 """Keys that a later release will read."""
 

@@ -109,6 +109,11 @@ class IssueFiring(RunData):
     rule: str = Field(max_length=100, description="the rule instance's name")
     use: str = Field(max_length=100, description="the rule in the catalogue")
     rule_version: Positive
+    branch: str = Field(
+        default="",
+        max_length=64,
+        description="which of the rule's conditions, where it has several",
+    )
     severity: Severity
     stop_worthy: bool = Field(default=False, description="whether it may stop the run by default")
     subject: Subject

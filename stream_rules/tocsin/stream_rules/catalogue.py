@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from tocsin.schemas.errors import ConfigurationError, TocsinError
-from tocsin.stream_rules.about_rules.rule_failed import RuleFailed
-from tocsin.stream_rules.about_rules.rule_has_no_input import RuleHasNoInput
-from tocsin.stream_rules.numerical.dead_relu import DeadRelu
-from tocsin.stream_rules.numerical.exploding_gradient import ExplodingGradient
-from tocsin.stream_rules.numerical.nonfinite import Nonfinite
-from tocsin.stream_rules.numerical.unchanged_tensor import UnchangedTensor
-from tocsin.stream_rules.numerical.vanishing_gradient import VanishingGradient
-from tocsin.stream_rules.numerical.weight_update_ratio import WeightUpdateRatio
-from tocsin.stream_rules.progress.learning_rate_anomaly import LearningRateAnomaly
-from tocsin.stream_rules.progress.loss_diverged import LossDiverged
-from tocsin.stream_rules.progress.loss_not_decreasing import LossNotDecreasing
-from tocsin.stream_rules.progress.loss_spike import LossSpike
-from tocsin.stream_rules.progress.overfit import Overfit
-from tocsin.stream_rules.progress.overtraining import Overtraining
-from tocsin.stream_rules.progress.stalled_training import StalledTraining
-from tocsin.stream_rules.progress.telemetry_lost import TelemetryLost
+from tocsin.stream_rules import (
+    about_rules,
+    data,
+    large_models,
+    numerical,
+    progress,
+    system,
+    trees,
+)
 from tocsin.stream_rules.rule import AnyRule
-from tocsin.stream_rules.system.disk_full import DiskFull
-from tocsin.stream_rules.system.host_memory_increase import HostMemoryIncrease
-from tocsin.stream_rules.system.low_gpu_utilization import LowGpuUtilization
+
+FAMILIES: Final = (numerical, progress, data, large_models, system, trees, about_rules)
+"""Where the rules live; each has its own in `RULES`."""
 
 
 class DuplicateRule(TocsinError):
@@ -76,26 +70,4 @@ class Catalogue:
 
 def built_in() -> Catalogue:
     """A catalogue of the rules that come with tocsin."""
-    return Catalogue(
-        (
-            Nonfinite,
-            ExplodingGradient,
-            VanishingGradient,
-            WeightUpdateRatio,
-            UnchangedTensor,
-            DeadRelu,
-            LossDiverged,
-            LossNotDecreasing,
-            LossSpike,
-            Overfit,
-            Overtraining,
-            LearningRateAnomaly,
-            StalledTraining,
-            TelemetryLost,
-            HostMemoryIncrease,
-            DiskFull,
-            LowGpuUtilization,
-            RuleHasNoInput,
-            RuleFailed,
-        )
-    )
+    return Catalogue(rule for family in FAMILIES for rule in family.RULES)

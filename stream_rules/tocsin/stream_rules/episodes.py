@@ -51,6 +51,7 @@ class Episode:
     first_rank: int | None
     onset_ms: int
     evidence: Evidence
+    branch: str = ""
     told: int = 0
     told_ms: int = 0
     clear_since: int | None = None
@@ -133,6 +134,7 @@ def _opened(
         first_rank=finding.first_rank,
         onset_ms=at.now_ms if finding.onset_ms is None else finding.onset_ms,
         evidence=finding.evidence,
+        branch=finding.branch,
     )
 
 
@@ -155,6 +157,7 @@ def _tell(
         rule=name,
         use=meta.name,
         rule_version=meta.version,
+        branch=episode.branch,
         severity=episode.severity,
         stop_worthy=episode.stop_worthy,
         subject=episode.subject,

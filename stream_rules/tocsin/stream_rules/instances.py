@@ -76,7 +76,7 @@ def rule_specs(
         specs[name] = RuleSpec(
             name=name,
             rule=rule,
-            params=rule.meta.params.model_validate(dict(entry.params)),
+            params=rule.meta.params.model_validate(_parameters(rule, entry)),
             severity=entry.severity,
             match=entry.match,
             listed=True,
@@ -84,7 +84,7 @@ def rule_specs(
     if defaults == "all":
         for rule in catalogue:
             name = rule.meta.name
-            if name not in specs and name not in off:
+            if rule.meta.by_default and name not in specs and name not in off:
                 specs[name] = RuleSpec(name=name, rule=rule, params=rule.meta.params())
     return _beside(specs.values())
 
@@ -129,10 +129,22 @@ def _findings(entries: Iterable[RuleEntry], catalogue: Catalogue) -> Iterator[Fi
             yield Finding(entry.at("use"), message, "duplicate_rule", at="key")
         seen.add(name)
         model = rule.meta.params
+        presets = rule.meta.presets
+        if entry.preset is not None and entry.preset not in presets:
+            has = f"it has {', '.join(sorted(presets))}" if presets else "it has none: leave it out"
+            message = f"the rule {name!r} has no preset {entry.preset!r}"
+            yield Finding(entry.at("preset"), message, "unknown_preset", has)
+            continue
         try:
-            model.model_validate(dict(entry.params))
+            model.model_validate(_parameters(rule, entry))
         except ValidationError as error:
             yield from findings_of(error, model, entry.at("params"))
+
+
+def _parameters(rule: type[AnyRule], entry: RuleEntry) -> dict[str, object]:
+    """What the entry says, over what its preset does."""
+    preset = rule.meta.presets[entry.preset] if entry.preset is not None else {}
+    return {**preset, **entry.params}
 
 
 def _beside(specs: Iterable[RuleSpec]) -> tuple[RuleSpec, ...]:

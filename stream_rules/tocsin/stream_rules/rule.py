@@ -111,6 +111,12 @@ class RuleMeta:
         remedy: what to try, one or two sentences.
         alias: the name of the same rule in SageMaker Debugger.
         params: its parameter model.
+        presets: other values of the parameters under a name; "sagemaker": what SageMaker Debugger
+            documents for the rule of that alias.
+        by_default: whether it runs where the configuration does not list it; False for a rule that
+            must be told what to watch.
+        stops_because: why a critical issue of it is worth a stop.
+        does_not_see: what like its condition it does not find, for the documentation.
         repeat_ms: `ongoing` at most this often, in append time, milliseconds.
         resolve_after_steps: resolved when the condition was false for so many steps; 0: at once.
     """
@@ -123,8 +129,12 @@ class RuleMeta:
     inputs: tuple[Input, ...]
     remedy: str
     params: type[Params]
+    presets: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    by_default: bool = True
     comes: Literal["always", "maybe", "later"] = "always"
     stop_worthy: bool = False
+    stops_because: str = ""
+    does_not_see: str = ""
     capture_hint: str = ""
     alias: str | None = None
     repeat_ms: int = 10 * MINUTE_MS
@@ -149,6 +159,7 @@ class Finding:
 
     Attributes:
         about: what has episodes of its own: "" for a rule with one condition for the run.
+        branch: which of the rule's conditions, where it has several: one snake_case word.
         episode: what makes the episode's id beside first step and subject: for timer rules the boot
             and seq of the last record before.
         onset_ms: append time of the record that began it; None: of this one.
@@ -164,6 +175,7 @@ class Finding:
     first_rank: int | None = None
     evidence: Evidence = field(default_factory=Evidence)
     about: str = ""
+    branch: str = ""
     episode: str = ""
     onset_ms: int | None = None
     severity: Severity | None = None

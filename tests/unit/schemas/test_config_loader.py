@@ -322,7 +322,7 @@ def test_the_whole_language_is_known_and_what_is_missing_says_so() -> None:
         ("rules: [{name: a, uses: b}]", 19, "unknown key 'uses'", "use"),
         ("rules: [{params: {}}]", 9, "expected 'name' or 'use'", None),
         ("rules: [{use: a, params: [1]}]", 26, "expected a mapping, got a list", None),
-        ("rules: [{use: a, preset: sagemaker}]", 18, "not supported yet", "remove it"),
+        ("rules: [{use: a, preset: 3}]", 26, "expected text", None),
         ("rules: [{use: a, match: {env: 3}}]", 31, "expected text", None),
         ("rules: [a: [stop: {grase: 3s}]]", 20, "unknown key 'grase'", "grace"),
         ("rules: [a: [stop: {grace: 2d}]]", 19, "a grace of at most 1d", None),

@@ -7,7 +7,7 @@ import pytest
 from tocsin.schemas.config import SectionRegistry, check_config
 from tocsin.schemas.config_sections import RuleEntry
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.stream_rules.catalogue import Catalogue, DuplicateRule, UnknownRule, built_in
+from tocsin.stream_rules.catalogue import FAMILIES, Catalogue, DuplicateRule, UnknownRule, built_in
 from tocsin.stream_rules.instances import rule_findings, rule_specs
 from tocsin.stream_rules.numerical.nonfinite import Nonfinite
 from tocsin.stream_rules.progress.loss_diverged import LossDivergedParams
@@ -27,28 +27,18 @@ def problems(rules: str) -> list[tuple[int, int, str]]:
     return [(problem.line, problem.column, problem.message) for problem in found]
 
 
-def test_these_rules_there_are() -> None:
-    assert built_in().names() == (
-        "dead_relu",
-        "disk_full",
-        "exploding_gradient",
-        "host_memory_increase",
-        "learning_rate_anomaly",
-        "loss_diverged",
-        "loss_not_decreasing",
-        "loss_spike",
-        "low_gpu_utilization",
-        "nonfinite",
-        "overfit",
-        "overtraining",
-        "rule_failed",
-        "rule_has_no_input",
-        "stalled_training",
-        "telemetry_lost",
-        "unchanged_tensor",
-        "vanishing_gradient",
-        "weight_update_ratio",
-    )
+def test_every_rule_stands_in_its_family() -> None:
+    for family in FAMILIES:
+        name = family.__name__.rpartition(".")[2]
+        for rule in family.RULES:
+            assert rule.meta.family == name
+            assert rule.__module__.rpartition(".")[2] == rule.meta.name
+
+
+def test_presets_are_parameters_of_their_rule() -> None:
+    for rule in RULES:
+        for values in rule.meta.presets.values():
+            rule.meta.params.model_validate(dict(values))
 
 
 def test_an_alias_is_the_same_rule() -> None:

@@ -1,1 +1,14 @@
 """Rules about the rules themselves."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tocsin.stream_rules.about_rules.rule_failed import RuleFailed
+from tocsin.stream_rules.about_rules.rule_has_no_input import RuleHasNoInput
+from tocsin.stream_rules.rule import AnyRule
+
+RULES: Final[tuple[type[AnyRule], ...]] = (
+    RuleHasNoInput,
+    RuleFailed,
+)

@@ -1,1 +1,22 @@
 """Rules on numerical health: values that are no numbers, gradients that grow or vanish."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tocsin.stream_rules.numerical.dead_relu import DeadRelu
+from tocsin.stream_rules.numerical.exploding_gradient import ExplodingGradient
+from tocsin.stream_rules.numerical.nonfinite import Nonfinite
+from tocsin.stream_rules.numerical.unchanged_tensor import UnchangedTensor
+from tocsin.stream_rules.numerical.vanishing_gradient import VanishingGradient
+from tocsin.stream_rules.numerical.weight_update_ratio import WeightUpdateRatio
+from tocsin.stream_rules.rule import AnyRule
+
+RULES: Final[tuple[type[AnyRule], ...]] = (
+    Nonfinite,
+    ExplodingGradient,
+    VanishingGradient,
+    WeightUpdateRatio,
+    UnchangedTensor,
+    DeadRelu,
+)

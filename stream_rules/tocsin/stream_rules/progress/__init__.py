@@ -1,1 +1,26 @@
 """Rules on loss and progress: whether the run learns, and whether it goes on at all."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tocsin.stream_rules.progress.learning_rate_anomaly import LearningRateAnomaly
+from tocsin.stream_rules.progress.loss_diverged import LossDiverged
+from tocsin.stream_rules.progress.loss_not_decreasing import LossNotDecreasing
+from tocsin.stream_rules.progress.loss_spike import LossSpike
+from tocsin.stream_rules.progress.overfit import Overfit
+from tocsin.stream_rules.progress.overtraining import Overtraining
+from tocsin.stream_rules.progress.stalled_training import StalledTraining
+from tocsin.stream_rules.progress.telemetry_lost import TelemetryLost
+from tocsin.stream_rules.rule import AnyRule
+
+RULES: Final[tuple[type[AnyRule], ...]] = (
+    LossDiverged,
+    LossNotDecreasing,
+    LossSpike,
+    Overfit,
+    Overtraining,
+    LearningRateAnomaly,
+    StalledTraining,
+    TelemetryLost,
+)

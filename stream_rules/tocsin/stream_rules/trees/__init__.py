@@ -1,0 +1,9 @@
+"""Rules on trees: depth, importance of features."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tocsin.stream_rules.rule import AnyRule
+
+RULES: Final[tuple[type[AnyRule], ...]] = ()
