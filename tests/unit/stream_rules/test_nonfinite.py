@@ -234,6 +234,26 @@ def test_a_silent_rank_is_waited_for_one_second_at_most() -> None:
     assert_fires(run.records, "nonfinite", until_ms=run.now_ms + 1000)
 
 
+def test_a_rank_that_speaks_late_is_waited_for_where_no_other_began_it() -> None:
+    run = started(world_size=2)
+    for rank in (0, 1):
+        healthy(run, range(5), rank)
+    bad_gradients(run, 5, {"blocks.1.weight": 1})
+    run.wait(3.0)
+    bad_gradients(run, 5, {"blocks.1.weight": 1}, rank=1, local=("blocks.1.weight",))
+    issue = found(run, 5)
+    assert issue.first_rank == 1
+
+
+def test_but_for_five_seconds_at_most() -> None:
+    run = started(world_size=2)
+    for rank in (0, 1):
+        healthy(run, range(5), rank)
+    bad_gradients(run, 5, {"blocks.1.weight": 1})
+    assert issues_of(run.records, until_ms=run.now_ms + 4_999) == []
+    assert assert_fires(run.records, "nonfinite", until_ms=run.now_ms + 5_000).first_rank == 0
+
+
 def test_a_step_that_a_loss_scaler_skipped_is_no_issue() -> None:
     run = started()
     healthy(run, range(5))

@@ -2,7 +2,8 @@
 
 A rank sends the scalars and the tensor summaries of a bad step at once, in either order, and under
 data parallelism all ranks are bad in the same step. The origin is decided when every rank has
-reported the step and what belongs to it is there, or after 200 ms (one rank) or 1 s (several).
+reported the step and what belongs to it is there, or after 200 ms (one rank), 1 s (several) or 5 s
+(it is not in any rank of which the step is known, and one of them has not reported it).
 
 - Among steps the earliest; among ranks one whose loss or own gradients were bad.
 - Loss bad, or all gradients at once: the loss. Some gradients: the first in backward order.
@@ -47,6 +48,8 @@ from tocsin.stream_rules.whole_frames import is_asked_for
 
 ALONE_HOLD_MS: Final = 200
 RANKS_HOLD_MS: Final = 1_000
+LATE_RANKS_HOLD_MS: Final = 5_000
+"""Where it began in none of the ranks that have reported the step, and one has not."""
 
 _COLLECTIONS: Final = (GRADIENTS, LOCAL, "weights", "optimizer_state")
 
@@ -104,6 +107,8 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
         pending = self.state.pending
         if pending is None or pending.since_ms is None:
             return None
+        if pending.late_ranks:
+            return pending.since_ms + LATE_RANKS_HOLD_MS
         return pending.since_ms + (RANKS_HOLD_MS if pending.several_ranks else ALONE_HOLD_MS)
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
@@ -171,8 +176,14 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
             yield from self._if_settled(at)
 
     def on_timer(self, at: Moment) -> Iterable[Outcome]:
-        if self.state.pending is not None:
-            yield from self._decide(self.state.pending, at)
+        pending = self.state.pending
+        if pending is None:
+            return
+        elsewhere = pending.several_ranks and not pending.begun_at_home
+        if elsewhere and not pending.late_ranks and not at.run.all_reported(pending.step):
+            pending.late_ranks = True
+        else:
+            yield from self._decide(pending, at)
 
     # -- rows ------------------------------------------------------------------------------
 

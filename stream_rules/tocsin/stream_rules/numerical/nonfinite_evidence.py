@@ -93,12 +93,14 @@ class Pending:
     """A step at which something was bad, until its origin is decided.
 
     `since_ms`: when it was bad for long enough; from then on the decision waits for evidence only.
+    `late_ranks`: the time for that was over, and a rank had not reported the step yet.
     """
 
     step: int
     opened_ms: int
     several_ranks: bool
     since_ms: int | None = None
+    late_ranks: bool = False
     ranks: dict[int, RankEvidence] = field(default_factory=dict)
 
     def rank(self, number: int) -> RankEvidence:
@@ -114,6 +116,11 @@ class Pending:
         return bool(bad) and all(
             rank.complete(several_ranks=self.several_ranks) for rank in first or bad
         )
+
+    @property
+    def begun_at_home(self) -> bool:
+        """Whether a rank is known in which it may have begun."""
+        return any(rank.bad_at_home for rank in self.ranks.values())
 
     def origin(self) -> tuple[int, RankEvidence]:
         """The rank in which it began.
