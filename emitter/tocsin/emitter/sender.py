@@ -19,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Final
 
 from tocsin.bus.port import Bus, Outgoing
@@ -203,10 +204,8 @@ class Sender:
         self._asleep = False
         loop, wake = self._loop, self._wake
         if loop is not None and wake is not None:
-            try:
+            with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(wake.set)
-            except RuntimeError:  # the loop has ended
-                return
 
     @property
     def _dropped_before(self) -> int:
@@ -244,7 +243,9 @@ class Sender:
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         self._over = True
         self._loop = None
-        self._answer(list(self._flushes), False)
+        # Still the wall; who waits for an answer does so for some seconds only.
+        with suppress(Exception):
+            self._answer(list(self._flushes), False)
 
     async def _work(self) -> None:
         wake = asyncio.Event()
@@ -284,15 +285,13 @@ class Sender:
 
     async def _pause(self, wake: asyncio.Event, pause_s: float, over: Callable[[], bool]) -> None:
         """Wait so long; less if it is `over`, which is asked at each awakening."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
                 # In this order: what comes after the question sets the event again.
                 wake.clear()
                 while not over():
                     await wake.wait()
                     wake.clear()
-        except TimeoutError:
-            return
 
     async def _send_all(self, link: BusLink) -> bool:
         """Send what was handed in so far; False once closing."""
