@@ -84,6 +84,8 @@ class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
         "one batch, look at that batch.",
         alias=None,
         params=ExplodingGradientParams,
+        does_not_see="A norm that was too large from the first step on, and one that grows slowly "
+        "enough for its moving average to follow; `loss_diverged` says where that leads.",
         resolve_after_steps=20,
     )
     state_type = _State

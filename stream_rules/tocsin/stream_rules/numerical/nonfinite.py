@@ -85,6 +85,8 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
         meaning="The loss, a gradient or a weight has become NaN or infinite.",
         severity="critical",
         stop_worthy=True,
+        stops_because="what is no number stays none: the weights are lost with the next step, and "
+        "every step after it is paid for nothing",
         inputs=(
             scalar("loss", mode=None),
             scalar("gradient_nonfinite"),
@@ -99,6 +101,10 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
         "rate.",
         alias="ExplodingTensor",
         params=NonfiniteParams,
+        presets={"sagemaker": {"only_nan": False, "tensors": ("*",), "for_steps": 1}},
+        does_not_see="Values that are large and finite, infinities that a loss scaler keeps from "
+        "the weights (`scaler_skips`), and, unless `tensors` names them, activations: masks and "
+        "log-probabilities are infinite by nature.",
         resolve_after_steps=20,
     )
     state_type = _State

@@ -12,7 +12,8 @@ hold may stay as they are, which is how people freeze a part of a model.
 
 The tolerances are those of float32 arithmetic, not the ten thousand times wider ones of SageMaker
 Debugger: with a rate of 1e-6, ten steps change a LayerNorm's statistics by less than 1e-5 of their
-size, and that run learns.
+size, and that run learns. The preset `sagemaker` has its tolerances, and counts every weight,
+frozen or not: there, the tensors to watch are those that are named.
 """
 
 from __future__ import annotations
@@ -59,6 +60,9 @@ class UnchangedTensorParams(Params):
     """How far two values may be apart. Unit: share of the value."""
     atol: float = Field(default=1e-12, ge=0)
     """How far two values may be apart in any case."""
+    only_pushed: bool = True
+    """Whether weights are left out that their gradients could not move, or whose learning rate
+    rests."""
     tensors: tuple[str, ...] = Field(default=(), strict=False)
     """Further tensors to watch, as COLLECTION/NAME; `*` and `?` stand for any characters."""
 
@@ -108,6 +112,11 @@ class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
         "group's learning rate is not tiny, and that bfloat16 weights can hold the update.",
         alias="UnchangedTensor",
         params=UnchangedTensorParams,
+        presets={
+            "sagemaker": {"num_steps": 3, "rtol": 1e-5, "atol": 1e-8, "only_pushed": False},
+        },
+        does_not_see="A weight of a tensor that otherwise changes: whole tensors are compared. One "
+        "that no gradient reaches is not counted: `no_gradient` has it.",
         resolve_after_steps=0,
     )
     state_type = _State
@@ -146,7 +155,7 @@ class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
         if whole is None:
             return
         resting = 0
-        if whole.collection == "weights":
+        if whole.collection == "weights" and self.params.only_pushed:
             rest = state.groups.look()
             if rest.everywhere:
                 return
@@ -201,7 +210,7 @@ class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
             return self._asked(frame)
         changed = set(self.state.changed)
         still = np.fromiter((name not in changed for name in frame.rows), bool, len(frame.rows))
-        return still & self.state.pushed.among(frame.rows)
+        return still & self.state.pushed.among(frame.rows) if self.params.only_pushed else still
 
     def _asked(self, frame: TensorFrame) -> npt.NDArray[np.bool_]:
         """Which rows the parameter names."""

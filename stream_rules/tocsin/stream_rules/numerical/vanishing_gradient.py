@@ -3,9 +3,12 @@
 Two forms, each an episode of its own, both over `for_steps` summaries of the gradients in a row:
 
 - share: at least `share` of the tensors have a mean absolute gradient below `threshold`. A solved
-  task has small gradients too: this form rests while the loss is below 1 % of the first one.
+  task has small gradients too: this form rests while the loss is below `solved` of the first one.
 - depth: the first quarter of the layers has gradients less than `depth_ratio` times as large as the
   last quarter has (medians over tensors of the mean absolute gradient; from eight tensors on).
+
+The preset `sagemaker` is the condition that SageMaker Debugger documents: any tensor, in any
+summary, whatever the loss, and no form by depth.
 """
 
 from __future__ import annotations
@@ -34,7 +37,6 @@ from tocsin.stream_rules.rule import (
 )
 from tocsin.stream_rules.whole_frames import Doubles, WholeFrames, mean_abs, named
 
-_SOLVED: Final = 0.01
 _SMOOTH: Final = 0.1
 _LEAST: Final = 8
 
@@ -50,6 +52,8 @@ class VanishingGradientParams(Params):
     """How long, in steps of which gradients were summarised. Unit: summaries."""
     depth_ratio: float = Field(default=1e-5, ge=0, lt=1)
     """Gradients of the first layers against those of the last ones; 0 switches this form off."""
+    solved: float = Field(default=0.01, ge=0, lt=1)
+    """Loss against the first one below which a task is solved. Unit: share; 0: no task is."""
 
 
 @dataclass(slots=True)
@@ -86,6 +90,17 @@ class VanishingGradient(Rule[VanishingGradientParams, _State]):
         "residual connections, normalisation, or ReLU in place of sigmoid and tanh help.",
         alias="VanishingGradient",
         params=VanishingGradientParams,
+        presets={
+            "sagemaker": {
+                "threshold": 1e-7,
+                "share": 1e-9,
+                "for_steps": 1,
+                "depth_ratio": 0.0,
+                "solved": 0.0,
+            }
+        },
+        does_not_see="Gradients that vanish inside a module without parameters of its own, and one "
+        "tensor that starves among many that do not: `no_gradient` has those that get none at all.",
         resolve_after_steps=20,
     )
     state_type = _State
@@ -119,7 +134,7 @@ class VanishingGradient(Rule[VanishingGradientParams, _State]):
 
     def _solved(self) -> bool:
         first = self.state.first_loss
-        return first is not None and abs(self.state.loss) < _SOLVED * abs(first)
+        return first is not None and abs(self.state.loss) < self.params.solved * abs(first)
 
     def _judge(
         self, frame: TensorFrame, at: Moment, name: str, value: float, *, holds: bool
@@ -188,6 +203,7 @@ class VanishingGradient(Rule[VanishingGradientParams, _State]):
         facts = (*facts, Fact(name="summaries", value=float(form.row)))
         return Finding(
             about=about,
+            branch=about,
             subject=subject,
             reason=reason,
             first_step=form.first_step,

@@ -14,6 +14,10 @@ In healthy runs the median over the tensors was 4e-3 to 5e-3 (a small GPT, AdamW
 (a ResNet, SGD with momentum), and the largest of any tensor 0.06 and 0.17, in the first 30 steps.
 What stays above 0.2 is a rate that is too high for weights that cannot grow with it, for weight
 decay or normalisation; where they can, the ratio falls within ten steps, and the loss has the tale.
+
+The preset `sagemaker` has the limits that SageMaker Debugger documents, for any tensor and any
+summary from the first on, without the exceptions of the small side. Its rule compares two saved
+steps, by default 500 apart; here the change is that of one step.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from tocsin.schemas.issues import Evidence, Fact, Series, Subject
 from tocsin.schemas.runs import RunData, RunStarted
 from tocsin.schemas.telemetry import StepFrame, TensorFrame
 from tocsin.stream_rules.numerical.pushed_weights import PushedWeights
-from tocsin.stream_rules.numerical.resting_groups import RestingGroups
+from tocsin.stream_rules.numerical.resting_groups import Rest, RestingGroups
 from tocsin.stream_rules.rule import (
     SERIES_POINTS,
     Clear,
@@ -64,6 +68,9 @@ class WeightUpdateRatioParams(Params):
     """How many summaries in a row. Unit: summaries."""
     warmup_steps: int = Field(default=20, ge=0)
     """First steps that are left out. Unit: steps."""
+    only_pushed: bool = True
+    """Whether the small side leaves out weights that their gradients could not move, and those
+    whose learning rate rests."""
 
 
 @dataclass(slots=True)
@@ -105,6 +112,19 @@ class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
         "weights in bfloat16 keep a float32 copy, since small updates are rounded away.",
         alias="WeightUpdateRatio",
         params=WeightUpdateRatioParams,
+        presets={
+            "sagemaker": {
+                "small_threshold": 1e-8,
+                "large_threshold": 10.0,
+                "epsilon": 1e-9,
+                "share": 1e-9,
+                "for_summaries": 1,
+                "warmup_steps": 0,
+                "only_pushed": False,
+            }
+        },
+        does_not_see="A step that is far too large once, between two summaries, and weights that "
+        "are pushed to and fro without getting anywhere.",
         resolve_after_steps=20,
     )
     state_type = _State
@@ -136,9 +156,10 @@ class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
         state.steps = [*state.steps, whole.step][-SERIES_POINTS:]
         state.medians = [*state.medians, float(np.median(ratio))][-SERIES_POINTS:]
         every = np.ones(len(whole.rows), bool)
-        pushed = every if state.pushed.rows is None else state.pushed.among(whole.rows)
+        known = state.pushed.rows is not None and params.only_pushed
+        pushed = every if not known else state.pushed.among(whole.rows)
         small = ratio < params.small_threshold
-        rest = state.groups.look()
+        rest = state.groups.look() if params.only_pushed else Rest(everywhere=False, tensors=0)
         yield from self._side("large", ratio > params.large_threshold, every, 0, ratio, whole, at)
         if not rest.everywhere:
             yield from self._side("small", small, pushed, rest.tensors, ratio, whole, at)
@@ -181,6 +202,7 @@ class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
         limit = params.large_threshold if large else params.small_threshold
         return Finding(
             about=side,
+            branch=side,
             subject=Subject(kind="tensor", name=frame.rows[worst], collection="weights"),
             reason=f"one step changes {len(out)} of {watched} weights by "
             f"{'more' if large else 'less'} than {limit:.3g} of their norm since step "

@@ -97,6 +97,8 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
         remedy="Check the schedule: its length in steps, whether scheduler.step() is called once "
         "where it should be, and that its state is restored when a run is resumed.",
         params=LearningRateAnomalyParams,
+        does_not_see="A rate that is wrong from the start and stays there, and one that a user's "
+        "own optimizer keeps to itself.",
         resolve_after_steps=20,
     )
     state_type = _State
@@ -227,6 +229,7 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
         facts.append(Fact(name="highest_before", value=group.highest))
         return Finding(
             about=why if why in ("zero", "constant") else f"{why} {name}",
+            branch=why.replace(" ", "_"),
             subject=Subject(kind="learning_rate", name=name),
             reason=reason,
             first_step=step,

@@ -81,11 +81,15 @@ class LossDiverged(Rule[LossDivergedParams, _State]):
         meaning="The training loss has risen far above where it was, and stays there.",
         severity="warning",
         stop_worthy=True,
+        stops_because="ten times above where it was, over 50 steps and with one optimizer, no loss "
+        "of a completed run has been; what it had learned is gone, and goes on costing",
         inputs=(scalar("loss"),),
         capture_hint="the loss is seen when backward() is called on it; else run.log it as 'loss'",
         remedy="Lower the learning rate or lengthen its warm-up, clip gradients, and go on from "
         "the checkpoint named here; look at the data around the first step.",
         params=LossDivergedParams,
+        does_not_see="A loss that rises slowly and stays below twice its reference, and one that "
+        "was never lower: `loss_not_decreasing` has both.",
         resolve_after_steps=50,
     )
     state_type = _State

@@ -12,6 +12,11 @@ Either must hold `patience` times in a row. SageMaker Debugger's rule compares w
 steps ago and alarms on each of 75 public GPT trainings that all completed; this one on none of
 them, and, let in at 136 places in the middle as if resumed there, on 2. Of constant noisy losses it
 reports 83 % within ten times `num_steps`.
+
+With `against: before`, which the preset `sagemaker` has, the condition is the reference's own: a
+loss is looked at every `num_steps` steps, and compared with the newest that is as many steps older.
+Flat is one that is not below it by `diff_percent`; rising, one that is above it by more than
+`increase_threshold_percent`. Both are for people who move over: healthy runs meet them.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ from pydantic import Field
 
 from tocsin.schemas.issues import Evidence, Fact, Series, Subject
 from tocsin.schemas.telemetry import StepFrame
+from tocsin.stream_rules.progress.loss_before import LossBefore
 from tocsin.stream_rules.rule import (
     SERIES_POINTS,
     Clear,
@@ -48,8 +54,9 @@ _FIRST: Final = 20
 class LossNotDecreasingParams(Params):
     """Parameters of `loss_not_decreasing`."""
 
-    num_steps: int = Field(default=400, ge=6)
-    """How many losses before the first look. Unit: steps."""
+    num_steps: int = Field(default=400, ge=1)
+    """How many losses before the first look; against an earlier loss, also how far it is back.
+    Unit: steps."""
     diff_percent: float = Field(default=0.1, ge=0, lt=100)
     """What counts as a fall. Unit: percent of the loss."""
     increase_threshold_percent: float = Field(default=5.0, gt=0)
@@ -58,6 +65,8 @@ class LossNotDecreasingParams(Params):
     """How many looks in a row must agree."""
     mode: Literal["train", "eval"] = "train"
     """Which losses."""
+    against: Literal["beginning", "before"] = "beginning"
+    """What is compared: the run with its beginning, or a loss with the one `num_steps` before."""
 
 
 @dataclass(slots=True)
@@ -80,6 +89,7 @@ class _State:
     flat: int = 0
     rising: int = 0
     rising_step: int = 0
+    before: LossBefore = field(default_factory=LossBefore)
 
 
 class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
@@ -97,6 +107,17 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
         "labels belong to their inputs, and that gradients arrive; then try a higher rate.",
         alias="LossNotDecreasing",
         params=LossNotDecreasingParams,
+        presets={
+            "sagemaker": {
+                "num_steps": 10,
+                "diff_percent": 0.1,
+                "increase_threshold_percent": 5.0,
+                "patience": 1,
+                "against": "before",
+            }
+        },
+        does_not_see="A plateau after the run has learned something: most runs end on one. A run "
+        "that is shorter than `num_steps` losses is not looked at.",
         resolve_after_steps=0,
     )
     state_type = _State
@@ -116,10 +137,55 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
             if state.count == 0:
                 state.first_step, state.first_ms = step, at.now_ms
             state.last_step = step
+            if self.params.against == "before":
+                yield from self._look_back(step, loss)
+                continue
             self._add(step, loss)
             if state.count >= state.next_look:
                 state.next_look = math.ceil(state.next_look * _GROWTH)
                 yield from self._look(step)
+
+    def _look_back(self, step: int, loss: float) -> Iterable[Outcome]:
+        """The condition against an earlier loss."""
+        params, before = self.params, self.state.before
+        seen = before.take(
+            step,
+            loss,
+            num_steps=params.num_steps,
+            diff_percent=params.diff_percent,
+            increase_percent=params.increase_threshold_percent,
+        )
+        if seen is None:
+            return
+        for why in ("rising", "flat"):
+            if seen.why != why:
+                yield Clear(step, about=why)
+        if seen.why == "falling" or seen.row < params.patience:
+            return
+        word = "risen" if seen.why == "rising" else "not fallen"
+        yield Finding(
+            about=seen.why,
+            branch=seen.why,
+            subject=Subject(kind="loss", name="loss"),
+            reason=f"the loss has {word}: {loss:.4g} at step {step} after {seen.before:.4g} at "
+            f"step {seen.before_step}",
+            first_step=seen.first_step,
+            first_rank=self.state.rank,
+            evidence=Evidence(
+                facts=(
+                    Fact(name="reason", value=seen.why),
+                    Fact(name="loss", value=loss, limit=seen.limit),
+                    Fact(name="before", value=seen.before),
+                    Fact(name="looks", value=float(seen.row), limit=float(params.patience)),
+                ),
+                series=Series(
+                    name="loss",
+                    steps=tuple(before.steps),
+                    values=tuple(before.values),
+                    limit=seen.limit,
+                ),
+            ),
+        )
 
     def _add(self, step: int, loss: float) -> None:
         """Keep the run's losses as at most 512 means over equal lengths."""
@@ -183,6 +249,7 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
         )
         return Finding(
             about=why,
+            branch=why,
             subject=Subject(kind="loss", name="loss"),
             reason=reason,
             first_step=first,

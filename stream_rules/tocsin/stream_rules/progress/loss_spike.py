@@ -80,6 +80,8 @@ class LossSpike(Rule[LossSpikeParams, _State]):
         remedy="Look at the batches around the first step, and at the gradient norm just before; "
         "clip gradients or lower the learning rate if it comes back. Many spikes recover.",
         params=LossSpikeParams,
+        does_not_see="A spike in the first `window` steps, and one that is gone within `for_steps` "
+        "steps: those are part of the noise of most large trainings.",
         resolve_after_steps=0,
     )
     state_type = _State

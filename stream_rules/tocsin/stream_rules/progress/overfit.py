@@ -7,6 +7,9 @@ the median change from one evaluation to the next. A gap alone is what every mod
 learned its data; the reference's rule takes it for overfitting at the first evaluation. And a
 plateau lies above its own lowest point: of 120 small healthy trainings, with and without a
 schedule, 31 ended with their last evaluations 1 % above the best, and one meets the condition.
+
+With `rising: false`, which the preset `sagemaker` has, the gap alone is the condition, as SageMaker
+Debugger documents it.
 """
 
 from __future__ import annotations
@@ -40,6 +43,8 @@ class OverfitParams(Params):
     """How many evaluations in a row. Unit: evaluations."""
     least_percent: float = Field(default=5.0, ge=0)
     """How far above its best the evaluation loss stays. Unit: percent of the best."""
+    rising: bool = True
+    """Whether the evaluation loss must have risen, too; false: the gap alone is enough."""
     start_step: int = Field(default=0, ge=0)
     """Evaluations before it are not judged. Unit: steps."""
 
@@ -71,6 +76,11 @@ class Overfit(Rule[OverfitParams, _State]):
         "dropout or weight decay, or take a smaller model.",
         alias="Overfit",
         params=OverfitParams,
+        presets={
+            "sagemaker": {"ratio_threshold": 0.1, "patience": 1, "start_step": 0, "rising": False},
+        },
+        does_not_see="Overfitting that the loss does not show, an accuracy that falls while the "
+        "loss still improves, and a run whose evaluations compute no loss.",
         resolve_after_steps=0,
     )
     state_type = _State
@@ -88,9 +98,10 @@ class Overfit(Rule[OverfitParams, _State]):
         loss, train = evaluation.loss, evaluation.train
         if state.best is None or loss < state.best:
             state.best, state.best_step = loss, evaluation.step
-            state.row = 0
-            yield Clear()
-            return
+            if params.rising:
+                state.row = 0
+                yield Clear()
+                return
         if train is None or evaluation.step < params.start_step:
             return
         ratio = (loss - train) / max(abs(train), _EPSILON)
@@ -101,7 +112,9 @@ class Overfit(Rule[OverfitParams, _State]):
         if state.row == 0:
             state.first_step, state.first_ms = evaluation.step, evaluation.at_ms
         state.row += 1
-        if state.row >= params.patience and self._has_risen(state.best):
+        if state.row < params.patience:
+            return
+        if not params.rising or self._has_risen(state.best):
             yield self._finding(loss, train, state.best, ratio)
 
     def _has_risen(self, best: float) -> bool:
@@ -117,8 +130,7 @@ class Overfit(Rule[OverfitParams, _State]):
         return Finding(
             subject=Subject(kind="loss", name="loss"),
             reason=f"the evaluation loss is {loss:.4g}, {100 * ratio:,.0f} % above the training "
-            f"loss of {train:.4g}; its best was {best:.4g} at step {state.best_step}, "
-            f"{state.row} evaluations ago",
+            f"loss of {train:.4g}; its best was {best:.4g} at step {state.best_step}",
             first_step=state.first_step,
             first_rank=state.evaluations.rank,
             onset_ms=state.first_ms,

@@ -4,6 +4,8 @@ At each evaluation two losses are looked at: its own mean, and the mean training
 100 steps before it. One that has not come below its best by more than `delta` of that best for its
 patience is at its end; each is an episode of its own, with its name as the reason. How most runs
 end, so it is an info: what to do about it is for the budget to say.
+
+The preset `sagemaker` takes `delta` in units of the loss, as SageMaker Debugger documents it.
 """
 
 from __future__ import annotations
@@ -37,8 +39,10 @@ class OvertrainingParams(Params):
     """How long the training loss may stand still. Unit: evaluations."""
     patience_validation: int = Field(default=10, ge=1)
     """How long the evaluation loss may stand still. Unit: evaluations."""
-    delta: float = Field(default=0.01, ge=0, lt=1)
-    """What counts as an improvement. Unit: share of the best loss so far."""
+    delta: float = Field(default=0.01, ge=0)
+    """What counts as an improvement: a share of the best loss so far, unless `relative` is off."""
+    relative: bool = True
+    """Whether `delta` is a share of the best loss; false: it is in units of the loss."""
 
 
 @dataclass(slots=True)
@@ -74,6 +78,16 @@ class Overtraining(Rule[OvertrainingParams, _State]):
         remedy="Stop, or lower the learning rate: most schedules gain once more by that.",
         alias="Overtraining",
         params=OvertrainingParams,
+        presets={
+            "sagemaker": {
+                "patience_train": 5,
+                "patience_validation": 10,
+                "delta": 0.01,
+                "relative": False,
+            }
+        },
+        does_not_see="A run without evaluations; and it takes a loss that only scatters about its "
+        "best for one that stands still, which it mostly is.",
         resolve_after_steps=0,
     )
     state_type = _State
@@ -101,7 +115,8 @@ class Overtraining(Rule[OvertrainingParams, _State]):
         loss = self.state.losses.setdefault(which, _Loss())
         loss.steps = [*loss.steps, evaluation.step][-SERIES_POINTS:]
         loss.values = [*loss.values, value][-SERIES_POINTS:]
-        if loss.best is None or loss.best - value > self.params.delta * abs(loss.best):
+        size = 1.0 if loss.best is None or not self.params.relative else abs(loss.best)
+        if loss.best is None or loss.best - value > self.params.delta * size:
             loss.best, loss.best_step, loss.since = value, evaluation.step, 0
             yield Clear(about=which)
             return
@@ -117,6 +132,7 @@ class Overtraining(Rule[OvertrainingParams, _State]):
         name = "evaluation loss" if which == "validation" else "training loss"
         return Finding(
             about=which,
+            branch=which,
             subject=Subject(kind="loss", name="loss"),
             reason=f"the {name} has not improved for {loss.since} evaluations: it is {value:.4g}, "
             f"its best was {best:.4g} at step {loss.best_step}",

@@ -83,6 +83,9 @@ class StalledTraining(Rule[StalledTrainingParams, _State]):
         "collective that one rank has not joined, or a file system that hangs.",
         alias="StalledTrainingRule",
         params=StalledTrainingParams,
+        presets={"sagemaker": {"threshold": "30m"}},
+        does_not_see="A training that hangs before its first step: `max_initialization_time` has "
+        "it. One that goes on with steps that change nothing is progress, too.",
         resolve_after_steps=0,
     )
     state_type = _State

@@ -75,6 +75,8 @@ class TelemetryLost(Rule[TelemetryLostParams, _State]):
         remedy="See whether the process and its node are alive, and whether the node reaches the "
         "bus. Training itself may be well.",
         params=TelemetryLostParams,
+        does_not_see="Why it is silent: a process that is gone, a node that is cut off and a bus "
+        "that cannot be reached look the same. A rank that never spoke is not missed.",
         resolve_after_steps=0,
     )
     state_type = _State
