@@ -113,6 +113,7 @@ class RuleMeta:
         params: its parameter model.
         presets: other values of the parameters under a name; "sagemaker": what SageMaker Debugger
             documents for the rule of that alias.
+        branches: what each of its conditions means, by the word that its findings have as `branch`.
         by_default: whether it runs where the configuration does not list it; False for a rule that
             must be told what to watch.
         stops_because: why a critical issue of it is worth a stop.
@@ -130,6 +131,7 @@ class RuleMeta:
     remedy: str
     params: type[Params]
     presets: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    branches: Mapping[str, str] = field(default_factory=dict)
     by_default: bool = True
     comes: Literal["always", "maybe", "later"] = "always"
     stop_worthy: bool = False
