@@ -105,7 +105,7 @@ not on this machine, for example) leave it at 0. With `--json` it is one object:
 
 """
 
-_RULE_KEYS: Final = frozenset({"name", "use", "match", "params", "severity", "actions"})
+_RULE_KEYS: Final = frozenset({"name", "use", "match", "preset", "params", "severity", "actions"})
 
 
 def config_page(catalogue: Catalogue | None = None) -> str:

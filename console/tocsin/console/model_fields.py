@@ -63,7 +63,8 @@ _WORDS: Final[Mapping[object, str]] = {
     float: "number",
     str: "text",
 }
-_UNIT: Final = re.compile(r"\s*Unit: ([^.;]+)(?:; ([^.]+))?\.")
+_UNIT: Final = re.compile(r"\s*Unit: ((?:[^.;]|\.(?=\d))+)(?:; ((?:[^.]|\.(?=\d))+))?\.")
+"""A point before a digit belongs to a number."""
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_./*][A-Za-z0-9_./%:@*-]*")
 
 
