@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import Final
 
+from tocsin.stream_rules.progress.checkpoint_stall import CheckpointStall
 from tocsin.stream_rules.progress.learning_rate_anomaly import LearningRateAnomaly
 from tocsin.stream_rules.progress.loss_diverged import LossDiverged
 from tocsin.stream_rules.progress.loss_not_decreasing import LossNotDecreasing
 from tocsin.stream_rules.progress.loss_spike import LossSpike
+from tocsin.stream_rules.progress.max_initialization_time import MaxInitializationTime
 from tocsin.stream_rules.progress.overfit import Overfit
 from tocsin.stream_rules.progress.overtraining import Overtraining
 from tocsin.stream_rules.progress.stalled_training import StalledTraining
+from tocsin.stream_rules.progress.step_outlier import StepOutlier
 from tocsin.stream_rules.progress.telemetry_lost import TelemetryLost
+from tocsin.stream_rules.progress.throughput_regression import ThroughputRegression
 from tocsin.stream_rules.rule import AnyRule
 
 RULES: Final[tuple[type[AnyRule], ...]] = (
@@ -23,4 +27,8 @@ RULES: Final[tuple[type[AnyRule], ...]] = (
     LearningRateAnomaly,
     StalledTraining,
     TelemetryLost,
+    MaxInitializationTime,
+    CheckpointStall,
+    ThroughputRegression,
+    StepOutlier,
 )

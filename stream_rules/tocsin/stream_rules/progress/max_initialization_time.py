@@ -1,0 +1,129 @@
+"""`max_initialization_time`: the job has begun, and no step has come for long.
+
+The time runs from the first record of the run, the launcher's or a rank's, to the first step of
+any rank. What else shows that the job is at its work ends it, too: evaluation losses and forward
+calls of the model, for a program that only evaluates makes no step at all. The threshold is that of
+SageMaker Debugger's rule of that name, which never fires where a step comes late but comes, and,
+inside of its report, not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from pydantic import Field
+
+from tocsin.schemas.config_values import Duration
+from tocsin.schemas.issues import Evidence, Fact, Subject
+from tocsin.schemas.runs import Heartbeat, RunData, RunStarted
+from tocsin.schemas.telemetry import StepFrame
+from tocsin.stream_rules.rule import (
+    Clear,
+    Finding,
+    Moment,
+    Outcome,
+    Params,
+    Rule,
+    RuleMeta,
+    event,
+    scalar,
+)
+
+_MAX_GRACE_MS: Final = 60_000
+
+
+class MaxInitializationTimeParams(Params):
+    """Parameters of `max_initialization_time`."""
+
+    threshold: Duration = Field(default=timedelta(minutes=20), examples=["20m"])
+    """How long until the first step. Unit: a duration."""
+
+
+@dataclass(slots=True)
+class _State:
+    started_ms: int | None = None
+    boot: str = ""
+    seq: int = 0
+    works: bool = False
+    told: bool = False
+
+
+class MaxInitializationTime(Rule[MaxInitializationTimeParams, _State]):
+    """A warning; resolved by the first step."""
+
+    meta = RuleMeta(
+        name="max_initialization_time",
+        version=1,
+        family="progress",
+        meaning="The job has begun, but its first step has not come for long.",
+        severity="warning",
+        inputs=(event(RunStarted), event(Heartbeat), scalar("*", mode=None)),
+        remedy="Look what the job does (py-spy dump --pid PID): data that are prepared or "
+        "downloaded, a rank that the others wait for, a compilation, a file system that hangs.",
+        does_not_see="A program that calls its model without ever making a step: it is taken for "
+        "one that evaluates. What a launcher's shell script does before and after the training "
+        "counts as the job.",
+        alias="MaxInitializationTime",
+        presets={"sagemaker": {"threshold": timedelta(minutes=20)}},
+        params=MaxInitializationTimeParams,
+        resolve_after_steps=0,
+    )
+    state_type = _State
+
+    def next_due_ms(self) -> int | None:
+        state = self.state
+        if state.started_ms is None or state.works or state.told:
+            return None
+        return state.started_ms + self.params.threshold // timedelta(milliseconds=1)
+
+    def grace_ms(self) -> int:
+        return min(_MAX_GRACE_MS, self.params.threshold // timedelta(milliseconds=1))
+
+    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+        state = self.state
+        if state.started_ms is None:
+            state.started_ms, state.boot, state.seq = at.now_ms, at.boot, at.seq
+        works = isinstance(data, Heartbeat) and (
+            data.forward_calls > 0 or data.last_step is not None
+        )
+        if at.run.ended or at.run.leaving or works:
+            return self._works()
+        return ()
+
+    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+        return self._works()
+
+    def on_timer(self, at: Moment) -> Iterable[Outcome]:
+        state = self.state
+        state.told = True
+        waited_s = (at.now_ms - (state.started_ms or at.now_ms)) / 1000
+        ranks = sorted(at.run.live_ranks())
+        yield Finding(
+            subject=Subject(kind="run", name=at.run.run_id),
+            reason=f"no step has come in the {waited_s:,.0f} s since the job began",
+            first_step=0,
+            episode=f"{state.boot}/{state.seq}",
+            onset_ms=state.started_ms,
+            evidence=Evidence(
+                facts=(
+                    Fact(
+                        name="without_step",
+                        value=waited_s,
+                        limit=self.params.threshold / timedelta(seconds=1),
+                        unit="s",
+                    ),
+                ),
+                explanation=f"{len(ranks)} ranks have reported so far"
+                if ranks
+                else "no rank has reported so far: the training has not come to its optimizer",
+            ),
+        )
+
+    def _works(self) -> Iterable[Outcome]:
+        if self.state.works:
+            return ()
+        self.state.works = True
+        return (Clear(),) if self.state.told else ()
