@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         Series,
         Subject,
     )
+    from tocsin.schemas.observed import LayerInputsSeen, LossInputsSeen, ModeSeen
     from tocsin.schemas.real import Real
     from tocsin.schemas.runs import (
         CaptureDegraded,
@@ -96,10 +97,13 @@ __all__ = [
     "IssueFiring",
     "IssueOngoing",
     "IssueResolved",
+    "LayerInputsSeen",
     "LookCloser",
+    "LossInputsSeen",
     "MalformedRecord",
     "Meta",
     "MissingExtra",
+    "ModeSeen",
     "PhaseMark",
     "RankView",
     "Real",
@@ -159,6 +163,7 @@ _MODULES = (
     "events",
     "identity",
     "issues",
+    "observed",
     "real",
     "runs",
     "signing",

@@ -30,7 +30,8 @@ MODES: Final[tuple[Mode, ...]] = ("train", "eval", "predict", "global")
 OWN_FRAMES: Final = frozenset(
     (
         *("attention", "checksums", "confusion", "embeddings", "input_channels", "labels"),
-        *("local_gradients", "logits", "routers", "tensors", "tokens", "updates"),
+        *("local_gradients", "logits", "no_gradient", "not_optimized", "routers", "tensors"),
+        *("tokens", "updates"),
     )
 )
 """Collections that come with others and have no schedule: no custom one may have their name."""

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 import tocsin.schemas.control
 import tocsin.schemas.deliveries
 import tocsin.schemas.issues
+import tocsin.schemas.observed
 import tocsin.schemas.runs  # noqa: F401  (importing these registers their event types)
 from tocsin.schemas.errors import MalformedRecord, UnknownRecord
 from tocsin.schemas.events import EVENT_TYPES, Data, Event
