@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
+from tocsin.stream_rules.data.check_input_images import CheckInputImages
+from tocsin.stream_rules.data.class_imbalance import ClassImbalance
+from tocsin.stream_rules.data.confusion import Confusion
+from tocsin.stream_rules.data.nlp_sequence_ratio import NlpSequenceRatio
 from tocsin.stream_rules.rule import AnyRule
 
-RULES: Final[tuple[type[AnyRule], ...]] = ()
+RULES: Final[tuple[type[AnyRule], ...]] = (
+    ClassImbalance,
+    Confusion,
+    CheckInputImages,
+    NlpSequenceRatio,
+)

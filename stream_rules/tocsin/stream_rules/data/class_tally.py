@@ -1,0 +1,79 @@
+"""Labels, predictions and hits of each class, added up over the summaries of one mode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from tocsin.schemas.telemetry import TensorFrame
+from tocsin.stream_rules.state_codec import StateArray
+from tocsin.stream_rules.whole_frames import Doubles, WholeFrames
+
+_MOST: Final = 64
+"""Summaries that are added up at most."""
+
+
+@dataclass(slots=True)
+class Recent:
+    """The counts of the last summaries: as many as hold `samples` labels, and no more.
+
+    The first axis are the classes; a later summary may have more of them.
+    """
+
+    tables: list[StateArray] = field(default_factory=list)
+    labels: list[float] = field(default_factory=list)
+
+    def add(self, table: Doubles, labels: float, samples: int) -> None:
+        """Take a summary of so many labels; what is not needed for `samples` is left out."""
+        self.tables.append(table)
+        self.labels.append(labels)
+        while len(self.tables) > _MOST or sum(self.labels[1:]) >= samples:
+            del self.tables[0], self.labels[0]
+
+    @property
+    def seen(self) -> float:
+        """How many labels."""
+        return sum(self.labels)
+
+    def total(self) -> Doubles:
+        """All together, as large as the largest."""
+        whole = np.zeros(np.max([table.shape for table in self.tables], axis=0))
+        for table in self.tables:
+            whole[tuple(slice(n) for n in table.shape)] += table
+        return whole
+
+
+@dataclass(slots=True)
+class ClassTally:
+    """The classes of one mode.
+
+    `labels` are those of all summaries so far, the first of which began at step `since`; `recent`
+    has labels and hits of the last ones.
+    """
+
+    frames: WholeFrames = field(default_factory=WholeFrames)
+    labels: StateArray = field(default_factory=lambda: np.zeros(0))
+    recent: Recent = field(default_factory=Recent)
+    predicted: bool = False
+    since: int | None = None
+
+    def take(self, frame: TensorFrame, samples: int) -> TensorFrame | None:
+        """Add a summary of the collection `labels`; None: it is not new, or not whole."""
+        whole = self.frames.take(frame)
+        labels = None if whole is None else whole.count("labels")
+        if whole is None or labels is None or not len(whole.rows):
+            return None
+        counted = labels.astype(np.float64)
+        known = np.zeros(max(len(counted), len(self.labels)))
+        known[: len(self.labels)] = self.labels
+        known[: len(counted)] += counted
+        self.labels = known
+        if self.since is None:
+            self.since = max(0, whole.step - whole.every)
+        hits = whole.count("hits")
+        self.predicted = hits is not None
+        right = counted * 0 if hits is None else hits.astype(np.float64)
+        self.recent.add(np.column_stack((counted, right)), float(counted.sum()), samples)
+        return whole
