@@ -69,6 +69,9 @@ class Evidence(Model):
     )
     also: Many[Word] = Field(default=(), max_length=32, description="the next ones, by name")
     explanation: Text = Field(default="", description="how the origin was decided")
+    cause: Text = Field(
+        default="", description="why it is the consequence of another issue, if it is one"
+    )
 
 
 @EVENT_TYPES.register
@@ -177,12 +180,17 @@ class IssueResolved(IssueFiring):
 
 
 def gravest(issues: Sequence[IssueFiring]) -> IssueFiring | None:
-    """The first critical one, else the first warning, else the first; None if there is none."""
-    for severity in ("critical", "warning"):
-        for issue in issues:
-            if issue.severity == severity:
-                return issue
-    return issues[0] if issues else None
+    """The first critical one, else the first warning, else the first; None if there is none.
+
+    Where that is the consequence of another of these, the other.
+    """
+    if not issues:
+        return None
+    told = next(
+        (i for severity in ("critical", "warning") for i in issues if i.severity == severity),
+        issues[0],
+    )
+    return next((issue for issue in issues if issue.issue_id == told.consequence_of), told)
 
 
 Issue = IssueFiring

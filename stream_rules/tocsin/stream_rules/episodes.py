@@ -16,6 +16,7 @@ from tocsin.schemas.issues import (
     Severity,
     Subject,
 )
+from tocsin.stream_rules.causes import SAMPLED, Attribution, Known
 from tocsin.stream_rules.facts import RunFacts
 from tocsin.stream_rules.rule import Clear, Finding, Moment, Outcome, RuleMeta
 
@@ -29,17 +30,25 @@ _GRAVITY: Final[tuple[Severity, ...]] = ("info", "warning", "critical")
 class Told:
     """An issue's state to be published; `number` counts the states of its episode.
 
-    `look` is what the run is asked for because of it.
+    `look` is what the run is asked for because of it. `because`: it is told once more only to name
+    this issue as its cause; such a state is not counted.
     """
 
     issue: IssueFiring
     number: int
     look: LookCloser | None = None
+    because: str | None = None
+
+    @property
+    def event_id(self) -> str:
+        """The id of its event: the same whenever the same state is told again."""
+        nth = self.number if self.because is None else f"because/{self.because}"
+        return f"{self.issue.issue_id}/{self.issue.state}/{nth}"
 
 
 @dataclass(slots=True)
 class Episode:
-    """One open issue of one rule instance."""
+    """One open issue of one rule instance. `cause` is the issue that it is a consequence of."""
 
     id: str
     subject: Subject
@@ -52,9 +61,26 @@ class Episode:
     onset_ms: int
     evidence: Evidence
     branch: str = ""
+    cause: str | None = None
+    why: str = ""
     told: int = 0
     told_ms: int = 0
     clear_since: int | None = None
+
+    def known(self, rule: str) -> Known:
+        """What `Causes` remembers of it."""
+        return Known(
+            id=self.id,
+            rule=rule,
+            branch=self.branch,
+            reason=self.reason,
+            step=self.first_step,
+            rank=self.first_rank,
+            onset_ms=self.onset_ms,
+            sampled=self.subject.kind in SAMPLED,
+            root=self.cause or self.id,
+            why=self.why,
+        )
 
     def rises(self, finding: Finding, meta: RuleMeta, *, fixed: bool) -> bool:
         """Whether a finding is graver than all before it, or the first that is worth a stop; the
@@ -103,6 +129,18 @@ class Episodes:
         self.found += 1
         return _tell(IssueFiring, episode, at, name, meta)
 
+    def attribute(self, found: Attribution) -> Episode | None:
+        """The open episode of that issue, with its cause from now on; None: there is none."""
+        for episode in self.open.values():
+            if episode.id == found.issue:
+                episode.cause, episode.why = found.cause, found.why
+                return episode
+        return None
+
+    def say_again(self, episode: Episode, at: Moment, *, name: str, meta: RuleMeta) -> Told:
+        """An open episode once more, now with its cause."""
+        return Told(_issue(IssueOngoing, episode, at, name, meta), 0, because=episode.cause)
+
     def _clear(
         self, episode: Episode, outcome: Clear, at: Moment, name: str, meta: RuleMeta
     ) -> Told | None:
@@ -147,8 +185,20 @@ def _tell(
     *,
     raised_from: Severity | None = None,
 ) -> Told:
+    issue = _issue(model, episode, at, name, meta)
+    if raised_from is not None:
+        issue = issue.model_copy(update={"raised_from": raised_from})
+    told = Told(issue, episode.told)
+    episode.told += 1
+    episode.told_ms = at.now_ms
+    return told
+
+
+def _issue(
+    model: type[IssueFiring], episode: Episode, at: Moment, name: str, meta: RuleMeta
+) -> IssueFiring:
     run: RunFacts = at.run
-    issue = model(
+    return model(
         run_id=run.run_id,
         incarnation=run.incarnation,
         rank=episode.first_rank or 0,
@@ -169,12 +219,7 @@ def _tell(
         onset_ms=episode.onset_ms,
         at_ms=at.now_ms,
         labels=dict(run.labels),
-        evidence=episode.evidence,
+        evidence=episode.evidence.model_copy(update={"cause": clip(episode.why)}),
+        consequence_of=episode.cause,
         last_good_checkpoint=run.checkpoint_before(episode.first_step),
     )
-    if raised_from is not None:
-        issue = issue.model_copy(update={"raised_from": raised_from})
-    told = Told(issue, episode.told)
-    episode.told += 1
-    episode.told_ms = at.now_ms
-    return told

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tocsin.schemas.errors import MalformedRecord
@@ -14,6 +14,7 @@ from tocsin.schemas.identity import issue_id
 from tocsin.schemas.issues import Evidence, Fact, IssueFiring, Subject
 from tocsin.schemas.runs import RuleStatus
 from tocsin.stream_rules.about_rules.rule_failed import RuleFailed
+from tocsin.stream_rules.causes import Attribution, Known
 from tocsin.stream_rules.episodes import Episodes, Told
 from tocsin.stream_rules.instances import RuleSpec
 from tocsin.stream_rules.rule import AnyRule, Moment, Outcome
@@ -124,6 +125,27 @@ class Instance:
             for outcome in outcomes
         )
         return [told for told in taken if told is not None]
+
+    def attribute(self, found: Attribution, told: Told, at: Moment) -> Told | None:
+        """An issue of it is the consequence of another. `told` is what made that known: the issue
+        itself, which is then told with its cause, or the cause, and the issue is told once more.
+
+        None: it is another's, or is over.
+        """
+        episode = self._shell.episodes.attribute(found)
+        if episode is None:
+            return None
+        if told.issue.issue_id == found.issue:
+            evidence = told.issue.evidence.model_copy(update={"cause": clip(found.why)})
+            update = {"consequence_of": found.cause, "evidence": evidence}
+            return replace(told, issue=told.issue.model_copy(update=update))
+        meta = self.spec.rule.meta
+        return self._shell.episodes.say_again(episode, at, name=self.spec.name, meta=meta)
+
+    def open_issues(self) -> list[Known]:
+        """Its open issues, as far as causes are looked for."""
+        name = self.spec.rule.meta.name
+        return [episode.known(name) for episode in self._shell.episodes.open.values()]
 
     def snapshot(self) -> bytes:
         """Its state as the payload of a snapshot record."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -130,8 +130,29 @@ class RunEngine:
         for instance in self.instances if everyone else listeners:
             if offset >= instance.covers and instance.spec.fits(self.state.labels):
                 seen = instance.spec.name in fed
-                told += instance.call(method, at, fails_as=self._failing, input_seen=seen)
+                found = instance.call(method, at, fails_as=self._failing, input_seen=seen)
+                told += self._with_causes(found, at)
         return [self._with_look(one) for one in told]
+
+    def _with_causes(self, found: Sequence[Told], at: Moment) -> Iterator[Told]:
+        """The same, each with its cause; and what was told before, of which one is the cause."""
+        for told in found:
+            if told.issue.state == "resolved":
+                self.state.causes.resolved(told.issue)
+            fires = told.issue.state == "firing"
+            attributions = self.state.causes.fired(told.issue) if fires else []
+            again: list[Told] = []
+            for attribution in attributions:
+                for instance in self.instances:
+                    placed = instance.attribute(attribution, told, at)
+                    if placed is None:
+                        continue
+                    if placed.issue.issue_id == told.issue.issue_id:
+                        told = placed
+                    else:
+                        again.append(placed)
+            yield told
+            yield from again
 
     def _with_look(self, told: Told) -> Told:
         """With the request that it brings, unless the run has ended or was asked not long ago."""
@@ -167,7 +188,7 @@ class RunEngine:
                 continue
             at = Moment(now_ms=due_ms, run=self.state)
             found = instance.call(_timer(at), at, fails_as=self._failing, input_seen=False)
-            told += [self._with_look(one) for one in found]
+            told += [self._with_look(one) for one in self._with_causes(found, at)]
         return told
 
     def _failures(self, now_ms: int) -> list[Told]:
@@ -291,6 +312,7 @@ class RunEngine:
                 instance.restore(saved.payload, covers=saved.next_offset)
             except MalformedRecord as error:
                 _cold(saved, str(error))
+        self.state.causes.restored(i for each in self.instances for i in each.open_issues())
 
 
 def _timer(at: Moment) -> Callable[[AnyRule], Iterable[Outcome]]:

@@ -22,6 +22,7 @@ from tocsin.schemas.runs import (
 )
 from tocsin.schemas.telemetry import Frame, StepFrame, SystemFrame, TensorFrame
 from tocsin.schemas.wire import Meta
+from tocsin.stream_rules.causes import Causes
 from tocsin.stream_rules.stop_view import answered
 
 QUIET_MS: Final = 60_000
@@ -85,6 +86,7 @@ class RunState:
     stop: StopView | None = None
     looked_ms: int | None = None
     """When the run was last asked to capture more (record time)."""
+    causes: Causes = field(default_factory=Causes)
 
     # -- records in ------------------------------------------------------------------------
 

@@ -188,7 +188,7 @@ class RulesService(Service):
         issue = told.issue
         event: Event[Data] = Event.of(
             issue,
-            id=f"{issue.issue_id}/{issue.state}/{told.number}",
+            id=told.event_id,
             source=f"/runs/{issue.run_id}/rules/{issue.rule}",
             time_ms=issue.at_ms,
             subject=issue.subject.name[:400],
