@@ -76,6 +76,9 @@ class DiskFull(Rule[DiskFullParams, _State]):
         remedy="Delete old checkpoints or keep fewer of them; a checkpoint that does not fit is "
         "lost, and often the job with it.",
         params=DiskFullParams,
+        branches={"soon": "it will be full within the horizon", "full": "it is full: critical"},
+        does_not_see="Quotas, and file systems of other folders than the working folder and those "
+        "in capture.system.folders; a disk that runs out of inodes.",
         resolve_after_steps=0,
     )
     state_type = _State
@@ -135,6 +138,7 @@ class DiskFull(Rule[DiskFullParams, _State]):
             facts.append(Fact(name="full_in", value=ahead, limit=limit_s, unit="s"))
         return Finding(
             about=f"{why} {name}",
+            branch=why,
             subject=Subject(kind="node", name=name),
             reason=reason,
             episode=latch.episode,

@@ -38,14 +38,12 @@ from tocsin.stream_rules.rule import (
     system,
 )
 from tocsin.stream_rules.state_codec import StateArray
+from tocsin.stream_rules.system.gpus import CAPTURE_HINT, gpus_with
 from tocsin.stream_rules.system.latch import Latch
 
 Why = Literal["unused", "underused", "fluctuating"]
 
 _SETTLED: Final = 0.1
-_TAKEN_SHARE: Final = 0.02
-"""Of a GPU's memory: below it no process holds any. Drivers reserve less; a context alone takes
-some hundred megabytes."""
 
 
 class LowGpuUtilizationParams(Params):
@@ -96,34 +94,45 @@ class LowGpuUtilization(Rule[LowGpuUtilizationParams, _State]):
             system("gpu.*.memory_total_bytes", beside=True),
             system("gpu.*.of_job", beside=True),
         ),
-        capture_hint="NVIDIA GPUs are sampled on the node through its driver",
+        capture_hint=CAPTURE_HINT,
         remedy="Give the data loader more workers, pin its memory, take larger batches; an idle "
         "GPU belongs in CUDA_VISIBLE_DEVICES of another job.",
         alias="LowGPUUtilization",
         params=LowGpuUtilizationParams,
+        presets={
+            "sagemaker": {
+                "threshold_p95": 70.0,
+                "threshold_p5": 10.0,
+                "window": 500,
+                "patience": 1000,
+            }
+        },
+        branches={
+            "unused": "never above zero, though a process holds its memory",
+            "underused": "busy for less than threshold_p95 of the time",
+            "fluctuating": "between busy and idle, an info",
+        },
+        does_not_see="A GPU is busy for the driver while any kernel runs on it, however small, and "
+        "while it waits inside of a collective; GPUs of other makers are not sampled.",
         resolve_after_steps=0,
     )
     state_type = _State
 
     def on_system(self, frame: SystemFrame, at: Moment) -> Iterable[Outcome]:
-        for column in frame.columns:
-            kind, _, rest = column.partition(".")
-            number, _, what = rest.partition(".")
-            values = frame.column(column)
-            if kind != "gpu" or what != "utilization_percent" or values is None:
+        for there in gpus_with(frame, "utilization_percent"):
+            values, name = there.column("utilization_percent"), there.name
+            if values is None:
                 continue
-            name = f"gpu {number} of {frame.node}"
-            of_job = frame.column(f"gpu.{number}.of_job")
-            if of_job is not None and not of_job[-1]:
+            if not there.of_job:
                 gpu = self.state.gpus.pop(name, None)
                 if gpu is not None and gpu.why:
                     yield Clear(about=f"{gpu.why} {name}")
                 continue
             gpu = self.state.gpus.setdefault(name, _Gpu())
-            self._add(gpu, frame, f"gpu.{number}", values)
+            self._add(gpu, frame, values, taken=there.taken)
             yield from self._judge(name, gpu, at)
 
-    def _add(self, gpu: _Gpu, frame: SystemFrame, prefix: str, values: Doubles) -> None:
+    def _add(self, gpu: _Gpu, frame: SystemFrame, values: Doubles, *, taken: bool) -> None:
         times = frame.at_us.astype(np.int64)
         new = (times > gpu.last_us) & np.isfinite(values)
         if not new.any():
@@ -136,9 +145,7 @@ class LowGpuUtilization(Rule[LowGpuUtilizationParams, _State]):
         seconds = (times[new] - gpu.start_us) / 1e6
         gpu.times = np.concatenate([gpu.times, seconds])[-window:]
         gpu.values = np.concatenate([gpu.values, values[new]])[-window:]
-        used = frame.column(f"{prefix}.memory_used_bytes")
-        total = frame.column(f"{prefix}.memory_total_bytes")
-        gpu.taken = used is None or total is None or bool(used[-1] > _TAKEN_SHARE * total[-1])
+        gpu.taken = taken
 
     def _judge(self, name: str, gpu: _Gpu, at: Moment) -> Iterable[Outcome]:
         params = self.params
@@ -182,6 +189,7 @@ class LowGpuUtilization(Rule[LowGpuUtilizationParams, _State]):
         every = max(1, len(gpu.values) // SERIES_POINTS + 1)
         return Finding(
             about=f"{why} {name}",
+            branch=why,
             subject=Subject(kind="device", name=name),
             reason=f"{name} {text} in the last {seconds:,.0f} s",
             episode=gpu.latch.episode,
