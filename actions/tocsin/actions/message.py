@@ -122,7 +122,7 @@ def _rows(issue: Issue, did: Sequence[str]) -> Iterator[tuple[str, str]]:
     if evidence.explanation:
         yield "How decided", evidence.explanation
     if issue.consequence_of is not None:
-        yield "Caused by", f"issue {issue.consequence_of}"
+        yield "Caused by", evidence.cause or f"issue {issue.consequence_of}"
     if (good := issue.last_good_checkpoint) is not None:
         step = "before the first step" if good.step < 0 else f"step {good.step:,}"
         yield "Good checkpoint", f"{good.path} ({step}), the newest from before the onset"

@@ -123,7 +123,8 @@ def _paragraphs(story: Story) -> Iterator[tuple[str, list[str]]]:
     if followed := list(_followed_lines(story)):
         yield "What followed", followed
     if issue.consequence_of is not None:
-        yield "Caused by", [_other(issue.consequence_of, story.cause)]
+        why = [plain_line(evidence.cause)] if evidence.cause else []
+        yield "Caused by", [_other(issue.consequence_of, story.cause), *why]
     if issue.remedy:
         yield "What to try", [plain_line(issue.remedy)]
     if (good := issue.last_good_checkpoint) is not None:

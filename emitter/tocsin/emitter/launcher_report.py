@@ -16,7 +16,7 @@ from tocsin.schemas.control import (
 )
 from tocsin.schemas.deliveries import Delivery
 from tocsin.schemas.events import Data
-from tocsin.schemas.issues import Issue, gravest
+from tocsin.schemas.issues import SHORT_ID, Issue, gravest
 from tocsin.schemas.text import plain_line
 
 PREFIX = "tocsin: "
@@ -32,7 +32,10 @@ def issue_line(issue: Issue) -> str:
     if issue.first_rank is not None and issue.world_size > 1:
         where.append(f"rank {issue.first_rank}")
     where.append(issue.subject.name)
-    return plain_line(f"{issue.severity}: {issue.rule} at {', '.join(where)}: {issue.reason}")
+    line = f"{issue.severity}: {issue.rule} at {', '.join(where)}: {issue.reason}"
+    if issue.consequence_of is not None:
+        line += f" (a consequence of {issue.consequence_of[:SHORT_ID]})"
+    return plain_line(line)
 
 
 def delivery_line(delivery: Delivery) -> str | None:

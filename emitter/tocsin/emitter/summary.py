@@ -98,6 +98,8 @@ def _issue(issue: Issue) -> dict[str, object]:
     return {
         "id": issue.issue_id,
         "rule": issue.rule,
+        "branch": issue.branch,
+        "consequence_of": issue.consequence_of,
         "severity": issue.severity,
         "state": issue.state,
         "first_step": issue.first_step,

@@ -212,8 +212,10 @@ def test_a_run_without_issues_tells_who_stopped_it() -> None:
 
 
 def test_an_issue_is_meant_by_its_id_its_beginning_or_its_run() -> None:
-    for text in (NAN.issue_id, NAN.issue_id[:8], NAN.issue_id[:4].upper(), "run-1"):
+    for text in (NAN.issue_id, NAN.issue_id[:8], NAN.issue_id[:4].upper()):
         assert choose_issue(VIEW, text) == NAN, text
+    # Of a run: where its story began.
+    assert choose_issue(VIEW, "run-1") == LOSS
     assert choose_issue(BusView([view()], [], []), "run-1") == view()
     later = issue(training=1, severity="warning")
     again = BusView([view(training=1)], [NAN, later], [])
@@ -224,7 +226,7 @@ def test_an_issue_is_meant_by_the_beginning_of_its_runs_id() -> None:
     other = view("vit-1")
     known = BusView([*VIEW.runs, other, view("vit-2", ended=True)], VIEW.issues, [])
     for text in ("r", "run", "run-"):
-        assert choose_issue(known, text) == NAN, text
+        assert choose_issue(known, text) == LOSS, text
     assert choose_issue(known, "vit") == other
     short = view(NAN.issue_id[:4] + "-run")
     assert choose_issue(BusView([short], VIEW.issues, []), NAN.issue_id[:4]) == NAN

@@ -79,7 +79,8 @@ def test_the_summary_is_as_contracted(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert found["version"] == 1
     assert list(found["issues"][0]) == [
-        "id", "rule", "severity", "state", "first_step", "first_rank", "subject", "reason",
+        "id", "rule", "branch", "consequence_of", "severity", "state", "first_step", "first_rank",
+        "subject", "reason",
         "evidence",
     ]  # fmt: skip
     assert found["issues"][0]["evidence"]["facts"][0]["value"] == "NaN"
