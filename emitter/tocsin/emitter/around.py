@@ -20,12 +20,14 @@ from tocsin.emitter.losses import Loss
 from tocsin.emitter.named_losses import NamedLosses
 from tocsin.emitter.other_optimizers import OtherOptimizers
 from tocsin.emitter.outbox import StepRow
+from tocsin.emitter.source_checks import SourceChecks
 from tocsin.emitter.step_phases import Edge, StepPhases
 from tocsin.emitter.wall import Wall
 from tocsin.schemas.runs import PhaseMark
 
 if TYPE_CHECKING:
     from tocsin.emitter.training import Training
+    from tocsin.emitter.watched import Optimizers
 
 
 class Around:
@@ -37,6 +39,7 @@ class Around:
         self.loaders: Final = Loaders()
         self.data: Final = DataProbe()
         self.named: Final = NamedLosses()
+        self.checks: Final = SourceChecks(wall)
         self.others = OtherOptimizers()
         self.marks_evaluations = True
         """Whether evaluations are marked here; a framework's callback knows better when."""
@@ -49,12 +52,15 @@ class Around:
         self.loaders.forget()
         self.data.forget()
         self.named.forget()
+        self.checks.forget()
         self.others = OtherOptimizers()
         self._thread = 0
 
-    def begin(self, training: Training, root: nn.Module | None) -> None:
-        """A training begins on this thread; `root` is its model."""
+    def begin(self, training: Training, optimizers: Optimizers) -> None:
+        """A training begins on this thread, with these optimizers."""
         self._thread = threading.get_ident()
+        root = optimizers.root
+        self.checks.begin(training, optimizers)
 
         def say(edge: Edge, duration_s: float | None) -> bool:
             if edge == "begin" and not self.marks_evaluations:
@@ -97,7 +103,14 @@ class Around:
         if evaluating:
             self.phases.evaluated(began, ended)
         else:
+            if self.loaders.is_silent:
+                self.checks.silent_batch()
             self.phases.batch(began, ended)
+
+    @property
+    def wakes(self) -> int:
+        """The first step behind which `stepped` has something to do that is not `busy`."""
+        return min(self.data.wakes, self.checks.wakes)
 
     @property
     def busy(self) -> bool:
@@ -120,6 +133,7 @@ class Around:
         norm: bool,
     ) -> None:
         """An optimizer that does not count the steps has made one."""
+        self.checks.other_stepped(optimizer)
         self._wall.call(
             "other optimizers", self.others.stepped, optimizer, losses, modules, norm=norm
         )
@@ -137,6 +151,8 @@ class Around:
             call("loaders", self.loaders.tell, training)
         if step >= self.data.wakes:
             call("labels", self.data.stepped, training, step)
+        if step >= self.checks.wakes:
+            call("source checks", self.checks.stepped, training, step)
 
     def close(self, training: Training) -> None:
         """The training is over: say what is left."""
@@ -144,6 +160,7 @@ class Around:
         self._wall.call("labels", self.data.close, training)
         self._wall.call("named losses", self.named.send, training, training.next_step, "train")
         self._wall.call("loaders", self.loaders.tell, training)
+        self._wall.call("source checks", self.checks.close, training)
 
     def _send_others(self, training: Training, step: int, at_us: int) -> None:
         for row in self.others.take(step):

@@ -96,7 +96,7 @@ class Capture:
             training, self._activations, quick, lambda: self.optimizers.root
         )
         activations.forget()
-        around.begin(training, self.optimizers.root)
+        around.begin(training, self.optimizers)
 
     # -- what the training is like -------------------------------------------------------------
 
@@ -256,7 +256,7 @@ class Capture:
             or self.training.identity.world_size > 1
         ):
             return 0
-        return min(self.agenda.quiet_until(step), self._around.data.wakes)
+        return min(self.agenda.quiet_until(step), self._around.wakes)
 
     def _scalars(
         self, optimizer: torch.optim.Optimizer, step_time: float | None

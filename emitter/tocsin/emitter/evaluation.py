@@ -134,7 +134,11 @@ class Evaluation:
     def on_loss(self, name: str, value: object) -> bool:
         """Behind a loss without a gradient; whether an evaluation goes on."""
         capture = self._hooks.capture
-        if capture is None or not capture.training.is_evaluating():
+        if capture is None:
+            return False
+        evaluating = capture.training.is_evaluating()
+        self._hooks.around.checks.silent_loss(evaluating=evaluating)
+        if not evaluating:
             return False
         now = time.perf_counter()
         self._hooks.around.phases.evaluated(now, now)
@@ -151,9 +155,10 @@ class Evaluation:
     ) -> bool:
         """Behind a loss function without a gradient; whether an evaluation goes on."""
         capture = self._hooks.capture
-        if capture is None or not capture.training.is_evaluating():
+        if capture is None:
             return False
-        if kwargs.get("reduction") == "sum" and not is_recording():
+        evaluating = capture.training.is_evaluating()
+        if evaluating and kwargs.get("reduction") == "sum" and not is_recording():
             value = _mean(name, value, args, kwargs)
         return self.on_loss(name, value)
 
@@ -198,7 +203,7 @@ class Evaluation:
     def _function(self, name: str) -> None:
         original: Callable[..., object] = getattr(torch.nn.functional, name)
         hooks = self._hooks
-        data, classes = hooks.around.data, name == "cross_entropy"
+        data, checks, classes = hooks.around.data, hooks.around.checks, name == "cross_entropy"
 
         @functools.wraps(original)
         def call(*args: object, **kwargs: object) -> object:
@@ -207,6 +212,8 @@ class Evaluation:
                 return result
             if classes and (data.due or not torch.is_grad_enabled()):
                 hooks.wall.call("labels", self.on_classes, args, kwargs)
+            if checks.losses.due and torch.is_grad_enabled():
+                checks.loss(name, args, kwargs)
             if self._inside or torch.is_grad_enabled():
                 return result
             if hooks.wall.call("evaluation", self.on_function, name, result, args, kwargs):

@@ -176,6 +176,8 @@ class Hooks:
         self.backwards += 1
         activations.due = False
         self.around.loaders.backward()
+        if not self.stepping:
+            self.around.checks.backward()
         if self.capture is not None:
             self.capture.training.activity += 1
             self.around.phases.backward_begins(perf_counter())
@@ -219,6 +221,8 @@ class Hooks:
         """Behind the last batch of a data loader."""
         if self.capture is not None and self.around.on_its_thread:
             self.capture.evaluations.drained()
+            if self.around.loaders.trains:
+                self.around.checks.epoch()
 
     def check(self, edge: Edge) -> None:
         """An edge. Outside of the wall: raises StopTraining on purpose."""

@@ -42,6 +42,8 @@ class LoaderFacts:
     samples: int | None
     mode: Literal["train", "eval"] | None = None
     told: bool = False
+    silent: int = 0
+    """Batches that it gave before it was known what they are for."""
 
 
 class Loaders:
@@ -58,7 +60,7 @@ class Loaders:
         """Another training begins. What it has taken before its first step is told of it, too."""
         for facts in self._facts.values():
             facts.told = False
-            facts.mode = None
+            facts.mode, facts.silent = None, 0
         self.news = self._last is not None
 
     def gave(self, iterator: object, *, evaluating: bool) -> None:
@@ -67,9 +69,11 @@ class Loaders:
             self._newest = weakref.ref(iterator)
             self._last = self._look(iterator)
         facts = self._last
-        if facts is not None and facts.mode is None and evaluating:
-            facts.mode = "eval"
-            self.news = True
+        if facts is not None and facts.mode is None:
+            facts.silent += 1
+            if evaluating:
+                facts.mode = "eval"
+                self.news = True
 
     def backward(self) -> None:
         """The batch that was given last is one of training."""
@@ -77,6 +81,18 @@ class Loaders:
         if facts is not None and facts.mode is None:
             facts.mode = "train"
             self.news = True
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the loader that gave the last batch has given others before, and neither was one
+        followed by a backward call nor was the model in `eval()`.
+        """
+        return self._last is not None and self._last.mode is None and self._last.silent > 1
+
+    @property
+    def trains(self) -> bool:
+        """Whether the loader that gave the last batch feeds the training."""
+        return self._last is not None and self._last.mode == "train"
 
     def tell(self, training: Training) -> None:
         """Say what is known and was not said yet."""

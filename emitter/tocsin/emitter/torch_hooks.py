@@ -16,6 +16,7 @@ Where they sit, and why there:
   hook of an instance would be pickled with it, and a global one makes torch.compile warn;
 - the iterators of data loaders: that something goes on between two steps, and how long it waits;
 - the constructor of DistributedDataParallel: the rank's own gradients, before they are averaged;
+- the constructor of learning-rate schedules: how often they are stepped;
 - `torch.save`, and what frameworks have beside and above it.
 
 The only thing that leaves the wall is the stop, on purpose, at an edge.
@@ -34,7 +35,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from tocsin.emitter import activations, clipping
+from tocsin.emitter import activations, clipping, schedules
 from tocsin.emitter.current import current
 from tocsin.emitter.evaluation import Evaluation
 from tocsin.emitter.hook_state import BACKWARDS_WITHOUT_STEP, Hooks
@@ -67,6 +68,7 @@ def install() -> None:
         _data_parallel,
         _save,
         _activations,
+        _schedules,
     ):
         hooks.wall.call(place.__name__.strip("_"), place)
     os.register_at_fork(after_in_child=_in_child)
@@ -199,6 +201,10 @@ def _evaluations() -> None:
 
 def _activations() -> None:
     activations.install(hooks.wall)
+
+
+def _schedules() -> None:
+    schedules.install(hooks.wall)
 
 
 def _data_loaders() -> None:

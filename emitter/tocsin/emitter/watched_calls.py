@@ -89,6 +89,13 @@ class WatchedCalls:
             self._functions = original, watched
             nn.functional.scaled_dot_product_attention = watched
 
+    def put_classes(self, kinds: Iterable[type[nn.Module]]) -> bool:
+        """Watch the calls of these classes alone, until `restore`; whether there is one."""
+        for kind in kinds:
+            if self.watch(kind):
+                self._classes.append(kind)
+        return bool(self._classes)
+
     def restore(self) -> None:
         """Take out again what `put` has put in."""
         if self.for_good:

@@ -1,0 +1,207 @@
+"""Which modules are called in the forward pass of a few steps, and what the first of them is given.
+
+The classes of the modules that have parameters, and of those that work differently in training,
+are watched from the end of one step until the first backward call of the next: nothing sits on a
+module itself. A step in which activations are looked at is left out, and so is a compiled model.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import nn
+
+from tocsin.emitter.activation_kinds import is_compiled
+from tocsin.emitter.activations import activations
+from tocsin.emitter.compiled_activations import slots
+from tocsin.emitter.current import current
+from tocsin.emitter.host_copy import HostCopy, is_recording
+from tocsin.emitter.layer_modes import is_switchable
+from tocsin.emitter.watched_calls import WatchedCalls
+
+PROBE: Final = "module calls"
+MAX_MODULES: Final = 10_000
+VALUES: Final = 16_384
+_READERS: Final = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.RNNBase)
+
+
+@dataclass(slots=True)
+class Seen:
+    """How often a module was called: with gradients on, and without."""
+
+    trained: int = 0
+    silent: int = 0
+
+
+class Calls:
+    """What one step's forward pass has called."""
+
+    def __init__(self, owners: dict[int, int]) -> None:
+        self._owners: Final = owners
+        self.by_module: Final[dict[int, Seen]] = {}
+
+    def of(self, parameter: torch.Tensor) -> Seen | None:
+        """Of the module that this parameter belongs to; None: it belongs to none that is known."""
+        owner = self._owners.get(id(parameter))
+        return None if owner is None else self.by_module.get(owner, Seen())
+
+
+class FirstInputs:
+    """The sample of what the first layer was given, on its way from a GPU or here."""
+
+    def __init__(self, layer: nn.Module, name: str, given: torch.Tensor) -> None:
+        self.kind: Final = type(layer).__name__
+        self.name: Final = name
+        with torch.no_grad():
+            values = _sample(given.detach())
+            self.count: Final = values.numel()
+            whole = (values == values.round()).all().to(torch.float32)
+            apart = values.std(0).mean() if values.shape[0] > 1 else values.new_tensor(-1.0)
+            packed = torch.stack(
+                (values.min(), values.max(), values.mean(), values.std(), apart, whole)
+            )
+        self._packed = packed if packed.is_cpu else HostCopy(packed)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the numbers are on the host; never waits."""
+        return not isinstance(self._packed, HostCopy) or self._packed.ready()
+
+    def numbers(self) -> list[float]:
+        """Smallest, largest, mean, standard deviation, that over samples, whether all are whole."""
+        held = self._packed
+        numbers = held.values() if isinstance(held, HostCopy) else held.double().numpy()
+        return [float(number) for number in numbers]
+
+
+class ModuleCalls:
+    """Watches the calls of a model's modules in steps that are armed."""
+
+    def __init__(self) -> None:
+        self.due = False
+        self._watched: Final = WatchedCalls(self)
+        self.forget()
+
+    def forget(self) -> None:
+        """Another training begins."""
+        self.stop()
+        self._root: weakref.ref[nn.Module] | None = None
+        self._names: dict[int, str] = {}
+        self._owners: dict[int, int] = {}
+        self._kinds: tuple[type[nn.Module], ...] = ()
+        self._calls: Calls | None = None
+        self._first_seen = False
+        self.first: FirstInputs | None = None
+        """What the first layer was given, where that is of interest."""
+        self.switched_on: str | None = None
+        """A layer that was called in train mode without gradients since `arm`."""
+
+    def arm(self, root: nn.Module | None) -> bool:
+        """Watch until the next backward call; whether it is done."""
+        self.stop()
+        self._calls = None
+        if root is None or activations.armed or activations.watched.for_good or slots.compiling:
+            return False
+        known = None if self._root is None else self._root()
+        if known is not root and not self._scan(root):
+            return False
+        if not self._kinds:
+            return False
+        self._calls, self._first_seen, self.first = Calls(self._owners), False, None
+        self._watched.put_classes(self._kinds)
+        self.due = True
+        return True
+
+    def take(self) -> Calls | None:
+        """What was called since `arm`; None: nothing was watched."""
+        calls, self._calls = self._calls, None
+        self.stop()
+        return calls
+
+    def stop(self) -> None:
+        """Look no more, until armed again."""
+        if self.due:
+            self.due = False
+            self._watched.restore()
+
+    def see(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
+        """A module was called. Raises nothing: the wall that it stands behind is another's."""
+        current.wall.call(PROBE, self._see, module, args)
+        if PROBE in current.wall.off:
+            self.stop()
+
+    def see_attention(
+        self,
+        owner: nn.Module | None,
+        query: object,
+        key: object,
+        mask: object,
+        is_causal: bool,
+        scale: float | None,
+    ) -> None:
+        """Of no interest here."""
+
+    def _scan(self, root: nn.Module) -> bool:
+        modules = list(root.named_modules())
+        self._root, self._kinds = weakref.ref(root), ()
+        if len(modules) > MAX_MODULES or is_compiled(root):
+            return False
+        self._names, self._owners = {}, {}
+        kinds: dict[type[nn.Module], None] = {}
+        for name, module in modules:
+            if isinstance(module, torch.jit.ScriptModule):
+                return False
+            own = [p for p in (module.__dict__.get("_parameters") or {}).values() if p is not None]
+            self._names[id(module)] = name or type(module).__name__
+            for parameter in own:
+                self._owners[id(parameter)] = id(module)
+            if own or is_switchable(module):
+                kinds[type(module)] = None
+        self._kinds = tuple(kinds)
+        return True
+
+    def _see(self, module: nn.Module, args: tuple[object, ...]) -> None:
+        calls, name = self._calls, self._names.get(id(module))
+        if calls is None or name is None or is_recording():
+            return
+        if torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
+            return
+        seen = calls.by_module.setdefault(id(module), Seen())
+        if not torch.is_grad_enabled():
+            seen.silent += 1
+            if module.training and is_switchable(module):
+                self.switched_on = name
+            return
+        seen.trained += 1
+        if self._first_seen or not module.__dict__.get("_parameters"):
+            return
+        self._first_seen = True
+        given = args[0] if args else None
+        if isinstance(module, _READERS) and isinstance(given, torch.Tensor) and _plain(given):
+            self.first = FirstInputs(module, name, given)
+
+
+def _plain(given: torch.Tensor) -> bool:
+    return (
+        type(given) in (torch.Tensor, nn.Parameter)
+        and given.layout is torch.strided
+        and given.is_floating_point()
+        and not given.is_meta
+        and not given.is_nested
+        and given.numel() > 1
+        and given.dim() > 1
+    )
+
+
+def _sample(given: torch.Tensor) -> torch.Tensor:
+    """[samples, numbers] of a batch, as float32."""
+    samples = min(64, given.shape[0])
+    rows = given[:: -(-given.shape[0] // samples)].reshape(-1, given[0].numel())
+    each = max(1, VALUES // rows.shape[0])
+    apart = -(-rows.shape[1] // each)
+    if apart > 1 and given.shape[-1] % apart == 0:
+        apart += 1  # not the same column of an image each time
+    return rows[:, ::apart].to(torch.float32)
