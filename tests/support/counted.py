@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from tocsin.schemas.config_sections import RuleEntry
 from tocsin.schemas.telemetry import Mode, TensorFrame
-from tocsin.stream_rules.catalogue import built_in
 from tocsin.stream_rules.instances import RuleSpec, rule_specs
 from tocsin.stream_rules.testing import RunBuilder
 
@@ -82,5 +81,5 @@ def classes(
 
 def as_sagemaker(rule: str) -> tuple[RuleSpec, ...]:
     """The rule alone, as the reference has it."""
-    preset = dict(built_in().get(rule).meta.presets["sagemaker"])
-    return rule_specs([RuleEntry(name=rule, use=rule, params=preset)], defaults="none")
+    entry = RuleEntry(name=rule, use=rule, preset="sagemaker")
+    return rule_specs([entry], defaults="none")

@@ -149,16 +149,20 @@ def scan(root: nn.Module, plan: Selection | None = None) -> Found:
 
 def output_head(root: nn.Module) -> nn.Module | None:
     """The layer that puts out logits: the one that shares its weight with an embedding, else the
-    last Linear of the model if none puts out more numbers. None: there is no such layer.
+    last Linear of the model if it puts out as many numbers as an embedding has rows, or if none
+    puts out more. None: there is no such layer.
     """
     linear = [module for module in root.modules() if isinstance(module, nn.Linear)]
-    shared = {id(module.weight) for module in root.modules() if isinstance(module, nn.Embedding)}
+    tables = [module for module in root.modules() if isinstance(module, nn.Embedding)]
+    shared = {id(table.weight) for table in tables}
     for module in linear:
         if id(module.weight) in shared:
             return module
     if linear and linear[-1].out_features > 1:
+        width = linear[-1].out_features
         widest = max(module.out_features for module in linear)
-        return linear[-1] if linear[-1].out_features == widest else None
+        as_many = any(width == table.num_embeddings for table in tables)
+        return linear[-1] if as_many or width == widest else None
     return None
 
 

@@ -6,9 +6,9 @@ targets. Of up to 1,000 classes labels and predictions are counted; the targets 
 
 In training each tenth step is looked at, one loss call of it, fewer where that would cost more than
 0.1 % of the time; in an evaluation as many batches as may cost 0.5 % of it, at least one. A look
-takes a sample of at most 4,096 rows; on a GPU the ids are copied without waiting. Each 100 steps,
-and at the end of an evaluation, the counts are sent as the collections `labels`, `confusion`,
-`tokens` and `input_channels`, and begin at zero again.
+takes a sample of at most 4,096 rows; on a GPU the ids are copied without waiting. Behind the steps
+10, 20, 50, then each 100 steps, and at the end of an evaluation, the counts are sent as the
+collections `labels`, `confusion`, `tokens` and `input_channels`, and begin at zero again.
 
 In a compiled graph a loss is not seen; nothing of ours is in there.
 """
@@ -43,6 +43,9 @@ TRAIN_SHARE: Final = 0.001
 
 SEND_EVERY: Final = 100
 """Steps between two records of what was counted in training."""
+
+SEND_EARLY: Final = (10, 20, 50)
+"""Steps of the first records: labels of one class are a fault from the first batch on."""
 
 SHARE: Final = 0.005
 """Of the time of an evaluation that looking at its batches may cost."""
@@ -112,7 +115,8 @@ class DataProbe:
         self._waiting: deque[tuple[Mode, _Sample | ChannelLook]] = deque(maxlen=MAX_WAITING)
         self.wakes = 0
         """The step behind which `stepped` has something to do."""
-        self._sent = self._next = 0
+        self._next = 0
+        self._send_at = SEND_EARLY[0]
         self._costs: deque[float] = deque(maxlen=3)
         self._armed_at: tuple[int, float] | None = None
         self._began: float | None = None
@@ -242,10 +246,10 @@ class DataProbe:
             # An evaluation came before this step; what it has copied has long arrived.
             self._began = None
             self._send(training, "eval", max(0, step - 1))
-        if step - self._sent >= SEND_EVERY:
-            self._sent = step
+        if step >= self._send_at:
+            self._send_at = _next_record(step)
             self._send(training, "train", step)
-        self.wakes = 0 if self._waiting else min(self._next - 1, self._sent + SEND_EVERY)
+        self.wakes = 0 if self._waiting else min(self._next - 1, self._send_at)
 
     def _interval(self, step: int) -> int:
         """Steps to the look after the next."""
@@ -284,6 +288,12 @@ class DataProbe:
                     every=SEND_EVERY if mode == "train" else 1,
                 )
             )
+
+
+def _next_record(step: int) -> int:
+    """The step behind which what was counted is sent next."""
+    later = (step // SEND_EVERY + 1) * SEND_EVERY
+    return next((early for early in SEND_EARLY if early > step), later)
 
 
 def _apart(numel: int, wanted: int) -> int:

@@ -142,7 +142,8 @@ class TensorFrame:
     `row_norm_max`, and as a count `row_of_max`, which row that is).
 
     Collections of what a training is fed hold no tensors; each frame has what a sample has shown
-    since the one before, every 100 steps and at the end of an evaluation (`mode`):
+    since the one before, at the steps 10, 20 and 50, then every 100 steps, and at the end of an
+    evaluation (`mode`):
 
     - `labels`: a row for each class, by its id; counts `labels`, and with predictions `predictions`
       and `hits` (predicted, and right). No columns.

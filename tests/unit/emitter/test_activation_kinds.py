@@ -425,6 +425,9 @@ def test_what_is_no_head_is_none() -> None:
     assert output_head(Language(tied=False)) is None  # the last Linear is narrower
     wide = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 10))
     assert output_head(wide) is wide[1]
+    words = nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 32), nn.Linear(32, 10))
+    assert output_head(words) is words[2]
+    assert output_head(words[1:]) is None
     assert output_head(nn.Sequential(nn.Linear(8, 1))) is None
 
 

@@ -265,7 +265,15 @@ def test_when_it_looks_and_when_it_sends(monkeypatch: pytest.MonkeyPatch) -> Non
             probe.cross_entropy(batch, {}, "eval")
         probe.stepped(cast(Training, sink), step)
     sent = [(f.mode, f.step, int(f.counts[0, 0])) for f in sink.frames if f.collection == "labels"]
-    assert sent == [("eval", 49, 6), ("eval", 50, 6), ("train", 100, 66), ("train", 200, 60)]
+    assert sent == [
+        ("train", 10, 12),
+        ("train", 20, 6),
+        ("eval", 49, 6),
+        ("train", 50, 18),
+        ("eval", 50, 6),
+        ("train", 100, 30),
+        ("train", 200, 60),
+    ]
     assert {f.every for f in sink.frames if f.mode == "train"} == {100}
     assert probe.spent_s > 0
 

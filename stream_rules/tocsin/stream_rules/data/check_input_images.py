@@ -97,6 +97,10 @@ class CheckInputImages(Rule[CheckInputImagesParams, _State]):
                 "for_summaries": 1,
             }
         },
+        branches={
+            "mean": "The mean of a channel is far from 0.",
+            "scale": "The standard deviation of a channel is far from 1.",
+        },
         does_not_see="Images that nobody has named; normalisation within the model; the channels "
         "of images whose last dimension they are (NHWC), which count as features of pixels in "
         "batches of four dimensions.",

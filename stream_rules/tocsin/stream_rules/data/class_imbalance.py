@@ -123,6 +123,11 @@ class ClassImbalance(Rule[ClassImbalanceParams, _State]):
                 "tokens_too": True,
             }
         },
+        branches={
+            "one_class": "All labels so far are of one class, though the model tells several apart.",
+            "imbalance": "The most frequent class has many times the labels of the rarest one.",
+            "misprediction": "A class is mostly predicted wrongly, while the others are learned.",
+        },
         does_not_see="A class that has no label at all, beside several that have; classes of "
         "targets that are shares or several at once (BCE, soft labels); more than 1,000 classes.",
         params=ClassImbalanceParams,

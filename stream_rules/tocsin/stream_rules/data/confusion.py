@@ -110,6 +110,10 @@ class Confusion(Rule[ConfusionParams, _State]):
                 "tokens_too": True,
             }
         },
+        branches={
+            "off_diagonal": "Much of a class is taken for one other class.",
+            "diagonal": "Little of a class is taken for what it is.",
+        },
         does_not_see="More than 100 classes; a model that has learned no class yet.",
         params=ConfusionParams,
         resolve_after_steps=0,
