@@ -1,50 +1,50 @@
-"""`docs/rules.md`, made of the catalogue: each rule as its code describes it.
+"""`docs/rules/`, made of the catalogue: an index, and each rule on a page of its own.
 
-`python -m tocsin.console.rule_docs DOCS` writes it into the folder of the docs.
+`python -m tocsin.console.rule_docs DOCS` writes them into the folder of the docs, with the pictures
+of the examples that are there (`tools/rule-examples` records those).
 """
 
 from __future__ import annotations
 
-import inspect
 import sys
-from collections.abc import Iterator
-from datetime import timedelta
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from tocsin.console.model_fields import field_texts
-from tocsin.schemas.config_values import format_duration
+from tocsin.console.model_fields import field_texts, in_yaml
+from tocsin.console.rule_examples import FOLDER, Example, picture, read_example
+from tocsin.console.rule_text import (
+    FAMILIES,
+    about,
+    by_family,
+    comes_text,
+    definition,
+    input_text,
+    repeat_text,
+    stops,
+)
+from tocsin.schemas.text import number_text, unit_suffix
 from tocsin.stream_rules.catalogue import Catalogue, built_in
-from tocsin.stream_rules.rule import AnyRule, Family, Input
+from tocsin.stream_rules.rule import AnyRule
 
 COMMAND: Final = "python -m tocsin.console.rule_docs docs"
-
-FAMILIES: Final[dict[Family, str]] = {
-    "numerical": "Numerical health",
-    "progress": "Loss and progress",
-    "data": "Data and outputs",
-    "large_models": "Large models",
-    "system": "The node and its devices",
-    "trees": "Trees",
-    "about_rules": "About the rules themselves",
-}
 
 _HEAD: Final = """\
 # Rules
 
-All of them run by default, each for every run that has what it reads. Their defaults are chosen so
-that healthy trainings stay quiet: no rule says anything above `info` of 75 public GPT trainings
-that all completed, nor of the small GPT and the ResNet that come with tocsin.
+Those below run by default, each for every run that has what it reads, but for a few that must be
+told what to watch. Their defaults are chosen so that healthy trainings stay quiet.
 
 An issue fires once, is said again while it goes on, and is resolved when its condition is gone. A
-critical issue of a rule that stops the run does so unless the configuration says otherwise. A rule
-can be switched off, given other parameters, or run a second time under another name:
+rule can be switched off, given other parameters, begin with a preset, or run a second time under
+another name:
 
 ```yaml
 version: 1
 rules:
   - overtraining: off
   - {name: loss_spike, params: {k: 12.0}}
+  - {name: VanishingGradient, preset: sagemaker}
   - name: strict-spike
     use: loss_spike
     severity: critical
@@ -53,74 +53,159 @@ rules:
 
 Everywhere below, a summary is one row of statistics for each tensor, made every so many steps
 (`capture.collections`); ranks are told apart, and of several that tell the same story the lowest is
-read. The names of SageMaker Debugger's rules are accepted; what differs is said here.
+read. The names of SageMaker Debugger's rules are accepted, and its presets have the conditions that
+it documents: [from SageMaker Debugger](../from-sagemaker.md).
+
+```console
+$ tocsin catalog list --family numerical
+$ tocsin catalog show vanishing_gradient
+$ tocsin catalog new my_rule   # a template for one of your own
+```
+"""
+
+_STOPS_HEAD: Final = """
+## Which rules may stop a run
+
+Critical issues of these stop the run that they are of, unless the configuration says otherwise.
+Everything else is told, and stops nothing: a spike that recovers, a plateau or an idle GPU is for
+people to decide upon.
+
+| rule | how grave its issues are | why it may |
+| --- | --- | --- |
+"""
+
+_TOCTREE: Final = """
+```{toctree}
+:hidden:
 
 """
 
-_KINDS: Final = {
-    "scalar": "scalar",
-    "tensors": "summaries of",
-    "system": "samples of",
-    "event": "event",
-}
+
+def write_pages(docs: Path, catalogue: Catalogue | None = None) -> None:
+    """Write index, pages and pictures into the folder of the docs, and remove those of rules that
+    are gone."""
+    known = catalogue or built_in()
+    folder = docs / "rules"
+    (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+    files = pages(folder, known)
+    for path in [*folder.glob("*.md"), *(folder / FOLDER).glob("*.svg")]:
+        if path.relative_to(folder).as_posix() not in files:
+            path.unlink()
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
-def rules_page(catalogue: Catalogue | None = None) -> str:
-    """The text of `docs/rules.md`. Pure."""
-    rules = list(catalogue or built_in())
-    out = [_HEAD, "| rule | what | severity | stops the run |\n| --- | --- | --- | --- |\n"]
-    by_family = [(f, [rule for rule in rules if rule.meta.family == f]) for f in FAMILIES]
-    for _, members in by_family:
-        out += [_row(rule) for rule in members]
-    for family, members in by_family:
-        if members:
-            out.append(f"\n## {FAMILIES[family]}\n")
-            out += [text for rule in members for text in _rule(rule)]
+def pages(folder: Path, catalogue: Catalogue) -> Mapping[str, str]:
+    """Each file below `docs/rules`, with its text; the examples are read from `folder`."""
+    files = {"index.md": index_page(catalogue)}
+    for rule in catalogue:
+        name = rule.meta.name
+        example = read_example(folder, name)
+        files[f"{name}.md"] = rule_page(rule, example)
+        drawn = picture(example) if example is not None else None
+        if drawn is not None:
+            files[f"{FOLDER}/{name}.svg"] = drawn
+    return files
+
+
+def index_page(catalogue: Catalogue) -> str:
+    """All rules in tables, family by family. Pure."""
+    families = list(by_family(catalogue))
+    out = [_HEAD]
+    for family, rules in families:
+        out.append(f"\n## {FAMILIES[family]}\n\n")
+        out.append("| rule | what | severity | stops the run | also called |\n")
+        out.append("| --- | --- | --- | --- | --- |\n")
+        out += [_row(rule) for rule in rules]
+    if any(not rule.meta.by_default for rule in catalogue):
+        out.append("\nThose that are *named only* do not run until the configuration lists them.\n")
+    out.append(_STOPS_HEAD)
+    out += [_stop_row(rule) for rule in catalogue if rule.meta.stop_worthy]
+    quiet = [rule.meta.name for rule in catalogue if not rule.meta.stop_worthy]
+    out.append(f"\nThe other {len(quiet)} never do so by default.\n")
+    names = [rule.meta.name for _, rules in families for rule in rules]
+    return "".join([*out, _TOCTREE, *(f"{name}\n" for name in names), "```\n"])
+
+
+def rule_page(rule: type[AnyRule], example: Example | None = None) -> str:
+    """All about one rule. Pure."""
+    meta = rule.meta
+    out = [f"# {meta.name}\n\n{meta.meaning}"]
+    if text := about(rule):
+        out.append(f" {text}")
+    out.append("\n\n")
+    out += _facts(rule)
+    if text := definition(rule):
+        out.append(f"\n## When it fires\n\n{text}\n")
+    if meta.branches:
+        out.append("\nAn issue says which of its conditions it was, as `branch`:\n\n")
+        out += [f"- `{name}`: {text}\n" for name, text in meta.branches.items()]
+    if example is not None:
+        out += _example(example)
+    out.append(f"\n## What to try\n\n{meta.remedy}\n")
+    if meta.does_not_see:
+        out.append(f"\n## What it does not see\n\n{meta.does_not_see}\n")
+    out += _parameters(rule)
+    out += _presets(rule)
     return "".join(out)
-
-
-def write_page(folder: Path) -> None:
-    """Write the page into the folder of the docs."""
-    (folder / "rules.md").write_text(rules_page(), encoding="utf-8")
 
 
 def _row(rule: type[AnyRule]) -> str:
     meta = rule.meta
-    link = f"[`{meta.name}`](#{meta.name})"
-    return f"| {link} | {_cell(meta.meaning)} | {meta.severity} | {_stops(rule)} |\n"
+    name = f"[`{meta.name}`]({meta.name}.md)" + ("" if meta.by_default else ", *named only*")
+    cells = (name, meta.meaning, meta.severity, stops(rule), f"`{meta.alias}`" * bool(meta.alias))
+    return f"| {' | '.join(_cell(cell) or '-' for cell in cells)} |\n"
 
 
-def _stops(rule: type[AnyRule]) -> str:
+def _stop_row(rule: type[AnyRule]) -> str:
     meta = rule.meta
-    if not meta.stop_worthy:
-        return "no"
-    return "yes" if meta.severity == "critical" else "if critical"
+    grave = meta.severity if meta.severity == "critical" else f"{meta.severity}, then critical"
+    return (
+        f"| [`{meta.name}`]({meta.name}.md) | {grave} | {_cell(_sentence(meta.stops_because))} |\n"
+    )
 
 
-def _rule(rule: type[AnyRule]) -> Iterator[str]:
+def _facts(rule: type[AnyRule]) -> Iterator[str]:
     meta = rule.meta
-    yield f"\n### {meta.name}\n\n{meta.meaning}"
-    about = inspect.getdoc(rule) or ""
-    yield f" {' '.join(about.split())}\n"
-    definition = _definition(rule)
-    if definition:
-        yield f"\n{definition}\n"
-    repeat = format_duration(timedelta(milliseconds=meta.repeat_ms))
-    after = meta.resolve_after_steps
-    gone = f"after {after} steps without it" if after else "as soon as it is gone"
+    stop = stops(rule)
+    because = f": {meta.stops_because}" if meta.stops_because else ""
     facts = {
-        "severity": f"{meta.severity}; stops the run: {_stops(rule)}",
-        "reads": "; ".join(_input(one) for one in meta.inputs),
+        "severity": meta.severity,
+        "stops the run": f"{stop}{because}",
+        "runs by default": "yes" if meta.by_default else "no: it must be told what to watch",
+        "reads": "; ".join(map(input_text, meta.inputs)),
+        "when that is there": comes_text(rule) if meta.inputs else "",
         "to capture it": meta.capture_hint,
-        "said again": f"every {repeat} while it goes on; resolved {gone}",
+        "said again": repeat_text(rule),
         "also called": f"`{meta.alias}`, in SageMaker Debugger" if meta.alias else "",
-        "what to try": meta.remedy,
+        "version": str(meta.version),
     }
-    yield "\n| | |\n| --- | --- |\n"
+    yield "| | |\n| --- | --- |\n"
     yield from (f"| {name} | {_cell(text)} |\n" for name, text in facts.items() if text)
-    fields = field_texts(meta.params)
+
+
+def _example(example: Example) -> Iterator[str]:
+    yield f"\n## An example\n\n{_sentence(example.run)}\n\n"
+    yield f"> **{example.severity}**: {_prose(example.reason)}\n"
+    if example.drawable:
+        name = example.evidence.series.name if example.evidence.series is not None else ""
+        yield f"\n![{_prose(name)}]({FOLDER}/{example.rule}.svg)\n"
+    facts = example.evidence.facts
+    if facts:
+        yield "\n| evidence | value | limit |\n| --- | --- | --- |\n"
+        for fact in facts[:8]:
+            unit = unit_suffix(fact.unit)
+            text = fact.value if isinstance(fact.value, str) else number_text(fact.value)
+            value = text if isinstance(fact.value, str) else f"{text}{unit}"
+            limit = "-" if fact.limit is None else f"{number_text(fact.limit)}{unit}"
+            yield f"| {_cell(_prose(fact.name))} | {_cell(_prose(value))} | {limit} |\n"
+
+
+def _parameters(rule: type[AnyRule]) -> Iterator[str]:
+    fields = field_texts(rule.meta.params)
+    yield "\n## Parameters\n"
     if not fields:
-        yield "\nIt has no parameters.\n"
+        yield "\nIt has none.\n"
         return
     yield "\n| parameter | type | unit | default | meaning |\n| --- | --- | --- | --- | --- |\n"
     for field in fields:
@@ -129,24 +214,46 @@ def _rule(rule: type[AnyRule]) -> Iterator[str]:
         yield f"| {' | '.join(map(_cell, cells))} |\n"
 
 
-def _definition(rule: type[AnyRule]) -> str:
-    """What the module of a rule says of it, without the first line, which names it."""
-    text = inspect.getdoc(sys.modules[rule.__module__]) or ""
-    return text.partition("\n\n")[2].strip()
+def _presets(rule: type[AnyRule]) -> Iterator[str]:
+    meta = rule.meta
+    for preset, values in meta.presets.items():
+        other = f", which calls it `{meta.alias}`" if meta.alias and preset == "sagemaker" else ""
+        whose = "What SageMaker Debugger documents" if preset == "sagemaker" else "Other values"
+        yield f"\n## Preset `{preset}`\n\n{whose}{other}; `params` beside it come after it:\n\n"
+        yield f"```yaml\nversion: 1\nrules:\n  - {{name: {meta.name}, preset: {preset}}}\n```\n\n"
+        yield "| parameter | here |\n| --- | --- |\n"
+        yield from (f"| `{key}` | {_cell(_value(value))} |\n" for key, value in values.items())
 
 
-def _input(one: Input) -> str:
-    text = f"{_KINDS[one.kind]} `{one.pattern}`"
-    if one.kind == "scalar" or (one.kind == "tensors" and one.mode != "train"):
-        text += " in any mode" if one.mode is None else f" of {one.mode}"
-    return f"{text} (beside the others)" if one.beside else text
+def _value(value: object) -> str:
+    return f"`{in_yaml(value)}`"
+
+
+def _sentence(text: str) -> str:
+    text = text.strip()
+    if not text:
+        return ""
+    return text[0].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
+
+
+def _prose(text: str) -> str:
+    """Names and reasons of an issue, with nothing in them taken for markup."""
+    for char in "\\*_<[`":
+        text = text.replace(char, f"\\{char}")
+    return text
 
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
+def _main(words: Iterable[str]) -> None:
+    match list(words):
+        case [docs]:
+            write_pages(Path(docs))
+        case _:
+            sys.exit("usage: python -m tocsin.console.rule_docs DOCS")
+
+
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m tocsin.console.rule_docs DOCS")
-    write_page(Path(sys.argv[1]))
+    _main(sys.argv[1:])
