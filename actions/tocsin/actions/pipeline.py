@@ -15,11 +15,11 @@ from typing import Final
 
 from tocsin.actions import stop as stops
 from tocsin.actions.decision import Decision, RetryPolicy, too_late
+from tocsin.actions.failure import Failures
 from tocsin.actions.lanes import Attempted, Lane, Lanes, Notice
 from tocsin.actions.ledger import Ledger
 from tocsin.actions.records import (
     delivery_record,
-    expired_letter,
     new_delivery,
     read_event,
     tombstone,
@@ -59,6 +59,7 @@ class ActionsService(Service):
         routing: what is to be done about an issue.
         lanes: by receiver, and `stop`.
         closers: called at the end.
+        failures: says what could not be delivered.
     """
 
     name = "actions"
@@ -75,6 +76,7 @@ class ActionsService(Service):
         metrics: Metrics | None = None,
         crash: Callable[[str], None] = lambda name: None,
         closers: Sequence[Callable[[], Awaitable[None]]] = (),
+        failures: Failures = Failures(),  # noqa: B008  (frozen)
     ) -> None:
         self.inputs = (topics.issues,)
         self.restores = (topics.actions,)
@@ -83,6 +85,7 @@ class ActionsService(Service):
         self._only: frozenset[str] | None = None
         self._skip: Skip | None = None
         self._requested_by = requested_by
+        self._failures = failures
         self._metrics = metrics or Metrics()
         self._lanes = Lanes(lanes, self._report, crash=crash, closers=closers)
         self._ledger = Ledger(policy)
@@ -243,7 +246,7 @@ class ActionsService(Service):
         append_ms: int,
         now_ms: int,
     ) -> None:
-        why_not = planned.forbidden
+        why_not = planned.forbidden or self._failures.why_untold(issue, planned.action)
         lane = self._lanes.get(planned.action)
         if planned.kind == STOP:
             options = planned.options or StopOptions()
@@ -355,7 +358,7 @@ class ActionsService(Service):
     def _put_out(self, delivery: Delivery, before: Delivery | None = None) -> None:
         self._outputs.append(delivery_record(self._topics, delivery))
         if delivery.state == "expired":
-            self._outputs.append(expired_letter(self._topics, delivery, before, self._now_ms))
+            self._outputs += self._failures.expired(self._topics, delivery, before, self._now_ms)
         if delivery.final:
             self._metrics.add(names.DELIVERIES, kind=delivery.kind, state=delivery.state)
 

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from tocsin.schemas.config_problems import Loc
 from tocsin.schemas.config_sections import ActionEntry, RuleEntry, StopOptions
-from tocsin.schemas.issues import Issue
+from tocsin.schemas.issues import Issue, IssueOngoing
 
 Kind = Literal["webhook", "email", "chat", "sms", "lambda", "stop"]
 
@@ -53,11 +53,12 @@ class Routing:
         """What to do, stop first; each action once.
 
         A notice goes out when an issue fires, when it turns critical and when it is resolved; a
-        stop when it fires or turns critical. A rule's action list decides alone; without one a
-        critical, stop-worthy issue stops its run.
+        stop when it fires or turns critical, or as soon as it is not held back any more. A rule's
+        action list decides alone; without one a critical, stop-worthy issue stops its run.
         """
         if issue.state == "ongoing" and not issue.turned_critical:
-            return []
+            released = isinstance(issue, IssueOngoing) and issue.stop_released
+            return [p for p in self._of_rule(issue) if released and p.kind == STOP]
         planned: dict[str, Planned] = {}
         for item in [*self._of_rule(issue), *self._of_notify(issue)]:
             planned.setdefault(item.action, item)
@@ -66,7 +67,7 @@ class Routing:
     def _of_rule(self, issue: Issue) -> list[Planned]:
         entry = self.rules.get(issue.rule)
         if entry is None or entry.actions is None:
-            if issue.severity == "critical" and issue.stop_worthy and issue.state != "resolved":
+            if issue.severity == "critical" and issue.stop_worthy and _may_stop(issue):
                 return [self._stop("default: stop for critical issues that are stop-worthy", None)]
             return []
         return [
@@ -77,7 +78,7 @@ class Routing:
 
     def _entry(self, action: ActionEntry, issue: Issue, where: str) -> Planned | None:
         if action.kind == STOP:
-            return self._stop(where, action.options) if issue.state != "resolved" else None
+            return self._stop(where, action.options) if _may_stop(issue) else None
         if action.receiver is None:
             return None
         if issue.state == "resolved" and action.receiver in self.firing_only:
@@ -97,3 +98,8 @@ class Routing:
             Planned(name, self._kind(name), "--notify: issues from warning up")
             for name in self.notify
         ]
+
+
+def _may_stop(issue: Issue) -> bool:
+    """Whether a stop of its run is not too late, nor too early."""
+    return issue.state != "resolved" and not issue.stop_held

@@ -13,6 +13,7 @@ from tocsin.actions import stop as stops
 from tocsin.actions.address_guard import AddressGuard, parse_networks
 from tocsin.actions.config import routing_of
 from tocsin.actions.decision import Outcome, RetryPolicy
+from tocsin.actions.failure import Failures
 from tocsin.actions.lanes import Lane, Notice
 from tocsin.actions.pipeline import ActionsService
 from tocsin.actions.receivers import receiver_lanes
@@ -125,4 +126,5 @@ def build_actions_service(
         metrics=metrics,
         crash=crash,
         closers=closers,
+        failures=Failures.of(config),
     )

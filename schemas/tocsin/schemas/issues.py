@@ -119,6 +119,10 @@ class IssueFiring(RunData):
     )
     severity: Severity
     stop_worthy: bool = Field(default=False, description="whether it may stop the run by default")
+    stop_held: bool = Field(
+        default=False,
+        description="no run is stopped for it yet: its rule has begun without memory of the run",
+    )
     subject: Subject
     reason: Text = Field(description="one sentence: what, where first, how bad")
     remedy: Text = ""
@@ -164,6 +168,9 @@ class IssueOngoing(IssueFiring):
     raised_from: Severity | None = Field(
         default=None,
         description="the severity until now, where it has risen or become worth a stop",
+    )
+    stop_released: bool = Field(
+        default=False, description="its rule has seen enough by now: a stop is no more held back"
     )
 
     @property

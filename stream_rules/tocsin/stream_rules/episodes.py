@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -63,6 +64,7 @@ class Episode:
     branch: str = ""
     cause: str | None = None
     why: str = ""
+    held: bool = False
     told: int = 0
     told_ms: int = 0
     clear_since: int | None = None
@@ -106,9 +108,18 @@ class Episodes:
     found: int = 0
 
     def take(
-        self, outcome: Outcome, at: Moment, *, name: str, meta: RuleMeta, severity: Severity | None
+        self,
+        outcome: Outcome,
+        at: Moment,
+        *,
+        name: str,
+        meta: RuleMeta,
+        severity: Severity | None,
+        held: bool = False,
     ) -> Told | None:
-        """What a new outcome makes known, if anything. `severity` is the configuration's."""
+        """What a new outcome makes known, if anything. `severity` is the configuration's; `held`
+        says that no run is to be stopped for it yet.
+        """
         episode = self.open.get(outcome.about)
         if isinstance(outcome, Clear):
             return self._clear(episode, outcome, at, name, meta) if episode else None
@@ -116,15 +127,19 @@ class Episodes:
             episode.clear_since = None
             if isinstance(outcome, Finding):
                 episode.reason, episode.evidence = clip(outcome.reason), outcome.evidence
-                before = episode.severity
-                if episode.rises(outcome, meta, fixed=severity is not None):
-                    return _tell(IssueOngoing, episode, at, name, meta, raised_from=before)
+                before, released = episode.severity, episode.held and not held
+                episode.held = held
+                raised = episode.rises(outcome, meta, fixed=severity is not None)
+                if raised or released:
+                    update = {"raised_from": before if raised else None, "stop_released": released}
+                    return _tell(IssueOngoing, episode, at, name, meta, update)
             if at.now_ms - episode.told_ms < meta.repeat_ms:
                 return None
             return _tell(IssueOngoing, episode, at, name, meta)
         if not isinstance(outcome, Finding) or len(self.open) >= MAX_OPEN:
             return None
         episode = _opened(outcome, at, name, meta, severity)
+        episode.held = held
         self.open[outcome.about] = episode
         self.found += 1
         return _tell(IssueFiring, episode, at, name, meta)
@@ -182,12 +197,11 @@ def _tell(
     at: Moment,
     name: str,
     meta: RuleMeta,
-    *,
-    raised_from: Severity | None = None,
+    update: Mapping[str, object] | None = None,
 ) -> Told:
     issue = _issue(model, episode, at, name, meta)
-    if raised_from is not None:
-        issue = issue.model_copy(update={"raised_from": raised_from})
+    if update is not None:
+        issue = issue.model_copy(update=update)
     told = Told(issue, episode.told)
     episode.told += 1
     episode.told_ms = at.now_ms
@@ -210,6 +224,7 @@ def _issue(
         branch=episode.branch,
         severity=episode.severity,
         stop_worthy=episode.stop_worthy,
+        stop_held=episode.held,
         subject=episode.subject,
         reason=episode.reason,
         remedy=episode.remedy,

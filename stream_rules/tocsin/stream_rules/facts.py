@@ -48,6 +48,11 @@ class RunFacts(Protocol):
         ...
 
     @property
+    def missing(self) -> int:
+        """How many records are missing between those that have come."""
+        ...
+
+    @property
     def last_step(self) -> int | None:
         """The highest step of any rank."""
         ...

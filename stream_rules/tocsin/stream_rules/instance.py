@@ -33,6 +33,8 @@ class _Shell:
     input_seen: bool = False
     failed: str | None = None
     untold: bool = False
+    cold: bool = False
+    cold_from: int | None = None
 
 
 class Instance:
@@ -61,6 +63,21 @@ class Instance:
     def failed(self) -> bool:
         """Whether it raised, and is quarantined for this run."""
         return self._shell.failed is not None
+
+    def begin_cold(self) -> bool:
+        """It begins in the middle of a run. Whether that matters: it judges by what came before."""
+        self._shell.cold = self.spec.rule.meta.history_steps > 0
+        return self._shell.cold
+
+    def _is_cold(self, at: Moment) -> bool:
+        """Whether it has not seen enough since it began in the middle."""
+        shell, step = self._shell, at.run.last_step
+        if not shell.cold or step is None:
+            return shell.cold
+        if shell.cold_from is None:
+            shell.cold_from = step
+        shell.cold = step - shell.cold_from < self.spec.rule.meta.history_steps
+        return shell.cold
 
     @property
     def untold(self) -> bool:
@@ -117,10 +134,15 @@ class Instance:
         except Exception as error:
             why = self._quarantine(error)
             return [_failure(self.spec, fails_as, why, at)] if fails_as is not None else []
-        meta, shell = self.spec.rule.meta, self._shell
+        spec, shell, cold = self.spec, self._shell, self._is_cold(at)
         taken = (
             shell.episodes.take(
-                outcome, at, name=self.spec.name, meta=meta, severity=self.spec.severity
+                outcome,
+                at,
+                name=spec.name,
+                meta=spec.rule.meta,
+                severity=spec.severity,
+                held=cold,
             )
             for outcome in outcomes
         )

@@ -117,6 +117,8 @@ class RuleMeta:
         by_default: whether it runs where the configuration does not list it; False for a rule that
             must be told what to watch.
         stops_because: why a critical issue of it is worth a stop.
+        history_steps: how many steps of its past it judges by: so many it must see anew after its
+            state was lost, before what it finds may stop a run. 0: it is as sure without.
         does_not_see: what like its condition it does not find, for the documentation.
         repeat_ms: `ongoing` at most this often, in append time, milliseconds.
         resolve_after_steps: resolved when the condition was false for so many steps; 0: at once.
@@ -136,6 +138,7 @@ class RuleMeta:
     comes: Literal["always", "maybe", "later"] = "always"
     stop_worthy: bool = False
     stops_because: str = ""
+    history_steps: int = 100
     does_not_see: str = ""
     capture_hint: str = ""
     alias: str | None = None

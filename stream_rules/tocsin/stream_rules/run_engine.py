@@ -14,6 +14,7 @@ from tocsin.schemas.state import Snapshot
 from tocsin.schemas.telemetry import StepFrame, SystemFrame, TensorFrame
 from tocsin.schemas.wire import Meta
 from tocsin.stream_rules.closer_looks import look_closer
+from tocsin.stream_rules.cold import Cold
 from tocsin.stream_rules.episodes import Told
 from tocsin.stream_rules.instance import Instance
 from tocsin.stream_rules.instances import RuleSpec
@@ -57,6 +58,7 @@ class RunEngine:
         self._listeners: dict[Hashable, tuple[Instance, ...]] = {}
         self._fed: dict[Hashable, frozenset[str]] = {}
         self._not_before: dict[str, int] = {}
+        self._cold = Cold()
         self._failing: Final = next((s for s in specs if s.rule.meta.name == "rule_failed"), None)
 
     # -- records ---------------------------------------------------------------------------
@@ -66,6 +68,7 @@ class RunEngine:
         known = offset < self._covers
         standing = self.state.standing(value, meta)
         if not known:
+            under_way = meta.seq > 0 and meta.boot not in self.state.sequences
             if not self.state.admit(meta):
                 return []
             if standing == "late":
@@ -75,7 +78,7 @@ class RunEngine:
                 if self.urgent and self.state.incarnation:
                     self.earlier.append(Earlier(replace(self.state), self.instances, offset))
                 self.state.begin(value, meta, now_ms)
-                self._equip(offset)
+                self._equip(offset, "the run was under way already" if under_way else None)
             before = (self.state.ended, self.state.stop, self.state.lost)
             self.state.learn(value, meta, now_ms)
             self.dirty, self.expired = True, False
@@ -84,7 +87,8 @@ class RunEngine:
         elif standing != "current":
             return []
         at = Moment(now_ms=now_ms, run=self.state, rank=meta.rank, boot=meta.boot, seq=meta.seq)
-        return self._dispatch(value, at, offset)
+        told = self._cold.tell(self.instances, at, fails_as=self._failing)
+        return [*told, *self._dispatch(value, at, offset)]
 
     def _dispatch(self, value: Value, at: Moment, offset: int) -> list[Told]:
         method: Callable[[AnyRule], Iterable[Outcome]]
@@ -282,7 +286,7 @@ class RunEngine:
             _cold(own, str(error))
             return
         self._covers = own.next_offset
-        self._equip(0)
+        self._equip(0, "there was no such rule before")
 
     def unsaved_begin_now(self) -> None:
         """Rules of which nothing was saved begin where the run's own state stands: whoever saved
@@ -291,28 +295,34 @@ class RunEngine:
             if instance.spec.name not in self._restored:
                 instance.covers = max(instance.covers, self._covers)
 
-    def _equip(self, offset: int) -> None:
+    def _equip(self, offset: int, unsaved: str | None) -> None:
         """Fresh instances for the incarnation at hand, or as far as they were saved beyond
-        `offset`."""
+        `offset`. `unsaved`: why one that was not saved begins cold; None: it does not."""
         self._listeners.clear()
         self._not_before.clear()
         self.instances = [Instance(spec) for spec in self._specs]
         for instance in self.instances:
             saved = self._restored.get(instance.spec.name)
             if saved is None or saved.next_offset <= offset:
+                if unsaved is not None:
+                    self._cold.add(instance, unsaved, lost=False)
                 continue
             if saved.incarnation != self.state.incarnation:
                 # A torn checkpoint: the rule is further, in an incarnation that comes later.
                 instance.covers = saved.next_offset
                 continue
             if saved.rule_version != instance.version:
-                _cold(saved, f"version {instance.version} cannot read it")
+                self._begins_cold(instance, saved, f"version {instance.version} cannot read it")
                 continue
             try:
                 instance.restore(saved.payload, covers=saved.next_offset)
             except MalformedRecord as error:
-                _cold(saved, str(error))
+                self._begins_cold(instance, saved, str(error))
         self.state.causes.restored(i for each in self.instances for i in each.open_issues())
+
+    def _begins_cold(self, instance: Instance, saved: Snapshot, why: str) -> None:
+        _cold(saved, why)
+        self._cold.add(instance, f"its state was lost: {why}", lost=True)
 
 
 def _timer(at: Moment) -> Callable[[AnyRule], Iterable[Outcome]]:

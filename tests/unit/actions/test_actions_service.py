@@ -34,11 +34,13 @@ from tocsin.bus.embedded import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Outgoing, Partition, Record
 from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.config import Config, check_config
+from tocsin.schemas.config_sections import ActionEntry, RuleEntry
 from tocsin.schemas.control import StopRequested, stop_key
 from tocsin.schemas.dead_letters import DeadLetter
 from tocsin.schemas.deliveries import Delivery
 from tocsin.schemas.events import EVENT_TYPES
 from tocsin.schemas.identity import delivery_id
+from tocsin.schemas.issues import IssueFiring
 from tocsin.schemas.runs import StopView
 from tocsin.schemas.signing import SigningKey, TrustedKeys
 from tocsin.schemas.topics import DLQ_PARTITIONS, issue_partition
@@ -218,6 +220,60 @@ async def test_what_is_given_up_becomes_a_dead_letter_with_its_event(bench: Benc
     data = EVENT_TYPES.decode(letters[0].value or b"").data
     assert isinstance(data, Delivery)
     assert data.event is not None
+
+
+async def failures(bench: Bench) -> list[IssueFiring]:
+    """The issues that say so, each once."""
+    records = await bench.read(TOPICS.issues, issue_partition("run-1"))
+    found = [EVENT_TYPES.decode(record.value or b"").data for record in records]
+    issues = [one for one in found if isinstance(one, IssueFiring) and one.rule == "action_failed"]
+    return list({one.issue_id: one for one in issues}.values())
+
+
+async def test_what_is_given_up_is_an_issue_that_the_other_receivers_tell(bench: Bench) -> None:
+    more = f"""retry: {{give_up_after: 1s}}
+  other:
+    type: webhook
+    url: "{bench.server.url("/status/500")}"
+    retry: {{give_up_after: 1s}}
+  well: {{type: webhook, url: "{bench.server.url("/status/200")}"}}"""
+    config = bench.config("/status/503", more=more)
+    names = ("ml", "other", "well")
+    actions = tuple(ActionEntry(kind="receiver", receiver=name) for name in names)
+    entry = RuleEntry(name="action_failed", use="action_failed", actions=actions)
+    config = config.model_copy(update={"rules": (*config.rules, entry)})
+    async with bench.worker(config) as (worker, service):
+        await bench.send(issue_record(issue()), issue_record(issue(episode="2")))
+        assert await worker.caught_up(10)
+        assert await service.drain(10)
+        assert await worker.caught_up(10)
+        assert await service.drain(10)
+
+    (told,) = await failures(bench)
+    assert (told.severity, told.subject.name, told.run_id) == ("warning", "ml", "run-1")
+    assert "503" in told.reason
+    about = {
+        name: states[-1].state
+        for name, states in (await bench.ledger()).items()
+        if states[-1].rule == "action_failed"
+    }
+    # The one that it is about is not asked to tell it; that another fails, too, tells nobody.
+    assert about == {
+        "ml/firing": "suppressed",
+        "other/firing": "expired",
+        "well/firing": "delivered",
+    }
+
+
+async def test_switched_off_a_failure_is_a_dead_letter_only(bench: Bench) -> None:
+    config = bench.config("/status/503", more="retry: {give_up_after: 1s}")
+    entry = RuleEntry(name="action_failed", use="action_failed", off=True)
+    config = config.model_copy(update={"rules": (*config.rules, entry)})
+    async with bench.worker(config) as (worker, service):
+        await bench.send(issue_record(issue()))
+        assert await worker.caught_up(10)
+        assert await service.drain(10)
+    assert await failures(bench) == []
 
 
 async def test_a_dead_receiver_delays_neither_another_one_nor_a_stop(bench: Bench) -> None:

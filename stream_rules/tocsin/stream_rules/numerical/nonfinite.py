@@ -85,6 +85,7 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
         meaning="The loss, a gradient or a weight has become NaN or infinite.",
         severity="critical",
         stop_worthy=True,
+        history_steps=0,
         stops_because="what is no number stays none: the weights are lost with the next step, and "
         "every step after it is paid for nothing",
         inputs=(
