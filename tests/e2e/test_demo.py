@@ -34,8 +34,8 @@ MOMENTS: Final[Mapping[str, Sequence[str]]] = {
 @pytest.mark.parametrize(
     ("site", "scenarios"),
     [
-        ("embedded", tuple(MOMENTS)),
-        pytest.param("kafka", ("stall",), marks=pytest.mark.kafka),
+        ("embedded", ("nan", "stall")),
+        pytest.param("embedded", tuple(MOMENTS), marks=pytest.mark.torture),
         pytest.param("kafka", tuple(MOMENTS), marks=[pytest.mark.kafka, pytest.mark.torture]),
     ],
     indirect=["site"],

@@ -228,6 +228,7 @@ def batch_without_slurm(
     )
 
 
+@pytest.mark.torture
 def test_the_batch_script_without_slurm_but_its_variables_is_healthy(examples: Site) -> None:
     done = batch_without_slurm(examples)
     assert done.returncode == 0, done.stderr

@@ -21,6 +21,7 @@ from support.site import (
     Finished,
     Site,
     on_both_buses,
+    on_kafka,
     until,
 )
 
@@ -60,7 +61,7 @@ def _check_stopped(finished: Finished, *, rules: set[str]) -> dict[str, object]:
     return found
 
 
-@on_both_buses
+@on_kafka
 def test_a_nan_in_one_gradient_of_the_gpt_is_named_and_the_job_stopped(
     site: Site, receiver: Receiver
 ) -> None:
@@ -138,7 +139,7 @@ def plain_output(module: str) -> str:
     [
         ("embedded", GPT),
         pytest.param("embedded", RESNET, marks=pytest.mark.torture),
-        pytest.param("kafka", GPT, marks=pytest.mark.kafka),
+        pytest.param("kafka", GPT, marks=[pytest.mark.kafka, pytest.mark.torture]),
         pytest.param("kafka", RESNET, marks=[pytest.mark.kafka, pytest.mark.torture]),
     ],
     indirect=["site"],

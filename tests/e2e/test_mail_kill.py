@@ -83,6 +83,7 @@ def helpers_of(running: Running) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.torture
 def test_a_mail_outlives_its_helper_and_the_servers_absence(embedded_site: Site) -> None:
     port, run_id = free_port(), "mailed"
     embedded_site.config.write_text(CONFIG.format(url=embedded_site.bus_url, port=port))

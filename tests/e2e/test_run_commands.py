@@ -13,6 +13,7 @@ import pytest
 from support.receiver import Receiver
 from support.site import (
     KAFKA,
+    LATER_EMBEDDED,
     SCRIPTS,
     Site,
     embedded_site_in,
@@ -30,7 +31,7 @@ def bare_site(request: pytest.FixtureRequest, tmp_path: Path, receiver: Receiver
     return kafka_site_in(tmp_path, request.getfixturevalue("kafka_url"), receiver)
 
 
-@pytest.mark.parametrize("bare_site", ["embedded", KAFKA], indirect=True)
+@pytest.mark.parametrize("bare_site", [LATER_EMBEDDED, KAFKA], indirect=True)
 def test_a_person_stops_a_run_by_hand_and_a_stranger_does_not(bare_site: Site) -> None:
     site, reason = bare_site, "wrong data set"
     options = ["--config", str(site.config)]

@@ -20,10 +20,14 @@ import pytest
 from support.receiver import Receiver
 
 KAFKA = pytest.param("kafka", marks=pytest.mark.kafka)
+LATER_EMBEDDED = pytest.param("embedded", marks=pytest.mark.torture)
 LATER_KAFKA = pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.torture])
 
 on_both_buses = pytest.mark.parametrize("site", ["embedded", KAFKA], indirect=True)
 """The test runs on both buses, always."""
+
+on_kafka = pytest.mark.parametrize("site", [LATER_EMBEDDED, KAFKA], indirect=True)
+"""The test runs on Kafka, and in `make torture` on the embedded bus too."""
 
 on_embedded = pytest.mark.parametrize("site", ["embedded", LATER_KAFKA], indirect=True)
 """The test runs on the embedded bus, and in `make torture` on Kafka too: a run takes seconds."""
