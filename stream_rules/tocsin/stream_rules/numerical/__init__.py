@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
+from tocsin.stream_rules.numerical.all_zero import AllZero
 from tocsin.stream_rules.numerical.dead_relu import DeadRelu
 from tocsin.stream_rules.numerical.exploding_gradient import ExplodingGradient
+from tocsin.stream_rules.numerical.low_precision_range import LowPrecisionRange
 from tocsin.stream_rules.numerical.nonfinite import Nonfinite
+from tocsin.stream_rules.numerical.poor_weight_initialization import PoorWeightInitialization
+from tocsin.stream_rules.numerical.replica_divergence import ReplicaDivergence
+from tocsin.stream_rules.numerical.saturated_activation import SaturatedActivation
+from tocsin.stream_rules.numerical.scaler_skips import ScalerSkips
+from tocsin.stream_rules.numerical.tensor_variance import TensorVariance
 from tocsin.stream_rules.numerical.unchanged_tensor import UnchangedTensor
 from tocsin.stream_rules.numerical.vanishing_gradient import VanishingGradient
 from tocsin.stream_rules.numerical.weight_update_ratio import WeightUpdateRatio
@@ -19,4 +26,11 @@ RULES: Final[tuple[type[AnyRule], ...]] = (
     WeightUpdateRatio,
     UnchangedTensor,
     DeadRelu,
+    SaturatedActivation,
+    PoorWeightInitialization,
+    AllZero,
+    TensorVariance,
+    LowPrecisionRange,
+    ScalerSkips,
+    ReplicaDivergence,
 )
