@@ -5,7 +5,8 @@
   twice the horizon for 20 minutes.
 - step: the median of the last `window` samples is more than `increase` points above that of the
   `window` before. Caching allocators take memory in steps, and an evaluation or a longer sequence
-  may bring one that is meant: an info. It is over when neighbouring windows are alike.
+  may bring one that is meant: an info. It is over when neighbouring windows are alike. Where the
+  growth is steady, that is said, and no step.
 
 Samples from before the first step do not count, and nothing is said before `patience` samples have
 come. Those are the parameters of SageMaker Debugger; its own test compares two windows that overlap
@@ -161,7 +162,7 @@ class GpuMemoryIncrease(Rule[GpuMemoryIncreaseParams, _State]):
             return
         before = float(np.median(recent.rows[:window, 0]))
         now = float(np.median(recent.rows[window:, 0]))
-        if now - before <= self.params.increase:
+        if now - before <= self.params.increase or memory.predicted.open:
             if memory.step.gone(recent.seen, least=window):
                 yield Clear(about=f"step {gpu.name}")
             return

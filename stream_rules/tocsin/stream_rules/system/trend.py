@@ -2,10 +2,12 @@
 
 Samples are kept as medians over five seconds, for 20 minutes. A slope is that between the medians
 of the first and the last ninth, and counts only if it is steady: on the way, no two neighbouring
-ninths bring more than 60 % of the change, and no more than a quarter of it is taken back. So one
-jump (a checkpoint, a data set that is read once) is no trend, nor are ups and downs, nor growth
-that has ended. The last five minutes are looked at for themselves, too: a leak that begins late is
-quick to be seen; less than that predicts nothing.
+ninths bring more than 60 % of the change, no more than a quarter of it is taken back, and the last
+three steps between ninths bring at least a fifth (a line brings three eighths). So one jump (a
+checkpoint, a data set that is read once) is no trend, nor are ups and downs, nor growth that has
+ended or comes to rest, as that of an allocator's pool (a logarithm brings 15 %). The last five
+minutes are looked at for themselves, too: a leak that begins late is quick to be seen; less than
+that predicts nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ SHORT_BUCKETS: Final = 60
 PARTS: Final = 9
 MOST_AT_ONCE: Final = 0.6
 MOST_TAKEN_BACK: Final = 0.25
+LEAST_LATE: Final = 0.2
 SPAN_S: Final = 5.0
 REACH: Final = 10.0
 """A window predicts ten times its own length, and no further."""
@@ -66,6 +69,8 @@ class Trend:
         shares = ways / change
         at_once = float((shares[:-1] + shares[1:]).max())
         if at_once > MOST_AT_ONCE or -float(shares[shares < 0].sum()) > MOST_TAKEN_BACK:
+            return None
+        if float(shares[-3:].sum()) < LEAST_LATE:
             return None
         apart = float(times[-1].mean() - times[0].mean())
         return change / apart if apart > 0 else None
