@@ -8,7 +8,8 @@
   where a batch takes 8 ms, and 20 µs more for each of its samples, and either a GPU is kept waiting
   or more than half of the time is lost. What is less is an info.
 - workers: the worker processes of the node's ranks together are more than `max_threshold` percent
-  of its cores, or fewer than `min_threshold` percent of them while the training starves. An info.
+  of its cores; with `few`, also fewer than `min_threshold` percent of them. An info. Where the
+  training starves, the remedy says that there are few.
 - pin_memory: the model is on a GPU, and batches are copied there from memory that is not pinned.
   An info: right where the data set is on the GPU already.
 
@@ -72,8 +73,8 @@ class DataloaderParams(Params):
     """Fewer workers are few. Unit: percent of the cores."""
     max_threshold: float = Field(default=200.0, gt=0)
     """More workers are too many. Unit: percent of the cores."""
-    few_only_if_starving: bool = True
-    """Whether few workers are worth a word only while the training starves."""
+    few: bool = False
+    """Whether few workers are worth a word although nothing waits for them."""
 
 
 @dataclass(slots=True)
@@ -98,7 +99,6 @@ class _State:
     times: list[float] = field(default_factory=list)
     time_at: dict[int, float] = field(default_factory=dict)
     at_work: list[float] = field(default_factory=list)
-    starving: bool = False
     said: list[str] = field(default_factory=list)
 
 
@@ -128,7 +128,7 @@ class Dataloader(Rule[DataloaderParams, _State]):
             "sagemaker": {
                 "min_threshold": 70.0,
                 "max_threshold": 200.0,
-                "few_only_if_starving": False,
+                "few": True,
             }
         },
         branches={
@@ -166,9 +166,7 @@ class Dataloader(Rule[DataloaderParams, _State]):
         state = self.state
         if state.lead.overtaken_by(frame):
             loader, nodes, said = state.loader, state.node_of, state.said
-            state = self.state = _State(
-                lead=state.lead, loader=loader, node_of=nodes, starving=state.starving, said=said
-            )
+            state = self.state = _State(lead=state.lead, loader=loader, node_of=nodes, said=said)
         if not state.lead.takes(frame):
             return
         self._time_on_device(frame)
@@ -227,13 +225,11 @@ class Dataloader(Rule[DataloaderParams, _State]):
             if on_gpu:
                 share = min(share, 100 * (1 - float(np.median(state.at_work))))
             if share > params.share and wait_s >= _LEAST_S:
-                state.starving = True
                 batch = 0 if state.loader is None else state.loader.batch_size or 0
                 long = wait_s >= _GRAVE_S + _GRAVE_SAMPLE_S * batch
                 grave = long and (on_gpu or share > _GRAVE_SHARE)
                 yield self._starves(step, share, wait_s, size, grave=grave)
             elif share < _OVER * params.share or wait_s < _OVER * _LEAST_S:
-                state.starving = False
                 yield Clear(about="starvation")
         if state.seen > _FIRST:
             yield from self._advise(step)
@@ -250,11 +246,11 @@ class Dataloader(Rule[DataloaderParams, _State]):
         remedy = None
         if loader is not None:
             facts += _facts(loader)
-            if loader.workers == 0:
+            cores = loader.cores or 0
+            if 100 * loader.workers * self._ranks() < self.params.min_threshold * cores:
                 remedy = (
-                    "The training process loads each batch itself: give the DataLoader num_workers"
-                    + (f" (there are {loader.cores} cores)" if loader.cores else "")
-                    + " and persistent_workers=True, or prepare the samples once."
+                    f"Give the DataLoader more workers than {loader.workers} (there are {cores} "
+                    "cores) and persistent_workers=True, or prepare the samples once."
                 )
         return Finding(
             about="starvation",
@@ -278,17 +274,20 @@ class Dataloader(Rule[DataloaderParams, _State]):
             ),
         )
 
+    def _ranks(self) -> int:
+        """How many ranks share the cores of the leading rank's node."""
+        here = self.state.node_of.get(self.state.lead.rank or 0, "")
+        return max(1, sum(node == here for node in self.state.node_of.values()))
+
     def _advise(self, step: int) -> Iterable[Outcome]:
         state, params, loader = self.state, self.params, self.state.loader
         if loader is None:
             return
-        here = state.node_of.get(state.lead.rank or 0, "")
-        ranks = max(1, sum(node == here for node in state.node_of.values()))
+        ranks = self._ranks()
         if loader.cores and "workers" not in state.said:
             percent = 100 * loader.workers * ranks / loader.cores
             many = percent > params.max_threshold
-            few = percent < params.min_threshold
-            if many or (few and (state.starving or not params.few_only_if_starving)):
+            if many or (params.few and percent < params.min_threshold):
                 state.said = [*state.said, "workers"]
                 yield self._advice(
                     "workers",
