@@ -5,5 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tocsin.stream_rules.rule import AnyRule
+from tocsin.stream_rules.trees.feature_importance_overweight import FeatureImportanceOverweight
+from tocsin.stream_rules.trees.tree_depth import TreeDepth
 
-RULES: Final[tuple[type[AnyRule], ...]] = ()
+RULES: Final[tuple[type[AnyRule], ...]] = (TreeDepth, FeatureImportanceOverweight)
