@@ -124,7 +124,7 @@ class ClassImbalance(Rule[ClassImbalanceParams, _State]):
             }
         },
         branches={
-            "one_class": "All labels so far are of one class, though the model tells several apart.",
+            "one_class": "All labels so far are of one class; the model tells several apart.",
             "imbalance": "The most frequent class has many times the labels of the rarest one.",
             "misprediction": "A class is mostly predicted wrongly, while the others are learned.",
         },

@@ -1,0 +1,55 @@
+"""What some layers said at the last summaries, one row for each summary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tocsin.stream_rules.rule import SERIES_POINTS
+from tocsin.stream_rules.state_codec import StateArray
+from tocsin.stream_rules.whole_frames import Doubles, aligned
+
+Flags = npt.NDArray[np.bool_]
+
+MOST: Final = SERIES_POINTS
+"""Summaries that are remembered."""
+
+
+@dataclass(slots=True)
+class LayerHistory:
+    """`values[i, j]` is what `rows[j]` said at `steps[i]`; NaN where it was not there."""
+
+    rows: list[str] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    values: StateArray = field(default_factory=lambda: np.zeros((0, 0)))
+
+    def add(self, step: int, rows: Sequence[str], values: Doubles) -> None:
+        """Take a summary. Layers that are gone are forgotten, new ones begin here."""
+        known = self.values
+        if list(rows) != self.rows:
+            known = np.array([aligned(rows, self.rows, one) for one in known])
+            self.rows = list(rows)
+        known = known.reshape(-1, len(rows))
+        self.values = np.concatenate((known, values[None, :]))[-MOST:]
+        self.steps = [*self.steps, step][-MOST:]
+
+    def at_or_before(self, step: int) -> Doubles | None:
+        """What was said by the newest summary up to that step; None: there is none."""
+        index = int(np.searchsorted(self.steps, step, side="right")) - 1
+        return None if index < 0 else self.values[index]
+
+    def first_since(self, step: int) -> Doubles | None:
+        """What was said by the first summary from that step on, unless it is the last."""
+        index = int(np.searchsorted(self.steps, step, side="left"))
+        return None if index >= len(self.steps) - 1 else self.values[index]
+
+    def of(self, row: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """Steps and values of one layer, where it said something."""
+        column = self.values[:, row]
+        known = np.isfinite(column)
+        steps = np.asarray(self.steps)[known].tolist()
+        return tuple(steps), tuple(column[known].tolist())
