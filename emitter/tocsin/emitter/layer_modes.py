@@ -56,8 +56,8 @@ class LayerModes:
         self._root: weakref.ref[nn.Module] | None = None
         self._known: bool | None = None
         self._told = 0
-        self._layers: dict[int, str] = {}
-        self._found: tuple[str, str] | None = None
+        self._layers: frozenset[int] = frozenset()
+        self._found = False
         self._vain = 0
         self._evaluated: set[str] = set()
 
@@ -73,7 +73,7 @@ class LayerModes:
             return
         self._known = root.training
         layers = _switchable(root)
-        self._layers = {id(module): name for name, module in layers}
+        self._layers = frozenset(id(module) for _, module in layers)
         inside = [(name, module) for name, module in layers if module.training]
         mode = "train" if root.training or inside else "eval"
         self._say("training", mode, inside if mode == "train" else layers)
@@ -93,9 +93,9 @@ class LayerModes:
         """A data loader gave a batch, and no backward call has followed the one before."""
         self._suspect()
 
-    def called_in_training(self, name: str) -> None:
+    def called_in_training(self) -> None:
         """Such a layer was called in train mode without gradients, as somebody else has seen."""
-        self._found = (name, "")
+        self._found = True
 
     def _suspect(self) -> None:
         if "train" in self._evaluated or self._vain >= MAX_IN_VAIN or not self._layers:
@@ -103,13 +103,11 @@ class LayerModes:
         root = None if self._root is None else self._root()
         if root is None:
             return
-        if self._found is not None:
+        if self._found:
             self.stop()
             self._evaluated.add("train")
             layers = [pair for pair in _switchable(root) if pair[1].training]
-            first = self._found[0]
-            layers.sort(key=lambda pair: pair[0] != first)
-            self._found = None
+            self._found = False
             if layers:
                 self._say("evaluation", "train", layers)
             return
@@ -145,17 +143,16 @@ class LayerModes:
         """Of no interest here."""
 
     def _see(self, module: nn.Module) -> None:
-        if self._found is None and module.training and not torch.is_grad_enabled():
-            name = self._layers.get(id(module))
-            if name is not None:
-                self._found = (name, type(module).__name__)
+        if module.training and not torch.is_grad_enabled() and id(module) in self._layers:
+            self._found = True
 
     def _say(self, doing: str, mode: str, layers: list[tuple[str, nn.Module]]) -> None:
         training = self._training
         if training is None or not layers or self._told >= MAX_TOLD:
             return
         self._told += 1
-        name, first = layers[0]
+        # Dropout first: batch normalisation alone is often put into eval() on purpose.
+        name, first = min(layers, key=lambda pair: _normalises(pair[1]))
         evaluation = doing == "evaluation"
         step = max(0, training.next_step - 1) if evaluation else training.next_step
         training.emit(
@@ -169,6 +166,10 @@ class LayerModes:
                 step=step,
             )
         )
+
+
+def _normalises(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.batchnorm._BatchNorm)
 
 
 def _switchable(root: nn.Module) -> list[tuple[str, nn.Module]]:

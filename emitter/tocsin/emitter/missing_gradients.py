@@ -42,7 +42,10 @@ ENOUGH: Final = 5
 UNTRACKED_AT: Final = (2, 5)
 """Steps at which gradients without an optimizer are looked for."""
 
-COLUMNS: Final = ("numel", "steps", "called", "silent_calls", "watched", "longest", "had", "place")
+COLUMNS: Final = (
+    *("numel", "steps", "called", "silent_calls", "watched", "longest", "had", "place"),
+    "trainable",
+)
 MAX_ROWS: Final = 4096
 
 
@@ -143,6 +146,7 @@ class MissingGradients:
                     self._longest.get(name, 0),
                     name not in self._began_with,
                     a.place,
+                    self.trainable,
                 )
                 for name, a in list(found.items())[:MAX_ROWS]
             ],

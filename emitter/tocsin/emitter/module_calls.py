@@ -96,8 +96,8 @@ class ModuleCalls:
         self._first_seen = False
         self.first: FirstInputs | None = None
         """What the first layer was given, where that is of interest."""
-        self.switched_on: str | None = None
-        """A layer that was called in train mode without gradients since `arm`."""
+        self.switched_on = False
+        """Whether dropout or the like was called in train mode without gradients."""
 
     def arm(self, root: nn.Module | None) -> bool:
         """Watch until the next backward call; whether it is done."""
@@ -173,7 +173,7 @@ class ModuleCalls:
         if not torch.is_grad_enabled():
             seen.silent += 1
             if module.training and is_switchable(module):
-                self.switched_on = name
+                self.switched_on = True
             return
         seen.trained += 1
         if self._first_seen or not module.__dict__.get("_parameters"):

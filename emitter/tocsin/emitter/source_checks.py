@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -33,6 +34,9 @@ CALLS_AT: Final = (1, 2, 3, 4, 5, 6)
 """Steps whose calls of modules are watched; and those in which a gradient is missing anew."""
 
 SCHEDULES_AT: Final = (20, 35, 50, 75, 100, 150, 200, 300, 400, 500, 700, 1000)
+RENEWALS: Final = 3
+"""Steps in a row by another optimizer each time, after which it is said."""
+
 FIRST_INPUTS: Final = 3
 """Steps whose first layer's inputs are told."""
 
@@ -69,6 +73,9 @@ class SourceChecks:
         self._inputs_told = 0
         self._seen: Calls | None = None
         self._stepping: int | None = None
+        self._last: weakref.ref[torch.optim.Optimizer] | None = None
+        self._last_step = -1
+        self._renewed = self._renewed_told = 0
 
     def forget(self) -> None:
         """The training is over."""
@@ -105,9 +112,9 @@ class SourceChecks:
 
     def silent_loss(self, *, evaluating: bool) -> None:
         """A loss was computed without gradients."""
-        if self._calls.switched_on is not None:
-            self.modes.called_in_training(self._calls.switched_on)
-            self._calls.switched_on = None
+        if self._calls.switched_on:
+            self.modes.called_in_training()
+            self._calls.switched_on = False
         self._wall.call(MODES, self.modes.silent_loss, evaluating=evaluating)
 
     def silent_batch(self) -> None:
@@ -137,6 +144,7 @@ class SourceChecks:
         if optimizers is None or optimizer is None:
             return
         call(GRADIENTS, self._gradients, training, optimizers, optimizer, step)
+        call(GRADIENTS, self._renewals, training, optimizer, step)
         call(LOSSES, self.losses.stepped, training, step)
         call(CALLS, self._arm, training, optimizers, step)
         due = step in SCHEDULES_AT or self._epoch_news
@@ -198,6 +206,21 @@ class SourceChecks:
             if found is not None:
                 self._send(training, found, step)
 
+    def _renewals(self, training: Training, optimizer: torch.optim.Optimizer, step: int) -> None:
+        """Count the steps in a row that were made by an optimizer which was not there before."""
+        last, before = None if self._last is None else self._last(), self._last_step
+        new = self._last is not None and last is not optimizer
+        self._last, self._last_step = weakref.ref(optimizer), step
+        if step != before + 1:
+            new = new and self._renewed > 0
+        self._renewed = self._renewed + 1 if new and _remembers(optimizer) else 0
+        told = self._renewed_told
+        if (self._renewed >= RENEWALS and self._renewed >= 2 * told) or (
+            told and not self._renewed
+        ):
+            self._renewed_told = self._renewed
+            training.row(("optimizer_renewed",), (float(self._renewed),), step=step)
+
     def _look(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         if self._optimizers is not None:
             calls = self._seen if self._stepping == step else None
@@ -244,3 +267,13 @@ class SourceChecks:
     def _send(self, training: Training, table: Table, step: int) -> None:
         at_us = time.time_ns() // 1000
         training.frame(table.frame(training.speaker, step, every=1, at_us=at_us))
+
+
+def _remembers(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it keeps something of the gradients, so that a new one has forgotten it."""
+    return any(
+        isinstance(value, torch.Tensor) and value.dim() > 0
+        for held in list(optimizer.state.values())[:1]
+        if isinstance(held, Mapping)
+        for value in held.values()
+    )

@@ -6,8 +6,12 @@ from typing import Final
 
 from tocsin.stream_rules.data.check_input_images import CheckInputImages
 from tocsin.stream_rules.data.class_imbalance import ClassImbalance
+from tocsin.stream_rules.data.collapsed_predictions import CollapsedPredictions
 from tocsin.stream_rules.data.confusion import Confusion
+from tocsin.stream_rules.data.evaluation_in_train_mode import EvaluationInTrainMode
+from tocsin.stream_rules.data.loss_input_mismatch import LossInputMismatch
 from tocsin.stream_rules.data.nlp_sequence_ratio import NlpSequenceRatio
+from tocsin.stream_rules.data.unnormalised_inputs import UnnormalisedInputs
 from tocsin.stream_rules.rule import AnyRule
 
 RULES: Final[tuple[type[AnyRule], ...]] = (
@@ -15,4 +19,8 @@ RULES: Final[tuple[type[AnyRule], ...]] = (
     Confusion,
     CheckInputImages,
     NlpSequenceRatio,
+    LossInputMismatch,
+    CollapsedPredictions,
+    EvaluationInTrainMode,
+    UnnormalisedInputs,
 )

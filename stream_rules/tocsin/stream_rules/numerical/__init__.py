@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from tocsin.stream_rules.numerical.all_zero import AllZero
+from tocsin.stream_rules.numerical.dead_optimizer_state import DeadOptimizerState
 from tocsin.stream_rules.numerical.dead_relu import DeadRelu
+from tocsin.stream_rules.numerical.excessive_clipping import ExcessiveClipping
 from tocsin.stream_rules.numerical.exploding_gradient import ExplodingGradient
+from tocsin.stream_rules.numerical.gradients_not_cleared import GradientsNotCleared
 from tocsin.stream_rules.numerical.low_precision_range import LowPrecisionRange
+from tocsin.stream_rules.numerical.no_gradient import NoGradient
 from tocsin.stream_rules.numerical.nonfinite import Nonfinite
 from tocsin.stream_rules.numerical.poor_weight_initialization import PoorWeightInitialization
 from tocsin.stream_rules.numerical.replica_divergence import ReplicaDivergence
@@ -33,4 +37,8 @@ RULES: Final[tuple[type[AnyRule], ...]] = (
     LowPrecisionRange,
     ScalerSkips,
     ReplicaDivergence,
+    NoGradient,
+    GradientsNotCleared,
+    ExcessiveClipping,
+    DeadOptimizerState,
 )

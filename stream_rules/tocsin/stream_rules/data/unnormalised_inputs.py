@@ -1,0 +1,139 @@
+"""`unnormalised_inputs`: what the first layer is given is not on the scale that it is made for.
+
+Where the first layer that is called is linear, a convolution or recurrent, a sample of what it is
+given is looked at in three of the first steps. With r the root of the mean square:
+
+- `raw_pixels`: all numbers are whole, from 0 up to 50 … 255: bytes of images. A warning.
+- `large`: r > `large`, a warning; r > `notable`, an info. An initialisation is made for r = 1; the
+  outputs of the first layer, and the gradient of its weight, are r times as large. 100 is far above
+  what standardised data of any kind gives, also with heavy tails; 10 is what pixels from 0 to 16
+  (8) and most counts stay below.
+- `constant`: all samples of all looks are the same: the data are lost on their way. A warning.
+
+A model that normalises first, or begins with an embedding, is not looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from pydantic import Field
+
+from tocsin.schemas.issues import Evidence, Fact, Severity, Subject
+from tocsin.schemas.observed import LayerInputsSeen
+from tocsin.schemas.runs import RunData
+from tocsin.stream_rules.rule import Finding, Moment, Outcome, Params, Rule, RuleMeta, event
+
+_BYTE: Final = 255.0
+_BYTES_FROM: Final = 50.0
+_REMEDIES: Final = {
+    "raw_pixels": "Divide by 255, and subtract the mean of the training data and divide by its "
+    "standard deviation.",
+    "constant": "Look at what the data loader gives: each sample of a batch is the same.",
+}
+
+
+class UnnormalisedInputsParams(Params):
+    """Parameters of `unnormalised_inputs`."""
+
+    large: float = Field(default=100.0, gt=0)
+    """Root mean square of the inputs that is a warning."""
+    notable: float = Field(default=10.0, gt=0)
+    """Root mean square of the inputs that is an info."""
+    for_looks: int = Field(default=2, ge=1)
+    """How many looks in a row. Unit: looks."""
+
+
+@dataclass(slots=True)
+class _State:
+    rank: int | None = None
+    branch: str = ""
+    severity: Severity = "info"
+    looks: int = 0
+    first_step: int = 0
+
+
+class UnnormalisedInputs(Rule[UnnormalisedInputsParams, _State]):
+    """One episode for the run."""
+
+    meta = RuleMeta(
+        name="unnormalised_inputs",
+        version=1,
+        family="data",
+        meaning="The inputs of the first layer are not normalised.",
+        severity="warning",
+        comes="maybe",
+        inputs=(event(LayerInputsSeen),),
+        capture_hint="the inputs of the first linear, convolutional or recurrent layer are seen in "
+        "steps 2 to 4, unless the model is compiled",
+        remedy="Subtract the mean of the training data from the inputs and divide by its standard "
+        "deviation, feature by feature.",
+        does_not_see="Inputs of further branches of a model, features of which only one is on "
+        "another scale, compiled models, and what changes after the first steps.",
+        params=UnnormalisedInputsParams,
+        resolve_after_steps=0,
+    )
+    state_type = _State
+
+    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+        state = self.state
+        if not isinstance(data, LayerInputsSeen):
+            return
+        if state.rank is not None and data.rank > state.rank:
+            return
+        if data.rank != state.rank:
+            self.state = state = _State(rank=data.rank)
+        branch, severity = self._judge(data)
+        if branch != state.branch or severity != state.severity:
+            state.branch, state.severity = branch, severity
+            state.looks, state.first_step = 0, data.step
+        state.looks += 1
+        if branch and state.looks >= self.params.for_looks:
+            yield self._finding(data, branch, severity)
+
+    def _judge(self, data: LayerInputsSeen) -> tuple[str, Severity]:
+        rms = math.hypot(data.mean, data.std)
+        if not math.isfinite(rms):
+            return "", "info"
+        if data.sample_std == 0.0 and data.values > 1:
+            return "constant", "warning"
+        pixels = data.minimum >= 0 and _BYTES_FROM <= data.maximum <= _BYTE
+        if pixels and data.whole_numbers and rms > self.params.notable:
+            return "raw_pixels", "warning"
+        if rms > self.params.large:
+            return "large", "warning"
+        return ("large", "info") if rms > self.params.notable else ("", "info")
+
+    def _finding(self, data: LayerInputsSeen, branch: str, severity: Severity) -> Finding:
+        rms = math.hypot(data.mean, data.std)
+        reason = {
+            "raw_pixels": f"{data.layer} is given raw pixels, from {data.minimum:.0f} to "
+            f"{data.maximum:.0f}",
+            "large": f"{data.layer} is given inputs of size {rms:.3g} (from {data.minimum:.3g} to "
+            f"{data.maximum:.3g})",
+            "constant": f"all samples that {data.layer} is given are the same",
+        }[branch]
+        limit = self.params.large if severity == "warning" else self.params.notable
+        return Finding(
+            branch=branch,
+            subject=Subject(kind="layer", name=data.layer),
+            reason=reason,
+            first_step=self.state.first_step,
+            first_rank=data.rank,
+            severity=severity,
+            remedy=_REMEDIES.get(branch),
+            evidence=Evidence(
+                facts=(
+                    Fact(name="class", value=data.kind),
+                    Fact(name="mean", value=data.mean),
+                    Fact(name="std", value=data.std),
+                    Fact(name="smallest", value=data.minimum),
+                    Fact(name="largest", value=data.maximum),
+                    Fact(name="root_mean_square", value=rms, limit=limit),
+                ),
+                explanation=f"a sample of {data.values:,} numbers of a batch, at step {data.step}",
+            ),
+        )
