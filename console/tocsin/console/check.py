@@ -13,12 +13,14 @@ from tocsin.emitter.plans import CollectionPlan, Schedule
 from tocsin.emitter.settings import capture_settings
 from tocsin.schemas.config import Config, check_config, config_path, read_config
 from tocsin.schemas.config_hidden import hide_lines
-from tocsin.schemas.config_problems import Loc, Problem, split_lines
+from tocsin.schemas.config_problems import Finding, Loc, Problem, split_lines
 from tocsin.schemas.config_sections import RuleEntry
 from tocsin.schemas.config_settings import SecretUnavailable, resolve_secrets, resolve_settings
 from tocsin.schemas.config_values import format_percent
 from tocsin.schemas.yaml_loader import load
 from tocsin.stream_rules.catalogue import built_in
+from tocsin.stream_rules.custom.host import load_apart
+from tocsin.stream_rules.custom.loading import Loaded
 from tocsin.stream_rules.instances import RuleSpec, rule_specs
 
 NO_FILE: Final = "defaults"
@@ -102,27 +104,36 @@ def check_files(files: Sequence[Path], environ: Mapping[str, str], folder: Path)
 def check_file(path: Path, environ: Mapping[str, str], folder: Path) -> Checked:
     """Check one file. Raises as `check_files` does."""
     text = read_config(folder / path)
-    config, problems = check_config(text, str(path), section_registry())
+    customs = Loaded()
+
+    def load(entries: Sequence[RuleEntry]) -> Iterable[Finding]:
+        nonlocal customs
+        customs = load_apart(entries, folder=(folder / path).parent)
+        return customs.findings
+
+    config, problems = check_config(text, str(path), section_registry(load))
     if config is None:
         return Checked(source=str(path), text=text, problems=problems)
     return Checked(
         source=str(path),
         text=text,
         problems=(),
-        warnings=_warnings(config, text, str(path)),
+        warnings=_warnings(config, text, str(path), customs.specs),
         notes=_missing_secrets(config, environ, (folder / path).parent),
-        holds=holds(config, environ),
+        holds=holds(config, environ, customs=customs.specs),
     )
 
 
-def holds(config: Config, environ: Mapping[str, str]) -> Holds:
-    """What a configuration means with this environment. Pure.
+def holds(
+    config: Config, environ: Mapping[str, str], *, customs: Mapping[str, RuleSpec] | None = None
+) -> Holds:
+    """What a configuration means with this environment, with the custom rules loaded. Pure.
 
     Raises:
         ConfigurationError: `TOCSIN_BUS` or `TOCSIN_LABELS` is wrong.
     """
     settings = resolve_settings(config, environ)
-    specs = rule_specs(config.rules, defaults=config.defaults.rules)
+    specs = rule_specs(config.rules, defaults=config.defaults.rules, customs=customs)
     entries = {entry.name: entry for entry in config.rules if entry.actions is not None}
     on = [spec.name for spec in specs]
     capture = capture_settings(config.capture.model_dump_json())
@@ -258,7 +269,9 @@ def _missing_secrets(config: Config, environ: Mapping[str, str], folder: Path) -
     return ()
 
 
-def _warnings(config: Config, text: str, source: str) -> Sequence[Problem]:
+def _warnings(
+    config: Config, text: str, source: str, customs: Mapping[str, RuleSpec]
+) -> Sequence[Problem]:
     document = load(text, source=source)
 
     def warning(loc: Loc, code: str, message: str, hint: str | None) -> Problem:
@@ -272,7 +285,7 @@ def _warnings(config: Config, text: str, source: str) -> Sequence[Problem]:
             message = f"nothing is sent to the receiver {name!r}: no rule names it"
             hint = f"rules: [nonfinite: [stop, {name}]]"
             found.append(warning(("receivers", name), "unused_receiver", message, hint))
-    if not rule_specs(config.rules, defaults=config.defaults.rules):
+    if not rule_specs(config.rules, defaults=config.defaults.rules, customs=customs):
         message = "no rule is on: nothing is watched"
         found.append(warning(("defaults", "rules"), "no_rules", message, "rules: all"))
     return hide_lines(document, found)

@@ -10,6 +10,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from tocsin.schemas.config import config_json_schema
+from tocsin.schemas.config_sections import CUSTOM_USE
 from tocsin.schemas.config_values import format_duration, format_percent
 from tocsin.stream_rules.catalogue import Catalogue
 from tocsin.stream_rules.rule import AnyRule
@@ -45,7 +46,9 @@ def editor_schema(catalogue: Catalogue) -> Mapping[str, object]:
     short_form["propertyNames"] = {"enum": names}
     properties: Node = long_form["properties"]
     del properties["use"]["pattern"]
-    properties["use"]["enum"] = names
+    # A rule of one's own is a class in a file; what installed packages offer is not known here.
+    custom = {"type": "string", "pattern": f"^{CUSTOM_USE.pattern}$"}
+    properties["use"] = {**properties["use"], "anyOf": [{"enum": names}, custom]}
     # What the file names itself has no capitals; without `use` it is a rule that is named.
     own = {"properties": {"name": {"pattern": properties["name"].pop("pattern")}}}
     own_or_rule = {"properties": {"name": {"anyOf": [own["properties"]["name"], {"enum": names}]}}}

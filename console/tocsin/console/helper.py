@@ -120,7 +120,7 @@ class Helper:
                 crash=crash,
             )
             for service in (
-                build_rules_service(setting.topics, setting.config),
+                build_rules_service(setting.topics, setting.config, folder=setting.loaded.folder),
                 self._actions,
             )
         ]

@@ -22,6 +22,7 @@ PROBLEM_CODES: Final[Mapping[str, str]] = {
     "name": "A name with characters that it may not have.",
     "not_supported_yet": "Known, and left to a later release.",
     "number": "A number that does not fit into 64 bits.",
+    "rule_not_loaded": "A rule of your own is not there, cannot be imported, or is no rule.",
     "syntax": "Not YAML.",
     "tag": "A tag (`!name`), which this file does not know.",
     "too_deep": "Nested too deeply.",

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tocsin.console.setting import Setting, read_setting
+from tocsin.console.setting import Setting, check_custom_rules, read_setting
 from tocsin.emitter.helper_child import helper_command
 from tocsin.emitter.helper_process import DRAIN_S
 from tocsin.emitter.identity import resolve_job_id, resolve_run_id, restart_count
@@ -57,6 +57,8 @@ def plan_run(
         )
     setting = read_setting(options.config, options.bus, labels=options.labels, environ=env)
     _check_receivers(setting, options.notify, env)
+    if setting.embedded:
+        check_custom_rules(setting)
     _check_summary(options.summary)
     run_id = resolve_run_id(options.run_id, env)
     job_id = resolve_job_id(env)

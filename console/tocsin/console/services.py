@@ -11,7 +11,7 @@ from typing import Final
 
 from tocsin.actions.service import build_actions_service
 from tocsin.bus.port import Bus
-from tocsin.console.setting import Setting
+from tocsin.console.setting import Setting, check_custom_rules
 from tocsin.runtime.http import HttpEndpoints
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.service import Service
@@ -33,10 +33,16 @@ def run_lease(run_id: str) -> str:
 
 
 async def run_rules(setting: Setting, *, http: str | None = None) -> int:
-    """Telemetry in, issues out, until SIGTERM or SIGINT. The exit code."""
+    """Telemetry in, issues out, until SIGTERM or SIGINT. The exit code.
+
+    Raises:
+        ConfigurationError: a custom rule cannot be loaded.
+    """
+
+    check_custom_rules(setting)
 
     def build(bus: Bus, metrics: Metrics, crash: CrashPoints) -> Service:
-        return build_rules_service(setting.topics, setting.config)
+        return build_rules_service(setting.topics, setting.config, folder=setting.loaded.folder)
 
     return await _run(setting, build, group=f"{setting.topics.prefix}-rules", http=http)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +11,16 @@ from pydantic import SecretStr
 
 from tocsin.bus.configured import open_configured_bus
 from tocsin.bus.port import Bus
-from tocsin.schemas.config import Config, LoadedConfig, SectionRegistry, load_config
+from tocsin.schemas.config import (
+    Config,
+    LoadedConfig,
+    SectionRegistry,
+    check_config,
+    load_config,
+    read_config,
+)
+from tocsin.schemas.config_problems import ConfigProblems, Finding
+from tocsin.schemas.config_sections import RuleEntry
 from tocsin.schemas.config_settings import Settings, resolve_secrets, resolve_settings
 from tocsin.schemas.topics import Topics
 
@@ -72,13 +81,41 @@ def read_setting(
     return Setting(loaded, settings, secrets)
 
 
-def section_registry() -> SectionRegistry:
-    """All services' checks of their own sections."""
+def check_custom_rules(setting: Setting) -> None:
+    """Load the custom rules of the configuration, in a process of their own that ends with it.
+
+    For who is going to run them: it runs their code. It blocks for half a second, and may for half
+    a minute; without custom rules not at all.
+
+    Raises:
+        ConfigProblems: one cannot be loaded, or its parameters are wrong.
+    """
+    from tocsin.stream_rules.custom.host import load_apart
+    from tocsin.stream_rules.instances import custom_entries
+
+    path = setting.loaded.path
+    customs = custom_entries(setting.config.rules)
+    if not customs or path is None:
+        return
+    loaded = load_apart(customs, folder=setting.loaded.folder)
+    if loaded.findings:
+        text = read_config(path)
+        _, problems = check_config(text, str(path), section_registry(lambda _: loaded.findings))
+        raise ConfigProblems(problems, text)
+
+
+def section_registry(
+    load: Callable[[Sequence[RuleEntry]], Iterable[Finding]] | None = None,
+) -> SectionRegistry:
+    """All services' checks of their own sections.
+
+    `load` says what is wrong with custom rules; without it they are not loaded.
+    """
     # What the services import is not paid by who reads no configuration.
     from tocsin.actions.config import check_receivers
     from tocsin.stream_rules.instances import rule_findings
 
     registry = SectionRegistry()
     registry.register("receivers", check_receivers)
-    registry.register("rules", rule_findings())
+    registry.register("rules", rule_findings(load=load))
     return registry

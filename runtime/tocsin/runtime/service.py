@@ -145,6 +145,11 @@ class Service(Protocol):
         """When `apply` must be called even if no record comes (Unix milliseconds); None: never."""
         return None
 
+    def settled(self) -> bool:
+        """Whether all that `apply` was given has been dealt with; a service that gives work away
+        says False until it is back. From the event loop's thread; must not block."""
+        return True
+
     async def checkpointed(self, now_ms: int) -> None:
         """On the event loop, after each checkpoint: what was handed out is on the bus. Short.
 

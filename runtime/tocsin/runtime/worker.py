@@ -183,7 +183,8 @@ class Worker:
                 ends = await self._wiring.ends(self._positions.partitions())
                 while True:
                     self._round_done.clear()
-                    if all(self._positions.next(p) >= end for p, end in ends.items()):
+                    read = all(self._positions.next(p) >= end for p, end in ends.items())
+                    if read and self._service.settled():
                         if self._dirty_since_ms is None:
                             return True
                         self._save_now = True

@@ -21,6 +21,7 @@ from tocsin.schemas.config_findings import (
 from tocsin.schemas.config_problems import Finding, Loc, did_you_mean, quoted
 from tocsin.schemas.config_receivers import RECEIVERS, AnyReceiver
 from tocsin.schemas.config_sections import (
+    CUSTOM_USE,
     ActionEntry,
     RuleEntry,
     SecretSource,
@@ -144,7 +145,16 @@ def _parse_long_rule(raw: dict[str, Plain], loc: Loc, findings: list[Finding]) -
         value = raw.get(key)
         # Without `use`, the name is that of the rule itself.
         rule = key == "use" or "use" not in raw
-        if value is not None and _named(value, (*loc, key), findings, rule=rule):
+        if value is None:
+            continue
+        if key == "use" and _in_a_file(value, (*loc, key), findings):
+            if names.get("name"):
+                names[key] = str(value)
+            elif raw.get("name") is None:
+                message = "a rule in a file needs a name of its own"
+                findings.append(Finding((*loc, key), message, "missing_key", "name: my-rule"))
+                return None
+        elif not _is_path(value) and _named(value, (*loc, key), findings, rule=rule):
             names[key] = str(value)
     if not names:
         if not {"name", "use"} & set(raw):
@@ -171,6 +181,23 @@ def _parse_long_rule(raw: dict[str, Plain], loc: Loc, findings: list[Finding]) -
     except ValidationError as err:
         findings.extend(findings_of(err, RuleEntry, loc))
         return RuleEntry(**{**fields, "preset": None, "params": {}, "severity": None}, loc=loc)
+
+
+def _is_path(raw: Plain) -> bool:
+    return isinstance(raw, str) and (raw.endswith(".py") or ".py:" in raw or "/" in raw)
+
+
+def _in_a_file(raw: Plain, loc: Loc, findings: list[Finding]) -> bool:
+    """Whether `use` names a class in a file; what looks so and does not is noted."""
+    if not _is_path(raw):
+        return False
+    if CUSTOM_USE.fullmatch(str(raw)):
+        return True
+    path = str(raw).partition(":")[0]
+    message = "expected the name of a rule, or FILE.py:CLASS for one of your own"
+    hint = f"{path}:MyRule" if path.endswith(".py") else "rules/my_rule.py:MyRule"
+    findings.append(Finding(loc, message, "name", hint))
+    return False
 
 
 def _parse_match(raw: Plain, loc: Loc, findings: list[Finding]) -> dict[str, tuple[str, ...]]:

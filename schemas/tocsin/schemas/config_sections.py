@@ -26,6 +26,9 @@ from tocsin.schemas.yaml_loader import Plain
 
 DEFAULT_BUS_URL: Final = "embedded:.tocsin/bus.db"
 
+CUSTOM_USE: Final = re.compile(r"[^:\x00-\x1f]+\.py:[A-Za-z_][A-Za-z0-9_]*")
+"""How an entry names a rule in a file of the user's: `rules/my_rule.py:MyRule`."""
+
 _KAFKA_URL: Final = re.compile(
     r"kafka://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}"
     r"(?:,(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5})*/?"
@@ -196,7 +199,7 @@ class RuleEntry(Section):
     name: str
     """Name of the instance; that of the rule unless the file gives another."""
     use: str
-    """Name of the rule."""
+    """Name of the rule, or `FILE.py:CLASS` for one of your own."""
     off: bool = False
     """Whether the rule is switched off."""
     match: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)

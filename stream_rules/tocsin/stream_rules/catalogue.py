@@ -63,6 +63,10 @@ class Catalogue:
         """All aliases, sorted."""
         return tuple(sorted(self._aliases))
 
+    def __contains__(self, name: object) -> bool:
+        """Whether there is a rule of that name or alias."""
+        return name in self._rules or name in self._aliases
+
     def __iter__(self) -> Iterator[type[AnyRule]]:
         """The rules in the order in which they were added."""
         return iter(self._rules.values())

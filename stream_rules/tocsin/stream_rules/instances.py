@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.metadata import entry_points
+from typing import Final, Literal
 
 from pydantic import ValidationError
 
 from tocsin.schemas.config import Config, SectionValidator
 from tocsin.schemas.config_findings import findings_of
 from tocsin.schemas.config_problems import Finding, did_you_mean
-from tocsin.schemas.config_sections import RuleEntry
+from tocsin.schemas.config_sections import CUSTOM_USE, RuleEntry
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.issues import Severity
 from tocsin.stream_rules.catalogue import Catalogue, UnknownRule, built_in
 from tocsin.stream_rules.rule import AnyRule, Params, Watched, labels_fit
+
+CUSTOM_GROUP: Final = "tocsin.rules"
+"""The entry point group in which packages offer rules."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +30,8 @@ class RuleSpec:
         listed: whether the configuration names it; one that runs by default is not missed when
             a run has no input for it.
         watched: all instances beside it.
+        custom: whether it is the user's own, which runs in a process of its own (`custom`); `rule`
+            then may be a class that only stands for it.
     """
 
     name: str
@@ -35,6 +41,7 @@ class RuleSpec:
     match: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     listed: bool = False
     watched: tuple[Watched, ...] = ()
+    custom: bool = False
 
     def build(self) -> AnyRule:
         """A fresh instance."""
@@ -44,7 +51,7 @@ class RuleSpec:
 
     def fits(self, labels: Mapping[str, str]) -> bool:
         """Whether a run with these labels is watched by it."""
-        return labels_fit(self.match, labels)
+        return not self.match or labels_fit(self.match, labels)
 
 
 def rule_specs(
@@ -52,10 +59,15 @@ def rule_specs(
     *,
     defaults: Literal["all", "none"] = "all",
     catalogue: Catalogue | None = None,
+    customs: Mapping[str, RuleSpec] | None = None,
 ) -> tuple[RuleSpec, ...]:
     """The instances of a configuration: the listed ones, then the others at their defaults.
 
     An entry with a name of its own stands beside the default instance of its rule.
+
+    Args:
+        customs: the instances of the entries that name custom rules, by name, as they were loaded
+            (`custom.loading`). Without it, such entries are left out.
 
     Raises:
         ConfigurationError: an entry names no rule, or its parameters are wrong (`rule_findings`
@@ -68,6 +80,10 @@ def rule_specs(
     specs: dict[str, RuleSpec] = {}
     off: set[str] = set()
     for entry in entries:
+        if _is_custom(entry, catalogue):
+            if customs and entry.name in customs:
+                specs[entry.name] = customs[entry.name]
+            continue
         rule = catalogue.get(entry.use)
         name = rule.meta.name if entry.name == entry.use else entry.name
         if entry.off:
@@ -94,6 +110,8 @@ def with_own_names(config: Config, catalogue: Catalogue | None = None) -> Config
     known = catalogue or built_in()
 
     def renamed(entry: RuleEntry) -> RuleEntry:
+        if _is_custom(entry, known):
+            return entry
         own = known.get(entry.use).meta.name
         name = own if entry.name == entry.use else entry.name
         return entry.model_copy(update={"name": name, "use": own})
@@ -101,12 +119,30 @@ def with_own_names(config: Config, catalogue: Catalogue | None = None) -> Config
     return config.model_copy(update={"rules": tuple(renamed(entry) for entry in config.rules)})
 
 
-def rule_findings(catalogue: Catalogue | None = None) -> SectionValidator:
-    """The validator of the section `rules`, for `SectionRegistry.register("rules", …)`."""
+def custom_entries(
+    entries: Iterable[RuleEntry], catalogue: Catalogue | None = None
+) -> tuple[RuleEntry, ...]:
+    """Those that name a rule of the user's or of a package."""
+    known = catalogue or built_in()
+    return tuple(entry for entry in entries if not entry.off and _is_custom(entry, known))
+
+
+def rule_findings(
+    catalogue: Catalogue | None = None,
+    *,
+    load: Callable[[Sequence[RuleEntry]], Iterable[Finding]] | None = None,
+) -> SectionValidator:
+    """The validator of the section `rules`, for `SectionRegistry.register("rules", …)`.
+
+    `load` tries whether custom rules can be loaded, which runs them: it is for those who will.
+    """
     known = catalogue or built_in()
 
     def validate(config: Config) -> Iterable[Finding]:
-        return _findings(config.rules, known)
+        yield from _findings(config.rules, known)
+        customs = custom_entries(config.rules, known)
+        if load is not None and customs:
+            yield from load(customs)
 
     return validate
 
@@ -114,6 +150,12 @@ def rule_findings(catalogue: Catalogue | None = None) -> SectionValidator:
 def _findings(entries: Iterable[RuleEntry], catalogue: Catalogue) -> Iterator[Finding]:
     seen: set[str] = set()
     for entry in entries:
+        if _is_custom(entry, catalogue):
+            if entry.name in seen or entry.name in {*catalogue.names(), *catalogue.aliases()}:
+                message = f"there is a rule {entry.name!r} already: give this one another name"
+                yield Finding(entry.at("use"), message, "duplicate_rule", at="key")
+            seen.add(entry.name)
+            continue
         try:
             rule = catalogue.get(entry.use)
         except UnknownRule:
@@ -141,6 +183,16 @@ def _findings(entries: Iterable[RuleEntry], catalogue: Catalogue) -> Iterator[Fi
             yield from findings_of(error, model, entry.at("params"))
 
 
+def _is_custom(entry: RuleEntry, catalogue: Catalogue) -> bool:
+    """Whether an entry names a rule that does not come with tocsin, and that there may be.
+
+    Of packages only the names are read that they offer.
+    """
+    if CUSTOM_USE.fullmatch(entry.use):
+        return True
+    return entry.use not in catalogue and bool(entry_points(group=CUSTOM_GROUP, name=entry.use))
+
+
 def _parameters(rule: type[AnyRule], entry: RuleEntry) -> dict[str, object]:
     """What the entry says, over what its preset does."""
     preset = rule.meta.presets[entry.preset] if entry.preset is not None else {}
@@ -160,15 +212,4 @@ def _beside(specs: Iterable[RuleSpec]) -> tuple[RuleSpec, ...]:
         )
         for spec in listed
     )
-    return tuple(
-        RuleSpec(
-            name=spec.name,
-            rule=spec.rule,
-            params=spec.params,
-            severity=spec.severity,
-            match=spec.match,
-            listed=spec.listed,
-            watched=watched,
-        )
-        for spec in listed
-    )
+    return tuple(replace(spec, watched=watched) for spec in listed)

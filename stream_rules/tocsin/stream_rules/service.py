@@ -4,9 +4,11 @@ snapshots and run views.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Collection, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Final
 
 from tocsin.bus.port import Outgoing, Partition, Record
@@ -14,19 +16,26 @@ from tocsin.runtime.service import Attachment, Poison, Service, Tick
 from tocsin.runtime.skipped_runs import HoldLimit
 from tocsin.schemas.config import Config
 from tocsin.schemas.control import LookCloser, look_closer_key
-from tocsin.schemas.errors import RecordError
+from tocsin.schemas.errors import ConfigurationError, RecordError
 from tocsin.schemas.events import Data, Event
 from tocsin.schemas.state import Snapshot
 from tocsin.schemas.topics import Topics, issue_partition
 from tocsin.schemas.wire import meta_of
+from tocsin.stream_rules.about_rules.rule_failed import RuleFailed
 from tocsin.stream_rules.catalogue import Catalogue
+from tocsin.stream_rules.custom.host import CustomHost
+from tocsin.stream_rules.custom.in_service import CustomRules
+from tocsin.stream_rules.custom.protocol import CUSTOM_KEY
 from tocsin.stream_rules.engine import Engine, UnusableRecord
 from tocsin.stream_rules.episodes import Told
-from tocsin.stream_rules.instances import RuleSpec, rule_specs
+from tocsin.stream_rules.instances import RuleSpec, custom_entries, rule_specs
 from tocsin.stream_rules.run_engine import RUN_KEY, Earlier, RunEngine
 from tocsin.stream_rules.view import run_view
 
 logger = logging.getLogger(__name__)
+
+SAVE_S: Final = 2.0
+"""How long the states of custom rules are waited for before partitions are given up, seconds."""
 
 VIEW_KEEP_MS: Final = 30 * 86_400_000
 """How long the view of a run stays after its last change, by append time: as long as issues do."""
@@ -37,6 +46,8 @@ class RulesService(Service):
 
     Args:
         software: name and version, for the snapshots.
+        customs: the process of the custom rules among `specs`, which was started; None: there are
+            none. The service ends it.
     """
 
     name = "rules"
@@ -52,12 +63,15 @@ class RulesService(Service):
         specs: Sequence[RuleSpec],
         *,
         software: str = "",
+        customs: CustomHost | None = None,
     ) -> None:
         self.inputs = (topics.telemetry,)
         self.restores = (topics.state,)
-        self.engine: Final = Engine(specs)
+        self.engine: Final = Engine([spec for spec in specs if not spec.custom])
+        self._customs: Final = CustomRules(specs, customs) if customs is not None else None
         self._topics: Final = topics
-        self._names: Final = (*(spec.name for spec in specs), RUN_KEY)
+        own = () if self._customs is None else (CUSTOM_KEY,)
+        self._names: Final = (*(spec.name for spec in specs), RUN_KEY, *own)
         self._adopt = True
         self._software = software
         self._told: list[Told] = []
@@ -72,6 +86,8 @@ class RulesService(Service):
         # A run that another process may have is taken up only once a record of it comes here;
         # else at once, so that its timers go on though it is silent.
         self._adopt = to.skip is None
+        if self._customs is not None:
+            self._customs.host.attached(to.nudge)
 
     def follows(self, partition: int) -> Sequence[Partition]:
         """The views, of which others write some: they are taken away when they are old. Where
@@ -111,6 +127,8 @@ class RulesService(Service):
 
     def forget(self, partitions: Collection[int]) -> None:
         self.engine.forget(partitions)
+        if self._customs is not None:
+            self._customs.forget(partitions)
         for number in partitions:
             self._saved.pop(number, None)
             self._views.pop(number, None)
@@ -118,6 +136,10 @@ class RulesService(Service):
     def _take_up(self, partition: int, run_id: str, next_offset: int) -> None:
         snapshots = self._saved.get(partition, {}).pop(run_id, None)
         if snapshots:
+            if self._customs is not None:
+                self._customs.adopt(
+                    partition, run_id, snapshots, next_offset=next_offset, begin_now=not self._adopt
+                )
             run = self.engine.adopt(partition, run_id, snapshots, next_offset=next_offset)
             if not self._adopt:
                 run.unsaved_begin_now()
@@ -139,6 +161,8 @@ class RulesService(Service):
             number = record.partition.number
             if self._saved.get(number):
                 self._take_up(number, record.key.decode(errors="replace"), record.offset)
+            if self._customs is not None:
+                self._customs.feed(record)
             try:
                 self._told += self.engine.apply(record)
             except UnusableRecord as error:
@@ -151,13 +175,31 @@ class RulesService(Service):
                 self._told += self.engine.tick(
                     number, caught_up.as_of_ms, since_ms=caught_up.since_ms
                 )
+        if self._customs is not None:
+            self._told += self._customs.exchange(tick, self.engine)
         return poison
 
     def next_due_ms(self) -> int | None:
-        return self.engine.next_due_ms()
+        due = self.engine.next_due_ms()
+        custom = None if self._customs is None else self._customs.host.due_ms()
+        return min((d for d in (due, custom) if d is not None), default=None)
 
     def wants_checkpoint(self) -> bool:
+        if self._customs is not None and self._customs.wants_checkpoint():
+            return True
         return any(run.urgent for _, _, run in self.engine.runs())
+
+    def committable(self, partition: int, next_offset: int) -> int:
+        if self._customs is None:
+            return next_offset
+        return self._customs.committable(partition, next_offset)
+
+    def settled(self) -> bool:
+        return self._customs is None or self._customs.host.settled()
+
+    async def ended(self) -> None:
+        if self._customs is not None:
+            await asyncio.to_thread(self._customs.host.close)
 
     def outputs(self) -> Sequence[Outgoing]:
         told, self._told = self._told, []
@@ -166,12 +208,20 @@ class RulesService(Service):
 
     def snapshots(self, *, force: bool) -> Sequence[Outgoing]:
         written: list[Outgoing] = []
+        if self._customs is not None:
+            found = self._customs.save(SAVE_S, self.engine) if force else []
+            self._told += found
+            # States must not be there before the issues that they have behind them.
+            handed = [] if found else self._customs.hand_out()
+            written += [self._snapshot(*one) for one in handed]
         for number, state, run in self.engine.runs():
             written += [self._view(number, e, e.offset, e.state.heard_ms) for e in run.earlier]
             run.earlier.clear()
             if run.expired:
                 written += self._tombstones(number, run)
                 self.engine.drop(number, run.state.run_id)
+                if self._customs is not None:
+                    self._customs.host.drop(number, run.state.run_id)
             elif run.dirty:
                 saved = run.snapshots(
                     next_offset=state.next_offset, clock_ms=state.clock_ms, software=self._software
@@ -244,6 +294,8 @@ class RulesService(Service):
         self, number: int, run: RunEngine | Earlier, next_offset: int, clock_ms: int
     ) -> Outgoing:
         view = run_view(run, next_offset=next_offset)
+        if self._customs is not None:
+            view = self._customs.on_view(number, view)
         event: Event[Data] = Event.of(
             view,
             id=f"{view.incarnation}/view/{next_offset}/{clock_ms}",
@@ -259,12 +311,31 @@ def build_rules_service(
     config: Config | None = None,
     *,
     catalogue: Catalogue | None = None,
+    folder: Path | None = None,
 ) -> RulesService:
     """The service for the rules of a configuration, or for all at their defaults.
 
+    With custom rules their process is started: that blocks for half a second, and may for half a
+    minute.
+
+    Args:
+        folder: where relative paths of custom rules start; None: the working folder.
+
     Raises:
-        ConfigurationError: a rule or its parameters are wrong.
+        ConfigurationError: a rule or its parameters are wrong, or a custom rule cannot be loaded.
     """
     config = config or Config()
-    specs = rule_specs(config.rules, defaults=config.defaults.rules, catalogue=catalogue)
-    return RulesService(topics, specs, software=f"tocsin {version('tocsin')}")
+    software = f"tocsin {version('tocsin')}"
+    defaults = config.defaults.rules
+    specs = rule_specs(config.rules, defaults=defaults, catalogue=catalogue)
+    customs = custom_entries(config.rules, catalogue)
+    if not customs:
+        return RulesService(topics, specs, software=software)
+    failing = next((spec for spec in specs if spec.rule is RuleFailed), None)
+    host = CustomHost(customs, folder or Path.cwd(), failing=failing, software=software)
+    loaded = host.start()
+    if loaded.findings:
+        host.close()
+        raise ConfigurationError("; ".join(finding.message for finding in loaded.findings))
+    specs = rule_specs(config.rules, defaults=defaults, catalogue=catalogue, customs=loaded.specs)
+    return RulesService(topics, specs, software=software, customs=host)

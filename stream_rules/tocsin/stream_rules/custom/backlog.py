@@ -1,0 +1,338 @@
+"""What the child was given, has answered, and has saved: all that another one needs to go on.
+
+Pure: no I/O, no clock. Seconds are those that the host has watched the child for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from tocsin.bus.port import Record
+from tocsin.schemas.runs import RuleStatus
+from tocsin.schemas.state import Snapshot
+from tocsin.stream_rules.custom.limits import Limits
+from tocsin.stream_rules.custom.protocol import (
+    Adopt,
+    Advance,
+    Answer,
+    Drop,
+    Forget,
+    Head,
+    Message,
+    Save,
+    Saved,
+    Verdict,
+    pack_records,
+    told_of,
+)
+from tocsin.stream_rules.episodes import Told
+
+_WINDOW: Final = 2
+"""Messages that are under way at once: the child has the next at hand, and hardly more is lost."""
+
+_REMEMBERED: Final = 20_000
+_OVERHEAD: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """A record for the child, and when it came."""
+
+    record: Record
+    size: int
+    since_s: float
+
+
+@dataclass(slots=True)
+class RunSaved:
+    """The last that was saved of a run; and how its rules were then."""
+
+    next_offset: int
+    snapshots: list[Snapshot]
+    begin_now: bool = False
+    incarnation: str = ""
+    statuses: Mapping[str, RuleStatus] = field(default_factory=dict)
+    found: int = 0
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    since_s: float
+    size: int
+    head: Head | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What there is to be published: the issues before the states that have them behind them.
+
+    `changed`: the runs, with their partitions, of which a reader is to be told.
+    """
+
+    told: Sequence[Told]
+    snapshots: Sequence[tuple[int, Snapshot]]
+    covers: Mapping[int, int]
+    changed: Sequence[tuple[int, str]]
+    urgent: bool
+
+
+class Backlog:
+    """Orders for the child in their order, and what came of them."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.runs: dict[tuple[int, str], RunSaved] = {}
+        self.verdicts: dict[tuple[str, str | None], Verdict] = {}
+        self.due_ms: int | None = None
+        self._limits = limits
+        self._queue: deque[Fed | Message] = deque()
+        self._under_way: deque[_UnderWay] = deque()
+        self._given: deque[Fed] = deque()
+        self._waiting_bytes = self._given_bytes = 0
+        self._spent: dict[tuple[str, str], float] = {}
+        self._remembered: dict[str, None] = {}
+        self._advancing = 0
+        self._saving = False
+        # Partitions that the child was not heard to have dropped: what it says of them is old.
+        self._forgotten: Counter[int] = Counter()
+        self._clear_findings()
+
+    def _clear_findings(self) -> None:
+        self._told: list[Told] = []
+        self._snapshots: list[tuple[int, Snapshot]] = []
+        self._covers: dict[int, int] = {}
+        self._changed: dict[tuple[int, str], None] = {}
+        self._urgent = False
+
+    # -- orders ----------------------------------------------------------------------------
+
+    def feed(self, record: Record, now_s: float) -> None:
+        """A record, after those before it."""
+        size = len(record.value or b"") + len(record.key) + _OVERHEAD
+        self._queue.append(Fed(record, size, now_s))
+        self._waiting_bytes += size
+
+    def advance(self, partition: int, as_of_ms: int, since_ms: int) -> None:
+        """Time passes. The timers that are due were asked for."""
+        if self.due_ms is None or self.due_ms > as_of_ms:
+            return
+        self.due_ms = None
+        self._advancing += 1
+        order = Advance(partition=partition, as_of_ms=as_of_ms, since_ms=since_ms)
+        self._queue.append(Message(order))
+
+    def adopt(
+        self,
+        partition: int,
+        run_id: str,
+        snapshots: Collection[Snapshot],
+        *,
+        next_offset: int,
+        begin_now: bool,
+    ) -> None:
+        """Go on with a run that another worker had."""
+        saved = RunSaved(next_offset, list(snapshots), begin_now)
+        self.runs[partition, run_id] = saved
+        self._queue.append(_adopt(partition, run_id, saved))
+
+    def forget(self, partitions: Collection[int]) -> None:
+        """Drop all of these partitions, what is queued of them too."""
+        gone = frozenset(partitions)
+        self.runs = {key: run for key, run in self.runs.items() if key[0] not in gone}
+        # What is read again is found again, and must be told again.
+        self._remembered.clear()
+        self._told.clear()
+        self._snapshots = [one for one in self._snapshots if one[0] not in gone]
+        self._changed = {key: None for key in self._changed if key[0] not in gone}
+        for number in gone:
+            self._covers.pop(number, None)
+        self._given = deque(f for f in self._given if f.record.partition.number not in gone)
+        self._queue = deque(order for order in self._queue if _number(order) not in gone)
+        self._given_bytes = sum(fed.size for fed in self._given)
+        self._waiting_bytes = sum(order.size for order in self._queue if isinstance(order, Fed))
+        self._waiting_bytes += sum(sent.size for sent in self._under_way)
+        self._forgotten.update(gone)
+        self._queue.append(Message(Forget(partitions=tuple(sorted(gone)))))
+
+    def drop(self, partition: int, run_id: str) -> None:
+        """Drop a run: it was over long ago."""
+        if self.runs.pop((partition, run_id), None) is not None:
+            self._queue.append(Message(Drop(partition=partition, run_id=run_id)))
+
+    def save(self) -> None:
+        """Ask for the states, unless that was done."""
+        if not self._saving:
+            self._saving = True
+            self._queue.append(Message(Save()))
+
+    # -- to and from the child -------------------------------------------------------------
+
+    def next_message(self) -> Message | None:
+        """What to send now; None: nothing, or enough is under way."""
+        if not self._queue or len(self._under_way) >= _WINDOW:
+            return None
+        first = self._queue[0]
+        if isinstance(first, Message):
+            self._queue.popleft()
+            self._under_way.append(_UnderWay(0.0, 0, first.head))
+            return first
+        batch: list[Fed] = []
+        size = 0
+        while self._queue and isinstance(fed := self._queue[0], Fed):
+            full = len(batch) >= self._limits.batch_records or size >= self._limits.batch_bytes
+            if full:
+                break
+            self._queue.popleft()
+            batch.append(fed)
+            size += fed.size
+        self._given.extend(batch)
+        self._given_bytes += size
+        self._under_way.append(_UnderWay(first.since_s, size))
+        return pack_records(fed.record for fed in batch)
+
+    def answered(self, message: Message) -> None:
+        """Take an answer in."""
+        head = message.head
+        assert isinstance(head, Answer)
+        for _ in range(head.done):
+            sent = self._under_way.popleft()
+            self._waiting_bytes -= sent.size
+            self._advancing -= isinstance(sent.head, Advance)
+            self._saving &= not isinstance(sent.head, Save)
+            if isinstance(sent.head, Forget):
+                self._forgotten.subtract(sent.head.partitions)
+        for used in head.used:
+            key = (used.run_id, used.rule)
+            self._spent[key] = self._spent.get(key, 0.0) + used.seconds
+        for told in told_of(message):
+            known = f"{told.issue.issue_id}/{told.issue.state}/{told.number}"
+            if known not in self._remembered:
+                self._remembered[known] = None
+                self._told.append(told)
+        while len(self._remembered) > _REMEMBERED:
+            del self._remembered[next(iter(self._remembered))]
+        if not self._advancing:
+            self.due_ms = head.due_ms
+        if head.saved is not None:
+            self._saved(head.saved, message.blobs[len(head.told) :])
+        if not self.waiting:
+            self._spent.clear()
+
+    def _saved(self, saved: Saved, blobs: Sequence[bytes]) -> None:
+        at = 0
+        for run in saved.runs:
+            key = (run.partition, run.run_id)
+            snapshots = [Snapshot.decode(blob) for blob in blobs[at : at + run.snapshots]]
+            at += run.snapshots
+            if self._forgotten[run.partition]:
+                continue
+            before = self.runs.get(key)
+            self.runs[key] = RunSaved(
+                saved.covers[run.partition],
+                snapshots,
+                incarnation=run.incarnation,
+                statuses=run.statuses,
+                found=run.found,
+            )
+            self._snapshots += [(run.partition, snapshot) for snapshot in snapshots]
+            now = self.runs[key]
+            if before is None or (before.statuses, before.found) != (now.statuses, now.found):
+                self._changed[key] = None
+            for rule in run.failed:
+                # It stands in the state from now on.
+                self.verdicts.pop((rule, run.run_id), None)
+        covers = {n: o for n, o in saved.covers.items() if not self._forgotten[n]}
+        left = deque(
+            fed
+            for fed in self._given
+            if fed.record.offset >= covers.get(fed.record.partition.number, 0)
+        )
+        self._given, self._given_bytes = left, sum(fed.size for fed in left)
+        self._covers |= covers
+        self._urgent |= saved.urgent
+
+    def take(self) -> Taken:
+        """What came since the last time."""
+        taken = Taken(self._told, self._snapshots, self._covers, list(self._changed), self._urgent)
+        self._clear_findings()
+        return taken
+
+    def begin_again(self, verdicts: Collection[Verdict], now_s: float) -> None:
+        """The child has died, and another will be there: from the last states, over all that came
+        since then, and with what is known of the rules."""
+        for verdict in verdicts:
+            self.verdicts[verdict.rule, verdict.run_id] = verdict
+        records = [*self._given, *(order for order in self._queue if isinstance(order, Fed))]
+        # A death is not the fault of those who wait.
+        records = [replace(fed, since_s=now_s) for fed in records]
+        adopted = [_adopt(number, run_id, run) for (number, run_id), run in self.runs.items()]
+        self._queue = deque([*adopted, *records])
+        self._waiting_bytes = sum(fed.size for fed in records)
+        self._under_way.clear()
+        self._given.clear()
+        self._given_bytes = 0
+        self._spent.clear()
+        self._forgotten.clear()
+        self._advancing = 0
+        self._saving = False
+        self.due_ms = None
+
+    # -- how it stands ---------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> bool:
+        """Whether anything is not answered yet."""
+        return bool(self._queue or self._under_way)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the child has something to do."""
+        return bool(self._under_way)
+
+    @property
+    def untaken(self) -> bool:
+        """Whether `take` has something that a reader waits for."""
+        return bool(self._told or self._urgent or self._changed)
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether the child has taken in what no state covers."""
+        return bool(self._given)
+
+    @property
+    def full(self) -> bool:
+        """Whether the states should be asked for because of what is kept for another child."""
+        return self._given_bytes >= self._limits.save_bytes
+
+    def behind(self, now_s: float) -> str | None:
+        """By how much the child is too far behind, in words; None: it is not."""
+        ages = [sent.since_s for sent in self._under_way if sent.size]
+        age_s = now_s - min(ages, default=now_s)
+        if age_s > self._limits.behind_s:
+            return f"{age_s:.0f} s"
+        if self._waiting_bytes > self._limits.behind_bytes:
+            return f"{self._waiting_bytes / 1e6:,.0f} MB"
+        return None
+
+    def slowest(self) -> tuple[str, str, float] | None:
+        """Run and rule that have used most time since the child last had nothing to do."""
+        if not self._spent:
+            return None
+        (run_id, rule), spent = max(self._spent.items(), key=lambda item: item[1])
+        return run_id, rule, spent
+
+
+def _adopt(partition: int, run_id: str, run: RunSaved) -> Message:
+    order = Adopt(
+        partition=partition, run_id=run_id, next_offset=run.next_offset, begin_now=run.begin_now
+    )
+    return Message(order, [snapshot.encode() for snapshot in run.snapshots])
+
+
+def _number(order: Fed | Message) -> int | None:
+    if isinstance(order, Fed):
+        return order.record.partition.number
+    head = order.head
+    return head.partition if isinstance(head, Advance | Adopt | Drop) else None

@@ -1,0 +1,313 @@
+"""The engine of the child process: the custom rules, behind their guard, over what it is given."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Final
+
+from pydantic import JsonValue
+
+from tocsin.bus.port import Record
+from tocsin.schemas.config_sections import RuleEntry
+from tocsin.schemas.errors import MalformedRecord, RecordError
+from tocsin.schemas.identity import issue_id
+from tocsin.schemas.state import Snapshot
+from tocsin.stream_rules.about_rules.rule_failed import RuleFailed, RuleFailedParams
+from tocsin.stream_rules.custom.description import description, stand_in
+from tocsin.stream_rules.custom.guard import Guard, GuardedSpec, OutOfMemory
+from tocsin.stream_rules.custom.loading import RuleNotLoaded, WrongSetting, load_spec
+from tocsin.stream_rules.custom.marker import Marker
+from tocsin.stream_rules.custom.protocol import (
+    CUSTOM_KEY,
+    Adopt,
+    Advance,
+    Answer,
+    Drop,
+    Forget,
+    Hello,
+    Loaded,
+    Message,
+    Problem,
+    Records,
+    Save,
+    Saved,
+    SavedRun,
+    Verdict,
+    Wanted,
+    records_of,
+)
+from tocsin.stream_rules.engine import Engine, UnusableRecord
+from tocsin.stream_rules.episodes import Told
+from tocsin.stream_rules.instances import RuleSpec
+from tocsin.stream_rules.rule import Params
+from tocsin.stream_rules.run_engine import RUN_KEY, RunEngine
+
+logger = logging.getLogger(__name__)
+
+_ANSWER_S: Final = 0.1
+"""A batch that takes longer is answered in between."""
+
+
+class ChildEngine:
+    """The rules at work.
+
+    Args:
+        say: sends a message to the worker; blocks until it has taken it.
+    """
+
+    def __init__(self, hello: Hello, marker: Marker, say: Callable[[Message], None]) -> None:
+        self._hello = hello
+        self._say = say
+        self._names = frozenset(wanted.name for wanted in hello.wanted)
+        verdicts = list(hello.verdicts)
+        self._described: dict[str, JsonValue] = {}
+        self._problems: list[Problem] = []
+        loading = Guard(marker, (), hello.memory_bytes)
+        specs = []
+        for number, wanted in enumerate(hello.wanted):
+            spec, why = self._spec(number, wanted, loading)
+            if why:
+                verdicts.append(Verdict(rule=wanted.name, run_id=None, why=why))
+            if spec is not None:
+                self._described[wanted.name] = description(spec.rule.meta)
+                specs.append(spec)
+        self._guard = Guard(marker, verdicts, hello.memory_bytes)
+        guarded: list[RuleSpec] = [
+            GuardedSpec(
+                name=spec.name,
+                rule=spec.rule,
+                params=spec.params,
+                severity=spec.severity,
+                match=spec.match,
+                listed=True,
+                custom=True,
+                guard=self._guard,
+            )
+            for spec in specs
+        ]
+        if hello.failing is not None:
+            failing = hello.failing
+            guarded.append(
+                RuleSpec(
+                    name=failing.name,
+                    rule=RuleFailed,
+                    params=RuleFailedParams(),
+                    severity=failing.severity,
+                )
+            )
+        self._engine = Engine(guarded)
+        self._positions: dict[int, int] = {}
+        self._told: list[Told] = []
+        self._answered_s = time.monotonic()
+        self._done = 0
+
+    def loaded(self) -> Loaded:
+        """What came of loading."""
+        return Loaded(described=self._described, problems=tuple(self._problems))
+
+    def _spec(self, number: int, wanted: Wanted, guard: Guard) -> tuple[RuleSpec | None, str]:
+        """The spec of an entry, and why it must not run; without a spec there are problems."""
+        why = self._hello.unloaded
+        if not why:
+            entry = RuleEntry(
+                name=wanted.name,
+                use=wanted.use,
+                preset=wanted.preset,
+                params=wanted.params,
+                severity=wanted.severity,
+                match=wanted.match,
+            )
+            try:
+                folder = Path(self._hello.folder)
+                return guard.loading(wanted.name, lambda: load_spec(entry, folder)), ""
+            except RuleNotLoaded as error:
+                why = str(error)
+                self._problems.append(
+                    Problem(
+                        entry=number,
+                        loc=("use",),
+                        message=why,
+                        code="rule_not_loaded",
+                        hint=error.hint,
+                    )
+                )
+            except WrongSetting as error:
+                why = str(error)
+                self._problems += [
+                    Problem(
+                        entry=number,
+                        loc=found.loc,
+                        message=found.message,
+                        code=found.code,
+                        hint=found.hint,
+                        at_key=found.at == "key",
+                        hide_value=found.hide_value,
+                    )
+                    for found in error.findings
+                ]
+        described = self._hello.described.get(wanted.name)
+        if not isinstance(described, dict):
+            return None, why
+        spec = RuleSpec(
+            name=wanted.name,
+            rule=stand_in(described),
+            params=Params(),
+            severity=wanted.severity,
+            match=wanted.match,
+            listed=True,
+            custom=True,
+        )
+        return spec, why
+
+    # -- messages --------------------------------------------------------------------------
+
+    def take(self, message: Message) -> None:
+        """Deal with one message, and answer: at its end, and in between if that takes long.
+
+        Raises:
+            OutOfMemory: there is no going on.
+        """
+        head = message.head
+        save = isinstance(head, Save)
+        if isinstance(head, Records):
+            for record in records_of(message):
+                self._apply(record)
+                if time.monotonic() - self._answered_s > _ANSWER_S:
+                    self._say(self._answer())
+        elif isinstance(head, Advance):
+            self._guard.at("", head.partition, self._positions.get(head.partition, 0) - 1)
+            self._told += self._engine.tick(head.partition, head.as_of_ms, since_ms=head.since_ms)
+        elif isinstance(head, Adopt):
+            self._adopt(head, message.blobs)
+        elif isinstance(head, Forget):
+            self._engine.forget(head.partitions)
+            for number in head.partitions:
+                self._positions.pop(number, None)
+        elif isinstance(head, Drop) and self._engine.has(head.partition, head.run_id.encode()):
+            self._engine.drop(head.partition, head.run_id)
+        self._done += 1
+        self._say(self._answer(save=save or self._urgent()))
+
+    def _apply(self, record: Record) -> None:
+        number = record.partition.number
+        self._guard.at(record.key.decode(errors="replace"), number, record.offset)
+        self._positions[number] = record.offset + 1
+        try:
+            self._told += self._engine.apply(record)
+        except UnusableRecord as error:
+            self._told += error.told
+            if isinstance(error.error.__cause__, MemoryError) or isinstance(
+                error.__cause__, MemoryError
+            ):
+                raise OutOfMemory(self._guard.culprit()) from error
+        except RecordError as error:
+            # The worker has read it too, and puts it among the dead letters.
+            logger.debug("record passed over", extra={"action": "rules", "reason": str(error)})
+
+    def _adopt(self, head: Adopt, blobs: Sequence[bytes]) -> None:
+        snapshots: dict[str, Snapshot] = {}
+        for blob in blobs:
+            try:
+                snapshot = Snapshot.decode(blob)
+            except MalformedRecord as error:
+                logger.warning(
+                    "snapshot cannot be read", extra={"action": "rules", "reason": str(error)}
+                )
+                continue
+            name = RUN_KEY if snapshot.rule == CUSTOM_KEY else snapshot.rule
+            snapshots[name] = snapshot
+        self._guard.at(head.run_id, head.partition, -1)
+        run = self._engine.adopt(
+            head.partition, head.run_id, snapshots, next_offset=head.next_offset
+        )
+        if head.begin_now:
+            run.unsaved_begin_now()
+        known = self._positions.get(head.partition, 0)
+        self._positions[head.partition] = max(known, head.next_offset)
+
+    def _urgent(self) -> bool:
+        return any(run.urgent for _, _, run in self._engine.runs())
+
+    def _answer(self, *, save: bool = False) -> Message:
+        done, self._done = self._done, 0
+        saved, snapshots = self._save() if save else (None, [])
+        told, self._told = [_one_failure(one) for one in self._told], []
+        issues = [one.issue.model_dump_json().encode() for one in told]
+        self._answered_s = time.monotonic()
+        head = Answer(
+            done=done,
+            told=tuple((one.issue.state, one.number) for one in told),
+            used=self._guard.used(),
+            due_ms=self._engine.next_due_ms(),
+            saved=saved,
+        )
+        return Message(head, [*issues, *snapshots])
+
+    def _save(self) -> tuple[Saved, list[bytes]]:
+        runs: list[SavedRun] = []
+        blobs: list[bytes] = []
+        urgent = False
+        for number, state, run in self._engine.runs():
+            run.earlier.clear()
+            if run.expired:
+                self._engine.drop(number, run.state.run_id)
+                continue
+            if not run.dirty:
+                continue
+            urgent |= run.urgent
+            self._guard.at(run.state.run_id, number, self._positions.get(number, 0) - 1)
+            taken = [
+                _own(snapshot)
+                for snapshot in run.snapshots(
+                    next_offset=state.next_offset,
+                    clock_ms=state.clock_ms,
+                    software=self._hello.software,
+                )
+                if snapshot.rule in self._names or snapshot.rule == RUN_KEY
+            ]
+            blobs += [snapshot.encode() for snapshot in taken]
+            runs.append(self._saved(number, run, len(taken)))
+            run.dirty = run.urgent = False
+            self._engine.reschedule(number, run.state.run_id)
+        return Saved(covers=dict(self._positions), runs=tuple(runs), urgent=urgent), blobs
+
+    def _saved(self, number: int, run: RunEngine, snapshots: int) -> SavedRun:
+        state = run.state
+        mine = [each for each in run.instances if each.spec.name in self._names]
+        stopped = state.outcome in ("stopped", "interrupted")
+        return SavedRun(
+            partition=number,
+            run_id=state.run_id,
+            incarnation=state.incarnation,
+            statuses={
+                each.spec.name: each.status(ended=state.ended, stopped=stopped)
+                for each in mine
+                if each.spec.fits(state.labels)
+            },
+            found=sum(each.found for each in mine),
+            failed=tuple(each.spec.name for each in mine if each.failed),
+            snapshots=snapshots,
+        )
+
+
+def _own(snapshot: Snapshot) -> Snapshot:
+    """The run's own state under the key of this process, beside the worker's."""
+    if snapshot.rule != RUN_KEY:
+        return snapshot
+    return Snapshot(**{**asdict(snapshot), "rule": CUSTOM_KEY})
+
+
+def _one_failure(told: Told) -> Told:
+    """An id that does not depend on the record at which a rule fails: that of one that is slow is
+    another in each attempt, and a rule fails but once in a training."""
+    issue = told.issue
+    if issue.use != RuleFailed.meta.name:
+        return told
+    own = issue_id(
+        issue.run_id, issue.incarnation, issue.rule, issue.rule_version, issue.subject.name
+    )
+    return replace(told, issue=issue.model_copy(update={"issue_id": own}))

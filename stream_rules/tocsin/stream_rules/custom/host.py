@@ -1,0 +1,410 @@
+"""The worker's side of the custom rules: a thread that keeps their process going.
+
+Nothing here waits for the child, except `start`, and `save` for as long as it is told. What the
+rules find comes with `take`, after a nudge.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from pydantic import JsonValue
+
+from tocsin.bus.port import Record
+from tocsin.schemas.config_sections import RuleEntry
+from tocsin.schemas.state import Snapshot
+from tocsin.stream_rules.custom.backlog import Backlog, RunSaved, Taken
+from tocsin.stream_rules.custom.blame import Court, Death, ending
+from tocsin.stream_rules.custom.child_process import ChildProcess
+from tocsin.stream_rules.custom.limits import Limits
+from tocsin.stream_rules.custom.loading import Loaded
+from tocsin.stream_rules.custom.loading_apart import loaded_from, unloadable, wanted
+from tocsin.stream_rules.custom.protocol import (
+    Answer,
+    Failing,
+    Farewell,
+    Hello,
+    Message,
+    pack,
+)
+from tocsin.stream_rules.custom.protocol import Loaded as LoadedHead
+from tocsin.stream_rules.instances import RuleSpec
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S: Final = 0.1
+"""How often a child at work is looked at."""
+
+_GAP_S: Final = 0.5
+"""A longer pause between two looks was ours: the machine slept, or we were not let run."""
+
+_HEALTHY_S: Final = 60.0
+"""A child that lived so long was not one of a series that died."""
+
+_PAUSES_S: Final = (0.0, 0.2, 1.0, 5.0)
+_END_S: Final = 2.0
+
+
+class CustomHost:
+    """Keeps the process of the custom rules. One for a worker, or for one check.
+
+    Args:
+        entries: those of the configuration that name custom rules.
+        folder: where their relative paths start.
+        failing: the instance of `rule_failed`; None: it is off.
+        software: name and version, for the snapshots.
+    """
+
+    def __init__(
+        self,
+        entries: Sequence[RuleEntry],
+        folder: Path,
+        *,
+        failing: RuleSpec | None = None,
+        software: str = "",
+        limits: Limits | None = None,
+    ) -> None:
+        self.broken = False
+        """Whether the thread has ended by a mistake of ours: nothing comes any more."""
+        self._entries = tuple(entries)
+        self._folder = folder
+        self._failing = failing
+        self._software = software
+        self._limits = limits or Limits()
+        self._court = Court(self._limits)
+        self._lock = threading.Lock()
+        self._answered = threading.Condition(self._lock)
+        self._backlog = Backlog(self._limits)
+        self._described: Mapping[str, JsonValue] = {}
+        self._loaded: Loaded | None = None
+        self._nudge: Callable[[], None] = _nobody
+        self._watched_s = 0.0
+        self._looked_s = time.monotonic()
+        self._saved_s = 0.0
+        self._closing = self._closed = False
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self._thread = threading.Thread(target=self._keep, name="tocsin-custom-rules", daemon=True)
+
+    def start(self) -> Loaded:
+        """Load the rules in the child. Blocks until that is done, `load_s` at most and a little.
+
+        With findings, nothing runs: `close` is all that is left to do.
+        """
+        self._thread.start()
+        with self._answered:
+            # The thread has the deadline; this one is for a thread that has died of a bug.
+            self._answered.wait_for(lambda: self._loaded is not None, self._limits.load_s + 30.0)
+            if self._loaded is None:
+                raise RuntimeError("the thread of the custom rules does not answer (a bug)")
+            return self._loaded
+
+    def attached(self, nudge: Callable[[], None]) -> None:
+        """Whom to nudge, from the thread, when there is something to take."""
+        self._nudge = nudge
+
+    # -- orders ----------------------------------------------------------------------------
+
+    def feed(self, records: Sequence[Record]) -> None:
+        """Telemetry, in order per partition."""
+        if records:
+            with self._lock:
+                for record in records:
+                    self._backlog.feed(record, self._watched_s)
+            self._wake()
+
+    def advance(self, partition: int, as_of_ms: int, since_ms: int) -> None:
+        """As `Engine.tick`."""
+        with self._lock:
+            self._backlog.advance(partition, as_of_ms, since_ms)
+        self._wake()
+
+    def adopt(
+        self,
+        partition: int,
+        run_id: str,
+        snapshots: Collection[Snapshot],
+        *,
+        next_offset: int,
+        begin_now: bool,
+    ) -> None:
+        """As `Engine.adopt`."""
+        with self._lock:
+            self._backlog.adopt(
+                partition, run_id, snapshots, next_offset=next_offset, begin_now=begin_now
+            )
+        self._wake()
+
+    def forget(self, partitions: Collection[int]) -> None:
+        """Drop the state of these partitions."""
+        if partitions:
+            with self._lock:
+                self._backlog.forget(partitions)
+            self._wake()
+
+    def drop(self, partition: int, run_id: str) -> None:
+        """Drop a run."""
+        with self._lock:
+            self._backlog.drop(partition, run_id)
+        self._wake()
+
+    def save(self, timeout_s: float) -> None:
+        """Have the child save what it was given, and wait for it, so long at most."""
+        with self._answered:
+            self._answered.wait_for(self._is_saved, timeout_s)
+
+    def _is_saved(self) -> bool:
+        """Whether there is nothing left to save; asks for it else. Under the lock."""
+        backlog = self._backlog
+        if self.broken or not (backlog.unsaved or backlog.waiting):
+            return True
+        backlog.save()
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_write, b".")
+        return False
+
+    # -- what came of them -----------------------------------------------------------------
+
+    def take(self) -> Taken:
+        """What was found and saved since the last time."""
+        with self._lock:
+            return self._backlog.take()
+
+    def due_ms(self) -> int | None:
+        """When a timer of a custom rule is due."""
+        with self._lock:
+            return self._backlog.due_ms
+
+    def settled(self) -> bool:
+        """Whether all that was given is answered, and taken."""
+        with self._lock:
+            return self.broken or not (self._backlog.waiting or self._backlog.untaken)
+
+    def run(self, partition: int, run_id: str) -> RunSaved | None:
+        """A run, as it was saved last."""
+        with self._lock:
+            return self._backlog.runs.get((partition, run_id))
+
+    def close(self) -> None:
+        """End the child and the thread. 2 s at most."""
+        self._closing = True
+        self._wake()
+        if self._thread.is_alive():
+            self._thread.join(_END_S)
+        with self._lock:
+            gone = not self._closed and not self._thread.is_alive()
+            self._closed = True
+        if gone:
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+
+    def _wake(self) -> None:
+        with self._lock:
+            if not self._closed:
+                # Full: it is awake.
+                with contextlib.suppress(BlockingIOError):
+                    os.write(self._wake_write, b".")
+
+    # -- the thread ------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        """Start a child, serve it until it dies, judge, and again."""
+        try:
+            while not self._closing:
+                began_s = time.monotonic()
+                death = self._live()
+                if death is None:
+                    return
+                if time.monotonic() - began_s > _HEALTHY_S:
+                    self._court.unexplained = 0
+                if not self._judge(death):
+                    return
+                self._rest()
+        except Exception:
+            # A bug here must not look as if the rules had nothing to say.
+            logger.exception("the custom rules have ended (a bug)", extra={"action": "rules"})
+            with self._answered:
+                self.broken = True
+                self._answered.notify_all()
+
+    def _live(self) -> Death | None:
+        """The life of one child."""
+        try:
+            child = ChildProcess.start(self._hello())
+        except OSError as error:
+            logger.warning("no process for the custom rules: %s", error, extra={"action": "rules"})
+            return Death("exit")
+        try:
+            return self._serve(child)
+        finally:
+            child.end()
+
+    def _hello(self) -> Hello:
+        failing = None
+        if self._failing is not None:
+            failing = Failing(name=self._failing.name, severity=self._failing.severity)
+        with self._lock:
+            return Hello(
+                wanted=tuple(wanted(entry) for entry in self._entries),
+                folder=str(self._folder.absolute()),
+                software=self._software,
+                failing=failing,
+                memory_bytes=self._limits.memory_bytes,
+                verdicts=tuple(self._backlog.verdicts.values()),
+                described=self._described,
+                unloaded=self._court.hopeless(),
+            )
+
+    def _serve(self, child: ChildProcess) -> Death | None:
+        """Until it dies, or is killed for what it does; None: there is no need of it any more."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(child.link, selectors.EVENT_READ)
+            selector.register(self._wake_read, selectors.EVENT_READ)
+            began_s = self._look()
+            while not self._closing:
+                self._hand_over(child)
+                events = selectors.EVENT_READ
+                if child.outgoing:
+                    events |= selectors.EVENT_WRITE
+                selector.modify(child.link, events)
+                ready = {key.fd for key, _ in selector.select(self._patience_s(child))}
+                now_s = self._look()
+                if self._wake_read in ready:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._wake_read, 4096)
+                try:
+                    child.send()
+                    for message in child.receive():
+                        self._take_in(child, message)
+                except OSError as error:
+                    logger.info("custom rules: %s", error, extra={"action": "rules"})
+                    return child.death()
+                if child.over():
+                    return child.death()
+                if child.loaded is None:
+                    if now_s - began_s > self._limits.load_s:
+                        return Death("load", child.marker.read())
+                    if child.memory_bytes() > self._limits.load_bytes:
+                        return Death("load", child.marker.read(), detail="memory")
+                    continue
+                if self._loaded is not None and self._loaded.findings:
+                    return None
+                death = self._too_much(child, now_s)
+                if death is not None:
+                    return death
+        return None
+
+    def _look(self) -> float:
+        """The seconds that the child was watched, now."""
+        now_s = time.monotonic()
+        self._watched_s += min(now_s - self._looked_s, _GAP_S)
+        self._looked_s = now_s
+        return self._watched_s
+
+    def _patience_s(self, child: ChildProcess) -> float | None:
+        with self._lock:
+            busy = child.loaded is None or self._backlog.under_way
+            unsaved = self._backlog.unsaved
+        if busy:
+            return _LOOK_S
+        return self._limits.save_s if unsaved else None
+
+    def _hand_over(self, child: ChildProcess) -> None:
+        """Fill what goes to the child, and ask for its states from time to time."""
+        if child.loaded is None:
+            return
+        with self._lock:
+            backlog = self._backlog
+            long_ago = time.monotonic() - self._saved_s > self._limits.save_s
+            if backlog.unsaved and (long_ago or backlog.full):
+                self._saved_s = time.monotonic()
+                backlog.save()
+            while not child.outgoing and (message := backlog.next_message()) is not None:
+                child.outgoing += pack(message)
+
+    def _take_in(self, child: ChildProcess, message: Message) -> None:
+        head = message.head
+        with self._answered:
+            if isinstance(head, LoadedHead):
+                child.loaded = head
+                if self._loaded is None:
+                    self._described = head.described
+                    self._loaded = loaded_from(self._entries, head)
+            elif isinstance(head, Farewell):
+                child.farewell = head
+            elif isinstance(head, Answer):
+                self._backlog.answered(message)
+            self._answered.notify_all()
+            nudge = self._backlog.untaken or not self._backlog.waiting
+        if nudge:
+            self._nudge()
+
+    def _too_much(self, child: ChildProcess, now_s: float) -> Death | None:
+        """Whether the child is at one call for too long, or too far behind."""
+        mark = child.marker.read()
+        if mark is None or child.call is None or mark.number != child.call.number:
+            child.call, child.call_since_s = mark, now_s
+            child.call_cpu_s = child.cpu_s() if mark is not None else 0.0
+        elif now_s - child.call_since_s > self._limits.call_s:
+            return Death("wall", mark)
+        elif child.cpu_s() - child.call_cpu_s > self._limits.call_cpu_s:
+            return Death("cpu", mark)
+        with self._lock:
+            behind, slowest = self._backlog.behind(now_s), self._backlog.slowest()
+        if behind is None:
+            return None
+        if slowest is None:
+            return Death("behind", mark, detail=f"{behind} behind")
+        run_id, rule, spent = slowest
+        detail = f"{behind} behind, {spent:.1f} s of it in its calls"
+        return Death("behind", mark, (run_id, rule), detail)
+
+    def _judge(self, death: Death) -> bool:
+        """Who was it; whether another child is to be started."""
+        if self._loaded is None:
+            with self._answered:
+                self._loaded = unloadable(self._entries, death, self._limits)
+                self._answered.notify_all()
+            return False
+        verdicts = self._court.judge(death)
+        named = [(verdict.rule, verdict.run_id, verdict.why) for verdict in verdicts]
+        logger.warning(
+            "the process of the custom rules is started again: %s",
+            named or f"{death.kind}, {ending(death.returncode)}",
+            extra={"action": "rules"},
+        )
+        with self._lock:
+            self._backlog.begin_again(verdicts, self._watched_s)
+        return True
+
+    def _rest(self) -> None:
+        pause_s = _PAUSES_S[min(self._court.unexplained, len(_PAUSES_S) - 1)]
+        end_s = time.monotonic() + pause_s
+        while not self._closing and (left_s := end_s - time.monotonic()) > 0:
+            time.sleep(min(left_s, 0.05))
+
+
+def load_apart(
+    entries: Sequence[RuleEntry], *, folder: Path, limits: Limits | None = None
+) -> Loaded:
+    """A `CustomLoader` that loads in a child process, which ends with it: for checks."""
+    if not entries:
+        return Loaded()
+    host = CustomHost(entries, folder, limits=limits)
+    try:
+        return host.start()
+    finally:
+        host.close()
+
+
+def _nobody() -> None:
+    """Whom nobody has attached."""
