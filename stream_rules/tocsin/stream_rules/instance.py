@@ -17,7 +17,7 @@ from tocsin.stream_rules.about_rules.rule_failed import RuleFailed
 from tocsin.stream_rules.causes import Attribution, Known
 from tocsin.stream_rules.episodes import Episodes, Told
 from tocsin.stream_rules.instances import RuleSpec
-from tocsin.stream_rules.rule import AnyRule, Moment, Outcome
+from tocsin.stream_rules.rule import AnyRule, Moment, Outcome, Rule
 from tocsin.stream_rules.state_codec import dump_state, load_state
 
 logger = logging.getLogger(__name__)
@@ -90,6 +90,11 @@ class Instance:
         if why is None or fails_as is None:
             return []
         return [_failure(self.spec, fails_as, why, at)]
+
+    @property
+    def has_timer(self) -> bool:
+        """Whether it may ever have a time at which it is due."""
+        return type(self.rule).next_due_ms is not Rule.next_due_ms
 
     def due_ms(self) -> int | None:
         """When its timer is due."""

@@ -50,6 +50,7 @@ class RunEngine:
     def __init__(self, run_id: str, specs: Sequence[RuleSpec]) -> None:
         self.state = RunState(run_id=run_id)
         self.instances: list[Instance] = []
+        self._timed: list[Instance] = []
         self.earlier: list[Earlier] = []
         self.dirty = self.urgent = self.expired = False
         self._specs: Final = specs
@@ -58,6 +59,7 @@ class RunEngine:
         self._listeners: dict[Hashable, tuple[Instance, ...]] = {}
         self._fed: dict[Hashable, frozenset[str]] = {}
         self._not_before: dict[str, int] = {}
+        self._names: dict[Hashable, tuple[str, ...]] = {}
         self._cold = Cold()
         self._failing: Final = next((s for s in specs if s.rule.meta.name == "rule_failed"), None)
 
@@ -101,7 +103,7 @@ class RunEngine:
             def method(rule: AnyRule) -> Iterable[Outcome]:
                 return rule.on_steps(frame, at)
         elif isinstance(value, TensorFrame):
-            tensors = value
+            tensors = self._with_known_names(value)
             key = ("tensors", value.mode, (value.collection,))
 
             def method(rule: AnyRule) -> Iterable[Outcome]:
@@ -137,6 +139,18 @@ class RunEngine:
                 found = instance.call(method, at, fails_as=self._failing, input_seen=seen)
                 told += self._with_causes(found, at)
         return [self._with_look(one) for one in told]
+
+    def _with_known_names(self, frame: TensorFrame) -> TensorFrame:
+        """The same with the names object that came last, if it has the same names.
+
+        Whoever compares it with what he keeps then compares addresses, not thousands of names.
+        """
+        key = (frame.collection, frame.mode, frame.part)
+        known = self._names.get(key)
+        if known == frame.rows:
+            return replace(frame, rows=known)
+        self._names[key] = frame.rows
+        return frame
 
     def _with_causes(self, found: Sequence[Told], at: Moment) -> Iterator[Told]:
         """The same, each with its cause; and what was told before, of which one is the cause."""
@@ -209,7 +223,7 @@ class RunEngine:
             return None
         if own <= now_ms:
             first = (own, None)
-        for instance in self.instances:
+        for instance in self._timed:
             due = instance.due_ms()
             if due is None or due > now_ms or (first is not None and due >= first[0]):
                 continue
@@ -227,7 +241,7 @@ class RunEngine:
             return None
         dues = [
             max(due, self._not_before.get(instance.spec.name, due))
-            for instance in self.instances
+            for instance in self._timed
             if (due := instance.due_ms()) is not None
         ]
         if any(instance.untold for instance in self.instances):
@@ -301,6 +315,7 @@ class RunEngine:
         self._listeners.clear()
         self._not_before.clear()
         self.instances = [Instance(spec) for spec in self._specs]
+        self._timed = [instance for instance in self.instances if instance.has_timer]
         for instance in self.instances:
             saved = self._restored.get(instance.spec.name)
             if saved is None or saved.next_offset <= offset:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -93,13 +94,28 @@ def finite_numel(frame: TensorFrame) -> Doubles | None:
 
 def aligned(names: Sequence[str], known: Sequence[str], values: Doubles) -> Doubles:
     """`values` of the rows `known`, in the order of `names`; NaN where there is none."""
-    if list(names) == list(known):
+    if names is known:
         return values
+    names, known = tuple(names), tuple(known)
+    if names == known:
+        return values
+    if not known:
+        return np.full(len(names), np.nan)
+    index = places(names, known)
+    return np.where(index >= 0, values[np.maximum(index, 0)], np.nan)
+
+
+@lru_cache(maxsize=64)
+def places(names: tuple[str, ...], known: tuple[str, ...]) -> npt.NDArray[np.int64]:
+    """Where in `known` each of the names stands; -1 where it does not.
+
+    Kept, because the same two tables, like gradients in backward and weights in forward order,
+    come again with every summary.
+    """
     at = {name: i for i, name in enumerate(known)}
     index = np.array([at.get(name, -1) for name in names], np.int64)
-    if not len(known):
-        return np.full(len(names), np.nan)
-    return np.where(index >= 0, values[np.maximum(index, 0)], np.nan)
+    index.setflags(write=False)
+    return index
 
 
 def is_asked_for(collection: str, row: str, patterns: Iterable[str]) -> bool:

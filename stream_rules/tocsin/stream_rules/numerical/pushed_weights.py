@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tocsin.schemas.telemetry import TensorFrame
-from tocsin.stream_rules.whole_frames import WholeFrames, finite_numel
+from tocsin.stream_rules.state_codec import StateArray
+from tocsin.stream_rules.whole_frames import WholeFrames, aligned, finite_numel
 
 NOISE: Final = 1e-4
 """In small convolutional networks biases before BatchNorm and InstanceNorm had 1e-9 to 6e-6 of the
@@ -32,7 +33,8 @@ class PushedWeights:
 
     frames: WholeFrames = field(default_factory=WholeFrames)
     first: list[float] = field(default_factory=list)
-    rows: list[str] | None = None
+    rows: tuple[str, ...] | None = None
+    moves: StateArray = field(default_factory=lambda: np.zeros(0, bool))
 
     def take(self, frame: TensorFrame) -> None:
         """Take a summary of gradients."""
@@ -47,10 +49,12 @@ class PushedWeights:
         usual = float(np.percentile(size, _USUAL))
         if len(self.first) < _FIRST and np.isfinite(usual):
             self.first.append(usual)
-        limit = NOISE * max(usual, float(np.median(self.first)) if self.first else 0.0)
-        self.rows = [whole.rows[i] for i in np.flatnonzero(size > limit)]
+        # The largest of the first: a small task is solved within ten steps of LBFGS.
+        limit = NOISE * max([usual, *self.first])
+        self.rows, self.moves = whole.rows, size > limit
 
     def among(self, names: Sequence[str]) -> npt.NDArray[np.bool_]:
         """Which of the names; none, as long as no summary has come."""
-        pushed = set(self.rows or ())
-        return np.fromiter((name in pushed for name in names), bool, len(names))
+        if self.rows is None:
+            return np.zeros(len(names), bool)
+        return aligned(names, self.rows, self.moves.astype(np.float64)) > 0
