@@ -21,7 +21,7 @@ from tocsin.bus.port import Record
 from tocsin.schemas.wire import decode, read_meta
 from tocsin.stream_rules.engine import Engine
 from tocsin.stream_rules.instances import RuleSpec, rule_specs
-from tocsin.stream_rules.testing import RunBuilder
+from tocsin.stream_rules.testing import Numbers, RunBuilder
 
 FRAMES = 200
 
@@ -37,13 +37,37 @@ class Figure:
 
 
 def tensor_records(rows: int) -> list[Record]:
-    """Gradient summaries of FRAMES steps, each with its scalars before it."""
+    """Summaries of FRAMES steps as a large model sends them, each with the step's scalars before.
+
+    In turn: gradients in backward order; weights and their updates in forward order; activations.
+    """
     run = RunBuilder("bench")
     run.started()
+    chance = np.random.default_rng(0)
     names = [f"model.layers.{i // 8}.attention.projection_{i % 8}.weight" for i in range(rows)]
+    size = np.exp(0.1 * chance.standard_normal(rows))
+
+    def statistics(scale: float) -> dict[str, Numbers]:
+        noise = scale * size * (1 + 0.1 * chance.standard_normal(rows))
+        columns = {"min": -3, "max": 3, "absmax": 3, "mean": 0.01, "std": 1, "l1": 80, "l2": 10}
+        return {name: factor * noise for name, factor in columns.items()}
+
     for step in range(FRAMES):
-        run.steps([step], loss=2.0, gradient_norm=1.0, gradient_nonfinite=0, columns={"lr.0": 0.1})
-        run.tensors(step, "gradients", names)
+        run.steps(
+            [step], loss=2.0 - step / 1000, gradient_norm=1.0, gradient_nonfinite=0,
+            columns={"lr.0": 0.1},
+        )  # fmt: skip
+        kind = ("gradients", "weights", "updates", "activations")[step % 4]
+        if kind == "gradients":
+            run.tensors(step, kind, names[::-1], columns=statistics(1e-3))
+        elif kind == "updates":
+            change = 1e-3 * size * (1 + 0.1 * chance.standard_normal(rows))
+            run.tensors(step, kind, names, columns={**statistics(1.0), "update_l2": change})
+        elif kind == "activations":
+            dead = 0.1 * chance.random(rows)
+            run.tensors(step, kind, names, columns={**statistics(1.0), "dead": dead})
+        else:
+            run.tensors(step, kind, names, columns=statistics(1.0))
     return run.records
 
 
