@@ -1,10 +1,11 @@
-"""For authors of rules: made runs, as the records that a bus would give, and what they find.
+"""For authors of rules: made and recorded runs, and what rules find in them.
 
 run = RunBuilder()
 run.started()
 run.steps(range(100), loss=2.0)
 run.steps([100], loss=float("nan"))
 assert_fires(run.records, "nonfinite", first_step=100)
+assert_fires(load_records("bad-run.gz"), "my_rule", specs=only(MyRule, limit=2.0))
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tocsin.bus.port import Partition, Record
+from tocsin.runtime.testing import FakeClock as FakeClock
 from tocsin.schemas.events import Data, Event
 from tocsin.schemas.issues import IssueFiring
 from tocsin.schemas.runs import (
@@ -42,7 +44,11 @@ from tocsin.schemas.topics import Topics, telemetry_partition
 from tocsin.schemas.wire import meta_of
 from tocsin.stream_rules.catalogue import Catalogue, built_in
 from tocsin.stream_rules.instances import RuleSpec, rule_specs
+from tocsin.stream_rules.recordings import load_records as load_records
+from tocsin.stream_rules.recordings import records_of_run as records_of_run
+from tocsin.stream_rules.recordings import save_records as save_records
 from tocsin.stream_rules.replay import replay
+from tocsin.stream_rules.rule import AnyRule
 
 START_MS: Final = 1_800_000_000_000
 """When a made run begins (Unix, milliseconds)."""
@@ -320,10 +326,10 @@ class RunBuilder:
 
 
 def only(
-    rule: str, *, catalogue: Catalogue | None = None, **params: object
+    rule: str | type[AnyRule], *, catalogue: Catalogue | None = None, **params: object
 ) -> tuple[RuleSpec, ...]:
-    """The instance of one rule alone, with these parameters."""
-    found = (catalogue or built_in()).get(rule)
+    """The instance of one rule alone, with these parameters; of a class, or by its name."""
+    found = (catalogue or built_in()).get(rule) if isinstance(rule, str) else rule
     name = found.meta.name
     return (RuleSpec(name=name, rule=found, params=found.meta.params.model_validate(params)),)
 
