@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from support.node_samples import GIB, Samples, restarted, run_of, sagemaker, told
 from tocsin.emitter.sampler import Node
 from tocsin.schemas.telemetry import SystemFrame
 from tocsin.stream_rules.instances import RuleSpec
@@ -26,34 +27,6 @@ from tocsin.stream_rules.testing import (
 MEMORY = only("host_memory_increase")
 DISK = only("disk_full")
 GPU = only("low_gpu_utilization")
-GIB = float(1 << 30)
-Samples = npt.NDArray[np.float64] | list[float]
-
-
-def run_of(
-    columns: dict[str, Samples | float],
-    *,
-    node: str = "node",
-    every_s: float = 0.5,
-    steps: bool = True,
-) -> RunBuilder:
-    """Samples as a sampler packs them: ten in a frame."""
-    run = RunBuilder()
-    run.started()
-    if steps:
-        run.steps([0], loss=1.0)
-    length = max(len(c) for c in columns.values() if not isinstance(c, float))
-    table = {name: np.broadcast_to(np.asarray(c, float), (length,)) for name, c in columns.items()}
-    for i in range(0, length, 10):
-        part = {name: column[i : i + 10] for name, column in table.items()}
-        run.system(part, node=node, every_s=every_s)
-    return run
-
-
-def told(run: RunBuilder, specs: tuple[RuleSpec, ...]) -> list[tuple[str, str]]:
-    """Severity and state of what is said, but that it goes on."""
-    issues = issues_of(run.records, specs=specs)
-    return [(issue.severity, issue.state) for issue in issues if issue.state != "ongoing"]
 
 
 # -- host_memory_increase
@@ -122,6 +95,13 @@ def test_memory_left_alone(used: npt.NDArray[np.float64]) -> None:
     assert_quiet(memory(used).records, specs=MEMORY)
 
 
+def test_memory_that_will_be_full_in_a_minute() -> None:
+    (issue, *_) = issues_of(memory(grows(1, 15.5, 240)).records, specs=MEMORY)
+    assert (issue.branch, issue.severity) == ("fast", "warning")
+    # Two minutes from nothing to all of it: known half a minute before.
+    assert issue.at_ms - START_MS < 90_000
+
+
 def test_growth_before_the_first_step_predicts_nothing() -> None:
     assert_quiet(memory(grows(4, 15), steps=False).records, specs=MEMORY)
 
@@ -186,6 +166,23 @@ def test_a_disk_that_hovers_at_its_floor_is_one_issue() -> None:
     assert told(disk(free), DISK) == [("critical", "firing")]
     short = np.where(np.arange(14_400) % 600 < 500, 9e9, 30e9)
     assert told(disk(short), DISK) == [("critical", "firing")]
+
+
+def test_other_folders_are_watched_and_two_on_one_disk_are_one() -> None:
+    other: dict[str, Samples | float] = {
+        "disk./data.free_bytes": [1e9] * 20,
+        "disk./data.total_bytes": 900e9,
+    }
+    same: dict[str, Samples | float] = {
+        "disk./tmp.free_bytes": 200e9,
+        "disk./tmp.total_bytes": 500e9,
+    }
+    run = run_of({"disk.free_bytes": [200e9] * 20, "disk.total_bytes": 500e9, **other, **same})
+    issue = assert_fires(run.records, "disk_full", specs=DISK)
+    assert (issue.subject.name, issue.branch) == ("/data of node", "full")
+    both = run_of({"disk.free_bytes": [1e9] * 20, "disk.total_bytes": 500e9,
+                   "disk./tmp.free_bytes": 1e9, "disk./tmp.total_bytes": 500e9})  # fmt: skip
+    assert assert_fires(both.records, "disk_full", specs=DISK).subject.name == "node"
 
 
 @pytest.mark.parametrize(
@@ -312,3 +309,25 @@ def test_a_restart_begins_to_count_again() -> None:
     for _ in range(90):
         run.system({"gpu.0.utilization_percent": [0.0] * 10}, every_s=0.5)
     assert_quiet(run.records, specs=GPU)
+
+
+@pytest.mark.parametrize(
+    ("run", "specs"),
+    [
+        pytest.param(memory(grows(7, 12)), MEMORY, id="host_memory_increase"),
+        pytest.param(disk(np.linspace(100e9, 0, 1800)), DISK, id="disk_full"),
+        pytest.param(gpu([0.0] * 1500), GPU, id="low_gpu_utilization"),
+    ],
+)
+def test_being_saved_behind_each_record_changes_nothing(
+    run: RunBuilder, specs: tuple[RuleSpec, ...]
+) -> None:
+    plain = [issue.issue_id for issue in issues_of(run.records, specs=specs)]
+    assert plain
+    assert [issue.issue_id for issue in issues_of(run.records, specs=restarted(specs))] == plain
+
+
+def test_presets_of_the_reference_give_the_same_verdict() -> None:
+    waits = np.where(np.arange(1500) % 10 < 4, 0.0, 98.0)
+    for percent in ([0.0] * 1500, waits, busy()):
+        assert told(gpu(percent), sagemaker("LowGPUUtilization")) == told(gpu(percent), GPU)

@@ -1,5 +1,8 @@
 """`disk_full`: the disk that the job writes to is full, or will be soon.
 
+Watched is the disk of the working folder, and that of each folder in `capture.system.folders`; of
+two folders on one disk the first is named.
+
 Full is less than `floor` percent free and less than 10 GB: two percent of a large array are no
 emergency. It is over when there has been a tenth more than that for five minutes. Soon is when a
 steady decline, over at least five minutes, reaches zero within `horizon`; a single checkpoint is
@@ -18,7 +21,7 @@ from pydantic import Field
 
 from tocsin.schemas.config_values import Duration
 from tocsin.schemas.issues import Evidence, Fact, Subject
-from tocsin.schemas.telemetry import SystemFrame
+from tocsin.schemas.telemetry import Doubles, SystemFrame
 from tocsin.stream_rules.rule import (
     Clear,
     Finding,
@@ -66,12 +69,16 @@ class DiskFull(Rule[DiskFullParams, _State]):
 
     meta = RuleMeta(
         name="disk_full",
-        version=1,
+        version=2,
         family="system",
-        meaning="The disk of the working folder is full, or will be within the hour.",
+        meaning="A disk that the job writes to is full, or will be within the hour.",
         severity="warning",
         comes="later",
-        inputs=(system("disk.free_bytes"), system("disk.total_bytes", beside=True)),
+        inputs=(
+            system("disk.free_bytes"),
+            system("disk.*.free_bytes"),
+            system("disk.*total_bytes", beside=True),
+        ),
         capture_hint="the node is sampled by the launcher, or by `tocsin sample`",
         remedy="Delete old checkpoints or keep fewer of them; a checkpoint that does not fit is "
         "lost, and often the job with it.",
@@ -84,36 +91,51 @@ class DiskFull(Rule[DiskFullParams, _State]):
     state_type = _State
 
     def on_system(self, frame: SystemFrame, at: Moment) -> Iterable[Outcome]:
-        free, total = frame.column("disk.free_bytes"), frame.column("disk.total_bytes")
-        if free is None or total is None or not len(free):
-            return
-        node = self.state.nodes.setdefault(frame.node, _Node())
+        seen: set[tuple[float, float]] = set()
+        for column in sorted(frame.columns, key=lambda name: (name.count("/"), name)):
+            if not column.startswith("disk.") or not column.endswith("free_bytes"):
+                continue
+            path = column[len("disk.") : -len("free_bytes")].rstrip(".")
+            total = frame.column(f"{column[: -len('free_bytes')]}total_bytes")
+            free = frame.column(column)
+            if free is None or total is None or not len(free):
+                continue
+            disk = float(free[-1]), float(total[-1])
+            if disk not in seen:
+                seen.add(disk)
+                name = f"{path} of {frame.node}" if path else frame.node
+                yield from self._disk(name, frame, free, float(total[-1]), at)
+
+    def _disk(
+        self, name: str, frame: SystemFrame, free: Doubles, total: float, at: Moment
+    ) -> Iterable[Outcome]:
+        node = self.state.nodes.setdefault(name, _Node())
         for at_us, value in zip(frame.at_us.tolist(), free.tolist(), strict=True):
             node.trend.add(at_us / 1e6, value)
         at_s, least, most = at.now_ms / 1000, float(free.min()), float(free.max())
-        floor = min(self.params.floor / 100 * float(total[-1]), _SMALL_BYTES)
+        floor = min(self.params.floor / 100 * total, _SMALL_BYTES)
         ahead = node.trend.meets_in_s(0.0)
         if most < floor:
             node.full.holds(at)
-            yield self._finding(frame.node, node, "full", node.full, ahead, float(total[-1]))
+            yield self._finding(name, node, "full", node.full, ahead, total)
         elif not least > _ENOUGH * floor:
             node.full.doubtful()
         elif node.full.gone(at_s, least=_FREE_S):
-            yield Clear(about=f"full {frame.node}")
+            yield Clear(about=f"full {name}")
         horizon_s = self.params.horizon.total_seconds()
         if node.full.open and node.soon.open:
             # It has come true: whoever was warned is not told now that it is over.
             node.soon.holds(at)
-            yield Holds(about=f"soon {frame.node}")
+            yield Holds(about=f"soon {name}")
         elif (
             ahead is not None
             and not node.full.open
             and ahead <= horizon_s * (2 if node.soon.open else 1)
         ):
             node.soon.holds(at)
-            yield self._finding(frame.node, node, "soon", node.soon, ahead, float(total[-1]))
+            yield self._finding(name, node, "soon", node.soon, ahead, total)
         elif node.soon.gone(at_s, least=_STEADY_S):
-            yield Clear(about=f"soon {frame.node}")
+            yield Clear(about=f"soon {name}")
 
     def _finding(
         self,

@@ -2,11 +2,16 @@
 
 Used is the resident memory of the job's processes together, at most what the whole node uses
 (pages that workers share are counted for each of them). The limit is that of the control group,
-else the machine's memory. The issue comes when a steady growth, over at least five minutes, meets
-the limit within `horizon`, with half of the limit in use; it is over when nothing has pointed to
-the limit within twice the horizon for 20 minutes. What grows before the first step (a data set that
-is read) predicts nothing and is left out; a job without steps is watched after its first ten
-minutes.
+else the machine's memory. What grows before the first step (a data set that is read) predicts
+nothing and is left out; a job without steps is watched after its first ten minutes. Branches, both
+with half of the limit in use:
+
+- steady: a growth over at least five minutes, measured over five or 20, meets the limit within
+  `horizon`;
+- fast: a growth over at least half a minute, by a tenth of the limit, meets it within the time
+  that was seen. Who waits for five minutes then is too late.
+
+It is over when nothing has pointed to the limit within twice the horizon for 20 minutes.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 from pydantic import Field
@@ -38,6 +43,9 @@ from tocsin.stream_rules.system.trend import Trend
 _GIB: Final = 1 << 30
 _STARTING_US: Final = 600_000_000
 _STEADY_S: Final = 1200.0
+_FAST_SHARE: Final = 0.1
+
+Branch = Literal["steady", "fast"]
 
 
 class HostMemoryIncreaseParams(Params):
@@ -52,6 +60,7 @@ class HostMemoryIncreaseParams(Params):
 @dataclass(slots=True)
 class _Node:
     trend: Trend = field(default_factory=Trend)
+    quick: Trend = field(default_factory=lambda: Trend(1.0, 60, 30, 1.0))
     start_us: int | None = None
     latch: Latch = field(default_factory=Latch)
 
@@ -66,7 +75,7 @@ class HostMemoryIncrease(Rule[HostMemoryIncreaseParams, _State]):
 
     meta = RuleMeta(
         name="host_memory_increase",
-        version=1,
+        version=2,
         family="system",
         meaning="The job's memory grows so that it meets its limit within the hour.",
         severity="warning",
@@ -81,6 +90,12 @@ class HostMemoryIncrease(Rule[HostMemoryIncreaseParams, _State]):
         remedy="Look for losses or outputs that are kept with their graph (use .item() or "
         ".detach()), lists that grow with each step, and data-loader workers that copy the data.",
         params=HostMemoryIncreaseParams,
+        branches={
+            "steady": "over minutes, and full within the horizon",
+            "fast": "over half a minute, and full in about as long",
+        },
+        does_not_see="A limit of the process itself (ulimit -v), and memory that is neither "
+        "resident nor in the control group; a leak that is far from its limit.",
         resolve_after_steps=0,
     )
     state_type = _State
@@ -100,24 +115,33 @@ class HostMemoryIncrease(Rule[HostMemoryIncreaseParams, _State]):
             return
         for at_us, value in zip(frame.at_us.tolist(), used.tolist(), strict=True):
             node.trend.add(at_us / 1e6, value)
+            node.quick.add(at_us / 1e6, value)
         yield from self._judge(frame.node, node, float(limits[-1]), at)
 
     def _judge(self, name: str, node: _Node, limit: float, at: Moment) -> Iterable[Outcome]:
         horizon_s = self.params.horizon.total_seconds()
+        branch: Branch = "steady"
         ahead = node.trend.meets_in_s(limit)
+        if ahead is None or ahead > horizon_s:
+            soon = node.quick.meets_in_s(limit)
+            if soon is not None and node.quick.change() >= _FAST_SHARE * limit:
+                ahead, branch = soon, "fast"
         share = 100 * node.trend.last / limit if limit > 0 else 0.0
         enough = share >= self.params.least_percent
         most_s = horizon_s * (2 if node.latch.open else 1)
         if ahead is not None and enough and ahead <= most_s:
             node.latch.holds(at)
-            yield self._finding(name, node, limit, share, ahead)
+            yield self._finding(name, node, limit, share, ahead, branch)
         elif node.latch.gone(at.now_ms / 1000, least=_STEADY_S):
             yield Clear(about=name)
 
-    def _finding(self, name: str, node: _Node, limit: float, share: float, ahead: float) -> Finding:
+    def _finding(
+        self, name: str, node: _Node, limit: float, share: float, ahead: float, branch: Branch
+    ) -> Finding:
         slope = (limit - node.trend.last) / ahead
         return Finding(
             about=name,
+            branch=branch,
             subject=Subject(kind="node", name=name),
             reason=f"the job uses {node.trend.last / _GIB:.1f} of {limit / _GIB:.1f} GiB on {name} "
             f"and grows by {60 * slope / 2**20:,.0f} MiB a minute: full in {ahead / 60:,.0f} min",
@@ -135,8 +159,10 @@ class HostMemoryIncrease(Rule[HostMemoryIncreaseParams, _State]):
                         unit="s",
                     ),
                 ),
-                series=node.trend.series("memory of the job", "bytes", limit),
+                series=(node.trend if branch == "steady" else node.quick).series(
+                    "memory of the job", "bytes", limit
+                ),
                 explanation="the growth is that between the medians of the first and the last "
-                "ninth of the last 5 or 20 minutes",
+                f"ninth of the last {'5 or 20 minutes' if branch == 'steady' else 'minute'}",
             ),
         )

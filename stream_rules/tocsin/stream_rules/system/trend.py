@@ -33,8 +33,19 @@ REACH: Final = 10.0
 
 @dataclass(slots=True)
 class Trend:
-    """One quantity over time, in seconds since its first sample."""
+    """One quantity over time, in seconds since its first sample.
 
+    Attributes:
+        span_s: of one median, seconds.
+        most: medians that are kept; the long window.
+        least: those of the short window; fewer predict nothing.
+        reach: how many times its own length a window predicts.
+    """
+
+    span_s: float = SPAN_S
+    most: int = BUCKETS
+    least: int = SHORT_BUCKETS
+    reach: float = REACH
     start_s: float | None = None
     last: float = 0.0
     times: list[float] = field(default_factory=list)
@@ -50,15 +61,15 @@ class Trend:
         if at < self.filling_from or not np.isfinite(value):
             return
         self.last = value
-        if self.filling and at >= self.filling_from + SPAN_S:
+        if self.filling and at >= self.filling_from + self.span_s:
             self._close()
         if not self.filling:
             self.filling_from = at
         self.filling.append(value)
 
-    def slope(self, buckets: int = BUCKETS) -> float | None:
+    def slope(self, buckets: int) -> float | None:
         """Units per second over the last `buckets`; None: not steady, or too little is known."""
-        if len(self.medians) < SHORT_BUCKETS:
+        if len(self.medians) < self.least:
             return None
         values = np.array_split(np.asarray(self.medians[-buckets:]), PARTS)
         times = np.array_split(np.asarray(self.times[-buckets:]), PARTS)
@@ -75,6 +86,10 @@ class Trend:
         apart = float(times[-1].mean() - times[0].mean())
         return change / apart if apart > 0 else None
 
+    def change(self) -> float:
+        """From the first to the last median of the long window."""
+        return self.medians[-1] - self.medians[0] if self.medians else 0.0
+
     def meets_in_s(self, limit: float) -> float | None:
         """In how many seconds it meets the limit at this pace; None: not, or too far to tell."""
         found = [self._meets(limit, buckets) for buckets in (SHORT_BUCKETS, BUCKETS)]
@@ -86,7 +101,7 @@ class Trend:
             return None
         ahead = (limit - self.last) / slope
         window = self.times[-1] - self.times[-buckets:][0]
-        return ahead if ahead <= REACH * window else None
+        return ahead if ahead <= self.reach * window else None
 
     def series(self, name: str, unit: str, limit: float | None) -> Series:
         """The last points, for the evidence; their steps are seconds since the first sample."""
@@ -103,4 +118,4 @@ class Trend:
         self.times.append(self.filling_from)
         self.medians.append(float(np.median(self.filling)))
         self.filling = []
-        del self.times[:-BUCKETS], self.medians[:-BUCKETS]
+        del self.times[: -self.most], self.medians[: -self.most]
