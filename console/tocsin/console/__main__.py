@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 
 from tocsin.bus.port import BusError
-from tocsin.console import catalog_commands, node_commands, run_commands
+from tocsin.console import catalog_commands, convert_commands, node_commands, run_commands
 from tocsin.console.command_options import BusOption, ConfigOption, HttpOption, JsonOption
 from tocsin.console.worker_log import log_to_stderr
 from tocsin.schemas.errors import ConfigurationError, MissingExtra
@@ -220,6 +220,7 @@ def status(
 run_commands.register(app)
 node_commands.register(app)
 catalog_commands.register(app)
+convert_commands.register(app)
 
 
 @app.command(epilog="Example: tocsin check tocsin.yaml")

@@ -69,6 +69,9 @@ class DeadRelu(Rule[DeadReluParams, _State]):
         "normalised; LeakyReLU or GELU do not die.",
         alias="DeadRelu",
         params=DeadReluParams,
+        presets={"sagemaker": {"threshold_layer": 50.0, "for_summaries": 1}},
+        does_not_see="Units of LeakyReLU, GELU and others that are never quite dead, and a ReLU "
+        "that is called as a function. A ReLU whose units take turns in being dead is none.",
         resolve_after_steps=0,
     )
     state_type = _State
