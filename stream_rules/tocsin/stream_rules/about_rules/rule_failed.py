@@ -29,5 +29,6 @@ class RuleFailed(Rule[RuleFailedParams, _State]):
         remedy="This is a defect of the rule, not of the training: report it with the error and "
         "the rule's parameters. A new incarnation of the run tries the rule again.",
         params=RuleFailedParams,
+        does_not_see="A rule that finds the wrong thing, or nothing, without an exception.",
     )
     state_type = _State

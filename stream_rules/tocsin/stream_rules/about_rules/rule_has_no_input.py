@@ -59,6 +59,9 @@ class RuleHasNoInput(Rule[RuleHasNoInputParams, _State]):
         inputs=(scalar("*", mode=None), tensors("*"), Input("system", "*", None)),
         remedy="Capture what is missing (see the evidence), or switch the rule off.",
         params=RuleHasNoInputParams,
+        does_not_see="Input that ends: a rule that had something to read once is not missed. What "
+        "comes in no run of the kind, like activations of a ReLU, is missed only if its rule is "
+        "named.",
     )
     state_type = _State
 

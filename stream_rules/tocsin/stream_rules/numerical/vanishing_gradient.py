@@ -90,6 +90,10 @@ class VanishingGradient(Rule[VanishingGradientParams, _State]):
         "residual connections, normalisation, or ReLU in place of sigmoid and tanh help.",
         alias="VanishingGradient",
         params=VanishingGradientParams,
+        branches={
+            "share": "The gradients of many tensors are next to nothing.",
+            "depth": "Those of the first layers are, beside those of the last ones.",
+        },
         presets={
             "sagemaker": {
                 "threshold": 1e-7,

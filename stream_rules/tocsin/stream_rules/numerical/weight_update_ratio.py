@@ -112,6 +112,10 @@ class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
         "weights in bfloat16 keep a float32 copy, since small updates are rounded away.",
         alias="WeightUpdateRatio",
         params=WeightUpdateRatioParams,
+        branches={
+            "large": "One step changes many weights by a large part of their size.",
+            "small": "One step hardly changes many weights.",
+        },
         presets={
             "sagemaker": {
                 "small_threshold": 1e-8,

@@ -107,6 +107,10 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
         "labels belong to their inputs, and that gradients arrive; then try a higher rate.",
         alias="LossNotDecreasing",
         params=LossNotDecreasingParams,
+        branches={
+            "flat": "The loss has not fallen.",
+            "rising": "The loss has been rising.",
+        },
         presets={
             "sagemaker": {
                 "num_steps": 10,

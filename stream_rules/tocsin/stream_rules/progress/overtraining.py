@@ -78,6 +78,10 @@ class Overtraining(Rule[OvertrainingParams, _State]):
         remedy="Stop, or lower the learning rate: most schedules gain once more by that.",
         alias="Overtraining",
         params=OvertrainingParams,
+        branches={
+            "train": "The training loss has not improved.",
+            "validation": "The evaluation loss has not improved.",
+        },
         presets={
             "sagemaker": {
                 "patience_train": 5,
