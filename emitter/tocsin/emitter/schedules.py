@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import SWALR
 
 if TYPE_CHECKING:
     from tocsin.emitter.wall import Wall
@@ -35,6 +36,8 @@ def install(wall: Wall) -> None:
 
 
 def _note(schedule: LRScheduler, optimizer: torch.optim.Optimizer) -> None:
+    if isinstance(schedule, SWALR):
+        return  # made at the beginning, and stepped at the end of a training
     _schedules.add(schedule)
     _optimizers.add(optimizer)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as schedules
 
-from tocsin.schemas.runs import Group, RunStarted
+from tocsin.schemas.runs import Group, RunEnded, RunStarted
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, assert_quiet, issues_of, only
 
 SPECS = only("learning_rate_anomaly")
@@ -82,6 +82,43 @@ def test_zero_for_twenty_steps_fires() -> None:
     assert_fires(run_of([0.0] * 30).records, RULE, first_step=0, specs=SPECS)
 
 
+def test_zero_from_the_first_step_without_a_schedule_fires_at_once() -> None:
+    issue = assert_fires(run_of([0.0] * 10).records, RULE, first_step=0, specs=SPECS)
+    assert (issue.branch, issue.step) == ("zero", 4)
+
+
+def unstepped(epochs: float, *, stepped: float = 0.0, step: int = 60) -> RunBuilder:
+    run = run_of([1e-3] * (step + 1), base=1e-3)
+    run.steps([step], columns={"schedule_steps": stepped, "epochs": epochs})
+    return run
+
+
+def test_a_schedule_that_is_not_stepped_in_two_epochs_fires() -> None:
+    issue = assert_fires(unstepped(2.0).records, RULE, first_step=0, specs=SPECS)
+    assert (issue.branch, issue.severity) == ("unstepped", "warning")
+    assert_quiet(unstepped(1.0).records, specs=SPECS)
+    assert_quiet(unstepped(5.0, stepped=1.0).records, specs=SPECS)
+
+
+def test_a_schedule_that_is_not_stepped_by_the_end_fires() -> None:
+    run = unstepped(0.0)
+    run.event(RunEnded(run_id=run.run_id, incarnation="made-1", outcome="completed", last_step=60))
+    assert assert_fires(run.records, RULE, specs=SPECS).branch == "unstepped"
+    early = unstepped(0.0, step=20)
+    early.event(
+        RunEnded(run_id=early.run_id, incarnation="made-1", outcome="completed", last_step=500)
+    )
+    assert_quiet(early.records, specs=SPECS)
+
+
+def test_a_rate_that_has_vanished_fires_and_one_that_ends_low_does_not() -> None:
+    by_batches = [0.1 * 0.1 ** (i // 3) for i in range(60)]
+    issue = assert_fires(run_of(by_batches, base=0.1).records, RULE, first_step=13, specs=SPECS)
+    assert issue.branch == "vanished"
+    exponential = [1e-2 * 1e-5 ** (i / 1000) for i in range(1000)]
+    assert_quiet(run_of(exponential, base=1e-2).records, specs=SPECS)
+
+
 def test_a_schedule_that_stands_still_is_an_info() -> None:
     issue = assert_fires(run_of([1e-3] * 1000, base=1e-3).records, RULE, specs=SPECS)
     assert issue.severity == "info"
@@ -92,7 +129,8 @@ def test_a_schedule_that_stands_still_is_an_info() -> None:
     "run",
     [
         pytest.param(run_of([1e-3] * 3000), id="constant, none declared"),
-        pytest.param(run_of([0.0] * 19 + [1e-3] * 50), id="begins at zero"),
+        pytest.param(run_of([0.0] * 19 + [1e-3] * 50, base=1e-3), id="begins at zero"),
+        pytest.param(run_of([0.0] * 4 + [1e-3] * 50), id="begins at zero by hand"),
         pytest.param(run_of([0.0] * 100, second=1e-4), id="one group frozen"),
         pytest.param(run_of([1e-6] * 30 + [2e-4] * 30, base=1e-3), id="warm-up by epochs"),
         pytest.param(run_of([1e-3] * 50 + [1e-4] * 50), id="decay by ten"),

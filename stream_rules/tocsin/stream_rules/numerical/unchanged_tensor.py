@@ -6,6 +6,9 @@ small. What counts is only a weight that its gradient could move: frozen paramet
 one that is below 1e-4 of the usual gradient (the upper quartile over the tensors, now or in the
 first summaries) is rounding noise, as that of a bias before a normalisation, or of a solved task.
 
+Parameters that have gradients and are in no optimizer do not move either: those are known after the
+first six steps, by the branch `in_no_optimizer` (`unowned_gradients.py` says when it is a warning).
+
 While the learning rates of all parameter groups are zero, or below 1e-4 of their highest, nothing
 is looked at: `learning_rate_anomaly` says that. Where some are, as many tensors as their groups
 hold may stay as they are, which is how people freeze a part of a model.
@@ -31,6 +34,7 @@ from tocsin.schemas.runs import RunData, RunStarted
 from tocsin.schemas.telemetry import StepFrame, TensorFrame
 from tocsin.stream_rules.numerical.pushed_weights import PushedWeights
 from tocsin.stream_rules.numerical.resting_groups import RestingGroups
+from tocsin.stream_rules.numerical.unowned_gradients import COLLECTION, UnownedGradients
 from tocsin.stream_rules.rule import (
     Clear,
     Finding,
@@ -86,6 +90,7 @@ class _State:
     updates: WholeFrames = field(default_factory=WholeFrames)
     changed: list[str] = field(default_factory=list)
     groups: RestingGroups = field(default_factory=RestingGroups)
+    unowned: UnownedGradients = field(default_factory=UnownedGradients)
 
 
 class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
@@ -94,7 +99,7 @@ class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
 
     meta = RuleMeta(
         name="unchanged_tensor",
-        version=1,
+        version=2,
         family="numerical",
         meaning="A weight gets gradients and does not change.",
         severity="warning",
@@ -103,6 +108,7 @@ class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
             tensors("weights"),
             tensors("gradients", beside=True),
             tensors("updates", beside=True),
+            tensors("not_optimized", beside=True),
             tensors("*", beside=True),
             scalar("lr.*", beside=True),
             event(RunStarted, beside=True),
@@ -131,6 +137,9 @@ class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
         state = self.state
+        if frame.collection == COLLECTION:
+            yield from state.unowned.take(frame)
+            return
         if frame.collection == "gradients":
             state.pushed.take(frame)
         elif frame.collection == "updates":

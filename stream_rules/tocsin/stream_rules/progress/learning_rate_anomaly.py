@@ -1,14 +1,22 @@
 """`learning_rate_anomaly`: the learning rate is zero, no number, jumps, or stands still.
 
-Four reasons, each an episode of its own:
+Six reasons, each an episode of its own:
 
 - not finite, in any parameter group.
 - zero in all groups for `zero_steps` steps: a schedule that began at zero and never rose, or that
-  ended before the training did. One group at zero is how people freeze a part of a model.
+  ended before the training did. Where no schedule was declared and the first rate is zero,
+  `zero_at_first` steps are enough. One group at zero is how people freeze a part of a model.
+- vanished: in all groups below `vanished` times the highest it was, for a quarter of the steps so
+  far and `zero_steps` at least: a schedule that is stepped for each batch and was made for epochs.
+  A cosine to zero is that low for the last 0.6 % of its steps, an exponential decay to a
+  hundred-thousandth for a fifth of them.
+- unstepped: a schedule was made, and its `step()` was not called in two epochs of the training's
+  data loader, or by the end of the run. The training process counts it.
 - a jump: from one step to the next by more than `factor`, up or down. A rise to where it has been
   already, or to the base rate of a schedule, is a warm restart or a warm-up by epochs; a change
   like the one before, or like the one after, belongs to a warm-up or a decay by steps, which is why
-  a jump is decided one step later; a factor of ten exactly is how most schedules decay. None of
+  a jump is decided one step later; a factor of ten exactly is how most schedules decay, and below
+  a millionth of the highest rate nothing is at stake. None of
   them counts. It is over when the rate is back within `factor` of what it was before, not when it
   stays where it has jumped to.
 - constant where a schedule was declared, for the first `constant_steps` steps: an info only, since
@@ -25,7 +33,7 @@ from typing import Final
 from pydantic import Field
 
 from tocsin.schemas.issues import Evidence, Fact, Severity, Subject
-from tocsin.schemas.runs import RunData, RunStarted
+from tocsin.schemas.runs import RunData, RunEnded, RunStarted
 from tocsin.schemas.telemetry import StepFrame
 from tocsin.stream_rules.lead import Lead
 from tocsin.stream_rules.rule import (
@@ -43,6 +51,10 @@ from tocsin.stream_rules.rule import (
 
 _ROUNDING: Final = 1.01
 _STEADY: Final = 1.5
+_NEXT_TO_NOTHING: Final = 1e-6
+_LONG: Final = 0.25
+_LEAST_STEPS: Final = 20
+_FOR_ALL: Final = ("zero", "constant", "vanished", "unstepped")
 
 
 class LearningRateAnomalyParams(Params):
@@ -52,6 +64,12 @@ class LearningRateAnomalyParams(Params):
     """By how much the rate may change from one step to the next."""
     zero_steps: int = Field(default=20, ge=1)
     """How long all groups may have a rate of zero. Unit: steps."""
+    zero_at_first: int = Field(default=5, ge=1)
+    """The same at the beginning of a run that has declared no schedule. Unit: steps."""
+    vanished: float = Field(default=1e-4, ge=0, lt=1)
+    """Below which share of its highest value the rate is next to nothing."""
+    unstepped_epochs: int = Field(default=2, ge=1)
+    """How many epochs a schedule may not be stepped. Unit: epochs."""
     constant_steps: int = Field(default=1000, ge=2)
     """How long a declared schedule may leave the rate as it was at first. Unit: steps."""
 
@@ -80,6 +98,12 @@ class _State:
     zero_ms: int = 0
     zero_steps: int = 0
     changed: bool = False
+    declared: bool | None = None
+    first_step: int | None = None
+    steps: int = 0
+    low_since: int | None = None
+    low_steps: int = 0
+    schedule: tuple[int, float, float] | None = None
 
 
 class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
@@ -87,12 +111,18 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
 
     meta = RuleMeta(
         name="learning_rate_anomaly",
-        version=1,
+        version=2,
         family="progress",
-        meaning="The learning rate is zero, no number, jumps, or ignores its schedule.",
+        meaning="The learning rate is zero or next to it, no number, jumps, or ignores its "
+        "schedule.",
         severity="warning",
         comes="maybe",
-        inputs=(scalar("lr.*"), event(RunStarted, beside=True)),
+        inputs=(
+            scalar("lr.*"),
+            scalar("schedule_steps", beside=True),
+            scalar("epochs", beside=True),
+            event(RunStarted, beside=True),
+        ),
         capture_hint="learning rates are captured when an optimizer of PyTorch steps",
         remedy="Check the schedule: its length in steps, whether scheduler.step() is called once "
         "where it should be, and that its state is restored when a run is resumed.",
@@ -108,9 +138,12 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
             for group in data.groups:
                 if group.initial_lr is not None and math.isfinite(group.initial_lr):
                     self.state.bases[group.index] = group.initial_lr
-        return ()
+            self.state.declared = bool(self.state.bases)
+        elif isinstance(data, RunEnded) and data.role == "trainer" and data.rank == 0:
+            yield from self._at_the_end(data.last_step)
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+        yield from self._schedule(frame)
         names = [name for name in frame.columns if name.startswith("lr.")]
         zeros: dict[int, bool] = {}
         for name in names:
@@ -124,6 +157,7 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
                 yield from self._point(name, group, step, rate, at)
         for step, zero in sorted(zeros.items()):
             yield from self._zero(step, zero, at)
+            yield from self._low(step, at)
 
     def _point(
         self, name: str, group: _Group, step: int, rate: float, at: Moment
@@ -170,7 +204,8 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
         # before.
         steady = abs(rate - last) <= _STEADY * group.change
         group.change = abs(rate - last)
-        if (up or down) and not steady and not back:
+        nothing = max(last, rate) < _NEXT_TO_NOTHING * group.highest
+        if (up or down) and not steady and not back and not nothing:
             group.jump = (step, last, rate)
 
     def _jumped(self, name: str, group: _Group, jump: tuple[int, float, float]) -> Finding:
@@ -192,8 +227,65 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
             first = group.first_step
             yield self._finding("constant", name, first, reason, group, rate, None, "info")
 
+    def _schedule(self, frame: StepFrame) -> Iterable[Outcome]:
+        made, epochs = frame.column("schedule_steps"), frame.column("epochs")
+        if made is None or epochs is None or not len(made) or frame.speaker.rank:
+            return
+        step = int(frame.steps[-1])
+        self.state.schedule = (step, float(made[-1]), float(epochs[-1]))
+        if made[-1] > 0:
+            yield Clear(step, about="unstepped")
+        elif epochs[-1] >= self.params.unstepped_epochs and step >= _LEAST_STEPS:
+            yield from self._unstepped(step, f"in {epochs[-1]:.0f} epochs")
+
+    def _at_the_end(self, last_step: int | None) -> Iterable[Outcome]:
+        """The run is over: a schedule that was not stepped by its end never will be."""
+        known = self.state.schedule
+        if known is None or last_step is None or known[1] > 0:
+            return
+        # A training that ends with its function has no optimizer to be asked at its very end.
+        if last_step >= _LEAST_STEPS and known[0] >= last_step / 2:
+            yield from self._unstepped(known[0], f"in {known[0] + 1:,} steps")
+
+    def _unstepped(self, step: int, how_long: str) -> Iterable[Outcome]:
+        name = next(iter(self.state.groups), None)
+        if name is None or self.state.changed:
+            return
+        group = self.state.groups[name]
+        reason = f"a learning-rate schedule was made, and its step() was not called {how_long}"
+        first = group.first_step
+        yield self._finding("unstepped", name, first, reason, group, group.last or 0.0, None)
+
+    def _low(self, step: int, at: Moment) -> Iterable[Outcome]:
+        """Whether all groups are next to nothing at this step, and for how long."""
+        state = self.state
+        state.steps += 1
+        groups = [(name, group) for name, group in state.groups.items() if group.highest > 0]
+        share = self.params.vanished
+        if not groups or any((g.last or 0.0) >= share * g.highest for _, g in groups):
+            state.low_since, state.low_steps = None, 0
+            yield Clear(step, about="vanished")
+            return
+        if state.low_since is None:
+            state.low_since = step
+        state.low_steps += 1
+        name, group = groups[0]
+        rate = group.last or 0.0
+        if rate > 0 and state.low_steps >= max(self.params.zero_steps, _LONG * state.steps):
+            reason = (
+                f"the learning rate has fallen from {group.highest:.3g} below "
+                f"{share * group.highest:.3g}, and is {rate:.3g} after "
+                f"{state.low_steps} steps there"
+            )
+            limit = share * group.highest
+            yield self._finding("vanished", name, state.low_since, reason, group, rate, limit)
+        else:
+            yield Holds(step, about="vanished")
+
     def _zero(self, step: int, zero: bool, at: Moment) -> Iterable[Outcome]:
         state = self.state
+        if state.first_step is None:
+            state.first_step = step
         if not zero:
             state.zero_since, state.zero_steps = None, 0
             yield Clear(step, about="zero")
@@ -201,7 +293,8 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
         if state.zero_since is None:
             state.zero_since, state.zero_ms = step, at.now_ms
         state.zero_steps += 1
-        if state.zero_steps >= self.params.zero_steps:
+        at_first = state.declared is False and state.zero_since == state.first_step
+        if state.zero_steps >= (self.params.zero_at_first if at_first else self.params.zero_steps):
             name = next(iter(state.groups))
             reason = f"the learning rate is zero since step {state.zero_since}: nothing is learned"
             first = state.zero_since
@@ -228,7 +321,7 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
             facts.append(Fact(name="base_of_schedule", value=base))
         facts.append(Fact(name="highest_before", value=group.highest))
         return Finding(
-            about=why if why in ("zero", "constant") else f"{why} {name}",
+            about=why if why in _FOR_ALL else f"{why} {name}",
             branch=why.replace(" ", "_"),
             subject=Subject(kind="learning_rate", name=name),
             reason=reason,
