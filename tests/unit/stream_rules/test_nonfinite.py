@@ -363,3 +363,85 @@ def test_the_checkpoint_from_before_the_onset_is_named() -> None:
     checkpoint = found(run, 10).last_good_checkpoint
     assert checkpoint is not None
     assert checkpoint.step == 8
+
+
+def bad_loss(run: RunBuilder, step: int, *, rank: int = 0) -> None:
+    bad_gradients(run, step, dict.fromkeys(ROWS, 1), loss=NAN, rank=rank)
+
+
+def test_a_bad_input_of_the_step_comes_before_all_that_follows() -> None:
+    run = started()
+    healthy(run, range(5))
+    run.tensors(5, "inputs", ["0", "1"], nans={"0": 1})
+    run.tensors(5, "activations", ["act1", "act2"], nans={"act1": 9, "act2": 9})
+    bad_loss(run, 5)
+    issue = found(run, 5)
+    assert (issue.branch, issue.subject.name, issue.subject.collection) == ("input", "0", "inputs")
+    assert (issue.severity, issue.stop_worthy) == ("critical", True)
+    assert issue.evidence.followed == 3
+
+
+def test_an_input_that_was_bad_before_and_did_no_harm_is_not_the_cause() -> None:
+    run = started()
+    run.tensors(4, "inputs", ["0"], nans={"0": 1})
+    healthy(run, range(5))
+    bad_loss(run, 5)
+    assert found(run, 5).branch == "loss"
+
+
+def test_an_input_of_infinities_may_be_a_mask() -> None:
+    run = started()
+    healthy(run, range(5))
+    run.tensors(5, "inputs", ["mask"], infs={"mask": 50})
+    bad_loss(run, 5)
+    assert found(run, 5).branch == "loss"
+
+
+def test_of_activations_the_first_in_forward_order_is_named() -> None:
+    run = started()
+    healthy(run, range(5))
+    run.tensors(5, "activations", ["act1", "act2", "act3"], nans={"act3": 9}, infs={"act2": 1})
+    bad_loss(run, 5)
+    issue = found(run, 5)
+    assert (issue.branch, issue.subject.kind, issue.subject.name) == ("activation", "layer", "act2")
+    assert "infinite values" in issue.reason
+
+
+def test_the_last_summary_before_says_it_too() -> None:
+    run = started()
+    run.tensors(3, "activations", ["act1", "act2"], nans={"act2": 9}, infs={"act1": 1})
+    healthy(run, range(5))
+    bad_loss(run, 5)
+    issue = found(run, 5)
+    assert (issue.branch, issue.subject.name) == ("activation", "act2")
+    assert "step 3" in issue.reason
+
+
+def test_what_is_infinite_by_nature_is_no_origin() -> None:
+    run = started()
+    for step in (1, 3):
+        run.tensors(step, "activations", ["mask"], nans={"mask": 1}, infs={"mask": 9})
+    healthy(run, range(5))
+    run.tensors(5, "activations", ["mask"], infs={"mask": 9})
+    bad_loss(run, 5)
+    assert found(run, 5).branch == "loss"
+
+
+def test_a_finite_loss_leaves_it_to_the_gradients() -> None:
+    run = started()
+    healthy(run, range(5))
+    run.tensors(5, "activations", ["act1"], nans={"act1": 9})
+    bad_gradients(run, 5, {"blocks.1.weight": 1})
+    assert found(run, 5).branch == "gradient"
+
+
+def test_only_the_rank_in_which_it_began_is_asked() -> None:
+    run = started(world_size=2)
+    for rank in (0, 1):
+        healthy(run, range(5), rank)
+    run.tensors(5, "activations", ["act0"], rank=0, nans={"act0": 9})
+    run.tensors(5, "activations", ["act1"], rank=1, nans={"act1": 9})
+    bad_gradients(run, 5, dict.fromkeys(ROWS, 1), rank=0)
+    bad_loss(run, 5, rank=1)
+    issue = found(run, 5)
+    assert (issue.first_rank, issue.subject.name) == (1, "act1")

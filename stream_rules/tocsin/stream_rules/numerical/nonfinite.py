@@ -6,8 +6,11 @@ reported the step and what belongs to it is there, or after 200 ms (one rank), 1
 (it is not in any rank of which the step is known, and one of them has not reported it).
 
 - Among steps the earliest; among ranks one whose loss or own gradients were bad.
-- Loss bad, or all gradients at once: the loss. Some gradients: the first in backward order.
-- Neither, but a weight: that weight.
+- Loss bad, or all gradients at once: the input or the module, first in forward order, whose values
+  are bad, where the summaries of the step say so (`nonfinite_forward`); else the loss.
+- Some gradients: the first in backward order. Neither, but a weight: that weight.
+
+Inputs and activations alone make no issue, unless `tensors` names them.
 """
 
 from __future__ import annotations
@@ -32,7 +35,12 @@ from tocsin.stream_rules.numerical.nonfinite_evidence import (
     bad_rows,
     first_backward,
 )
-from tocsin.stream_rules.numerical.nonfinite_finding import origin_finding, scalar_finding
+from tocsin.stream_rules.numerical.nonfinite_finding import (
+    BRANCHES,
+    origin_finding,
+    scalar_finding,
+)
+from tocsin.stream_rules.numerical.nonfinite_forward import Forward, is_forward
 from tocsin.stream_rules.rule import (
     Clear,
     Holds,
@@ -73,6 +81,7 @@ class _State:
     with_lr: list[int] = field(default_factory=list)
     skipped: dict[int, int] = field(default_factory=dict)
     lead: Lead = field(default_factory=Lead)
+    forward: dict[int, Forward] = field(default_factory=dict)
 
 
 class Nonfinite(Rule[NonfiniteParams, _State]):
@@ -102,6 +111,7 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
         "rate.",
         alias="ExplodingTensor",
         params=NonfiniteParams,
+        branches=BRANCHES,
         presets={"sagemaker": {"only_nan": False, "tensors": ("*",), "for_steps": 1}},
         does_not_see="Values that are large and finite, infinities that a loss scaler keeps from "
         "the weights (`scaler_skips`), and, unless `tensors` names them, activations: masks and "
@@ -146,6 +156,8 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
         if frame.mode != "train":
             return
         state, rank = self.state, frame.speaker.rank
+        if is_forward(frame.collection) and state.open_since is None:
+            state.forward.setdefault(rank, Forward()).take(frame)
         counts = self._counts(frame)
         bad = counts is not None and bool(counts.any())
         if frame.collection in (GRADIENTS, LOCAL) and state.skipped.get(rank) == frame.step:
@@ -273,7 +285,10 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
     def _decide(self, pending: Pending, at: Moment) -> Iterable[Outcome]:
         self.state.pending = None
         self.state.open_since, self.state.healthy_since = pending.step, None
-        yield origin_finding(pending, self.state.lead)
+        forward = self.state.forward.get(pending.origin()[0])
+        began = None if forward is None else forward.origin(pending.step)
+        self.state.forward.clear()
+        yield origin_finding(pending, self.state.lead, began)
 
     # -- reading ---------------------------------------------------------------------------
 

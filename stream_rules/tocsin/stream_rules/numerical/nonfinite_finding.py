@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Final
 
-from tocsin.schemas.issues import Evidence, Fact, Subject
+from tocsin.schemas.issues import Evidence, Fact, Subject, SubjectKind
 from tocsin.schemas.telemetry import StepFrame
 from tocsin.stream_rules.lead import Lead
 from tocsin.stream_rules.numerical.nonfinite_evidence import (
@@ -15,41 +16,68 @@ from tocsin.stream_rules.numerical.nonfinite_evidence import (
     Pending,
     RankEvidence,
 )
+from tocsin.stream_rules.numerical.nonfinite_forward import Origin
 from tocsin.stream_rules.rule import Finding
+
+BRANCHES: Final[Mapping[str, str]] = {
+    "input": "A tensor that a batch has brought, before anything was computed from it.",
+    "activation": "What a module has put out; the first one in forward order.",
+    "loss": "The loss itself, or all gradients at once.",
+    "gradient": "A gradient, while the loss was finite; the first one in backward order.",
+    "weight": "A weight, while loss and gradients were finite.",
+    "optimizer_state": "What the optimizer keeps of a parameter, and nothing before it.",
+    "tensor": "A tensor that `tensors` names.",
+    "evaluation_loss": "The loss of an evaluation. A warning.",
+    "scalar": "A scalar that the training logs itself. A warning.",
+}
+"""Where it began."""
 
 _SHOWN: Final = 32
 
 
-def origin_finding(pending: Pending, lead: Lead) -> Finding:
-    """What the evidence of a bad step says of its origin."""
+def origin_finding(pending: Pending, lead: Lead, began: Origin | None = None) -> Finding:
+    """What the evidence of a bad step says of its origin.
+
+    `began` is what the forward pass of that rank says, where it says something.
+    """
     rank, evidence = pending.origin()
     subject, tensors, why = _subject(evidence)
+    branch = _branch(subject)
+    if subject.kind != "loss":
+        began = None  # a finite loss: what went into it was well
+    if began is not None:
+        branch, subject = began.branch, _subject_of(began)
+        why = f"{_forward(began, pending.step)} {why}"
     ranks = sum(other.bad for other in pending.ranks.values())
     named = tensors.names if tensors is not None else []
-    if subject.kind == "tensor":
+    own = began is None and subject.kind == "tensor"
+    if own:
         named = named[1:]
     bad = tensors.bad if tensors is not None else evidence.bad_gradients
-    further = max(0, bad - (subject.kind == "tensor"))
+    further = max(0, bad - own)
     where = f" of rank {rank}" if pending.several_ranks else ""
     what = {
         "loss": f"the loss{where} is {_word(evidence.loss)}",
         "tensor": f"{subject.collection}/{subject.name}{where} has {_amount(tensors)}",
     }.get(subject.kind, f"{bad} gradients{where} are not finite")
-    if subject.kind == "loss" and evidence.loss is None:
+    if began is not None:
+        what = f"{_has(began, pending.step, where)}, and the loss is {_word(evidence.loss)}"
+    elif subject.kind == "loss" and evidence.loss is None:
         what = f"all {bad} gradients{where} became non-finite at once, so it began in the loss"
     reason = f"{what} at step {pending.step}"
     if further:
-        reason += f"; {further} {'more ' if subject.kind == 'tensor' else ''}tensors followed"
+        reason += f"; {further} {'more ' if own else ''}tensors followed"
     if ranks > 1:
         why += f" {ranks - 1} more ranks had non-finite values in the same step."
     return Finding(
         subject=subject,
+        branch=branch,
         reason=reason,
         first_step=pending.step,
         first_rank=rank,
         onset_ms=pending.opened_ms,
         evidence=Evidence(
-            facts=_facts(evidence, tensors, ranks),
+            facts=(*_bad_row(began), *_facts(evidence, tensors, ranks)),
             series=lead.series(f"loss of rank {lead.rank}") if lead.steps else None,
             followed=further,
             also=tuple(named[:_SHOWN]),
@@ -65,6 +93,7 @@ def scalar_finding(
     shown = "evaluation loss" if evaluation else name.removeprefix("log.")
     return Finding(
         about=about,
+        branch="evaluation_loss" if evaluation else "scalar",
         subject=Subject(kind="loss" if evaluation else "scalar", name=shown),
         reason=f"{shown} is {_word(value)} at step {step}",
         first_step=step,
@@ -102,6 +131,49 @@ def _subject(evidence: RankEvidence) -> tuple[Subject, BadTensors | None, str]:
     found = evidence.collections[collection]
     why = "Loss and gradients of the step were finite."
     return Subject(kind="tensor", name=found.names[0], collection=collection), found, why
+
+
+def _branch(subject: Subject) -> str:
+    if subject.kind == "loss":
+        return "loss"
+    if subject.collection in (None, GRADIENTS):
+        return "gradient"
+    known = {"weights": "weight", "optimizer_state": "optimizer_state"}
+    return known.get(subject.collection, "tensor")
+
+
+def _subject_of(began: Origin) -> Subject:
+    kind: SubjectKind = "tensor" if began.branch == "input" else "layer"
+    return Subject(kind=kind, name=began.row.name, collection=began.row.collection)
+
+
+def _has(began: Origin, step: int, where: str) -> str:
+    """What is bad: the beginning of the reason."""
+    row = began.row
+    word = "NaN" if row.nans else "infinite values"
+    if began.branch == "input":
+        return f"input {row.name}{where} has {word}"
+    at = "" if began.step == step else f" (seen at step {began.step})"
+    return f"{row.name}{where} puts out {word}{at}"
+
+
+def _forward(began: Origin, step: int) -> str:
+    """How the forward pass says where it began."""
+    if began.branch == "input":
+        return "A batch has brought it."
+    when = "" if began.step == step else f", as it was looked at last, at step {began.step}"
+    first = " What goes into it, or its weights, may be bad already: no module before it was seen."
+    return f"It is the first module in forward order that was bad{when}.{first if began.is_first else ''}"
+
+
+def _bad_row(began: Origin | None) -> tuple[Fact, ...]:
+    if began is None:
+        return ()
+    row = began.row
+    return (
+        Fact(name="nans_at_origin", value=float(row.nans)),
+        Fact(name="infs_at_origin", value=float(row.infs)),
+    )
 
 
 def _facts(evidence: RankEvidence, tensors: BadTensors | None, ranks: int) -> tuple[Fact, ...]:

@@ -1,0 +1,119 @@
+"""What activations and inputs say of a bad step: where on the way to the loss it began.
+
+They never make an issue: masks and log-probabilities are infinite by nature, and a value that is NaN
+may be left out of the loss. They name where a loss that is bad has it from. The rows of the bad
+step say it, or, of NaN alone, the newest rows before: an activation that was NaN when it was looked
+at last was not well. What was bad in a summary and followed by another, without an issue in
+between, is usual for this model and says nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import numpy as np
+
+from tocsin.schemas.telemetry import TensorFrame
+
+ACTIVATIONS: Final = "activations"
+INPUTS: Final = ("inputs", "input_channels")
+_NAMES: Final = 64
+
+
+@dataclass(slots=True)
+class BadRow:
+    """A row that is not finite; `order` is its place in the forward pass."""
+
+    collection: str
+    name: str
+    order: int
+    nans: int
+    infs: int
+
+
+@dataclass(slots=True)
+class Sight:
+    """The newest summaries of one kind: what was bad, and the first orders that were seen."""
+
+    step: int = -1
+    bad: list[BadRow] = field(default_factory=list)
+    first_order: int | None = None
+    usual: list[str] = field(default_factory=list)
+
+    def take(self, frame: TensorFrame) -> None:
+        """A frame; of activations a step has several."""
+        if frame.step < self.step:
+            return
+        if frame.step > self.step:
+            fresh = (row.name for row in self.bad if row.name not in self.usual)
+            self.usual = [*self.usual, *fresh][:_NAMES]
+            self.step, self.bad, self.first_order = frame.step, [], None
+        nans, infs, order = frame.count("nans"), frame.count("infs"), frame.count("order")
+        if nans is None:
+            nans = frame.count("nonfinite")
+        if nans is None:
+            return
+        if order is not None and order.size:
+            least = int(order.min())
+            self.first_order = least if self.first_order is None else min(least, self.first_order)
+        total = nans if infs is None else nans + infs
+        for i in np.flatnonzero(total)[: _NAMES - len(self.bad)].tolist():
+            self.bad.append(
+                BadRow(
+                    frame.collection,
+                    frame.rows[i],
+                    i if order is None else int(order[i]),
+                    int(nans[i]),
+                    0 if infs is None else int(infs[i]),
+                )
+            )
+
+    def first(self, step: int) -> BadRow | None:
+        """The first bad row in forward order that may explain a bad step."""
+        if self.step > step:
+            return None
+        here = self.step == step
+        rows = [row for row in self.bad if row.name not in self.usual and (row.nans or here)]
+        return min(rows, key=lambda row: row.order, default=None)
+
+
+@dataclass(slots=True)
+class Origin:
+    """Where a bad loss has it from."""
+
+    branch: Literal["input", "activation"]
+    row: BadRow
+    step: int
+    is_first: bool
+    """Whether no activation before it was looked at."""
+
+
+@dataclass(slots=True)
+class Forward:
+    """What the forward pass of one rank has shown."""
+
+    inputs: Sight = field(default_factory=Sight)
+    activations: Sight = field(default_factory=Sight)
+
+    def take(self, frame: TensorFrame) -> None:
+        """A frame of inputs or activations."""
+        (self.activations if frame.collection == ACTIVATIONS else self.inputs).take(frame)
+
+    def origin(self, step: int) -> Origin | None:
+        """Where the loss of this step has it from; None: that is not known."""
+        row = self.inputs.first(step)
+        # Of infinities among inputs nothing follows: a mask may be made of them. Nor of a batch
+        # before, whose loss was well.
+        if row is not None and row.nans and self.inputs.step == step:
+            return Origin("input", row, self.inputs.step, is_first=True)
+        seen = self.activations
+        row = seen.first(step)
+        if row is None:
+            return None
+        return Origin("activation", row, seen.step, is_first=row.order == seen.first_order)
+
+
+def is_forward(collection: str) -> bool:
+    """Whether a collection is of the way to the loss."""
+    return collection == ACTIVATIONS or collection in INPUTS
