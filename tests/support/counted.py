@@ -79,7 +79,7 @@ def classes(
     add(run, step, "confusion", names, counts=columns, mode=mode, rank=rank)
 
 
-def as_sagemaker(rule: str) -> tuple[RuleSpec, ...]:
+def as_sagemaker(rule: str, **params: str) -> tuple[RuleSpec, ...]:
     """The rule alone, as the reference has it."""
-    entry = RuleEntry(name=rule, use=rule, preset="sagemaker")
+    entry = RuleEntry(name=rule, use=rule, preset="sagemaker", params=params)
     return rule_specs([entry], defaults="none")

@@ -91,7 +91,8 @@ class Service(Protocol):
 
     def follows(self, partition: int) -> Sequence[Partition]:
         """Partitions read from their beginning and then for ever, beside the input's, without a
-        group. What is there at the assignment comes through `restore`, the rest through `apply`."""
+        group. What is there at the assignment comes through `restore`, the rest through `apply`;
+        of an input's topic, which may be anybody's partition, through `consult`."""
         return ()
 
     def restore(self, partition: int, records: Sequence[Record]) -> None:
@@ -118,6 +119,11 @@ class Service(Protocol):
         service's own state; a second at most.
         """
         ...
+
+    def consult(self, records: Sequence[Record]) -> None:
+        """Records of an input's topic that are followed: to know, not to be worked on. Before
+        `apply`; one of the service's own partitions comes to both."""
+        return None
 
     def outputs(self) -> Sequence[Outgoing]:
         """What `apply` has found since the last call: acknowledged by the bus before anything

@@ -250,7 +250,7 @@ class Worker:
             caught_up = self._positions.caught_up(ends, now_ms, ahead_ms=ahead_ms) if due else {}
             tick = Tick(now_ms, self._positions.numbers(), caught_up)
             started = time.perf_counter()
-            poison, outputs = await self.in_thread(self._apply, [*fresh, *beside], tick)
+            poison, outputs = await self.in_thread(self._apply, fresh, beside, tick)
             self._count(names.APPLY_SECONDS, time.perf_counter() - started)
             self._count(names.RECORDS, len(fresh))
             self._outputs.add([*outputs, *self._letters.bury(poison, now_ms)])
@@ -265,9 +265,13 @@ class Worker:
         self._timer_ms = timer
 
     def _apply(
-        self, records: Sequence[Record], tick: Tick
+        self, fresh: Sequence[Record], beside: Sequence[Record], tick: Tick
     ) -> tuple[Sequence[Poison], Sequence[Outgoing]]:
-        poison = self._service.apply(records, tick)
+        consulted = [r for r in beside if r.partition.topic in self._service.inputs]
+        if consulted:
+            self._service.consult(consulted)
+        followed = [r for r in beside if r.partition.topic not in self._service.inputs]
+        poison = self._service.apply([*fresh, *followed], tick)
         return poison, self._service.outputs()
 
     def _wanted(self, record: Record) -> bool:

@@ -20,6 +20,7 @@ from tocsin.schemas.telemetry import StepFrame, SystemFrame, TensorFrame
 from tocsin.schemas.wire import decode, read_meta
 from tocsin.stream_rules.episodes import Told
 from tocsin.stream_rules.instances import RuleSpec
+from tocsin.stream_rules.references import References
 from tocsin.stream_rules.run_engine import RunEngine
 from tocsin.stream_rules.run_state import Value
 
@@ -45,6 +46,9 @@ class Engine:
 
     def __init__(self, specs: Sequence[RuleSpec]) -> None:
         self._specs = tuple(specs)
+        named = (run for spec in self._specs for run in spec.build().other_runs())
+        self.references = References(named)
+        """What is known of the runs that rules compare others with."""
         self._partitions: dict[int, PartitionState] = {}
 
     def apply(self, record: Record) -> list[Told]:
@@ -55,6 +59,7 @@ class Engine:
         """
         state = self._partition(record.partition.number)
         state.next_offset = max(state.next_offset, record.offset + 1)
+        self.references.read(record)
         told = self._advance(state, record.append_ms)
         try:
             self._take(state, record, told)
@@ -94,7 +99,7 @@ class Engine:
         torn may be ahead of it; their time must not be, for what is still to be read.
         """
         state = self._partition(partition)
-        run = RunEngine(run_id, self._specs)
+        run = RunEngine(run_id, self._specs, self.references)
         run.restore(snapshots)
         state.runs[run_id] = run
         times = [s.saved_at_ms for s in snapshots.values() if s.next_offset <= next_offset]
@@ -165,7 +170,7 @@ class Engine:
         value = _telemetry(decode(meta, record.value))
         run = state.runs.get(run_id)
         if run is None:
-            run = RunEngine(run_id, self._specs)
+            run = RunEngine(run_id, self._specs, self.references)
             # Only a record that can be used makes a run known.
             run.state.standing(value, meta)
             state.runs[run_id] = run

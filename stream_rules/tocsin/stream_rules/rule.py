@@ -8,7 +8,7 @@ episodes and ids, states and repeats, is the engine's.
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, TypeVar
@@ -22,6 +22,7 @@ from tocsin.stream_rules.state_codec import dump_state, load_state
 
 if TYPE_CHECKING:
     from tocsin.stream_rules.facts import RunFacts
+    from tocsin.stream_rules.references import References
 
 SERIES_POINTS: Final = 128
 """How many points of the deciding series the evidence carries at most."""
@@ -255,6 +256,14 @@ class Rule(ABC, Generic[P, S]):
 
     def beside(self, watched: tuple[Watched, ...]) -> None:
         """Called once, before anything else, with all instances of the run. For rules on rules."""
+
+    def other_runs(self) -> Sequence[str]:
+        """The ids of other runs that this one is compared with, by its parameters."""
+        return ()
+
+    def on_references(self, references: References) -> None:
+        """Called once, before anything of the run, if it names `other_runs`: what is known of them,
+        now and from then on. Read only."""
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
         """Scalars of some steps of one rank; the frame has a column that `inputs` name."""

@@ -18,6 +18,7 @@ from tocsin.stream_rules.cold import Cold
 from tocsin.stream_rules.episodes import Told
 from tocsin.stream_rules.instance import Instance
 from tocsin.stream_rules.instances import RuleSpec
+from tocsin.stream_rules.references import References
 from tocsin.stream_rules.rule import AnyRule, Input, Moment, Outcome
 from tocsin.stream_rules.run_state import RunState, Value
 from tocsin.stream_rules.state_codec import dump_state, load_state
@@ -47,13 +48,16 @@ class RunEngine:
     `earlier` are the incarnations that were over before anybody was told how they went.
     """
 
-    def __init__(self, run_id: str, specs: Sequence[RuleSpec]) -> None:
+    def __init__(
+        self, run_id: str, specs: Sequence[RuleSpec], references: References | None = None
+    ) -> None:
         self.state = RunState(run_id=run_id)
         self.instances: list[Instance] = []
         self._timed: list[Instance] = []
         self.earlier: list[Earlier] = []
         self.dirty = self.urgent = self.expired = False
         self._specs: Final = specs
+        self._references: Final = references or References()
         self._covers = 0
         self._restored: dict[str, Snapshot] = {}
         self._listeners: dict[Hashable, tuple[Instance, ...]] = {}
@@ -315,6 +319,9 @@ class RunEngine:
         self._listeners.clear()
         self._not_before.clear()
         self.instances = [Instance(spec) for spec in self._specs]
+        for instance in self.instances:
+            if instance.rule.other_runs():
+                instance.rule.on_references(self._references)
         self._timed = [instance for instance in self.instances if instance.has_timer]
         for instance in self.instances:
             saved = self._restored.get(instance.spec.name)

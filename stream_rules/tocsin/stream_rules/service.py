@@ -19,7 +19,7 @@ from tocsin.schemas.control import LookCloser, look_closer_key
 from tocsin.schemas.errors import ConfigurationError, RecordError
 from tocsin.schemas.events import Data, Event
 from tocsin.schemas.state import Snapshot
-from tocsin.schemas.topics import Topics, issue_partition
+from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
 from tocsin.schemas.wire import meta_of
 from tocsin.stream_rules.about_rules.rule_failed import RuleFailed
 from tocsin.stream_rules.catalogue import Catalogue
@@ -91,16 +91,27 @@ class RulesService(Service):
 
     def follows(self, partition: int) -> Sequence[Partition]:
         """The views, of which others write some: they are taken away when they are old. Where
-        others serve runs, also the states, to go on with theirs."""
+        others serve runs, also the states, to go on with theirs. And the telemetry of runs that
+        rules compare others with, wherever it is."""
         topics = [self._topics.runs] if self._adopt else [self._topics.runs, self._topics.state]
-        return [Partition(topic, partition) for topic in topics]
+        named = {telemetry_partition(run) for run in self.engine.references.run_ids}
+        return [
+            *(Partition(topic, partition) for topic in topics),
+            *(Partition(self._topics.telemetry, number) for number in sorted(named)),
+        ]
 
     def restore(self, partition: int, records: Sequence[Record]) -> None:
         for record in records:
             if record.partition.topic == self._topics.runs:
                 self._saw_view(record)
+            elif record.partition.topic == self._topics.telemetry:
+                self.engine.references.read(record)
             else:
                 self._saw_snapshot(partition, record)
+
+    def consult(self, records: Sequence[Record]) -> None:
+        for record in records:
+            self.engine.references.read(record)
 
     def _saw_snapshot(self, partition: int, record: Record) -> None:
         runs = self._saved.setdefault(partition, {})

@@ -180,12 +180,12 @@ EVEN = [100.0] * 8
     [
         pytest.param([[700.0] + [14.0] * 7] * 3, 1, id="seven times the mean of eight"),
         pytest.param([[396.0, *[58.0] * 6, 56.0]] * 3, 2, id="nearly each token, of two choices"),
-        pytest.param([[900.0, 100.0]] * 3, 1, id="of two experts"),
+        pytest.param([[950.0, 50.0]] * 3, 1, id="of two experts"),
     ],
 )
 def test_an_expert_with_too_much(loads: list[list[float]], top: int) -> None:
     issue = assert_fires(experts(loads, top=top).records, "moe_imbalance", specs=EXPERTS)
-    assert (issue.branch, issue.severity, issue.first_step) == ("overload", "warning", 201)
+    assert (issue.branch, issue.severity, issue.first_step) == ("overload", "warning", 101)
     assert issue.reason.startswith("expert 0 of blocks.0.router has")
 
 
@@ -220,7 +220,7 @@ def test_routers_of_several_sizes() -> None:
     run = RunBuilder()
     run.started()
     for step in range(0, 500, 100):
-        for name, counts in (("a", [900, 50, 25, 25]), ("b", [95, 5])):
+        for name, counts in (("a", [960, 20, 10, 10]), ("b", [96, 4])):
             columns = {f"expert.{j}": [n] for j, n in enumerate(counts)}
             numbers = {"max_over_mean": [1.0], "router_z": [1.0]}
             add(run, step, "routers", [name], numbers, {"numel": [sum(counts)], **columns})

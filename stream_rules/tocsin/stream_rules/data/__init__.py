@@ -8,6 +8,7 @@ from tocsin.stream_rules.data.check_input_images import CheckInputImages
 from tocsin.stream_rules.data.class_imbalance import ClassImbalance
 from tocsin.stream_rules.data.collapsed_predictions import CollapsedPredictions
 from tocsin.stream_rules.data.confusion import Confusion
+from tocsin.stream_rules.data.differs_from_run import DiffersFromRun
 from tocsin.stream_rules.data.evaluation_in_train_mode import EvaluationInTrainMode
 from tocsin.stream_rules.data.loss_input_mismatch import LossInputMismatch
 from tocsin.stream_rules.data.nlp_sequence_ratio import NlpSequenceRatio
@@ -19,6 +20,7 @@ RULES: Final[tuple[type[AnyRule], ...]] = (
     Confusion,
     CheckInputImages,
     NlpSequenceRatio,
+    DiffersFromRun,
     LossInputMismatch,
     CollapsedPredictions,
     EvaluationInTrainMode,
