@@ -50,7 +50,12 @@ def list_rules(
 
 def show_rule(
     name: Annotated[
-        str, typer.Argument(metavar="RULE", help="Its name, or SageMaker Debugger's name for it.")
+        str,
+        typer.Argument(
+            metavar="RULE",
+            help="Its name, or SageMaker Debugger's for it; or one of your own, as `use` has it in "
+            "the configuration: rules/mine.py:Mine.",
+        ),
     ],
     json_output: JsonOption = False,
 ) -> None:
@@ -62,7 +67,7 @@ def show_rule(
     from tocsin.console.terminal import standard_output
     from tocsin.stream_rules.catalogue import built_in
 
-    rule = find(built_in(), name)
+    rule = find(built_in(), name, Path.cwd())
     if json_output:
         typer.echo(show_json(rule))
         return
@@ -78,11 +83,16 @@ def new_rule(
         str, typer.Argument(metavar="NAME", help="Of the rule: lower-case letters, digits, _.")
     ],
     folder: Annotated[
-        Path, typer.Option("--folder", help="Where to write it; nothing is overwritten.")
+        Path, typer.Option("--folder", help="Where to write it; no file is overwritten.")
     ] = Path("."),
 ) -> None:
-    """Write a rule of your own to begin with."""
-    from tocsin.console.catalog_new import write_template
+    """Write a rule of your own to begin with, and a test that passes."""
+    from tocsin.console.catalog_new import config_entry, write_template
 
-    for path in write_template(folder, name):
+    written = write_template(folder, name)
+    for path in written:
         typer.echo(f"wrote {path}")
+    typer.echo(f"try it: python -m pytest {written[-1]}")
+    typer.echo(
+        f"in a tocsin.yaml beside it, under rules: {config_entry(Path(written[0].name), name)}"
+    )

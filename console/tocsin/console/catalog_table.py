@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Final
 
 from rich.table import Table
@@ -26,6 +28,8 @@ from tocsin.console.rule_text import (
 from tocsin.schemas.config_problems import did_you_mean
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.stream_rules.catalogue import Catalogue, UnknownRule
+from tocsin.stream_rules.custom.loading import load_rule
+from tocsin.stream_rules.instances import CUSTOM_GROUP
 from tocsin.stream_rules.rule import AnyRule, Family
 
 Shown = str | Text | Table
@@ -51,12 +55,16 @@ def chosen(
     return [one for one in by_family(catalogue) if family in (None, one[0])]
 
 
-def find(catalogue: Catalogue, name: str) -> type[AnyRule]:
-    """The rule of that name or alias, however it is capitalised.
+def find(catalogue: Catalogue, name: str, folder: Path | None = None) -> type[AnyRule]:
+    """The rule of that name or alias, however it is capitalised; or, with `folder`, one of your own
+    (`rules/mine.py:Mine` from there, or what a package offers), whose code is run for that.
 
     Raises:
         UnknownRule: there is none; the message says what was meant, or where to look.
+        RuleNotLoaded: one of your own cannot be loaded.
     """
+    if folder is not None and name not in catalogue and (":" in name or name in offered()):
+        return load_rule(name, folder)
     known = (*catalogue.names(), *catalogue.aliases())
     same = [one for one in known if one.lower() == name.lower().replace("-", "_")]
     try:
@@ -65,6 +73,11 @@ def find(catalogue: Catalogue, name: str) -> type[AnyRule]:
         meant = did_you_mean(name, known)
         hint = f"did you mean {meant}?" if meant else "all of them: tocsin catalog list"
         raise UnknownRule(f"there is no rule {name!r}; {hint}") from None
+
+
+def offered() -> list[str]:
+    """The names of the rules that installed packages offer."""
+    return sorted({point.name for point in entry_points(group=CUSTOM_GROUP)})
 
 
 def list_table(catalogue: Catalogue, family: str | None = None) -> Table:
@@ -96,7 +109,10 @@ def list_notes(catalogue: Catalogue, family: str | None = None) -> str:
     count = f"{len(rules)} rule{'s' * (len(rules) != 1)}"
     if off:
         count += f", {off} of which (off) run only where the configuration names them"
-    return f"{count}; more of one: tocsin catalog show RULE"
+    notes = [f"{count}; more of one: tocsin catalog show RULE"]
+    if family is None and (own := offered()):
+        notes.append(f"installed packages offer more: {', '.join(own)}")
+    return "\n".join(notes)
 
 
 def list_json(catalogue: Catalogue, family: str | None = None) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from tocsin.console.__main__ import app
-from tocsin.console.catalog_table import UnknownFamily, find, list_json
+from tocsin.console.catalog_table import UnknownFamily, find, list_json, show, show_json
 from tocsin.stream_rules.catalogue import UnknownRule, built_in
-from tocsin.stream_rules.rule import AnyRule
 
 RULES = list(built_in())
 
@@ -41,21 +43,27 @@ def test_an_unknown_family_is_answered_with_those_there_are() -> None:
         list_json(built_in(), "numeric")
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.meta.name)
-def test_each_can_be_shown(rule: type[AnyRule]) -> None:
-    meta = rule.meta
-    done = catalog("show", meta.alias or meta.name)
+def test_each_can_be_shown() -> None:
+    for rule in RULES:
+        meta, out = rule.meta, io.StringIO()
+        console = Console(file=out, width=10_000)
+        for block in show(find(built_in(), meta.alias or meta.name)):
+            console.print(block, highlight=False)
+        assert out.getvalue().startswith(f"{meta.name}  {meta.meaning}")
+        for key in meta.params.model_fields:
+            assert f"\n {key} " in out.getvalue()
+        facts = json.loads(show_json(rule))["rule"]
+        assert (facts["name"], facts["version"]) == (meta.name, meta.version)
+        assert [one["name"] for one in facts["parameters"]] == list(meta.params.model_fields)
+
+
+def test_the_command_shows_one() -> None:
+    done = catalog("show", "VanishingGradient")
     assert done.exit_code == 0
-    assert done.output.startswith(f"{meta.name}  {meta.meaning}")
-    for key in meta.params.model_fields:
-        assert f"\n {key} " in done.output
-    facts = json.loads(catalog("show", meta.name, "--json").output)["rule"]
-    assert (facts["name"], facts["version"], facts["remedy"]) == (
-        meta.name,
-        meta.version,
-        meta.remedy,
+    assert done.output.startswith("vanishing_gradient  ")
+    assert (
+        json.loads(catalog("show", "nonfinite", "--json").output)["rule"]["severity"] == "critical"
     )
-    assert [one["name"] for one in facts["parameters"]] == list(meta.params.model_fields)
 
 
 @pytest.mark.parametrize("name", ["VanishingGradient", "vanishinggradient", "vanishing-gradient"])
@@ -68,3 +76,17 @@ def test_an_unknown_rule_is_answered_with_what_was_meant() -> None:
         find(built_in(), "nonfinit")
     with pytest.raises(UnknownRule, match="tocsin catalog list"):
         find(built_in(), "zzz")
+
+
+def test_a_rule_of_ones_own_is_begun_and_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = catalog("new", "my_own_rule", "--folder", "rules")
+    assert done.exit_code == 0
+    assert "wrote rules/my_own_rule.py\nwrote rules/test_my_own_rule.py\n" in done.output
+    assert "{name: my_own_rule, use: my_own_rule.py:MyOwnRule}" in done.output
+    shown = catalog("show", "rules/my_own_rule.py:MyOwnRule")
+    assert shown.exit_code == 0
+    assert shown.output.startswith("my_own_rule  ")
+    assert "\n limit " in shown.output
