@@ -42,8 +42,12 @@ def falling(steps: int = 200) -> list[float]:
 
 def test_a_loss_ten_times_its_own_past_is_worth_a_stop() -> None:
     run = run_of([*falling(), *[20.0] * 60])
-    issue = assert_fires(run.records, "loss_diverged", first_step=200, specs=DIVERGED)
-    assert (issue.severity, issue.stop_worthy) == ("critical", True)
+    issues = issues_of(run.records, "loss_diverged", specs=DIVERGED)
+    told = [(i.state, i.severity, i.stop_worthy, i.first_step, i.step) for i in issues]
+    assert told == [
+        ("firing", "warning", False, 200, 209),
+        ("ongoing", "critical", True, 200, 224),
+    ]
 
 
 def test_twice_its_past_is_a_warning() -> None:
@@ -72,10 +76,50 @@ def test_a_severity_of_the_configuration_leaves_the_stop_to_ten_times() -> None:
 
 def test_a_hundred_times_needs_ten_steps_only() -> None:
     run = run_of([*falling(), *[300.0] * 10])
-    issue = assert_fires(run.records, "loss_diverged", specs=DIVERGED)
-    assert issue.stop_worthy
-    assert issue.step is not None
-    assert issue.step <= 206
+    issues = issues_of(run.records, "loss_diverged", specs=DIVERGED)
+    assert [(i.severity, i.stop_worthy, i.step) for i in issues] == [
+        ("warning", False, 201),
+        ("critical", True, 204),
+    ]
+
+
+def test_a_spike_of_three_steps_warns_and_never_stops() -> None:
+    run = run_of([*falling(), *[300.0] * 3, *[0.2] * 200])
+    issues = issues_of(run.records, "loss_diverged", specs=DIVERGED)
+    assert [(i.state, i.severity) for i in issues] == [
+        ("firing", "warning"),
+        ("resolved", "warning"),
+    ]
+
+
+def test_a_steep_rise_is_warned_of_before_it_has_lasted() -> None:
+    issue = assert_fires(
+        run_of([*falling(), *[6.0] * 30]).records,
+        "loss_diverged",
+        first_step=200,
+        specs=DIVERGED,
+    )
+    assert (issue.severity, issue.step, issue.branch) == ("warning", 209, "risen")
+
+
+def test_a_loss_without_a_lower_bound_is_said() -> None:
+    losses = [-2.3 * 1.2**i for i in range(60)]
+    issue = assert_fires(run_of(losses).records, "loss_diverged", specs=DIVERGED)
+    assert (issue.branch, issue.severity, issue.stop_worthy) == ("falling", "warning", False)
+    assert "sign" in issue.remedy
+
+
+@pytest.mark.parametrize(
+    ("losses", "optimizers"),
+    [
+        ([-2.3 * 1.2**i for i in range(60)], 2),
+        ([2.0, 1.0, -3.0, *[-100.0] * 60], 1),
+        ([0.0, *[-50.0] * 60], 1),
+    ],
+    ids=["a critic", "a likelihood", "from zero"],
+)
+def test_losses_that_are_negative_by_nature_may_fall(losses: list[float], optimizers: int) -> None:
+    assert_quiet(run_of(losses, optimizers=optimizers).records, specs=DIVERGED)
 
 
 def test_divergence_from_the_second_step_on_is_seen() -> None:
