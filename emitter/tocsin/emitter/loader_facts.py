@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from tocsin.emitter.training import Training
 
 MAX_LOADERS: Final = 32
-"""Different ones that are told of one training."""
+"""Different ones that are told of one training, for each mode: a loop may make a new one for each
+evaluation. As many are remembered, those that were used last."""
 
 Key = tuple[int, object]
 
@@ -53,6 +54,7 @@ class Loaders:
         self._newest: weakref.ref[object] | None = None
         self._facts: dict[Key, LoaderFacts] = {}
         self._last: LoaderFacts | None = None
+        self._said = {"train": 0, "eval": 0}
         self.news = False
         """Whether there may be something to tell."""
 
@@ -61,6 +63,7 @@ class Loaders:
         for facts in self._facts.values():
             facts.told = False
             facts.mode, facts.silent = None, 0
+        self._said = {"train": 0, "eval": 0}
         self.news = self._last is not None
 
     def gave(self, iterator: object, *, evaluating: bool) -> None:
@@ -100,6 +103,9 @@ class Loaders:
         for facts in self._facts.values():
             if facts.mode is not None and not facts.told:
                 facts.told = True
+                self._said[facts.mode] += 1
+                if self._said[facts.mode] > MAX_LOADERS:
+                    continue
                 training.emit(
                     DataLoaderSeen(
                         **training.who,
@@ -118,7 +124,7 @@ class Loaders:
                     )
                 )
 
-    def _look(self, iterator: object) -> LoaderFacts | None:
+    def _look(self, iterator: object) -> LoaderFacts:
         """The facts of an iterator's loader; a new epoch's are those of the one before."""
         facts = facts_of(iterator)
         dataset = getattr(iterator, "_dataset", None)
@@ -126,9 +132,10 @@ class Loaders:
             id(dataset),
             (facts.workers, facts.batch_size, facts.pin_memory, facts.prefetch_factor),
         )
-        known = self._facts.get(key)
-        if known is None and len(self._facts) < MAX_LOADERS:
-            known = self._facts[key] = facts
+        known = self._facts.pop(key, facts)
+        if len(self._facts) >= MAX_LOADERS:
+            del self._facts[next(iter(self._facts))]
+        self._facts[key] = known
         return known
 
 
