@@ -103,9 +103,9 @@ class {cls}(Rule[{cls}Params, {cls}State]):
 _TEST: Final = '''\
 """Tests of `{name}`. Run them with `python -m pytest`."""
 
-from {name} import {cls}
-
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, assert_quiet, only
+
+from {name} import {cls}
 
 
 def test_a_high_loss_is_found_with_the_step_that_began_it() -> None:

@@ -33,6 +33,9 @@ from tocsin.stream_rules.episodes import Told
 _WINDOW: Final = 2
 """Messages that are under way at once: the child has the next at hand, and hardly more is lost."""
 
+_SMALL: Final = 8192
+"""Bytes up to which a record may stay where there is no room: steps and events are smaller."""
+
 _REMEMBERED: Final = 20_000
 _OVERHEAD: Final = 200
 
@@ -66,6 +69,15 @@ class _UnderWay:
 
 
 @dataclass(frozen=True, slots=True)
+class Behind:
+    """The child is too far behind, in words, by a run and its rule; None: by all of that run."""
+
+    detail: str
+    run_id: str
+    rule: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Taken:
     """What there is to be published: the issues before the states that have them behind them.
 
@@ -95,6 +107,8 @@ class Backlog:
         self._remembered: dict[str, None] = {}
         self._advancing = 0
         self._saving = False
+        self._ready_s = 0.0
+        self._light: set[bytes] = set()
         # Partitions that the child was not heard to have dropped: what it says of them is old.
         self._forgotten: Counter[int] = Counter()
         self._clear_findings()
@@ -111,8 +125,11 @@ class Backlog:
     def feed(self, record: Record, now_s: float) -> None:
         """A record, after those before it."""
         size = len(record.value or b"") + len(record.key) + _OVERHEAD
-        self._queue.append(Fed(record, size, now_s))
-        self._waiting_bytes += size
+        fed = Fed(record, size, now_s)
+        if record.key in self._light and size > _SMALL:
+            fed = _without_value(fed)
+        self._queue.append(fed)
+        self._waiting_bytes += fed.size
 
     def advance(self, partition: int, as_of_ms: int, since_ms: int) -> None:
         """Time passes. The timers that are due were asked for."""
@@ -150,9 +167,7 @@ class Backlog:
             self._covers.pop(number, None)
         self._given = deque(f for f in self._given if f.record.partition.number not in gone)
         self._queue = deque(order for order in self._queue if _number(order) not in gone)
-        self._given_bytes = sum(fed.size for fed in self._given)
-        self._waiting_bytes = sum(order.size for order in self._queue if isinstance(order, Fed))
-        self._waiting_bytes += sum(sent.size for sent in self._under_way)
+        self._count_bytes()
         self._forgotten.update(gone)
         self._queue.append(Message(Forget(partitions=tuple(sorted(gone)))))
 
@@ -264,6 +279,9 @@ class Backlog:
         since then, and with what is known of the rules."""
         for verdict in verdicts:
             self.verdicts[verdict.rule, verdict.run_id] = verdict
+        for verdict in verdicts:
+            if verdict.crowded and verdict.run_id is not None:
+                self.lighten(verdict.run_id)
         records = [*self._given, *(order for order in self._queue if isinstance(order, Fed))]
         # A death is not the fault of those who wait.
         records = [replace(fed, since_s=now_s) for fed in records]
@@ -306,22 +324,62 @@ class Backlog:
         """Whether the states should be asked for because of what is kept for another child."""
         return self._given_bytes >= self._limits.save_bytes
 
-    def behind(self, now_s: float) -> str | None:
-        """By how much the child is too far behind, in words; None: it is not."""
-        ages = [sent.since_s for sent in self._under_way if sent.size]
-        age_s = now_s - min(ages, default=now_s)
-        if age_s > self._limits.behind_s:
-            return f"{age_s:.0f} s"
-        if self._waiting_bytes > self._limits.behind_bytes:
-            return f"{self._waiting_bytes / 1e6:,.0f} MB"
-        return None
+    def ready(self, now_s: float) -> None:
+        """The child has loaded its rules: what waits does so because of them from now on."""
+        self._ready_s = now_s
 
-    def slowest(self) -> tuple[str, str, float] | None:
-        """Run and rule that have used most time since the child last had nothing to do."""
-        if not self._spent:
+    def behind(self, now_s: float) -> Behind | None:
+        """Whether the child is too far behind, and who has brought that about; None: it is not.
+
+        A child that is late and has not spent its time in the rules is one that the machine has no
+        time for: it may be late, as long as there is room for what waits.
+        """
+        ages = [sent.since_s for sent in self._under_way if sent.size]
+        age_s = now_s - max(min(ages, default=now_s), self._ready_s)
+        (run_id, rule), spent = max(
+            self._spent.items(), key=lambda item: item[1], default=(("", ""), 0.0)
+        )
+        limits = self._limits
+        if age_s > limits.behind_s and 2 * spent > limits.behind_s:
+            how = f"{age_s:.0f} s behind, {spent:.1f} s of it in its calls"
+            return Behind(how, run_id, rule)
+        if self._waiting_bytes <= limits.behind_bytes:
             return None
-        (run_id, rule), spent = max(self._spent.items(), key=lambda item: item[1])
-        return run_id, rule, spent
+        size = f"{self._waiting_bytes / 1e6:,.0f} MB of telemetry were waiting"
+        if 2 * spent > age_s:
+            return Behind(f"{size}, and {spent:.1f} s went by in its calls", run_id, rule)
+        return Behind(size, self._largest(), None)
+
+    def _largest(self) -> str:
+        """The run of which most waits."""
+        waiting: Counter[bytes] = Counter()
+        for order in self._queue:
+            if isinstance(order, Fed):
+                waiting[order.record.key] += order.size
+        ((key, _),) = waiting.most_common(1) or [(b"", 0)]
+        return key.decode(errors="replace")
+
+    def lighten(self, run_id: str) -> None:
+        """Pass over what is large of a run: there is no room for it, and no rule for it any more.
+
+        What is small stays, so that the rules of the run can still say so.
+        """
+        key = run_id.encode()
+        self._light.add(key)
+        for kept in (self._queue, self._given):
+            for i, order in enumerate(kept):
+                if isinstance(order, Fed) and order.record.key == key and order.size > _SMALL:
+                    kept[i] = _without_value(order)
+        self._count_bytes()
+
+    def _count_bytes(self) -> None:
+        self._given_bytes = sum(fed.size for fed in self._given)
+        self._waiting_bytes = sum(order.size for order in self._queue if isinstance(order, Fed))
+        self._waiting_bytes += sum(sent.size for sent in self._under_way)
+
+
+def _without_value(fed: Fed) -> Fed:
+    return Fed(replace(fed.record, value=None), len(fed.record.key) + _OVERHEAD, fed.since_s)
 
 
 def _adopt(partition: int, run_id: str, run: RunSaved) -> Message:

@@ -21,32 +21,37 @@ class Death:
             waited for it; `load`: loading took too long; `exit`: it ended, nobody knows why.
         mark: the call that was under way, if one was.
         culprit: run and rule that have used most of what there was too little of, where that is
-            known.
+            known. Without a rule: all of the run.
         detail: by how much, in words.
         returncode: as `subprocess` has it.
     """
 
     kind: str
     mark: Mark | None = None
-    culprit: tuple[str, str] | None = None
+    culprit: tuple[str, str | None] | None = None
     detail: str = ""
     returncode: int | None = None
 
 
 @dataclass(slots=True)
 class Court:
-    """Judges one death after the other.
+    """Judges one death after the other; `rules` are all that there are.
 
     `unexplained` counts those, one after the other, for which no rule answers.
     """
 
     limits: Limits
+    rules: Sequence[str]
     unexplained: int = 0
     _ended: Counter[str] = field(default_factory=Counter)
     _suspect: tuple[str, str, int] | None = None
 
     def judge(self, death: Death) -> Sequence[Verdict]:
         """The rules that must not be called again."""
+        if death.culprit is not None and death.culprit[1] is None:
+            why = self._why(death)
+            run_id = death.culprit[0]
+            return [Verdict(rule=r, run_id=run_id, why=why, crowded=True) for r in self.rules]
         found = self._culprit(death)
         if found is None:
             self.unexplained += 1
@@ -69,14 +74,11 @@ class Court:
 
     def _culprit(self, death: Death) -> tuple[str, str, int, int] | None:
         mark = death.mark
-        if death.culprit is not None:
-            run_id, rule = death.culprit
-            # From the next call on: what is found in the records until then is found again.
-            return run_id, rule, 0, -1
+        if death.culprit is not None and death.culprit[1] is not None:
+            # From the next call on: who is slow, or leaks, does so in all of them.
+            return death.culprit[0], death.culprit[1], 0, -1
         if mark is None or not mark.run_id:
             return None
-        if death.kind == "behind":
-            return mark.run_id, mark.rule, mark.partition, -1
         if death.kind == "exit" and death.returncode == -signal.SIGKILL:
             # Somebody may have killed it while this rule happened to be called. Not twice, though.
             suspect = (mark.run_id, mark.rule, mark.offset)

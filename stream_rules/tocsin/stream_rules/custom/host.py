@@ -79,7 +79,7 @@ class CustomHost:
         self._failing = failing
         self._software = software
         self._limits = limits or Limits()
-        self._court = Court(self._limits)
+        self._court = Court(self._limits, [entry.name for entry in self._entries])
         self._lock = threading.Lock()
         self._answered = threading.Condition(self._lock)
         self._backlog = Backlog(self._limits)
@@ -336,6 +336,7 @@ class CustomHost:
         with self._answered:
             if isinstance(head, LoadedHead):
                 child.loaded = head
+                self._backlog.ready(self._watched_s)
                 if self._loaded is None:
                     self._described = head.described
                     self._loaded = loaded_from(self._entries, head)
@@ -359,14 +360,10 @@ class CustomHost:
         elif child.cpu_s() - child.call_cpu_s > self._limits.call_cpu_s:
             return Death("cpu", mark)
         with self._lock:
-            behind, slowest = self._backlog.behind(now_s), self._backlog.slowest()
+            behind = self._backlog.behind(now_s)
         if behind is None:
             return None
-        if slowest is None:
-            return Death("behind", mark, detail=f"{behind} behind")
-        run_id, rule, spent = slowest
-        detail = f"{behind} behind, {spent:.1f} s of it in its calls"
-        return Death("behind", mark, (run_id, rule), detail)
+        return Death("behind", mark, (behind.run_id, behind.rule), behind.detail)
 
     def _judge(self, death: Death) -> bool:
         """Who was it; whether another child is to be started."""

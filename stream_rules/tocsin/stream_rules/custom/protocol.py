@@ -49,7 +49,8 @@ class Wanted(Head):
 class Verdict(Head):
     """A rule that must not be called again in a run, from a record on.
 
-    `run_id` None: in no run. `offset`: of the record that it was given last.
+    `run_id` None: in no run. `offset`: of the record that it was given last; -1: from the next one.
+    `crowded`: there is no room for what waits of that run.
     """
 
     rule: str
@@ -57,6 +58,7 @@ class Verdict(Head):
     partition: int = 0
     offset: int = -1
     why: str
+    crowded: bool = False
 
 
 class Failing(Head):
