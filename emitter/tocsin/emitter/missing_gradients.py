@@ -5,8 +5,8 @@ the backward pass. That is looked at in the first ten steps and at each tenth af
 each step once one is found. Whether the module that it belongs to was called is known from
 `tocsin.emitter.module_calls`.
 
-The other way round: a parameter that has a gradient after the backward pass, and is in no optimizer
-that is known. That is looked at in the third and the sixth step.
+The other way round: a parameter whose gradient the backward pass has changed, and which is in no
+optimizer that is known. That is looked at in steps 2 to 3 and 5 to 6.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ ENOUGH: Final = 5
 """Looks in a row without a gradient after which it is said."""
 
 UNTRACKED_AT: Final = (2, 5)
-"""Steps at which gradients without an optimizer are looked for."""
+"""Steps at which gradients without an optimizer are looked for; one later it is known which of them
+change, and are not those of a training before.
+"""
 
 COLUMNS: Final = (
     *("numel", "steps", "called", "silent_calls", "watched", "longest", "had", "place"),
@@ -155,14 +157,44 @@ class MissingGradients:
         return Table(NO_GRADIENT, rows, _no_values(len(rows)), counts, (), COLUMNS)
 
 
-def untracked(optimizers: Optimizers) -> Table | None:
-    """Parameters that have a gradient and are in no optimizer; None: there are none, or it cannot
-    be known here.
+class UntrackedGradients:
+    """Parameters that have gradients and are in no optimizer."""
 
-    The counts of a row: `numel`; `inside`, whether it belongs to the model that the optimizer
-    trains; `last`, whether it is in the last layer of that; `orphans`, how many parameters of the
-    optimizer belong to no module that is alive, and have no gradient.
-    """
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Another training begins."""
+        self._before: dict[int, tuple[float, ...]] = {}
+
+    def look(self, optimizers: Optimizers) -> None:
+        """Remember which gradients there are now."""
+        found, _ = _untracked(optimizers)
+        self._before = {key: _state_of(parameter) for key, parameter in found.items()}
+
+    def again(self, optimizers: Optimizers) -> Table | None:
+        """Those that have changed since; None: there are none."""
+        before, self._before = self._before, {}
+        if not before:
+            return None
+        found, owned = _untracked(optimizers)
+        changed = {k: p for k, p in found.items() if k in before and _state_of(p) != before[k]}
+        return _table(optimizers, changed, owned) if changed else None
+
+
+def _state_of(parameter: torch.Tensor) -> tuple[float, ...]:
+    """What is another one once the gradient has changed."""
+    grad = parameter.grad
+    if grad is None:
+        return ()
+    # A new gradient may lie where the one before was.
+    plain = grad.is_cpu and grad.layout is torch.strided and not grad.is_complex()
+    values = grad.detach().reshape(-1)[:4].tolist() if plain else []
+    return (id(grad), grad._version, *values)
+
+
+def _untracked(optimizers: Optimizers) -> tuple[dict[int, torch.Tensor], set[int]]:
+    """The parameters, by id, and the ids of all that belong to a module."""
     known = {id(p) for p in optimizers.parameters()}
     root = optimizers.root
     modules = optimizers.modules()
@@ -178,11 +210,21 @@ def untracked(optimizers: Optimizers) -> Table | None:
             new = id(parameter) not in known and parameter.requires_grad
             if new and parameter.grad is not None:
                 found[id(parameter)] = parameter
-    if not found:
-        return None
+    return found, owned
+
+
+def _table(optimizers: Optimizers, found: dict[int, torch.Tensor], owned: set[int]) -> Table:
+    """The counts of a row: `numel`; `inside`, whether it belongs to the model that the optimizer
+    trains; `last`, whether it is in the last layer of that; `orphans`, how many parameters of the
+    optimizer belong to no module that is alive, and have no gradient.
+    """
+    root = optimizers.root
+    modules = optimizers.modules()
     orphans = sum(
         id(p) not in owned and p.grad is None and p.requires_grad for p in optimizers.parameters()
     )
+    if root is not None:
+        modules = [root, *modules]
     names = models.name_parameters(list(found.values()), modules).by_id
     inside = set() if root is None else {id(p) for p in root.parameters()}
     last = _last_layer(root)

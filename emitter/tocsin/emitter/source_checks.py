@@ -18,7 +18,11 @@ import torch
 from tocsin.emitter import layer_modes, module_calls, schedules
 from tocsin.emitter.layer_modes import LayerModes
 from tocsin.emitter.loss_inputs import LossInputs
-from tocsin.emitter.missing_gradients import UNTRACKED_AT, MissingGradients, untracked
+from tocsin.emitter.missing_gradients import (
+    UNTRACKED_AT,
+    MissingGradients,
+    UntrackedGradients,
+)
 from tocsin.emitter.module_calls import Calls, FirstInputs, ModuleCalls
 from tocsin.emitter.tables import Table
 from tocsin.emitter.uncleared import Uncleared
@@ -58,6 +62,7 @@ class SourceChecks:
         self.modes: Final = LayerModes()
         self._uncleared: Final = Uncleared()
         self._missing: Final = MissingGradients()
+        self._untracked: Final = UntrackedGradients()
         self._calls: Final = ModuleCalls()
         self._training: Training | None = None
         self._optimizers: Optimizers | None = None
@@ -82,6 +87,7 @@ class SourceChecks:
         self._training = self._optimizers = None
         for part in (self.losses, self.modes, self._uncleared, self._missing, self._calls):
             part.forget()
+        self._untracked.forget()
         self._reset()
 
     def begin(self, training: Training, optimizers: Optimizers) -> None:
@@ -201,8 +207,12 @@ class SourceChecks:
             if table.names:
                 self._send(training, table, step)
         missing.trainable = 0
-        if step in UNTRACKED_AT and training.identity.world_size == 1:
-            found = untracked(optimizers)
+        if training.identity.world_size > 1:
+            return  # the other parts of the model may have optimizers elsewhere
+        if step in UNTRACKED_AT:
+            self._untracked.look(optimizers)
+        elif step - 1 in UNTRACKED_AT:
+            found = self._untracked.again(optimizers)
             if found is not None:
                 self._send(training, found, step)
 

@@ -8,7 +8,8 @@ given is looked at in three of the first steps. With r the root of the mean squa
   outputs of the first layer, and the gradient of its weight, are r times as large. 100 is far above
   what standardised data of any kind gives, also with heavy tails; 10 is what pixels from 0 to 16
   (8) and most counts stay below.
-- `constant`: all samples of all looks are the same: the data are lost on their way. A warning.
+- `constant`: all samples of all looks are the same: the data are lost on their way. A warning where
+  there are targets to learn, else an info: a toy of reinforcement learning may have one state.
 
 A model that normalises first, or begins with an embedding, is not looked at.
 """
@@ -23,7 +24,7 @@ from typing import Final
 from pydantic import Field
 
 from tocsin.schemas.issues import Evidence, Fact, Severity, Subject
-from tocsin.schemas.observed import LayerInputsSeen
+from tocsin.schemas.observed import LayerInputsSeen, LossInputsSeen
 from tocsin.schemas.runs import RunData
 from tocsin.stream_rules.rule import Finding, Moment, Outcome, Params, Rule, RuleMeta, event
 
@@ -50,6 +51,7 @@ class UnnormalisedInputsParams(Params):
 @dataclass(slots=True)
 class _State:
     rank: int | None = None
+    supervised: bool = False
     branch: str = ""
     severity: Severity = "info"
     looks: int = 0
@@ -66,7 +68,7 @@ class UnnormalisedInputs(Rule[UnnormalisedInputsParams, _State]):
         meaning="The inputs of the first layer are not normalised.",
         severity="warning",
         comes="maybe",
-        inputs=(event(LayerInputsSeen),),
+        inputs=(event(LayerInputsSeen), event(LossInputsSeen, beside=True)),
         capture_hint="the inputs of the first linear, convolutional or recurrent layer are seen in "
         "steps 2 to 4, unless the model is compiled",
         remedy="Subtract the mean of the training data from the inputs and divide by its standard "
@@ -80,12 +82,14 @@ class UnnormalisedInputs(Rule[UnnormalisedInputsParams, _State]):
 
     def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
         state = self.state
+        if isinstance(data, LossInputsSeen):
+            state.supervised = True
         if not isinstance(data, LayerInputsSeen):
             return
         if state.rank is not None and data.rank > state.rank:
             return
         if data.rank != state.rank:
-            self.state = state = _State(rank=data.rank)
+            self.state = state = _State(rank=data.rank, supervised=state.supervised)
         branch, severity = self._judge(data)
         if branch != state.branch or severity != state.severity:
             state.branch, state.severity = branch, severity
@@ -99,7 +103,7 @@ class UnnormalisedInputs(Rule[UnnormalisedInputsParams, _State]):
         if not math.isfinite(rms):
             return "", "info"
         if data.sample_std == 0.0 and data.values > 1:
-            return "constant", "warning"
+            return "constant", "warning" if self.state.supervised else "info"
         pixels = data.minimum >= 0 and _BYTES_FROM <= data.maximum <= _BYTE
         if pixels and data.whole_numbers and rms > self.params.notable:
             return "raw_pixels", "warning"

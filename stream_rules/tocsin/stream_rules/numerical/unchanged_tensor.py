@@ -6,8 +6,9 @@ small. What counts is only a weight that its gradient could move: frozen paramet
 one that is below 1e-4 of the usual gradient (the upper quartile over the tensors, now or in the
 first summaries) is rounding noise, as that of a bias before a normalisation, or of a solved task.
 
-Parameters that have gradients and are in no optimizer do not move either: those are known after the
-first six steps, by the branch `in_no_optimizer` (`unowned_gradients.py` says when it is a warning).
+Parameters that have gradients and are in no optimizer do not move either: those are known after
+the first seven steps, by the branch `in_no_optimizer`; `unowned_gradients.py` says when that is a
+warning.
 
 While the learning rates of all parameter groups are zero, or below 1e-4 of their highest, nothing
 is looked at: `learning_rate_anomaly` says that. Where some are, as many tensors as their groups
