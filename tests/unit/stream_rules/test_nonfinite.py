@@ -445,3 +445,14 @@ def test_only_the_rank_in_which_it_began_is_asked() -> None:
     bad_loss(run, 5, rank=1)
     issue = found(run, 5)
     assert (issue.first_rank, issue.subject.name) == (1, "act1")
+
+
+def test_clipping_makes_all_gradients_of_one_that_is_bad() -> None:
+    run = started()
+    healthy(run, range(5))
+    columns = {"lr.0": 0.1, "gradient_norm_clipped": NAN}
+    run.steps([5], loss=2.0, gradient_norm=NAN, gradient_nonfinite=3, columns=columns)
+    run.tensors(5, "gradients", ROWS, nans=dict.fromkeys(ROWS, 1))
+    issue = found(run, 5)
+    assert (issue.branch, issue.subject.kind) == ("gradient", "scalar")
+    assert "clipped" in issue.evidence.explanation

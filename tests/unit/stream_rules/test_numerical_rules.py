@@ -135,6 +135,17 @@ def test_other_kinds_and_empty_frames_are_no_business_of_it(columns: tuple[str, 
     quiet(run.records, "saturated_activation")
 
 
+# -- dead_relu -----------------------------------------------------------------------------------
+
+
+def test_a_layer_without_any_active_unit_is_dead_at_once() -> None:
+    run = started()
+    rows = {"relu1": (0.6,), "relu2": (1.0,)}
+    frame(run, 1, "activations", rows, ("dead",), {"order": [0, 1]})
+    assert fires(run.records, "dead_relu").subject.name == "relu2"
+    quiet(run.records, "dead_relu", threshold_at_once=100.0)
+
+
 # -- poor_weight_initialization ------------------------------------------------------------------
 
 
@@ -218,6 +229,14 @@ def test_gradients_that_are_next_to_nothing_twice() -> None:
     issue = fires(run.records, "poor_weight_initialization", "narrow_gradients")
     assert (issue.subject.name, issue.first_step) == ("w2", 0)
     assert issue.evidence.followed == 2
+
+
+def test_gradients_that_vanish_beside_one_that_explodes_are_another_matter() -> None:
+    run = started()
+    ranges(run, 0, 1e-2, 1e-2, 1e-2)
+    ranges(run, 5, 1e-2, 1e-2, 1e-2, largest=1e9)
+    ranges(run, 6, 1e-2, 1e-2, 1e-2, largest=1e9)
+    quiet(run.records, "poor_weight_initialization")
 
 
 def test_a_last_layer_that_begins_at_zero_lets_gradients_pass_later() -> None:

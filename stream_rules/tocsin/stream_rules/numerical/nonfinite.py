@@ -147,6 +147,9 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
             if bad[i]:
                 value = float(loss[i]) if loss is not None and bad_loss[i] else None
                 yield from self._bad_row(rank, step, value, int(gradients[i]), at)
+                pending = self.state.pending
+                if pending is not None and pending.step == step and rank in pending.ranks:
+                    pending.ranks[rank].clipped = "gradient_norm_clipped" in frame.columns
             else:
                 self._good_row(rank, step, skipped=skipped)
                 yield from self._healthy(step, step)

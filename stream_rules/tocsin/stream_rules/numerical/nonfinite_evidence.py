@@ -39,6 +39,7 @@ class RankEvidence:
         loss: the loss, if it was bad.
         bad_gradients: how many gradients were bad, by the scalars.
         row: bad steps in a row, this one the first; `last_bad` the last of them.
+        clipped: its gradients were clipped by their common norm, before they were summarised.
         backward: the backward call of the step with which its own gradients became bad, from 0.
     """
 
@@ -49,6 +50,7 @@ class RankEvidence:
     row: int = 0
     last_bad: int = -1
     backward: int = 0
+    clipped: bool = False
     collections: dict[str, BadTensors] = field(default_factory=dict)
 
     def tensors(self, collection: str) -> BadTensors | None:

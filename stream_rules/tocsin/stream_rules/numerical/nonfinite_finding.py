@@ -54,7 +54,7 @@ def origin_finding(pending: Pending, lead: Lead, began: Origin | None = None) ->
     if own:
         named = named[1:]
     bad = tensors.bad if tensors is not None else evidence.bad_gradients
-    further = max(0, bad - own)
+    further = 0 if subject.kind == "scalar" else max(0, bad - own)
     where = f" of rank {rank}" if pending.several_ranks else ""
     what = {
         "loss": f"the loss{where} is {_word(evidence.loss)}",
@@ -113,6 +113,10 @@ def _subject(evidence: RankEvidence) -> tuple[Subject, BadTensors | None, str]:
     if gradients is not None:
         rows = max(found.rows for found in (local, reduced) if found is not None)
         when = "its own gradients, before the reduce," if local is not None else "the gradients"
+        if gradients.bad >= rows > 1 and evidence.clipped and local is None:
+            why = "The loss was finite. Which gradient was bad first is not known: they were"
+            why += " clipped together, which makes all of them bad."
+            return Subject(kind="scalar", name="gradients"), gradients, why
         if gradients.bad >= rows > 1:
             why = f"All of {when} were non-finite at once: the whole backward pass was."
             return loss, gradients, why
@@ -162,8 +166,10 @@ def _forward(began: Origin, step: int) -> str:
     if began.branch == "input":
         return "A batch has brought it."
     when = "" if began.step == step else f", as it was looked at last, at step {began.step}"
-    first = " What goes into it, or its weights, may be bad already: no module before it was seen."
-    return f"It is the first module in forward order that was bad{when}.{first if began.is_first else ''}"
+    why = f"It is the first module in forward order that was bad{when}."
+    if began.is_first:
+        why += " No module before it was seen: what goes into it, or its weights, may be bad, too."
+    return why
 
 
 def _bad_row(began: Origin | None) -> tuple[Fact, ...]:

@@ -1,7 +1,7 @@
 """What activations and inputs say of a bad step: where on the way to the loss it began.
 
-They never make an issue: masks and log-probabilities are infinite by nature, and a value that is NaN
-may be left out of the loss. They name where a loss that is bad has it from. The rows of the bad
+They never make an issue: masks and log-probabilities are infinite by nature, and a value that is
+NaN may be left out of the loss. They name where a loss that is bad has it from. The rows of the bad
 step say it, or, of NaN alone, the newest rows before: an activation that was NaN when it was looked
 at last was not well. What was bad in a summary and followed by another, without an issue in
 between, is usual for this model and says nothing.

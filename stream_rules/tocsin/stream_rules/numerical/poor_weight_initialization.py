@@ -6,7 +6,7 @@ Looked at are the first `steps` steps of a run that begins at step 0. Three cond
   one is more than `threshold` times that of an earlier one, and its standard deviation above
   `least_std` (the signal grows from layer to layer), or it is less than 1 / `threshold_shrinking`
   of that of an earlier one. Layers that put out one number only, zero say, are left out.
-- narrow_gradients: in `for_summaries` summaries in a row at least `share` of the gradients are
+- narrow_gradients: in the first `for_summaries` summaries at least `share` of the gradients are
   narrow: p95 - p05 and the standard deviation are below `distribution_range` times the largest
   gradient of the model. A summary in which the gradients rise from exact zeros is none: a last
   layer or a residual branch that begins at zero is a good way to begin.
@@ -18,10 +18,11 @@ The reference (SageMaker Debugger) compares variances of the inputs of activatio
 of what they put out, which is what is captured. In 15 healthy trainings (perceptrons of 3 to 8
 layers, convolutions with and without normalisation, residual blocks, an autoencoder; PyTorch's own
 initial weights, Xavier's, Kaiming's) variances shrank by up to 3,700 times with the depth and grew
-by 1.3 times, standard deviations were below 3, and the median gradient was above 5e-4 of the
-largest one. Weights 10 times too large made the variance grow 350 times within three layers, those
-of a standard deviation of 1 845 to 3,000,000 times; weights of 0.001 left gradients of 2e-8 of the
-largest (a CNN) to 1e-11, and all zeros or one constant left zeros. Hence 100, 100,000, 10, 1e-7.
+by 1.3 times, standard deviations were below 3, the median gradient was above 5e-4 of the largest
+one, and a quarter of the gradients were narrow at most (biases in front of a normalisation).
+Weights 10 times too large made the variance grow 350 times within three layers, those of a standard
+deviation of 1 845 to 3,000,000 times; weights of 0.001 left gradients of 2e-8 of the largest (a
+CNN) to 1e-11, and all zeros or one constant left zeros. Hence 100, 100,000, 10 and 1e-7.
 """
 
 from __future__ import annotations
@@ -67,10 +68,10 @@ class PoorWeightInitializationParams(Params):
     """Range of a gradient (p95 - p05) below which it is narrow. Unit: of the largest gradient."""
     relative: bool = True
     """Whether that range is relative to the model's largest gradient, or a number as it is."""
-    share: float = Field(default=0.5, ge=0, le=1)
+    share: float = Field(default=0.4, ge=0, le=1)
     """How many of the gradients are narrow; 0: any one. Unit: share, 1 is all."""
     for_summaries: int = Field(default=2, ge=1)
-    """How many summaries of the gradients in a row. Unit: summaries."""
+    """How many summaries of the gradients, from the first one on. Unit: summaries."""
     patience: int = Field(default=10, ge=2)
     """How many losses in a row are flat. Unit: steps."""
     flat_within: float | None = Field(default=1e-7, ge=0)
@@ -85,6 +86,7 @@ class _State:
     first_step: int | None = None
     activations: dict[str, WholeFrames] = field(default_factory=dict)
     gradients: WholeFrames = field(default_factory=WholeFrames)
+    summaries: int = 0
     narrow: int = 0
     narrow_since: int = 0
     narrow_ms: int = 0
@@ -335,7 +337,10 @@ class PoorWeightInitialization(Rule[PoorWeightInitializationParams, _State]):
         holds = count > 0 and count >= params.share * len(narrow)
         rises = state.narrow > 0 and state.was_zero and not zero
         state.was_zero = zero
-        if not holds or rises:
+        state.summaries += 1
+        # It was so from the beginning: what becomes so beside a gradient that explodes is another
+        # matter.
+        if not holds or rises or state.narrow < state.summaries - 1:
             state.narrow = 0
             yield from self._clear(whole.step, NARROW)
             return
