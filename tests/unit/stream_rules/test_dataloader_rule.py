@@ -96,6 +96,8 @@ def test_a_quick_model_on_a_cpu_is_told_at_most_an_advice() -> None:
     assert told(run(0.006, 0.02, workers=8)) == [("starvation", "info", "firing")]
     # 1,024 samples of a tensor in memory take a while.
     assert told(run(0.016, 0.03, workers=8, batch_size=1024)) == [("starvation", "info", "firing")]
+    assert told(run(0.025, 0.03, workers=8, batch_size=1024)) == [("starvation", "info", "firing")]
+    assert told(run(0.02, 0.03)) == [("starvation", "info", "firing")]
 
 
 @pytest.mark.parametrize(
