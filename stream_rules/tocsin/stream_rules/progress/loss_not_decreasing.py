@@ -8,10 +8,19 @@ Looked at when the run has `num_steps` losses, and each time it has grown by hal
 - rising: the median of the last third is above the lowest so far by `increase_threshold_percent` of
   its size or of the fall until then, whichever is larger.
 
-Either must hold `patience` times in a row. SageMaker Debugger's rule compares with the loss ten
-steps ago and alarms on each of 75 public GPT trainings that all completed; this one on none of
-them, and, let in at 136 places in the middle as if resumed there, on 2. Of constant noisy losses it
-reports 83 % within ten times `num_steps`.
+Either must hold `patience` times in a row. Before that, every 50 losses from the 50th on, a run is
+flat too (`stuck`) whose loss is not known to have fallen by 2 %: the fall from the first third to
+the last, and twice its standard error, are less than that, at two looks in a row, although its
+weights have moved by a tenth of their size or more (the sum over the steps of the median ratio of
+update to weight). It must have begun anew, with an optimizer that had no past: a run that goes on
+may be on its plateau. Losses that are ever negative and several optimizers are left out. Of 22
+healthy programs with up to eight seeds the slowest had fallen by 7.8 % at 60 losses with its
+weights moved so far, and by 33 % at 100; fine-tuning at a rate of 1e-6 had moved them by 0.003.
+Shuffled labels had fallen by 0.4 % at 100, with weights moved by 0.2.
+
+SageMaker Debugger's rule compares with the loss ten steps ago and alarms on each of 75 public GPT
+trainings that all completed; this one on none of them, and, let in at 136 places in the middle as
+if resumed there, on 2. Of constant noisy losses it reports 83 % within ten times `num_steps`.
 
 With `against: before`, which the preset `sagemaker` has, the condition is the reference's own: a
 loss is looked at every `num_steps` steps, and compared with the newest that is as many steps older.
@@ -23,14 +32,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.issues import Evidence, Fact, Series, Subject
-from tocsin.schemas.telemetry import StepFrame
+from tocsin.schemas.runs import RunData
+from tocsin.schemas.telemetry import StepFrame, TensorFrame
+from tocsin.stream_rules.progress import beginning
+from tocsin.stream_rules.progress.beginning import Beginning
 from tocsin.stream_rules.progress.loss_before import LossBefore
 from tocsin.stream_rules.rule import (
     SERIES_POINTS,
@@ -49,6 +61,9 @@ _GROWTH: Final = 1.5
 _SIGNIFICANT: Final = 0.5
 _LEARNED: Final = 0.05
 _FIRST: Final = 20
+_EARLY: Final = 50
+_EARLY_LOOKS: Final = 2
+"""Looks for a run that is stuck: how many losses apart, and how many in a row."""
 
 
 class LossNotDecreasingParams(Params):
@@ -65,6 +80,12 @@ class LossNotDecreasingParams(Params):
     """How many looks in a row must agree."""
     mode: Literal["train", "eval"] = "train"
     """Which losses."""
+    stuck_percent: float = Field(default=2.0, ge=0, lt=100)
+    """By what a run must have fallen in its first steps; 0 switches the early looks off. Unit:
+    percent of the loss."""
+    moved: float = Field(default=0.1, gt=0)
+    """How far its weights must have moved for it to count as stuck. Unit: multiples of their
+    norm."""
     against: Literal["beginning", "before"] = "beginning"
     """What is compared: the run with its beginning, or a loss with the one `num_steps` before."""
 
@@ -90,6 +111,10 @@ class _State:
     rising: int = 0
     rising_step: int = 0
     before: LossBefore = field(default_factory=LossBefore)
+    beginning: Beginning = field(default_factory=Beginning)
+    lowest: float = math.inf
+    early: int = 0
+    stuck: bool = False
 
 
 class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
@@ -101,7 +126,7 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
         family="progress",
         meaning="The loss has not fallen since the run began, or has been rising for long.",
         severity="warning",
-        inputs=(scalar("loss"), scalar("loss", mode="eval")),
+        inputs=(scalar("loss"), scalar("loss", mode="eval"), *beginning.INPUTS),
         capture_hint="the loss is seen when backward() is called on it; else run.log it as 'loss'",
         remedy="Check that the optimizer has all parameters and a learning rate above zero, that "
         "labels belong to their inputs, and that gradients arrive; then try a higher rate.",
@@ -109,6 +134,8 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
         params=LossNotDecreasingParams,
         branches={
             "flat": "The loss has not fallen.",
+            "stuck": "The loss has not fallen in the first steps of a new run, though its weights "
+            "move.",
             "rising": "The loss has been rising.",
         },
         presets={
@@ -121,10 +148,19 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
             }
         },
         does_not_see="A plateau after the run has learned something: most runs end on one. A run "
-        "that is shorter than `num_steps` losses is not looked at.",
+        "that goes on from a checkpoint, before `num_steps` losses; one of less than 100 losses.",
         resolve_after_steps=0,
     )
     state_type = _State
+
+    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+        self.state.beginning.told(data)
+        return ()
+
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+        if self.params.mode == "train" and self.params.against == "beginning":
+            self.state.beginning.take(frame)
+        return ()
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
         losses = frame.column("loss")
@@ -134,7 +170,9 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
         if state.rank is not None and rank > state.rank:
             return
         if rank != state.rank:
-            self.state = state = _State(rank=rank, next_look=self.params.num_steps)
+            self.state = state = _State(
+                rank=rank, next_look=self.params.num_steps, beginning=state.beginning
+            )
         for step, loss in zip(frame.steps.tolist(), losses.tolist(), strict=True):
             if step <= state.last_step or not math.isfinite(loss):
                 continue
@@ -145,7 +183,10 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
                 yield from self._look_back(step, loss)
                 continue
             self._add(step, loss)
-            if state.count >= state.next_look:
+            look = state.count >= state.next_look
+            if look or state.count % _EARLY == 0:
+                yield from self._look_early(step, at)
+            if look:
                 state.next_look = math.ceil(state.next_look * _GROWTH)
                 yield from self._look(step)
 
@@ -191,10 +232,42 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
             ),
         )
 
+    def _look_early(self, step: int, at: Moment) -> Iterable[Outcome]:
+        """Whether the run is stuck where it began."""
+        state, params = self.state, self.params
+        if state.has_learned or params.mode != "train":
+            return
+        third = max(1, len(state.buckets) // 3)
+        begin, begin_error = _median(state.buckets[:third])
+        now, now_error = _median(state.buckets[-third:])
+        start, error = _median(state.buckets[:_FIRST])[0], math.hypot(begin_error, now_error)
+        state.has_learned = start - now > max(_LEARNED * abs(start), 4 * error)
+        needed = params.stuck_percent / 100 * abs(begin)
+        holds = state.lowest > 0 and begin - now + 2 * error < needed and not state.has_learned
+        state.early = state.early + 1 if holds else 0
+        if not holds and state.stuck:
+            state.stuck = False
+            yield Clear(step, about="flat")
+        moved = state.beginning.moved(step - state.first_step)
+        certain = at.run.optimizers == 1 and moved >= params.moved and state.beginning.is_new()
+        if holds and state.early >= _EARLY_LOOKS and (state.stuck or certain):
+            state.stuck, state.begin = True, begin
+            finding = self._finding("flat", now, begin - needed)
+            facts = (*finding.evidence.facts, Fact(name="moved", value=moved, limit=params.moved))
+            yield replace(
+                finding,
+                branch="stuck",
+                reason=f"the loss has not fallen in {state.count:,} steps: the median is "
+                f"{now:.4g}, {begin:.4g} at the beginning, though the weights have moved by "
+                f"{100 * moved:.0f} % of their norm",
+                evidence=finding.evidence.model_copy(update={"facts": facts}),
+            )
+
     def _add(self, step: int, loss: float) -> None:
         """Keep the run's losses as at most 512 means over equal lengths."""
         state = self.state
         state.count += 1
+        state.lowest = min(state.lowest, loss)
         if state.filled == 0:
             state.bucket_steps.append(step)
         state.filling += loss
@@ -238,7 +311,7 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
             yield self._finding("flat", now, begin - needed)
         if state.rising < params.patience:
             yield Clear(step, about="rising")
-        if state.flat < params.patience:
+        if state.flat < params.patience and not state.stuck:
             yield Clear(step, about="flat")
 
     def _finding(self, why: Literal["flat", "rising"], now: float, limit: float) -> Finding:
