@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from tocsin.stream_rules.about_rules.cold_start import ColdStart
 from tocsin.stream_rules.episodes import Told
 from tocsin.stream_rules.instance import Instance
-from tocsin.stream_rules.instances import RuleSpec
 from tocsin.stream_rules.rule import AnyRule, Moment, Outcome
+from tocsin.stream_rules.spec import RuleSpec
 
 
 @dataclass(slots=True)

@@ -19,10 +19,10 @@ from tocsin.schemas.state import Snapshot
 from tocsin.schemas.telemetry import StepFrame, SystemFrame, TensorFrame
 from tocsin.schemas.wire import decode, read_meta
 from tocsin.stream_rules.episodes import Told
-from tocsin.stream_rules.instances import RuleSpec
 from tocsin.stream_rules.references import References
 from tocsin.stream_rules.run_engine import RunEngine
 from tocsin.stream_rules.run_state import Value
+from tocsin.stream_rules.spec import RuleSpec
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from tocsin.schemas.runs import RuleStatus
 from tocsin.stream_rules.about_rules.rule_failed import RuleFailed
 from tocsin.stream_rules.causes import Attribution, Known
 from tocsin.stream_rules.episodes import Episodes, Told
-from tocsin.stream_rules.instances import RuleSpec
 from tocsin.stream_rules.rule import AnyRule, Moment, Outcome, Rule
+from tocsin.stream_rules.spec import RuleSpec
 from tocsin.stream_rules.state_codec import dump_state, load_state
 
 logger = logging.getLogger(__name__)

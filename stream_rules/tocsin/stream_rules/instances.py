@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib.metadata import entry_points
-from typing import Final, Literal
+from typing import Literal
 
 from pydantic import ValidationError
 
@@ -14,44 +14,10 @@ from tocsin.schemas.config_findings import findings_of
 from tocsin.schemas.config_problems import Finding, did_you_mean
 from tocsin.schemas.config_sections import CUSTOM_USE, RuleEntry
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.schemas.issues import Severity
 from tocsin.stream_rules.catalogue import Catalogue, UnknownRule, built_in
-from tocsin.stream_rules.rule import AnyRule, Params, Watched, labels_fit
-
-CUSTOM_GROUP: Final = "tocsin.rules"
-"""The entry point group in which packages offer rules."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuleSpec:
-    """How to make a rule instance for a run.
-
-    Attributes:
-        listed: whether the configuration names it; one that runs by default is not missed when
-            a run has no input for it.
-        watched: all instances beside it.
-        custom: whether it is the user's own, which runs in a process of its own (`custom`); `rule`
-            then may be a class that only stands for it.
-    """
-
-    name: str
-    rule: type[AnyRule]
-    params: Params
-    severity: Severity | None = None
-    match: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    listed: bool = False
-    watched: tuple[Watched, ...] = ()
-    custom: bool = False
-
-    def build(self) -> AnyRule:
-        """A fresh instance."""
-        rule = self.rule(self.name, self.params)
-        rule.beside(self.watched)
-        return rule
-
-    def fits(self, labels: Mapping[str, str]) -> bool:
-        """Whether a run with these labels is watched by it."""
-        return not self.match or labels_fit(self.match, labels)
+from tocsin.stream_rules.rule import AnyRule, Watched
+from tocsin.stream_rules.spec import CUSTOM_GROUP as CUSTOM_GROUP
+from tocsin.stream_rules.spec import RuleSpec as RuleSpec
 
 
 def rule_specs(

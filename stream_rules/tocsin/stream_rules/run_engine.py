@@ -17,10 +17,10 @@ from tocsin.stream_rules.closer_looks import look_closer
 from tocsin.stream_rules.cold import Cold
 from tocsin.stream_rules.episodes import Told
 from tocsin.stream_rules.instance import Instance
-from tocsin.stream_rules.instances import RuleSpec
 from tocsin.stream_rules.references import References
 from tocsin.stream_rules.rule import AnyRule, Input, Moment, Outcome
 from tocsin.stream_rules.run_state import RunState, Value
+from tocsin.stream_rules.spec import RuleSpec
 from tocsin.stream_rules.state_codec import dump_state, load_state
 
 logger = logging.getLogger(__name__)

@@ -25,6 +25,7 @@ from tocsin.stream_rules.about_rules.rule_failed import RuleFailed
 from tocsin.stream_rules.catalogue import Catalogue
 from tocsin.stream_rules.custom.host import CustomHost
 from tocsin.stream_rules.custom.in_service import CustomRules
+from tocsin.stream_rules.custom.limits import Limits
 from tocsin.stream_rules.custom.protocol import CUSTOM_KEY
 from tocsin.stream_rules.engine import Engine, UnusableRecord
 from tocsin.stream_rules.episodes import Told
@@ -323,6 +324,7 @@ def build_rules_service(
     *,
     catalogue: Catalogue | None = None,
     folder: Path | None = None,
+    limits: Limits | None = None,
 ) -> RulesService:
     """The service for the rules of a configuration, or for all at their defaults.
 
@@ -331,6 +333,7 @@ def build_rules_service(
 
     Args:
         folder: where relative paths of custom rules start; None: the working folder.
+        limits: of the process of the custom rules; None: the usual ones.
 
     Raises:
         ConfigurationError: a rule or its parameters are wrong, or a custom rule cannot be loaded.
@@ -343,7 +346,8 @@ def build_rules_service(
     if not customs:
         return RulesService(topics, specs, software=software)
     failing = next((spec for spec in specs if spec.rule is RuleFailed), None)
-    host = CustomHost(customs, folder or Path.cwd(), failing=failing, software=software)
+    folder = folder or Path.cwd()
+    host = CustomHost(customs, folder, failing=failing, software=software, limits=limits)
     loaded = host.start()
     if loaded.findings:
         host.close()

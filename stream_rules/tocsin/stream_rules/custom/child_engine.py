@@ -42,9 +42,9 @@ from tocsin.stream_rules.custom.protocol import (
 )
 from tocsin.stream_rules.engine import Engine, UnusableRecord
 from tocsin.stream_rules.episodes import Told
-from tocsin.stream_rules.instances import RuleSpec
 from tocsin.stream_rules.rule import Params
 from tocsin.stream_rules.run_engine import RUN_KEY, RunEngine
+from tocsin.stream_rules.spec import RuleSpec
 
 logger = logging.getLogger(__name__)
 
@@ -122,8 +122,8 @@ class ChildEngine:
                 match=wanted.match,
             )
             try:
-                folder = Path(self._hello.folder)
-                return guard.loading(wanted.name, lambda: load_spec(entry, folder)), ""
+                folder, taken = Path(self._hello.folder), self._hello.taken
+                return guard.loading(wanted.name, lambda: load_spec(entry, folder, taken)), ""
             except RuleNotLoaded as error:
                 why = str(error)
                 self._problems.append(

@@ -13,8 +13,8 @@ from tocsin.schemas.runs import RunData
 from tocsin.schemas.telemetry import StepFrame, SystemFrame, TensorFrame
 from tocsin.stream_rules.custom.marker import Marker
 from tocsin.stream_rules.custom.protocol import Used, Verdict
-from tocsin.stream_rules.instances import RuleSpec
 from tocsin.stream_rules.rule import AnyRule, Moment, Outcome, Params, Rule
+from tocsin.stream_rules.spec import RuleSpec
 
 T = TypeVar("T")
 

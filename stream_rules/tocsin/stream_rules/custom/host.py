@@ -21,6 +21,7 @@ from pydantic import JsonValue
 from tocsin.bus.port import Record
 from tocsin.schemas.config_sections import RuleEntry
 from tocsin.schemas.state import Snapshot
+from tocsin.stream_rules.catalogue import built_in
 from tocsin.stream_rules.custom.backlog import Backlog, RunSaved, Taken
 from tocsin.stream_rules.custom.blame import Court, Death, ending
 from tocsin.stream_rules.custom.child_process import ChildProcess
@@ -256,6 +257,7 @@ class CustomHost:
             return Hello(
                 wanted=tuple(wanted(entry) for entry in self._entries),
                 folder=str(self._folder.absolute()),
+                taken=(*(own := built_in()).names(), *own.aliases()),
                 software=self._software,
                 failing=failing,
                 memory_bytes=self._limits.memory_bytes,

@@ -12,7 +12,7 @@ import importlib.util
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from importlib.metadata import EntryPoint, entry_points
@@ -22,13 +22,11 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from tocsin.schemas.config_findings import findings_of
 from tocsin.schemas.config_problems import Finding, did_you_mean
 from tocsin.schemas.config_sections import CUSTOM_USE, RuleEntry
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.stream_rules.catalogue import built_in
-from tocsin.stream_rules.instances import CUSTOM_GROUP, RuleSpec
 from tocsin.stream_rules.rule import AnyRule, Params, Rule, RuleMeta
+from tocsin.stream_rules.spec import CUSTOM_GROUP, RuleSpec
 from tocsin.stream_rules.state_codec import dump_state, load_state
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,99}")
@@ -57,12 +55,13 @@ CustomLoader = Callable[[Sequence[RuleEntry]], Loaded]
 """Loads the entries that name custom rules. It may block for half a minute."""
 
 
-def load_rule(use: str, folder: Path) -> type[AnyRule]:
+def load_rule(use: str, folder: Path, taken: Collection[str] = ()) -> type[AnyRule]:
     """The class of a custom rule. Runs its module, in this process.
 
     Args:
         use: as in the configuration.
         folder: where a relative path starts.
+        taken: names that it must not have.
 
     Raises:
         RuleNotLoaded: it is not there, raises, or is no rule.
@@ -77,17 +76,17 @@ def load_rule(use: str, folder: Path) -> type[AnyRule]:
             raise RuleNotLoaded(f"there is no class {name!r} in {path}", hint)
     else:
         found = _offered(use)
-    return _checked(found, use)
+    return _checked(found, use, taken)
 
 
-def load_spec(entry: RuleEntry, folder: Path) -> RuleSpec:
+def load_spec(entry: RuleEntry, folder: Path, taken: Collection[str] = ()) -> RuleSpec:
     """The instance that an entry asks for; its rule is loaded in this process.
 
     Raises:
         RuleNotLoaded: as `load_rule`.
         WrongSetting: the entry's preset or parameters do not fit the rule.
     """
-    rule = load_rule(entry.use, folder)
+    rule = load_rule(entry.use, folder, taken)
     meta = rule.meta
     if entry.preset is not None and entry.preset not in meta.presets:
         has = f"it has {', '.join(sorted(meta.presets))}" if meta.presets else "it has none"
@@ -97,6 +96,9 @@ def load_spec(entry: RuleEntry, folder: Path) -> RuleSpec:
     try:
         params = meta.params.model_validate({**preset, **entry.params})
     except ValidationError as error:
+        # Where all is well the words for what is not are not loaded: each restart costs their time.
+        from tocsin.schemas.config_findings import findings_of
+
         found = findings_of(error, meta.params, _PARAMS)
         raise WrongSetting([replace(one, loc=one.loc[1:]) for one in found]) from error
     spec = RuleSpec(
@@ -122,11 +124,14 @@ class WrongSetting(ConfigurationError):
 
 def load_specs(entries: Iterable[RuleEntry], *, folder: Path) -> Loaded:
     """A `CustomLoader` that loads into this process: for tests, and for replays of one's own."""
+    from tocsin.stream_rules.catalogue import built_in
+
+    taken = (*(own := built_in()).names(), *own.aliases())
     specs: dict[str, RuleSpec] = {}
     findings: list[Finding] = []
     for entry in entries:
         try:
-            specs[entry.name] = load_spec(entry, folder)
+            specs[entry.name] = load_spec(entry, folder, taken)
         except RuleNotLoaded as error:
             findings.append(not_loaded(entry, str(error), error.hint))
         except WrongSetting as error:
@@ -203,7 +208,7 @@ def _is_rule(value: object) -> bool:
     return isinstance(value, type) and issubclass(value, Rule) and value is not Rule
 
 
-def _checked(found: object, use: str) -> type[AnyRule]:
+def _checked(found: object, use: str, taken: Collection[str]) -> type[AnyRule]:
     if not (isinstance(found, type) and issubclass(found, Rule)):
         hint = "class MyRule(tocsin.stream_rules.rule.Rule[MyParams, MyState])"
         raise RuleNotLoaded(f"{use} is no rule: expected a subclass of Rule", hint)
@@ -213,7 +218,7 @@ def _checked(found: object, use: str) -> type[AnyRule]:
         raise RuleNotLoaded(f"{use} has no `meta`: expected a RuleMeta", "meta = RuleMeta(…)")
     if not _NAME.fullmatch(meta.name):
         raise RuleNotLoaded(f"{use}: expected a name in snake_case in its meta, not {meta.name!r}")
-    if meta.name in built_in():
+    if meta.name in taken:
         raise RuleNotLoaded(f"{use}: {meta.name!r} is a rule of tocsin's own: another name, please")
     if not (isinstance(meta.params, type) and issubclass(meta.params, Params)):
         raise RuleNotLoaded(f"{use}: expected a subclass of Params as `params` of its meta")

@@ -12,8 +12,8 @@ from tocsin.stream_rules.custom.limits import MEBIBYTE, Limits
 from tocsin.stream_rules.custom.loading import Loaded, not_loaded
 from tocsin.stream_rules.custom.protocol import Loaded as LoadedHead
 from tocsin.stream_rules.custom.protocol import Wanted
-from tocsin.stream_rules.instances import RuleSpec
 from tocsin.stream_rules.rule import Params
+from tocsin.stream_rules.spec import RuleSpec
 
 
 def wanted(entry: RuleEntry) -> Wanted:

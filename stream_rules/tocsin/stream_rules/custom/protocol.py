@@ -72,12 +72,14 @@ class Hello(Head):
     """The first message to a child: what to load, what holds.
 
     Attributes:
+        taken: names that are rules of tocsin's own.
         described: instance → what is known of its rule from an earlier child (see `description`).
         unloaded: why nothing is to be loaded; the rules then only say so.
     """
 
     wanted: tuple[Wanted, ...]
     folder: str
+    taken: tuple[str, ...] = ()
     software: str = ""
     failing: Failing | None = None
     memory_bytes: int

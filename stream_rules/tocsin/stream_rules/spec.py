@@ -1,0 +1,45 @@
+"""How to make an instance of a rule. Apart from the catalogue, which not every process has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from tocsin.schemas.issues import Severity
+from tocsin.stream_rules.rule import AnyRule, Params, Watched, labels_fit
+
+CUSTOM_GROUP: Final = "tocsin.rules"
+"""The entry point group in which packages offer rules."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleSpec:
+    """How to make a rule instance for a run.
+
+    Attributes:
+        listed: whether the configuration names it; one that runs by default is not missed when
+            a run has no input for it.
+        watched: all instances beside it.
+        custom: whether it is the user's own, which runs in a process of its own (`custom`); `rule`
+            then may be a class that only stands for it.
+    """
+
+    name: str
+    rule: type[AnyRule]
+    params: Params
+    severity: Severity | None = None
+    match: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    listed: bool = False
+    watched: tuple[Watched, ...] = ()
+    custom: bool = False
+
+    def build(self) -> AnyRule:
+        """A fresh instance."""
+        rule = self.rule(self.name, self.params)
+        rule.beside(self.watched)
+        return rule
+
+    def fits(self, labels: Mapping[str, str]) -> bool:
+        """Whether a run with these labels is watched by it."""
+        return not self.match or labels_fit(self.match, labels)
