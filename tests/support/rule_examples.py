@@ -15,6 +15,7 @@ from tocsin.console.rule_examples import Example
 from tocsin.schemas.issues import IssueFiring
 from tocsin.stream_rules.episodes import Told
 from tocsin.stream_rules.replay import replay
+from tocsin.stream_rules.testing import START_MS
 
 TESTS = Path(__file__).resolve().parents[1] / "unit" / "stream_rules"
 
@@ -60,7 +61,7 @@ def made_examples(rules: Iterable[str]) -> dict[str, Example]:
 
 def _made(issues: Sequence[IssueFiring]) -> Example:
     issue = max(issues, key=_tells)
-    made = issue.run_id == "made"
+    made = START_MS <= issue.onset_ms < 2 * START_MS
     run = "a made series, from the tests" if made else "a small training, from the tests"
     return Example.of(issue, run)
 

@@ -14,6 +14,9 @@ from typing import Final
 from tocsin.schemas.config_problems import ConfigProblems, Loc, Problem
 from tocsin.schemas.yaml_loader import Document, Plain, kind_of, load
 
+NOT_CONVERTED: Final = "not_converted"
+"""The code of what is left out."""
+
 _LISTS: Final = (
     "DebugRuleConfigurations",
     "ProfilerRuleConfigurations",
@@ -72,9 +75,7 @@ class Notes:
     def add(self, loc: Loc, message: str, hint: str | None = None) -> None:
         """Note something at a value."""
         line, column = self.document.position(loc, at="value")
-        self.found.append(
-            Problem(self.document.source, line, column, "not_converted", message, hint)
-        )
+        self.found.append(Problem(self.document.source, line, column, NOT_CONVERTED, message, hint))
 
     def line(self, loc: Loc) -> int:
         """The line of a value."""

@@ -97,7 +97,7 @@ ONE_VANISHED = [1e-3, 1e-3, 1e-3, 1e-9]
 @pytest.mark.parametrize(
     ("rule", "make", "fired"),
     [
-        pytest.param("ExplodingTensor", bad_activations, [""], id="any tensor, not finite"),
+        pytest.param("ExplodingTensor", bad_activations, ["tensor"], id="any tensor, not finite"),
         pytest.param("ExplodingTensor", losses(FALLING), [], id="finite"),
         pytest.param("VanishingGradient", gradients(HEALTHY, ONE_VANISHED), ["share"], id="one"),
         pytest.param("VanishingGradient", gradients(*[HEALTHY] * 9), [], id="gradients of 1e-3"),
