@@ -113,7 +113,9 @@ class CollapsedPredictions(Rule[CollapsedPredictionsParams, _State]):
         if state.rank is not None and data.rank > state.rank:
             return
         if data.rank != state.rank:
-            self.state = state = _State(rank=data.rank, modes=state.modes)
+            self.state = state = _State(
+                rank=data.rank, inputs_same=state.inputs_same, modes=state.modes
+            )
         if data.spread is None or data.rows < _ROWS:
             return
         key = data.function

@@ -1,0 +1,340 @@
+"""Silent faults at their source: what small trainings with one say, and those without do not."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader, TensorDataset
+
+from support.captured import Said, captured, said
+from tocsin.emitter.loss_inputs import made_by
+from tocsin.schemas.observed import LayerInputsSeen, LossInputsSeen, ModeSeen
+
+STEPS = 14
+Forward = Callable[[nn.Module, torch.Tensor], torch.Tensor]
+
+
+def model() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 3)
+    )
+
+
+def batch(n: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
+    chance = torch.Generator().manual_seed(n)
+    x = torch.randn(n, 8, generator=chance)
+    return x, (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
+
+
+def train(
+    net: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    steps: int = STEPS,
+    clear: Callable[[torch.optim.Optimizer], None] = lambda optimizer: optimizer.zero_grad(),
+    forward: Forward = lambda net, x: net(x),
+    after: Callable[[int], None] = lambda step: None,
+) -> None:
+    x, y = batch()
+    for step in range(steps):
+        clear(optimizer)
+        functional.cross_entropy(forward(net, x), y).backward()
+        optimizer.step()
+        after(step)
+
+
+def adam(net: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(net.parameters(), 1e-3)
+
+
+def column(found: Said, name: str) -> list[tuple[int, float]]:
+    return [(step, cells[name]) for step, _, cells in found.rows if name in cells]
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Callable[[Callable[[], object]], Said]:
+    def watch(training: Callable[[], object]) -> Said:
+        torch.manual_seed(0)
+        with captured(tmp_path) as hooks:
+            training()
+            assert hooks.wall.off == {}
+        return said(tmp_path)
+
+    return watch
+
+
+Watch = Callable[[Callable[[], object]], Said]
+
+
+# -- gradients ------------------------------------------------------------------------------
+
+
+def test_a_healthy_training_says_that_all_is_well(watched: Watch) -> None:
+    def training() -> None:
+        net = model()
+        train(net, adam(net), clear=lambda optimizer: optimizer.zero_grad(set_to_none=False))
+
+    found = watched(training)
+    assert column(found, "gradients_uncleared") == [(1, 0.0)]
+    assert column(found, "without_gradient") == [(4, 0.0)]
+    assert [f for f in found.frames if f.collection in ("no_gradient", "not_optimized")] == []
+    assert [(m.doing, m.layers_in, m.kind) for m in found.of(ModeSeen)] == [
+        ("training", "train", "Dropout")
+    ]
+    first = found.of(LayerInputsSeen)[0]
+    assert (first.layer, first.kind, first.whole_numbers) == ("0", "Linear", False)
+    assert first.std == pytest.approx(1.0, abs=0.2)
+    (loss, *_) = found.of(LossInputsSeen)
+    assert (loss.function, loss.made_by, loss.step, loss.classes) == (
+        "cross_entropy",
+        "addmm",
+        1,
+        3,
+    )
+
+
+def test_gradients_that_are_not_cleared(watched: Watch) -> None:
+    def training() -> None:
+        net = model()
+        train(net, adam(net), clear=lambda optimizer: None)
+
+    streaks = column(watched(training), "gradients_uncleared")
+    assert streaks[:2] == [(2, 2.0), (4, 4.0)]
+
+
+def test_accumulation_and_optimizers_that_take_turns_are_cleared(watched: Watch) -> None:
+    def accumulate() -> None:
+        net, (x, y) = model(), batch()
+        optimizer = adam(net)
+        for i in range(4 * STEPS):
+            (functional.cross_entropy(net(x), y) / 4).backward()
+            if i % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    assert column(watched(accumulate), "gradients_uncleared") == [(1, 0.0)]
+
+
+def test_a_gan_is_cleared_and_each_optimizer_has_its_gradients(watched: Watch) -> None:
+    def gan() -> None:
+        generator, critic = nn.Linear(4, 8), nn.Sequential(nn.Linear(8, 32), nn.Linear(32, 1))
+        one, other = adam(generator), adam(critic)
+        x, _ = batch()
+        loss = nn.BCEWithLogitsLoss()
+        for _ in range(STEPS):
+            fake = generator(torch.randn(32, 4))
+            other.zero_grad()
+            (loss(critic(x), torch.ones(32, 1)) + loss(critic(fake.detach()), torch.zeros(32, 1))
+             ).backward()  # fmt: skip
+            other.step()
+            one.zero_grad()
+            loss(critic(fake), torch.ones(32, 1)).backward()
+            one.step()
+
+    found = watched(gan)
+    assert {value for _, value in column(found, "gradients_uncleared")} == {0.0}
+    assert {value for _, value in column(found, "without_gradient")} == {0.0}
+    assert [f for f in found.frames if f.collection == "not_optimized"] == []
+
+
+def test_a_cut_graph_names_what_is_called_without_a_gradient(watched: Watch) -> None:
+    def training() -> None:
+        net = model()
+        train(net, adam(net), forward=lambda net, x: net[4:](net[:4](x).detach()))
+
+    found = watched(training)
+    frame = found.frame("no_gradient", 4)
+    assert frame.rows == ("0.weight", "0.bias", "1.weight", "1.bias")
+    called, seen = frame.count("called"), frame.count("watched")
+    assert called is not None
+    assert seen is not None
+    assert called.tolist() == seen.tolist()
+    assert called.min() >= 2
+
+
+def test_an_optimizer_of_parameters_that_were_replaced(watched: Watch) -> None:
+    def training() -> None:
+        net = model()
+        optimizer = adam(net)
+        net[4] = nn.Linear(16, 3)
+        train(net, optimizer)
+
+    found = watched(training)
+    for step in (3, 6):
+        frame = found.frame("not_optimized", step)
+        assert frame.rows == ("4.weight", "4.bias")
+        last, orphans = frame.count("last"), frame.count("orphans")
+        assert last is not None
+        assert orphans is not None
+        assert (last.tolist(), orphans.tolist()) == ([1, 1], [2, 2])
+
+
+def test_gradients_of_a_training_before_are_not_this_ones(watched: Watch) -> None:
+    before = model()
+    train(before, adam(before), steps=2)
+
+    def training() -> None:
+        net = model()
+        train(net, adam(net))
+
+    assert [f for f in watched(training).frames if f.collection == "not_optimized"] == []
+    assert before[0].weight.grad is not None
+
+
+def test_an_optimizer_that_is_made_anew_at_each_step(watched: Watch) -> None:
+    def training() -> None:
+        net, (x, y) = model(), batch()
+        for _ in range(STEPS):
+            optimizer = adam(net)
+            optimizer.zero_grad()
+            functional.cross_entropy(net(x), y).backward()
+            optimizer.step()
+
+    assert column(watched(training), "optimizer_renewed")[0] == (3, 3.0)
+
+
+# -- losses ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda x: x.softmax(1), "softmax"),
+        (lambda x: torch.sigmoid(x)[:, :2].reshape(-1).unsqueeze(0), "sigmoid"),
+        (lambda x: functional.log_softmax(x, 1).transpose(0, 1), "log_softmax"),
+        (lambda x: functional.relu(x), "relu"),
+        (lambda x: x * 2, "mul"),
+        (lambda x: x.detach(), ""),
+    ],
+)
+def test_what_made_the_scores(change: Callable[[torch.Tensor], torch.Tensor], name: str) -> None:
+    assert made_by(change(nn.Linear(8, 3)(batch()[0]))) == name
+
+
+def test_a_softmax_in_front_of_a_cross_entropy(watched: Watch) -> None:
+    def training() -> None:
+        net = model()
+        train(net, adam(net), forward=lambda net, x: net(x).softmax(1))
+
+    looks = watched(training).of(LossInputsSeen)
+    assert [look.step for look in looks] == [1, 2, 3, 4, 5, 8, 12]
+    assert all(look.made_by == "softmax" for look in looks)
+    assert all(abs((look.row_sum_max or 0.0) - 1) < 1e-5 for look in looks)
+
+
+def test_shapes_that_do_not_fit_and_targets_out_of_reach(watched: Watch) -> None:
+    def training() -> None:
+        net, (x, _) = nn.Sequential(nn.Linear(8, 1), nn.Sigmoid()), batch()
+        optimizer = adam(net)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for _ in range(4):
+                optimizer.zero_grad()
+                functional.mse_loss(net(x), 2 * x[:, 0]).backward()
+                optimizer.step()
+
+    (look, *_) = watched(training).of(LossInputsSeen)
+    assert (look.function, look.made_by, look.broadcast) == ("mse_loss", "sigmoid", True)
+    assert (look.unreachable or 0.0) > 0.3
+
+
+# -- modes ----------------------------------------------------------------------------------
+
+
+def evaluation(net: nn.Module, *, modes: bool) -> Callable[[int], None]:
+    x, y = batch(64)
+
+    def after(step: int) -> None:
+        if step % 4 == 3:
+            if modes:
+                net.eval()
+            with torch.no_grad():
+                functional.cross_entropy(net(x), y)
+            if modes:
+                net.train()
+
+    return after
+
+
+@pytest.mark.parametrize("modes", [True, False])
+def test_the_mode_of_an_evaluation(watched: Watch, modes: bool) -> None:
+    def training() -> None:
+        net = model()
+        train(net, adam(net), after=evaluation(net, modes=modes))
+
+    seen = [(m.doing, m.layers_in) for m in watched(training).of(ModeSeen)]
+    assert seen == [("training", "train"), ("evaluation", "eval" if modes else "train")]
+
+
+def test_a_metric_of_each_step_is_no_evaluation(watched: Watch) -> None:
+    def training() -> None:
+        net, (x, y) = model(), batch()
+        optimizer = adam(net)
+        for _ in range(2 * STEPS):
+            optimizer.zero_grad()
+            scores = net(x)
+            functional.cross_entropy(scores, y).backward()
+            optimizer.step()
+            with torch.no_grad():
+                functional.cross_entropy(scores.detach(), y)
+
+    assert [m.doing for m in watched(training).of(ModeSeen)] == ["training"]
+
+
+def test_an_evaluation_without_a_loss_is_known_by_its_data_loader(watched: Watch) -> None:
+    def training() -> None:
+        net, (x, y) = model(), batch(64)
+        optimizer = adam(net)
+        schedule = lr_scheduler.StepLR(optimizer, 1)
+        learnt = DataLoader(TensorDataset(x, y), 16)
+        held_out = DataLoader(TensorDataset(*batch(48)), 16)
+        for _ in range(7):
+            for one, other in learnt:
+                optimizer.zero_grad()
+                functional.cross_entropy(net(one), other).backward()
+                optimizer.step()
+            with torch.no_grad():
+                for one, _ in held_out:
+                    net(one).argmax(1)
+        assert schedule.last_epoch == 0
+
+    found = watched(training)
+    assert ("evaluation", "train") in [(m.doing, m.layers_in) for m in found.of(ModeSeen)]
+    assert column(found, "schedule_steps")[-1][1] == 0.0
+    assert max(value for _, value in column(found, "epochs")) >= 5
+
+
+def test_a_training_that_stays_in_eval(watched: Watch) -> None:
+    def training() -> None:
+        net = model()
+        train(net, adam(net), after=lambda step: net.eval() if step == 6 else None)
+
+    seen = [(m.doing, m.layers_in, m.step) for m in watched(training).of(ModeSeen)]
+    assert seen == [("training", "train", 1), ("training", "eval", 7)]
+
+
+def test_nothing_of_ours_is_left_in_torch(watched: Watch) -> None:
+    def training() -> None:
+        net = model()
+        train(net, adam(net), after=evaluation(net, modes=False))
+
+    watched(training)
+    for kind in (nn.Linear, nn.BatchNorm1d, nn.Dropout):
+        assert "__call__" not in kind.__dict__
+
+
+def test_a_schedule_that_is_stepped_is_counted(watched: Watch) -> None:
+    def training() -> None:
+        net = model()
+        optimizer = adam(net)
+        schedule = lr_scheduler.ExponentialLR(optimizer, 0.9)
+        train(net, optimizer, steps=25, after=lambda step: schedule.step())
+
+    assert column(watched(training), "schedule_steps")[0] == (20, 20.0)
