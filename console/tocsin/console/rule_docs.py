@@ -19,7 +19,7 @@ from tocsin.console.rule_text import (
     by_family,
     comes_text,
     definition,
-    input_text,
+    reads_text,
     repeat_text,
     stops,
 )
@@ -173,7 +173,7 @@ def _facts(rule: type[AnyRule]) -> Iterator[str]:
         "severity": meta.severity,
         "stops the run": f"{stop}{because}",
         "runs by default": "yes" if meta.by_default else "no: it must be told what to watch",
-        "reads": "; ".join(map(input_text, meta.inputs)),
+        "reads": reads_text(rule),
         "when that is there": comes_text(rule) if meta.inputs else "",
         "to capture it": meta.capture_hint,
         "said again": repeat_text(rule),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Final
 
@@ -69,12 +69,27 @@ def stops(rule: type[AnyRule]) -> str:
     return "yes" if meta.severity == "critical" else "if critical"
 
 
-def input_text(one: Input) -> str:
-    """One of its inputs: which records, of which name, in which mode."""
-    text = f"{_KINDS[one.kind]} `{one.pattern}`"
-    if one.kind == "scalar" or (one.kind == "tensors" and one.mode != "train"):
-        text += " in any mode" if one.mode is None else f" of {one.mode}"
-    return f"{text} (beside the others)" if one.beside else text
+def reads_text(rule: type[AnyRule]) -> str:
+    """Its inputs: which records, of which names, in which mode; alike ones together."""
+    first = "; ".join(_together(one for one in rule.meta.inputs if not one.beside))
+    beside = "; ".join(_together(one for one in rule.meta.inputs if one.beside))
+    return f"{first}; beside that, {beside}" if beside else first
+
+
+def _together(inputs: Iterable[Input]) -> Iterator[str]:
+    groups: dict[tuple[str, str], list[str]] = {}
+    for one in inputs:
+        groups.setdefault((one.kind, _mode(one)), []).append(f"`{one.pattern}`")
+    for (kind, mode), patterns in groups.items():
+        word = _KINDS[kind] + ("s" if kind in ("scalar", "event") and len(patterns) > 1 else "")
+        yield f"{word} {', '.join(patterns)}{mode}"
+
+
+def _mode(one: Input) -> str:
+    """In which mode, where that has to be said."""
+    if one.mode is None:
+        return " in any mode" if one.kind in ("scalar", "tensors") else ""
+    return f" of {one.mode}" if one.kind == "scalar" or one.mode != "train" else ""
 
 
 def comes_text(rule: type[AnyRule]) -> str:
