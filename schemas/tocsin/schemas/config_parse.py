@@ -154,7 +154,9 @@ def _parse_long_rule(raw: dict[str, Plain], loc: Loc, findings: list[Finding]) -
                 message = "a rule in a file needs a name of its own"
                 findings.append(Finding((*loc, key), message, "missing_key", "name: my-rule"))
                 return None
-        elif not _is_path(value) and _named(value, (*loc, key), findings, rule=rule):
+        elif key == "use" and _is_path(value):
+            return None
+        elif _named(value, (*loc, key), findings, rule=rule):
             names[key] = str(value)
     if not names:
         if not {"name", "use"} & set(raw):
