@@ -99,6 +99,10 @@ class CollapsedPredictions(Rule[CollapsedPredictionsParams, _State]):
         does_not_see="Constant answers of models whose loss is written by hand or compiled, and a "
         "collapse to few classes.",
         params=CollapsedPredictionsParams,
+        branches={
+            "constant": "The scores of all samples of a batch are the same.",
+            "one_class": "Nearly all predictions are of one class.",
+        },
         resolve_after_steps=0,
     )
     state_type = _State

@@ -74,6 +74,10 @@ class EvaluationInTrainMode(Rule[EvaluationInTrainModeParams, _State]):
         does_not_see="An evaluation without a loss of PyTorch and without a data loader of its "
         "own, one of a compiled model, and dropout that is called as a function.",
         params=EvaluationInTrainModeParams,
+        branches={
+            "evaluation_in_train_mode": "An evaluation runs with layers in train mode.",
+            "training_in_eval_mode": "Training runs with all of them in `eval()`.",
+        },
         resolve_after_steps=0,
     )
     state_type = _State

@@ -121,6 +121,16 @@ class LossInputMismatch(Rule[LossInputMismatchParams, _State]):
         remedy="Give the loss function what its documentation asks for.",
         does_not_see="Losses that are written by hand or compiled, and labels that are wrong.",
         params=LossInputMismatchParams,
+        branches={
+            "probabilities_as_logits": "Probabilities where logits are expected.",
+            "probabilities_as_logarithms": "Probabilities where their logarithms are.",
+            "logits_as_logarithms": "Logits where logarithms of probabilities are.",
+            "cut_off_logits": "Logits that passed a ReLU.",
+            "targets_out_of_range": "Targets that are no probabilities.",
+            "unreachable_targets": "Targets that the last activation cannot reach.",
+            "each_with_each": "Shapes that compare each score with each target.",
+            "logarithms_as_logits": "A log-softmax is taken twice: an info.",
+        },
         resolve_after_steps=0,
     )
     state_type = _State

@@ -76,6 +76,11 @@ class UnnormalisedInputs(Rule[UnnormalisedInputsParams, _State]):
         does_not_see="Inputs of further branches of a model, features of which only one is on "
         "another scale, compiled models, and what changes after the first steps.",
         params=UnnormalisedInputsParams,
+        branches={
+            "raw_pixels": "Bytes of images.",
+            "large": "Numbers far from the scale of 1.",
+            "constant": "All samples are the same.",
+        },
         resolve_after_steps=0,
     )
     state_type = _State

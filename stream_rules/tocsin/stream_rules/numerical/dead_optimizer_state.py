@@ -90,6 +90,11 @@ class DeadOptimizerState(Rule[DeadOptimizerStateParams, _State]):
         does_not_see="States that are packed into 8 bits or kept as factors, and an optimizer that "
         "is made anew now and then, once an epoch.",
         params=DeadOptimizerStateParams,
+        branches={
+            "empty": "The momentum of many tensors stays zero.",
+            "underflow": "Their second moment is zero where the first is not.",
+            "renewed": "The optimizer is made anew at each step.",
+        },
         resolve_after_steps=0,
     )
     state_type = _State

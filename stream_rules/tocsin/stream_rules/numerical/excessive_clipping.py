@@ -72,6 +72,10 @@ class ExcessiveClipping(Rule[ExcessiveClippingParams, _State]):
         "common), and make the loss a mean, not a sum.",
         does_not_see="Clipping by value, by hand, or by a norm other than the L2 norm.",
         params=ExcessiveClippingParams,
+        branches={
+            "nothing_left": "Clipping leaves next to nothing of each gradient.",
+            "far_too_large": "The limit is usual, and the gradients are far above it: an info.",
+        },
         resolve_after_steps=20,
     )
     state_type = _State

@@ -90,6 +90,12 @@ class NoGradient(Rule[NoGradientParams, _State]):
         "at those. In a compiled model the calls of layers are not seen, and only a cut through "
         "most of the model is told from layers that are not used.",
         params=NoGradientParams,
+        branches={
+            "nothing": "No parameter of the optimizer has a gradient.",
+            "detached": "What follows the first layers, or many, was cut off.",
+            "lost": "Likewise, where gradients have arrived before.",
+            "unused": "Other parameters have none: an info.",
+        },
         resolve_after_steps=0,
     )
     state_type = _State

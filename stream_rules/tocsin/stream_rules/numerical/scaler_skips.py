@@ -64,6 +64,10 @@ class ScalerSkips(Rule[ScalerSkipsParams, _State]):
         " Clip gradients after scaler.unscale_.",
         does_not_see="Scalers of one's own, and steps that are lost in another way.",
         params=ScalerSkipsParams,
+        branches={
+            "share": "Many of the last steps were skipped.",
+            "floor": "The scale has fallen below the floor.",
+        },
         resolve_after_steps=20,
     )
     state_type = _State

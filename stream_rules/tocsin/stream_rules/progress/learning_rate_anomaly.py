@@ -127,6 +127,14 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
         remedy="Check the schedule: its length in steps, whether scheduler.step() is called once "
         "where it should be, and that its state is restored when a run is resumed.",
         params=LearningRateAnomalyParams,
+        branches={
+            "not_finite": "A rate is no number.",
+            "zero": "All rates are zero.",
+            "vanished": "All rates are next to nothing beside what they were.",
+            "unstepped": "A schedule was made, and is never stepped.",
+            "jump": "A rate has changed by more than the factor in one step.",
+            "constant": "A declared schedule leaves the rate as it is: an info.",
+        },
         does_not_see="A rate that is wrong from the start and stays there, and one that a user's "
         "own optimizer keeps to itself.",
         resolve_after_steps=20,
