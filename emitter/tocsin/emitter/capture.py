@@ -22,6 +22,7 @@ from tocsin.emitter import checkpoints, models
 from tocsin.emitter.activations import activations
 from tocsin.emitter.agenda import CHECKSUMS, CHECKSUMS_EVERY, NORMS, Due
 from tocsin.emitter.around import Around
+from tocsin.emitter.bad_forward import LOOKS, first_bad_value
 from tocsin.emitter.checkpoints import Written
 from tocsin.emitter.checksums import Checksums
 from tocsin.emitter.chosen_activations import ActivationProbe
@@ -32,9 +33,9 @@ from tocsin.emitter.gradients import GradientReader, Reading
 from tocsin.emitter.host_copy import is_recording
 from tocsin.emitter.inputs import InputProbe
 from tocsin.emitter.local_gradients import LOCAL_GRADIENTS, LocalGradients
+from tocsin.emitter.loss_scaler import LossScaler
 from tocsin.emitter.losses import Loss, LossBuffer, on_host
 from tocsin.emitter.optimizer_state import OPTIMIZER_STATE, OptimizerState
-from tocsin.emitter.outbox import StepRow
 from tocsin.emitter.plans import CollectionPlan
 from tocsin.emitter.quick_steps import MAX_GROUPS, QuickSteps
 from tocsin.emitter.step_report import AT_ONCE, Draft, Reporter
@@ -83,12 +84,12 @@ class Capture:
         self._ended_at: float | None = None
         self._reporter = Reporter(training, self.agenda)
         self._saved: deque[Written] = deque(maxlen=100)
-        self._skip_said = False
-        self._scaling = False
+        self._scaler: Final = LossScaler(training, losses)
         of, wall = training.settings.of, training.wall
         self._activations: Final = ActivationProbe(self.agenda, wall, of("activations"))
         self.inputs: Final = InputProbe(self.agenda, wall, of("inputs"))
         self._local_s = 0.0
+        self._bad_looks = 0
         self._updates: Final = UpdateProbe()
         self._state: Final = OptimizerState()
         self._evaluated: Final = EvaluationLosses(training)
@@ -245,7 +246,7 @@ class Capture:
         """The first step from this one on that may have more to say than loss, times and rates."""
         if (
             self._waiting
-            or self._scaling
+            or self._scaler.active
             or self._saved
             or self._evaluated.waiting
             or self.evaluations.busy
@@ -272,11 +273,7 @@ class Capture:
             if rate is not None:
                 columns.append(f"lr.{i}")
                 values.append(rate)
-        if self._scaling or self._losses.skipped:
-            columns.append("scaler_skipped")
-            values.append(float(self._losses.skipped))
-            self._losses.skipped = 0
-            self._skip_said = False
+        self._scaler.take(columns, values)
         return columns, values
 
     def _probe(
@@ -296,19 +293,20 @@ class Capture:
             if state is not None:
                 draft.probed.append((plans[0].name, state))
 
-    def scaler_updated(self, made_step: bool) -> None:
+    def scaler_updated(self, scaler: object, *, made_step: bool) -> None:
         """GradScaler.update: without an optimizer step before it, the step was skipped."""
-        self._scaling = True
-        if made_step:
-            return
-        lost = self._losses.nonfinite()
-        self._losses.skip()
-        if lost is not None and not self._skip_said:
-            # Not the scaler's business: the loss itself is bad, and no step may ever follow.
-            self._skip_said = True
-            row = StepRow(self.training.next_step, time.time_ns() // 1000, ("loss",), (lost,))
-            self.training.sender.row(row, urgent=True)
-        self._drop_step()
+        if self._scaler.updated(scaler, made_step=made_step):
+            self._drop_step()
+
+    def bad_loss(self, loss: object) -> None:
+        """This loss is not finite, and its backward call comes now."""
+        if isinstance(loss, torch.Tensor) and self._bad_looks < LOOKS and not is_recording():
+            self._bad_looks += 1
+            found = first_bad_value(loss, self.optimizers.names)
+            if found is not None:
+                step, at_us = self.training.next_step, time.time_ns() // 1000
+                frame = found.table().frame(self.training.speaker, step, every=1, at_us=at_us)
+                self.training.frame(frame, urgent=True)
 
     def evaluation_loss(self, name: str, loss: torch.Tensor) -> None:
         """A loss of one number that was computed without a gradient."""

@@ -6,6 +6,7 @@ Where they sit in torch, and the wall around each: `tocsin.emitter.torch_hooks`.
 from __future__ import annotations
 
 import functools
+import math
 import os
 import sys
 import weakref
@@ -172,6 +173,8 @@ class Hooks:
         loss = loss_of(tensors, unscaled)
         if loss is not None:
             self.losses.add(loss, begun=self.capture is not None)
+            if isinstance(loss, float) and not math.isfinite(loss) and self.capture is not None:
+                self.wall.call("origin", self.capture.bad_loss, only(tensors))
         self.local.backward = self.backwards
         self.backwards += 1
         activations.due = False
@@ -188,14 +191,14 @@ class Hooks:
         if isinstance(before, torch.Tensor) and before.numel() == 1:
             self.scaled = (id(after), before.detach())
 
-    def on_scaler_update(self) -> bool:
+    def on_scaler_update(self, scaler: object) -> bool:
         """Behind `GradScaler.update`; whether there is a training."""
         made_step, self.made_step = self.made_step, False
         if self.capture is None:
             if not made_step:
                 self.losses.skip()
             return False
-        self.capture.scaler_updated(made_step)
+        self.capture.scaler_updated(scaler, made_step=made_step)
         return True
 
     def on_batch(self, iterator: object, batch: object, began: float, ended: float) -> bool:

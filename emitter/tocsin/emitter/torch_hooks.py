@@ -185,7 +185,7 @@ def _grad_scaler() -> None:
         original_update(self, *args, **kwargs)
         if hooks.asleep or not getattr(self, "_enabled", True):
             return
-        if hooks.wall.call("scaler", hooks.on_scaler_update):
+        if hooks.wall.call("scaler", hooks.on_scaler_update, self):
             hooks.check("scaler_update")
 
     scaler.scale, scaler.update = scale, update

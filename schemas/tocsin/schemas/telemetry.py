@@ -274,6 +274,10 @@ class StepFrame:
     `forward_device_s`, `backward_device_s`, `optimizer_device_s`. What exactly belongs to each:
     `tocsin.emitter.step_phases` and `tocsin.emitter.device_time`.
 
+    Under a GradScaler: `scaler_skipped`, how many steps it has skipped since the last one that was
+    made (each ten of them say so in a row of the step that does not come), and `scaler_scale`, its
+    scale, from a GPU as of some steps before.
+
     `loss.NAME` is a loss that the user named, or that of another optimizer than the main one
     (`loss.discriminator`), which has `gradient_norm.NAME` and `lr.NAME`, too: means over its steps
     since the main one's last, the rate its newest.

@@ -212,6 +212,22 @@ def test_a_skipped_scaler_step_is_no_step(tmp_path: Path) -> None:
     assert [steps[i]["loss"] for i in range(4)] == pytest.approx(losses, rel=1e-5)
     assert {values["gradient_nonfinite"] for values in steps.values()} == {0.0}
     assert steps[2]["scaler_skipped"] == 1
+    assert [steps[i]["scaler_scale"] for i in (1, 2, 3)] == [1024.0, 512.0, 512.0]
+
+
+def test_a_scaler_that_skips_every_step_is_heard(tmp_path: Path) -> None:
+    model, optimizer = model_and_optimizer()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with captured(tmp_path):
+        for step in range(24):
+            optimizer.zero_grad()
+            scaler.scale(model(batch(step)).pow(2).mean()).backward()
+            if step:
+                next(model.parameters()).grad[0, 0] = float("inf")
+            scaler.step(optimizer)
+            scaler.update()
+    rows = [cells for step, mode, cells in said(tmp_path).rows if (step, mode) == (1, "train")]
+    assert [cells["scaler_skipped"] for cells in rows] == [10, 20]
 
 
 Clip = Callable[[torch.nn.Module], object]

@@ -77,7 +77,7 @@ def gates(run: RunBuilder, step: int, *shares: float, order: int = 0) -> None:
 
 def after(run: RunBuilder, step: int) -> None:
     """A module of another kind, behind the gates."""
-    frame(run, step, "activations", {"gelu": ()}, (), {"order": [99]})
+    frame(run, step, "activations", {"gelu": (1.0,)}, ("std",), {"order": [99]})
 
 
 def test_a_layer_that_is_saturated_from_the_beginning_fires_at_once() -> None:

@@ -34,11 +34,10 @@ class BadRow:
 
 @dataclass(slots=True)
 class Sight:
-    """The newest summaries of one kind: what was bad, and the first orders that were seen."""
+    """The newest summaries of one kind, and what was bad."""
 
     step: int = -1
     bad: list[BadRow] = field(default_factory=list)
-    first_order: int | None = None
     usual: list[str] = field(default_factory=list)
 
     def take(self, frame: TensorFrame) -> None:
@@ -48,15 +47,12 @@ class Sight:
         if frame.step > self.step:
             fresh = (row.name for row in self.bad if row.name not in self.usual)
             self.usual = [*self.usual, *fresh][:_NAMES]
-            self.step, self.bad, self.first_order = frame.step, [], None
+            self.step, self.bad = frame.step, []
         nans, infs, order = frame.count("nans"), frame.count("infs"), frame.count("order")
         if nans is None:
             nans = frame.count("nonfinite")
         if nans is None:
             return
-        if order is not None and order.size:
-            least = int(order.min())
-            self.first_order = least if self.first_order is None else min(least, self.first_order)
         total = nans if infs is None else nans + infs
         for i in np.flatnonzero(total)[: _NAMES - len(self.bad)].tolist():
             self.bad.append(
@@ -86,7 +82,7 @@ class Origin:
     row: BadRow
     step: int
     is_first: bool
-    """Whether no activation before it was looked at."""
+    """Whether nothing before it was looked at."""
 
 
 @dataclass(slots=True)
@@ -107,11 +103,10 @@ class Forward:
         # before, whose loss was well.
         if row is not None and row.nans and self.inputs.step == step:
             return Origin("input", row, self.inputs.step, is_first=True)
-        seen = self.activations
-        row = seen.first(step)
+        row = self.activations.first(step)
         if row is None:
             return None
-        return Origin("activation", row, seen.step, is_first=row.order == seen.first_order)
+        return Origin("activation", row, self.activations.step, is_first=row.order == 0)
 
 
 def is_forward(collection: str) -> bool:

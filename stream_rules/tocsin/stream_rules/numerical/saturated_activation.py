@@ -90,6 +90,11 @@ class SaturatedActivation(Rule[SaturatedActivationParams, _State]):
         "for flat is not a parameter here.",
         alias="SaturatedActivation",
         params=SaturatedActivationParams,
+        branches={
+            "hidden": "A layer within the model.",
+            "output": "The last module of the model: an info.",
+            "softmax": "A softmax that is sure of its answers: an info.",
+        },
         presets={"sagemaker": {"threshold_layer": 50.0, "for_summaries": 1}},
         resolve_after_steps=0,
     )
@@ -99,7 +104,7 @@ class SaturatedActivation(Rule[SaturatedActivationParams, _State]):
         state = self.state
         # A step has one frame for each set of columns; the last module may stand in any of them.
         order = frame.count("order")
-        if order is not None and order.size:
+        if order is not None and order.size and frame.columns:
             state.last_order = max(state.last_order, int(order.max()))
         if "saturated" not in frame.columns:
             return

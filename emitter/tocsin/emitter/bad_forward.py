@@ -1,0 +1,148 @@
+"""Where on the way to a loss that is not finite the first bad number was.
+
+What a forward pass keeps for its backward pass is looked through once, in forward order, in front
+of the backward call of a loss that is known not to be finite: on the CPU alone, where that is known
+at once. The first operation with a bad number is named, by the module whose parameters it, or the
+last one before it, has used; or what went into it, where that was computed from no parameter: a
+batch. At most `LOOKS` times in a training, and for `LIMIT_S` each time.
+
+It is sent as a row of `activations` or `inputs` of the step, in front of the step's scalars.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+import torch
+from torch.autograd.graph import Node
+
+from tocsin.emitter.activation_samples import is_plain
+from tocsin.emitter.tables import Table
+
+LOOKS: Final = 3
+LIMIT_S: Final = 1.0
+MAX_NODES: Final = 50_000
+
+_SAVED: Final = "_saved_"
+_OWN: Final = frozenset({"_saved_running_mean", "_saved_running_var"})
+"""Buffers of a module: no batch has brought them."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadValue:
+    """A tensor that is not finite. `order` is that of its operation among those of the pass."""
+
+    collection: Literal["activations", "inputs"]
+    name: str
+    numel: int
+    nans: int
+    infs: int
+    order: int
+
+    def table(self) -> Table:
+        """One row, without statistics."""
+        return Table(
+            self.collection,
+            (self.name,),
+            np.zeros((1, 0), np.float32),
+            np.array([[self.numel, self.nans, self.infs, self.order]], np.uint64),
+            (),
+            ("numel", "nans", "infs", "order"),
+        )
+
+
+def first_bad_value(loss: torch.Tensor, names: Mapping[int, str]) -> BadValue | None:
+    """The first bad number on the way to this loss; None: it is not seen.
+
+    `names` are those of parameters, by their id.
+    """
+    until = time.perf_counter() + LIMIT_S
+    module = ""
+    produced: dict[Node, str] = {}
+    with torch.no_grad():
+        for order, node in enumerate(_in_forward_order(loss)):
+            if time.perf_counter() > until:
+                return None
+            own = _module_of(node, names)
+            module = own or module
+            produced[node] = place = _place(node, own, module)
+            found = None
+            for attribute, tensor in _saved(node):
+                nans, infs = _bad(tensor)
+                if not nans and not infs:
+                    continue
+                if tensor.grad_fn is not None:
+                    maker = produced.get(tensor.grad_fn, place)
+                    return BadValue("activations", maker, tensor.numel(), nans, infs, order)
+                if tensor.requires_grad or attribute in _OWN:
+                    return None  # a weight: its summary says so
+                if nans:
+                    word = "target" if attribute == f"{_SAVED}target" else "input"
+                    name = f"{word} of {place}"
+                    found = BadValue("inputs", name, tensor.numel(), nans, infs, order)
+            if found is not None:
+                return found
+    return None
+
+
+def _in_forward_order(loss: torch.Tensor) -> list[Node]:
+    """The operations behind a loss, without those that only take a parameter's gradient."""
+    if loss.grad_fn is None:
+        return []
+    seen: set[Node] = {loss.grad_fn}
+    waiting = [loss.grad_fn]
+    while waiting and len(seen) < MAX_NODES:
+        for following, _ in waiting.pop().next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    computed = [node for node in seen if not hasattr(node, "variable")]
+    return sorted(computed, key=lambda node: node._sequence_nr())
+
+
+def _saved(node: Node) -> Iterator[tuple[str, torch.Tensor]]:
+    """What an operation has kept, inputs and results, as far as it may be read."""
+    for attribute in dir(node):
+        if not attribute.startswith(_SAVED):
+            continue
+        try:
+            value = getattr(node, attribute)
+        except RuntimeError:
+            continue  # freed, or changed in place since
+        if is_plain(value) and value.device.type == "cpu" and value.numel():
+            yield attribute, value
+
+
+def _bad(tensor: torch.Tensor) -> tuple[int, int]:
+    """How many numbers are NaN, and how many infinite."""
+    if bool(torch.isfinite(tensor.sum(dtype=torch.float64))):
+        return 0, 0
+    return int(tensor.isnan().sum()), int(tensor.isinf().sum())
+
+
+def _module_of(node: Node, names: Mapping[int, str]) -> str:
+    """The module whose parameter an operation uses; "": none."""
+    for following, _ in node.next_functions:
+        # A Linear's weight comes by a transposition.
+        for behind in (following, *_behind(following)):
+            name = names.get(id(getattr(behind, "variable", None)))
+            if name is not None:
+                return name.rpartition(".")[0] or name
+    return ""
+
+
+def _behind(node: Node | None) -> Iterator[Node]:
+    if node is not None and type(node).__name__.startswith("TBackward"):
+        yield from (following for following, _ in node.next_functions if following is not None)
+
+
+def _place(node: Node, own: str, module: str) -> str:
+    """An operation in words: its module, or its name and the module before it."""
+    operation = re.sub(r"Backward\d*$", "", type(node).__name__)
+    operation = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", operation).lower()
+    return own or (f"{operation} after {module}" if module else operation)

@@ -1,0 +1,77 @@
+"""What a GradScaler does: steps that it skips, and its scale as far as that needs no waiting."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import torch
+
+from tocsin.emitter.host_copy import HostCopy, is_recording
+from tocsin.emitter.losses import LossBuffer
+from tocsin.emitter.outbox import StepRow
+from tocsin.emitter.training import Training
+
+COPY_EVERY: Final = 100
+"""Updates after which the scale is copied from a GPU; after each skipped step it is, too."""
+
+SAY_EVERY: Final = 10
+"""Skipped steps in a row after which it is said that no step was made."""
+
+
+class LossScaler:
+    """That of one training. `active`: there is one."""
+
+    def __init__(self, training: Training, losses: LossBuffer) -> None:
+        self.active = False
+        self._training = training
+        self._losses = losses
+        self._loss_said = False
+        self._scale: float | None = None
+        self._copy: HostCopy | None = None
+        self._updates = 0
+
+    def updated(self, scaler: object, *, made_step: bool) -> bool:
+        """Behind `GradScaler.update`; whether the step was skipped: no optimizer has made one."""
+        self.active = True
+        self._look(scaler, skipped=not made_step)
+        if made_step:
+            return False
+        lost = self._losses.nonfinite()
+        self._losses.skip()
+        if lost is not None and not self._loss_said:
+            # Not the scaler's business: the loss itself is bad, and no step may ever follow.
+            self._loss_said = True
+            self._say("loss", lost)
+        if self._losses.skipped % SAY_EVERY == 0:
+            self._say("scaler_skipped", float(self._losses.skipped))
+        return True
+
+    def take(self, columns: list[str], values: list[float]) -> None:
+        """Add its scalars to those of a step that was made."""
+        if not self.active and not self._losses.skipped:
+            return
+        columns.append("scaler_skipped")
+        values.append(float(self._losses.skipped))
+        if self._scale is not None:
+            columns.append("scaler_scale")
+            values.append(self._scale)
+        self._losses.skipped = 0
+        self._loss_said = False
+
+    def _look(self, scaler: object, *, skipped: bool) -> None:
+        if self._copy is not None and self._copy.ready():
+            self._scale, self._copy = float(self._copy.values()[0]), None
+        scale = getattr(scaler, "_scale", None)
+        if not isinstance(scale, torch.Tensor) or scale.numel() != 1:
+            return
+        if scale.device.type == "cpu":
+            self._scale = float(scale)
+        elif (skipped or self._updates % COPY_EVERY == 0) and not is_recording():
+            self._copy = HostCopy(scale.detach().reshape(1))
+        self._updates += 1
+
+    def _say(self, column: str, value: float) -> None:
+        """A scalar of the step that should have come."""
+        row = StepRow(self._training.next_step, time.time_ns() // 1000, (column,), (value,))
+        self._training.sender.row(row, urgent=True)
