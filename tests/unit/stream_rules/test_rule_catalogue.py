@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import re
+import sys
+
 import pytest
 
 from tocsin.schemas.config import SectionRegistry, check_config
@@ -64,6 +69,8 @@ def test_every_rule_is_described(rule: type[AnyRule]) -> None:
     assert meta.version >= 1
     assert meta.meaning.endswith(".")
     assert meta.remedy.endswith(".")
+    assert meta.does_not_see.endswith(".")
+    assert bool(meta.stops_because) == meta.stop_worthy
     assert rule.__doc__
     for name, parameter in meta.params.model_fields.items():
         assert parameter.description, f"{meta.name}.{name} has no meaning"
@@ -126,3 +133,16 @@ def test_wrong_parameters_make_no_instance() -> None:
     entry = RuleEntry(name="loss_diverged", use="loss_diverged", params={"factor": "high"})
     with pytest.raises(ConfigurationError):
         rule_specs([entry])
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.meta.name)
+def test_every_branch_is_described(rule: type[AnyRule]) -> None:
+    source = ast.parse(inspect.getsource(sys.modules[rule.__module__]))
+    keywords = [node for node in ast.walk(source) if isinstance(node, ast.keyword)]
+    given = [node.value for node in keywords if node.arg == "branch"]
+    words = {one.value for one in given if isinstance(one, ast.Constant)}
+    assert bool(given) <= bool(rule.meta.branches)
+    assert words <= set(rule.meta.branches)
+    for name, meaning in rule.meta.branches.items():
+        assert re.fullmatch("[a-z][a-z0-9_]*", name)
+        assert meaning
