@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -59,7 +59,7 @@ def column(found: Said, name: str) -> list[tuple[int, float]]:
 
 
 @pytest.fixture
-def watched(tmp_path: Path) -> Callable[[Callable[[], object]], Said]:
+def watched(tmp_path: Path) -> Iterator[Callable[[Callable[[], object]], Said]]:
     def watch(training: Callable[[], object]) -> Said:
         torch.manual_seed(0)
         with captured(tmp_path) as hooks:
@@ -67,7 +67,10 @@ def watched(tmp_path: Path) -> Callable[[Callable[[], object]], Said]:
             assert hooks.wall.off == {}
         return said(tmp_path)
 
-    return watch
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # so small a model is only slowed down by a second one
+    yield watch
+    torch.set_num_threads(threads)
 
 
 Watch = Callable[[Callable[[], object]], Said]
