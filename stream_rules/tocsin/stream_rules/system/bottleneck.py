@@ -109,7 +109,8 @@ class Bottleneck(Rule[P, BottleneckState]):
         return ()
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
-        self.state.phases.add(frame)
+        if self.state.nodes:
+            self.state.phases.add(frame)
         return ()
 
     def on_system(self, frame: SystemFrame, at: Moment) -> Iterable[Outcome]:
@@ -122,6 +123,7 @@ class Bottleneck(Rule[P, BottleneckState]):
         busy = self.busy(frame)
         if not rates or busy is None or not self.state.start.is_over(at):
             return
+        # From the first sample of a GPU on, the times of steps are kept to be laid beside.
         node = self.state.nodes.setdefault(frame.node, _Node())
         columns = [np.mean(rates, axis=0), busy]
         if node.recent.add(frame.at_us, columns, window=self.params.patience):

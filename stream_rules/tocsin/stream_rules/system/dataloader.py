@@ -102,6 +102,7 @@ class _State:
     times: list[float] = field(default_factory=list)
     time_at: dict[int, float] = field(default_factory=dict)
     at_work: list[float] = field(default_factory=list)
+    starving: bool = False
     said: list[str] = field(default_factory=list)
 
 
@@ -169,13 +170,16 @@ class Dataloader(Rule[DataloaderParams, _State]):
         state = self.state
         if state.lead.overtaken_by(frame):
             loader, nodes, said = state.loader, state.node_of, state.said
-            state = self.state = _State(lead=state.lead, loader=loader, node_of=nodes, said=said)
+            state = self.state = _State(
+                lead=state.lead, loader=loader, node_of=nodes, starving=state.starving, said=said
+            )
         if not state.lead.takes(frame):
             return
         self._time_on_device(frame)
         waits, times = frame.column("data_wait_s"), frame.column("step_time_s")
         if waits is None or times is None:
             return
+        long = False
         for step, wait, time in zip(
             frame.steps.tolist(), waits.tolist(), times.tolist(), strict=True
         ):
@@ -187,8 +191,13 @@ class Dataloader(Rule[DataloaderParams, _State]):
                 state.waits.append(min(wait, time))
                 state.times.append(time)
                 state.time_at[step] = time
+                long |= 100 * wait > self.params.share * time
         self._forget()
-        yield from self._judge(int(frame.steps[-1]) if frame.steps.size else 0)
+        # A step that waits for little begins no starvation.
+        if long or state.starving:
+            yield from self._judge(state.lead.last_step)
+        if state.seen > _FIRST:
+            yield from self._advise(state.lead.last_step)
 
     def _time_on_device(self, frame: StepFrame) -> None:
         """What the GPU itself worked, each tenth step; it comes some steps later."""
@@ -228,12 +237,12 @@ class Dataloader(Rule[DataloaderParams, _State]):
             if on_gpu:
                 share = min(share, 100 * (1 - float(np.median(state.at_work))))
             if share > params.share and wait_s >= _LEAST_S:
+                state.starving = True
                 grave = self._is_grave(share, wait_s, on_gpu=on_gpu)
                 yield self._starves(step, share, wait_s, size, grave=grave)
             elif share < _OVER * params.share or wait_s < _OVER * _LEAST_S:
+                state.starving = False
                 yield Clear(about="starvation")
-        if state.seen > _FIRST:
-            yield from self._advise(step)
 
     def _is_grave(self, share: float, wait_s: float, *, on_gpu: bool) -> bool:
         loader = self.state.loader

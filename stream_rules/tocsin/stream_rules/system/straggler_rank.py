@@ -68,7 +68,6 @@ _WAITING: Final = 0.5
 _OFTEN: Final = 0.8
 _SELDOM: Final = 0.4
 _PENDING_CELLS: Final = 1 << 16
-_FEW_RANKS: Final = 16
 
 
 class StragglerRankParams(Params):
@@ -281,13 +280,21 @@ def _complete(row: Doubles, *, on_device: bool) -> Flags:
 
 
 def _of_others(values: Doubles, there: Flags) -> Doubles:
-    """For each rank the median of the others; of many ranks that of all."""
-    known = np.where(there, values, np.nan)
-    if len(values) > _FEW_RANKS:
-        return np.full(len(values), np.nanmedian(known))
-    found = np.full(len(values), np.nan)
-    for rank in range(len(values)):
-        others = np.delete(known, rank)
-        if np.isfinite(others).any():
-            found[rank] = np.nanmedian(others)
-    return found
+    """For each rank that is there the median of the others that are; NaN for the rest."""
+    known = values[there]
+    last = len(known) - 1
+    order = np.argsort(known, kind="stable")
+    place = np.empty(len(known), np.int64)
+    place[order] = np.arange(len(known))
+    ordered = known[order]
+
+    def without(at: int) -> Doubles:
+        """The sorted values of all but one, at that place."""
+        found: Doubles = np.where(at < place, ordered[at], ordered[min(at + 1, last)])
+        return found
+
+    high = last // 2
+    low = high if last % 2 else high - 1
+    medians = np.full(len(values), np.nan)
+    medians[there] = (without(low) + without(high)) / 2
+    return medians
