@@ -95,7 +95,7 @@ def test_it_fires_under_the_defaults_of_the_reference() -> None:
 
 
 def clocks(thermal: Samples, brake: Samples | float = 0.0, **more: Samples | float) -> RunBuilder:
-    held = np.asarray(thermal) > 0
+    held = (np.asarray(thermal) > 0) | (np.asarray(brake) > 0)
     return run(
         {
             "gpu.0.throttled_thermal": thermal,
@@ -110,9 +110,15 @@ def clocks(thermal: Samples, brake: Samples | float = 0.0, **more: Samples | flo
 def test_a_gpu_that_is_too_hot() -> None:
     issue = assert_fires(clocks(np.ones(200)).records, "gpu_thermal_throttle", specs=HEAT)
     assert (issue.severity, issue.branch) == ("warning", "thermal")
-    assert issue.reason.endswith("at 1,200 of 1,200 MHz, because it is too hot (88 °C)")
+    assert issue.reason.endswith("at 1,200 MHz, because it is too hot (88 °C)")
     late = clocks(np.repeat([0.0, 1.0], 150))
     assert "at 1,200 of 1,980 MHz" in issues_of(late.records, specs=HEAT)[0].reason
+
+
+def test_a_clock_that_is_held_a_little_is_an_info() -> None:
+    held = np.repeat([0.0, 1.0], 150)
+    made = clocks(held, sm_clock_hertz=np.where(held > 0, 1.8e9, 1.98e9))
+    assert branches(made, HEAT) == [("thermal", "info", "firing")]
 
 
 def test_a_power_brake_is_another_branch_and_resolves() -> None:

@@ -6,9 +6,10 @@ down. It is over when that was true of less than half as many for a whole window
 - thermal: the GPU or its memory is too hot (NVML's software and hardware thermal slowdown);
 - power_brake: the power supply or the rack asks for it.
 
-A GPU at its own power limit runs as it was set to, and is no issue. That two different reasons are
-kept apart, and which bits of the driver they are, comes from NVML's documentation; a share of 20 %
-of a minute leaves out the moment at which a fan begins to turn.
+Where its clock is less than 15 % below what it was when nothing held it down, it is an info: small
+machines run like that all day. A GPU at its own power limit runs as it was set to, and is no issue.
+That two different reasons are kept apart, and which bits of the driver they are, comes from NVML's
+documentation; a share of 20 % of a minute leaves out the moment at which a fan begins to turn.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ Why = Literal["thermal", "power_brake"]
 
 _WHYS: Final[tuple[Why, ...]] = ("thermal", "power_brake")
 _MHZ: Final = 1e6
+_SLOWER: Final = 0.85
 
 
 class GpuThermalThrottleParams(Params):
@@ -103,8 +105,9 @@ class GpuThermalThrottle(Rule[GpuThermalThrottleParams, _State]):
             columns = [_or_zero(gpu.column(f"throttled_{why}"), frame) for why in _WHYS]
             clock = gpu.column("sm_clock_hertz")
             columns.append(_or_zero(clock, frame))
-            if clock is not None and np.isfinite(clock).any():
-                known.fastest = max(known.fastest, float(np.nanmax(clock)))
+            if clock is not None:
+                free = clock[np.isfinite(clock) & (columns[0] == 0) & (columns[1] == 0)]
+                known.fastest = max(known.fastest, float(free.max(initial=0.0)))
             columns.append(_or_zero(gpu.column("temperature_celsius"), frame))
             if not known.recent.add(frame.at_us, columns, window=self.params.window):
                 continue
@@ -135,10 +138,10 @@ class GpuThermalThrottle(Rule[GpuThermalThrottleParams, _State]):
         facts = [Fact(name="share", value=share, limit=self.params.share, unit="percent")]
         slower = ""
         if clock > 0:
-            slower = f", at {clock / _MHZ:,.0f} of {known.fastest / _MHZ:,.0f} MHz"
-            facts.append(
-                Fact(name="sm_clock", value=clock / _MHZ, limit=known.fastest / _MHZ, unit="MHz")
-            )
+            of_all = f" of {known.fastest / _MHZ:,.0f}" if known.fastest else ""
+            slower = f", at {clock / _MHZ:,.0f}{of_all} MHz"
+            most = known.fastest / _MHZ if known.fastest else None
+            facts.append(Fact(name="sm_clock", value=clock / _MHZ, limit=most, unit="MHz"))
         if celsius > 0:
             facts.append(Fact(name="temperature", value=celsius, unit="celsius"))
         cause = "it is too hot" if why == "thermal" else "its power is held back from outside"
@@ -151,6 +154,7 @@ class GpuThermalThrottle(Rule[GpuThermalThrottleParams, _State]):
             f"{slower}, because {cause}{at_heat}",
             episode=known.latches[why].episode,
             onset_ms=known.latches[why].first_ms,
+            severity="info" if 0 < _SLOWER * known.fastest < clock else None,
             evidence=Evidence(
                 facts=tuple(facts),
                 series=recent.series(f"SM clock of {gpu.name}", "Hz", 2)
