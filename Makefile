@@ -2,7 +2,7 @@
 # PYTHON=…   the interpreter to use (3.11 or newer); its torch is used if it has one
 # ARGS=…     passed on: make test ARGS='-k nonfinite', make demo ARGS=diverge
 
-.PHONY: help demo picture first-ten-minutes test check lint type format docs bench torture matrix clean setup
+.PHONY: help demo picture first-ten-minutes test check lint type format docs bench torture matrix rule-quality clean setup
 .DEFAULT_GOAL := help
 
 help:
@@ -14,7 +14,8 @@ help:
 	@echo 'make docs     the documentation as a site, in docs/_build'
 	@echo 'make bench    the benchmarks of docs/performance.md (long)'
 	@echo 'make torture  the long forms of the tests that kill things (long)'
-	@echo 'make matrix   the tests of tests/matrix with each torch from 2.4 to the newest; some GB each, in TOCSIN_MATRIX'
+	@echo 'make matrix   rule-quality, then tests/matrix with each torch from 2.4 to the newest; some GB each, in TOCSIN_MATRIX'
+	@echo 'make rule-quality  all rules on all small trainings, healthy and with faults; writes docs/rule-quality.md'
 	@echo 'make clean    remove .venv and all caches'
 
 setup:
@@ -55,7 +56,10 @@ bench: setup
 torture: setup
 	@TOCSIN_TORTURE=1 .venv/bin/python -m pytest -m torture $(ARGS)
 
-matrix: setup
+rule-quality: setup
+	@PYTHONPATH=tests .venv/bin/python -m fixtures.runs.matrix docs/rule-quality.md
+
+matrix: rule-quality
 	@.venv/bin/python tools/matrix $(ARGS)
 
 clean:
