@@ -190,14 +190,14 @@ def test_an_expert_with_too_much(loads: list[list[float]], top: int) -> None:
 
 
 def test_an_expert_without_tokens() -> None:
-    one = [[0.0, *[100.0] * 7]] * 6
+    one = [[0.0, *[200.0] * 7]] * 6
     run = experts([*one, EVEN])
     issues = issues_of(run.records, specs=EXPERTS)
     assert [(i.branch, i.severity, i.state) for i in issues] == [
         ("dead_expert", "info", "firing"),
         ("dead_expert", "info", "resolved"),
     ]
-    half = experts([[0.0] * 4 + [100.0] * 4] * 6)
+    half = experts([[0.0] * 4 + [200.0] * 4] * 6)
     assert said(half, EXPERTS) == [("dead_expert", "warning", "firing")]
 
 
@@ -267,6 +267,7 @@ def test_a_table_that_grows_faster_than_the_steps(start: int) -> None:
         pytest.param(embeddings([0.02 + 0.1 * i for i in range(30)]), id="even steps"),
         pytest.param(embeddings([0.02 + 0.1 * i**0.5 for i in range(30)]), id="random steps"),
         pytest.param(embeddings([0.02, *[4.0] * 30]), id="a quick beginning"),
+        pytest.param(embeddings([0.1 * i for i in range(1, 60, 7)]), id="few summaries"),
         pytest.param(embeddings([1.0] * 3, [1, 80, 1]), id="one summary"),
         pytest.param(embeddings([0.0] * 6), id="a table of zeros"),
         pytest.param(embeddings([1e30, 1.0, 1e-30]), id="decay"),

@@ -8,7 +8,7 @@ table's rows. By branch:
 - `growth`: the mean length is more than `factor` times what it was at half as many steps, in two
   summaries in a row. An embedding that begins with small numbers grows a lot in healthy trainings,
   but not like that: steps of an even size add up to twice the length in twice the time at most, and
-  random ones to 1.4 times. More is a growth that feeds itself. The first 200 steps, in which a
+  random ones to 1.4 times. More is a growth that feeds itself. The first 150 steps, in which a
   warm-up may do the same, are left out.
 
 An info: what follows from it are large logits and activations, which have rules of their own.
@@ -40,7 +40,7 @@ from tocsin.stream_rules.state_codec import StateArray
 from tocsin.stream_rules.whole_frames import Doubles, WholeFrames, aligned, named
 
 _LASTING: Final = 2
-_BEGINNING: Final = 200
+_BEGINNING: Final = 150
 
 
 class EmbeddingNormGrowthParams(Params):
@@ -111,12 +111,12 @@ class EmbeddingNormGrowth(Rule[EmbeddingNormGrowthParams, _State]):
         state.rows = list(whole.rows)
 
     def _before(self, step: int) -> Doubles:
-        """The mean lengths at half as many steps of this run; NaN while that is too early."""
+        """The mean lengths at half as many steps of this run, or a little later, so that nothing
+        has doubled since; NaN while that is too early."""
         history = self.state.mean
         begun = self.state.first or 0
-        middle = begun + (step - begun) // 2
-        found = history.at_or_before(middle)
-        if found is None or step - begun < _BEGINNING or middle - begun < _BEGINNING // 2:
+        found = history.first_since(begun + (step - begun) // 2)
+        if found is None or step - begun < _BEGINNING:
             return np.full(len(history.rows), np.nan)
         return found
 
@@ -149,8 +149,8 @@ class EmbeddingNormGrowth(Rule[EmbeddingNormGrowthParams, _State]):
             history, limit, series = state.ratio, params.ratio, "longest row against the mean"
         else:
             said = (
-                f"the rows of {name} have grown from {before[i]:.3g} to {mean:.3g} while the "
-                "number of steps has doubled"
+                f"the mean length of the rows of {name} has grown from {before[i]:.3g} to "
+                f"{mean:.3g} since half as many steps"
             )
             limit = params.factor * float(before[i])
             history, series = state.mean, "mean length of the rows"

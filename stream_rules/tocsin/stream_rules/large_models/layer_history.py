@@ -37,11 +37,6 @@ class LayerHistory:
         self.values = np.concatenate((known, values[None, :]))[-MOST:]
         self.steps = [*self.steps, step][-MOST:]
 
-    def at_or_before(self, step: int) -> Doubles | None:
-        """What was said by the newest summary up to that step; None: there is none."""
-        index = int(np.searchsorted(self.steps, step, side="right")) - 1
-        return None if index < 0 else self.values[index]
-
     def first_since(self, step: int) -> Doubles | None:
         """What was said by the first summary from that step on, unless it is the last."""
         index = int(np.searchsorted(self.steps, step, side="left"))

@@ -9,7 +9,7 @@ chooses each expert. By branch:
   experts of which each token gets 2: the largest possible load is 4 times the mean, and the limit
   3.6.) Switch Transformers drop what is above 1 to 2 times the mean.
 - `dead_expert`: an expert had no token in the last `dead_for` summaries, in which an even share
-  would have been at least 100 tokens. An info, a warning once that is half of the experts or more.
+  would have been at least 300 tokens. An info, a warning once that is half of the experts or more.
 
 At its first step a router is often as uneven as can be, in healthy trainings, too: two of four
 experts had each token of the mixture among the trainings that these thresholds were tried on, and
@@ -43,7 +43,7 @@ from tocsin.stream_rules.state_codec import StateArray
 from tocsin.stream_rules.whole_frames import Doubles, WholeFrames, aligned, named
 
 _NEARLY_ALL: Final = 0.9
-_EXPECTED: Final = 100.0
+_EXPECTED: Final = 300.0
 _EXPERT: Final = "expert."
 
 
@@ -54,7 +54,7 @@ class MoeImbalanceParams(Params):
     """How much more than the mean load one expert may have. Unit: a ratio."""
     for_summaries: int = Field(default=2, ge=1)
     """In how many summaries in a row. Unit: summaries."""
-    dead_for: int = Field(default=5, ge=1)
+    dead_for: int = Field(default=3, ge=1)
     """For how many summaries an expert has had no token. Unit: summaries."""
 
 
