@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tocsin.schemas.observed import LossInputsSeen
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, assert_quiet, issues_of, only
 
 DIVERGED = only("loss_diverged")
@@ -107,6 +108,55 @@ def test_a_loss_without_a_lower_bound_is_said() -> None:
     issue = assert_fires(run_of(losses).records, "loss_diverged", specs=DIVERGED)
     assert (issue.branch, issue.severity, issue.stop_worthy) == ("falling", "warning", False)
     assert "sign" in issue.remedy
+
+
+def seen(run: RunBuilder, classes: int, function: str = "cross_entropy") -> None:
+    run.event(
+        LossInputsSeen(
+            run_id=run.run_id,
+            incarnation=run.incarnation,
+            function=function,
+            step=1,
+            rows=64,
+            classes=classes,
+            minimum=-1.0,
+            maximum=1.0,
+        )
+    )
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_cross_entropy_with_the_wrong_sign_is_known_at_once(late: bool) -> None:
+    run = RunBuilder()
+    run.started()
+    if not late:
+        seen(run, 10)
+    run.steps(range(10), loss=[-2.31 - 0.02 * i for i in range(10)])
+    if late:
+        seen(run, 10)
+        run.steps(range(10, 20), loss=-2.6)
+    issue = assert_fires(run.records, "loss_diverged", first_step=0, specs=DIVERGED)
+    assert (issue.branch, issue.severity) == ("wrong_sign", "warning")
+    assert issue.step == (9 if late else 2)
+
+
+@pytest.mark.parametrize(
+    ("losses", "classes", "optimizers"),
+    [
+        ([-97.7] * 20, 10, 1),
+        ([-2.3, 0.4, -2.3] * 20, 10, 1),
+        ([2.3] * 20, 10, 1),
+        ([-2.3] * 20, 10, 2),
+        ([-2.3] * 20, 0, 1),
+    ],
+    ids=["shifted", "signed", "right", "two optimizers", "no classes"],
+)
+def test_losses_that_have_their_sign(losses: list[float], classes: int, optimizers: int) -> None:
+    run = RunBuilder()
+    run.started(optimizers=optimizers)
+    seen(run, classes, "cross_entropy" if classes else "mse_loss")
+    run.steps(range(len(losses)), loss=losses)
+    assert_quiet(run.records, specs=DIVERGED)
 
 
 @pytest.mark.parametrize(

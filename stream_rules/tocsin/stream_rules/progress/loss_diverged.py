@@ -19,8 +19,10 @@ the least scale, and no more than warned of.
 
 A loss that is minimised has a lower bound. One that began at or above it and falls to
 `quick_factor` times its own first size below zero has none (branch `falling`): its sign is wrong,
-or a term of it can be made as negative as the model likes. A warning, not for several optimizers: a
-critic's loss has no bound.
+or a term of it can be made as negative as the model likes. Where the source says that it is a
+cross-entropy, three first losses about minus the logarithm of the number of classes, which is where
+it begins but for the sign, are as sure (`wrong_sign`). Warnings, and not for several optimizers: a
+critic's loss has no bound, and a generator may well raise another's.
 
 Beyond a hundred times, the median over `quick_steps` is enough: no completed run that was looked at
 comes near (the highest factor of 75 public GPT trainings was 1.04 on 50 steps and 1.13 on 10, of
@@ -39,6 +41,8 @@ from typing import Final
 from pydantic import Field
 
 from tocsin.schemas.issues import Evidence, Fact, Subject
+from tocsin.schemas.observed import LossInputsSeen
+from tocsin.schemas.runs import RunData
 from tocsin.schemas.telemetry import StepFrame
 from tocsin.stream_rules.lead import Lead
 from tocsin.stream_rules.rule import (
@@ -49,11 +53,18 @@ from tocsin.stream_rules.rule import (
     Params,
     Rule,
     RuleMeta,
+    event,
     scalar,
 )
 
 _TINY: Final = 1e-6
 """A reference and spread below this are nothing to compare with."""
+
+_BEGINS: Final = (0.6, 1.6)
+"""Within which multiples of the logarithm of the number of classes a cross-entropy begins."""
+
+_CLASSES: Final = {"cross_entropy": 0, "nll_loss": 0, "binary_cross_entropy_with_logits": 2}
+"""Losses of classes, and how many; 0: as many as there are scores."""
 
 _BURST: Final = 3
 """Losses whose median says that it rises or falls steeply."""
@@ -95,7 +106,11 @@ class _State:
     early: float = 0.0
     """The spread of the first losses, none of them cut; 0 until there are enough."""
     first: float = 0.0
+    first_step: int = 0
+    begin: list[float] = field(default_factory=list)
+    """The first losses."""
     falls: bool = False
+    classes: int = 0
 
 
 class LossDiverged(Rule[LossDivergedParams, _State]):
@@ -111,13 +126,14 @@ class LossDiverged(Rule[LossDivergedParams, _State]):
         stop_worthy=True,
         stops_because="ten times above where it was, over 50 steps and with one optimizer, no loss "
         "of a completed run has been; what it had learned is gone, and goes on costing",
-        inputs=(scalar("loss"),),
+        inputs=(scalar("loss"), event(LossInputsSeen, beside=True)),
         capture_hint="the loss is seen when backward() is called on it; else run.log it as 'loss'",
         remedy="Lower the learning rate or lengthen its warm-up, clip gradients, and go on from "
         "the checkpoint named here; look at the data around the first step.",
         branches={
             "risen": "It is many times above where it was.",
             "falling": "It falls without a lower bound.",
+            "wrong_sign": "It is minus a cross-entropy.",
         },
         history_steps=200,
         params=LossDivergedParams,
@@ -129,9 +145,18 @@ class LossDiverged(Rule[LossDivergedParams, _State]):
     )
     state_type = _State
 
+    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+        state = self.state
+        if isinstance(data, LossInputsSeen) and data.mode == "train" and not state.classes:
+            state.classes = (
+                (_CLASSES[data.function] or data.classes) if (data.function in _CLASSES) else 0
+            )
+            # The losses may have come before it.
+            yield from self._wrong_sign(at)
+
     def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
         if self.state.lead.overtaken_by(frame):
-            self.state = _State(lead=self.state.lead)
+            self.state = _State(lead=self.state.lead, classes=self.state.classes)
         if not self.state.lead.takes(frame):
             return
         for step, loss in self.state.lead.points(frame, "loss"):
@@ -141,10 +166,13 @@ class LossDiverged(Rule[LossDivergedParams, _State]):
     def _point(self, step: int, loss: float, at: Moment) -> Iterable[Outcome]:
         state, params = self.state, self.params
         state.recent.append(loss)
+        if len(state.begin) < _BURST:
+            state.begin.append(loss)
         if len(state.recent) > params.for_steps:
             del state.recent[0]
         if state.count == 0:
             state.reference = state.first = loss
+            state.first_step = step
             state.natural = loss >= _SMALL_START
         state.natural = state.natural and loss >= 0 and at.run.optimizers == 1
         if state.count == params.for_steps - 1:
@@ -157,9 +185,27 @@ class LossDiverged(Rule[LossDivergedParams, _State]):
             state.high_since = None
         elif state.high_since is None:
             state.high_since, state.high_ms = step, at.now_ms
+        if state.count == _BURST:
+            yield from self._wrong_sign(at)
         yield from self._falling(step, alone=at.run.optimizers == 1)
         if not state.falls:
             yield from self._judge(step, median)
+
+    def _wrong_sign(self, at: Moment) -> Iterable[Outcome]:
+        """Whether the first losses are minus those of a cross-entropy."""
+        state = self.state
+        if state.count < _BURST or state.classes < 2 or at.run.optimizers != 1:
+            return
+        usual = math.log(state.classes)
+        low, high = (times * usual for times in _BEGINS)
+        if len(state.begin) < _BURST or not all(low < -loss < high for loss in state.begin):
+            return
+        state.falls = True
+        reason = (
+            f"the loss begins at {state.first:.4g}: a cross-entropy of {state.classes} classes "
+            f"begins at {usual:.4g}, so its sign is wrong"
+        )
+        yield self._below("wrong_sign", state.first_step, reason, state.first, -usual)
 
     def _falling(self, step: int, *, alone: bool) -> Iterable[Outcome]:
         """Whether it has no lower bound."""
@@ -167,17 +213,24 @@ class LossDiverged(Rule[LossDivergedParams, _State]):
         now = _median(state.recent[-_BURST:])
         limit = -self.params.quick_factor * abs(state.first)
         if not alone or abs(state.first) < _SMALL_START or state.count < _BURST or now > limit:
-            if state.falls:
+            if state.falls and now > 0:
                 state.falls = False
                 yield Clear(step, about="falling")
             return
         state.falls = True
-        yield Finding(
+        reason = (
+            f"the loss has fallen to {now:.4g} from {state.first:.4g} at first: it seems to have "
+            "no lower bound"
+        )
+        yield self._below("falling", step, reason, now, limit)
+
+    def _below(self, branch: str, step: int, reason: str, now: float, limit: float) -> Finding:
+        state = self.state
+        return Finding(
             about="falling",
-            branch="falling",
+            branch=branch,
             subject=Subject(kind="loss", name="loss"),
-            reason=f"the loss has fallen to {now:.4g} from {state.first:.4g} at first: it seems to "
-            "have no lower bound",
+            reason=reason,
             first_step=step,
             first_rank=state.lead.rank,
             remedy="See whether the loss has the right sign, and whether a term of it (a logarithm "
