@@ -236,7 +236,7 @@ def _name(rule: type[AnyRule], label: str, entries: Sequence[Entry]) -> str:
     own = rule.meta.name
     if own not in taken:
         return own
-    base = _NOT_IN_NAMES.sub("-", label.lower()).strip("-.")[: _LONGEST_NAME - 4] or own
+    base = _NOT_IN_NAMES.sub("-", label.lower()).strip("-._")[: _LONGEST_NAME - 4] or own
     name, count = base, 2
     while name in taken or name in built_in().names():
         name, count = f"{base}-{count}", count + 1
