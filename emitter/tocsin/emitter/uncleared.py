@@ -135,4 +135,6 @@ def _plain(grad: torch.Tensor) -> bool:
 
 def _some(grad: torch.Tensor) -> bool:
     """Whether there is a number that is not zero among the first ones."""
+    if grad.dtype is torch.float32 and not grad.requires_grad:
+        return bool(grad.numpy().ravel("K")[:_VALUES].any())  # a tenth of the time of the other way
     return bool(grad.detach().reshape(-1)[:_VALUES].any())
