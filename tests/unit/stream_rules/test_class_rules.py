@@ -87,9 +87,14 @@ def test_sorted_data_is_over_when_the_next_class_comes() -> None:
         pytest.param(run_of([ONE // 2]), [], id="60 labels"),
         pytest.param(run_of([table(good(10), 500)]), [], id="ten classes"),
         pytest.param(run_of([ONE], width=7), ["info"], id="places in a batch"),
+        pytest.param(run_of([ONE], width=40), ["info"], id="candidates of a ranking"),
         pytest.param(run_of([ONE], optimizers=2), ["info"], id="a GAN"),
+        pytest.param(run_of([200 * ONE] * 2), ["info"], id="images without an object"),
+        pytest.param(run_of([200 * ONE] * 5), ["info", "warning"], id="but not so many"),
         pytest.param(run_of([np.diag([1000, 0])]), ["info"], id="one of two may be rare"),
-        pytest.param(run_of([np.diag([5000, 0])]), ["warning"], id="but not as rare as that"),
+        pytest.param(
+            run_of([np.diag([1000, 0])] * 5), ["info", "warning"], id="but not as rare as that"
+        ),
         pytest.param(run_of([ONE], mode="eval"), [], id="an evaluation by class"),
     ],
 )

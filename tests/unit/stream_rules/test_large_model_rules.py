@@ -11,6 +11,7 @@ from support.counted import add
 from tocsin.schemas.issues import IssueFiring
 from tocsin.stream_rules.engine import Engine
 from tocsin.stream_rules.instances import RuleSpec
+from tocsin.stream_rules.large_models.layer_history import LayerHistory
 from tocsin.stream_rules.replay import replay
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, issues_of, only
 
@@ -313,3 +314,21 @@ def test_layers_that_come_and_go() -> None:
             add(run, step, "attention", rows, columns, {"numel": [1] * len(rows)}, rank=rank)
     (issue,) = issues_of(run.records, specs=ATTENTION)
     assert (issue.subject.name, issue.first_rank, issue.first_step) == ("a", 0, 100)
+
+
+def test_of_many_layers_few_summaries_are_remembered() -> None:
+    history = LayerHistory()
+    rows = [f"blocks.{i}" for i in range(5000)]
+    for step in range(40):
+        history.add(step, rows, np.full(5000, float(step)))
+    assert history.steps == list(range(24, 40))
+    assert history.values.shape == (16, 5000)
+    history.add(40, ["blocks.7"], np.ones(1))
+    assert history.of(0) == (tuple(range(24, 41)), (*map(float, range(24, 40)), 1.0))
+
+
+def test_numbers_that_are_none_are_left_alone() -> None:
+    nan = float("nan")
+    assert said(attention([nan] * 5, shares=[nan] * 5), ATTENTION) == []
+    assert said(logits([nan] * 12), LOGITS) == []
+    assert said(embeddings([nan] * 8), EMBEDDINGS) == []

@@ -6,9 +6,11 @@ predicted, and is predicted rightly. Three conditions, by branch:
 - `one_class`: after `one_class_samples` labels all were of one class, though the model tells
   several apart. Of 100 labels from a source in which one class has nine tenths this happens once in
   38,000 times; where there are two classes, of which one may really be rare (fraud, a disease),
-  fifty times as many labels must have been seen. A warning where the last layer puts out as many
-  numbers as there are classes and one optimizer steps; otherwise an info: contrastive losses have
-  the right answer at place 0 in each row, and the discriminator of a GAN is shown one kind at once.
+  fifty times as many labels must have been seen; and where a batch has thousands of labels, which
+  are pixels or tokens of few images or texts, five summaries. A warning then, if a layer puts out
+  as many numbers as there are classes and one optimizer steps; otherwise an info: contrastive
+  losses have the right answer at place 0 in each row, and the discriminator of a GAN is shown one
+  kind at once.
 - `imbalance`: after `samples` labels, the most frequent class has more than `threshold_imbalance`
   times the labels of the rarest one that came at all. The rarest is given the largest frequency
   that `certainty` standard deviations allow (Poisson): of few labels no ratio is known. An info:
@@ -53,6 +55,8 @@ from tocsin.stream_rules.rule import (
 from tocsin.stream_rules.whole_frames import Doubles
 
 _OF_TWO: Final = 50
+_CROWDED: Final = 2000
+_PICTURES: Final = 5
 
 
 class ClassImbalanceParams(Params):
@@ -168,6 +172,7 @@ class ClassImbalance(Rule[ClassImbalanceParams, _State]):
         if seen < least:
             return
         rare = classes == 2 and seen < _OF_TWO * least
+        rare |= seen > _CROWDED * tally.summaries and tally.summaries < _PICTURES
         plain = self.state.outputs.is_of(classes) and at.run.optimizers <= 1
         only = int(np.argmax(tally.labels))
         yield Finding(
@@ -186,10 +191,9 @@ class ClassImbalance(Rule[ClassImbalanceParams, _State]):
                     Fact(name="classes", value=float(classes)),
                     Fact(name="classes_with_labels", value=1.0),
                 ),
-                explanation="one of two classes may be rare, so fifty times as many labels must "
-                "have been seen before this is a warning"
-                if classes == 2
-                else "labels are counted in a sample of the batches",
+                explanation="labels are counted in a sample of the batches; where one of two "
+                "classes may be rare, or a batch has thousands of them, more must have been seen "
+                "before this is a warning",
             ),
         )
 

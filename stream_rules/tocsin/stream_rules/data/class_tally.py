@@ -58,6 +58,7 @@ class ClassTally:
     recent: Recent = field(default_factory=Recent)
     predicted: bool = False
     since: int | None = None
+    summaries: int = 0
 
     def take(self, frame: TensorFrame, samples: int) -> TensorFrame | None:
         """Add a summary of the collection `labels`; None: it is not new, or not whole."""
@@ -72,6 +73,7 @@ class ClassTally:
         self.labels = known
         if self.since is None:
             self.since = max(0, whole.step - whole.every)
+        self.summaries += 1
         hits = whole.count("hits")
         self.predicted = hits is not None
         right = counted * 0 if hits is None else hits.astype(np.float64)

@@ -14,9 +14,10 @@ _MOST: Final = 256
 class OutputWidth:
     """Sizes of the biases, and of the last weight in forward order.
 
-    The scores of a classifier come out of a layer with as many outputs as there are classes. Those
-    of a contrastive loss are products of outputs: their number is that of the batch or a queue, and
-    no parameter has it.
+    The scores of a classifier come out of a layer with as many outputs as there are classes: it has
+    such a bias, or else a weight that is as many times the width of a layer before it. Those of a
+    contrastive loss or of a ranking are of pairs: their number is that of the batch, of a queue or
+    of the candidates, and no parameter has it.
     """
 
     biases: list[int] = field(default_factory=list)
@@ -43,4 +44,5 @@ class OutputWidth:
 
     def is_of(self, classes: int) -> bool:
         """Whether the model can have a layer that puts out so many numbers."""
-        return classes in self.biases or (self.last > 1 and self.last % classes == 0)
+        width, rest = divmod(self.last, classes)
+        return classes in self.biases or (rest == 0 and width in self.biases)

@@ -15,8 +15,11 @@ from tocsin.stream_rules.whole_frames import Doubles, aligned
 
 Flags = npt.NDArray[np.bool_]
 
-MOST: Final = SERIES_POINTS
-"""Summaries that are remembered."""
+MOST_NUMBERS: Final = 16_384
+"""That are remembered, of all layers together: a state has to fit into a record."""
+
+FEWEST: Final = 16
+"""Summaries that are remembered in any case, and `SERIES_POINTS` at most."""
 
 
 @dataclass(slots=True)
@@ -34,8 +37,9 @@ class LayerHistory:
             known = np.array([aligned(rows, self.rows, one) for one in known])
             self.rows = list(rows)
         known = known.reshape(-1, len(rows))
-        self.values = np.concatenate((known, values[None, :]))[-MOST:]
-        self.steps = [*self.steps, step][-MOST:]
+        most = min(SERIES_POINTS, max(FEWEST, MOST_NUMBERS // max(1, len(rows))))
+        self.values = np.concatenate((known, values[None, :]))[-most:]
+        self.steps = [*self.steps, step][-most:]
 
     def first_since(self, step: int) -> Doubles | None:
         """What was said by the first summary from that step on, unless it is the last."""
