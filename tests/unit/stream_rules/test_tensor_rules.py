@@ -98,6 +98,18 @@ def test_one_tensor_is_enough_and_rows_of_norms_say_nothing() -> None:
     assert_quiet(run.records, specs=VANISHING)
 
 
+@pytest.mark.parametrize(("ratio", "fires"), [(1e-2, False), (1e-7, True), (float("nan"), True)])
+def test_gradients_in_small_units_that_move_weights_have_not_vanished(
+    ratio: float, fires: bool
+) -> None:
+    run = RunBuilder()
+    for step in range(0, 100, 10):
+        run.steps(range(step, step + 10), loss=2.0)
+        run.tensors(step, "gradients", ["b", "a"], columns={"l1": 1e-8})
+        run.tensors(step, "updates", ["b", "a"], columns={"update_l2": ratio, "l2": 1.0})
+    assert bool(issues_of(run.records, specs=VANISHING)) == fires
+
+
 def test_gradients_that_are_no_numbers_have_not_vanished() -> None:
     run = run_of("gradients", "l1", [1.0] * 3)
     for i in range(3, 12):

@@ -4,6 +4,10 @@ Two forms, each an episode of its own, both over `for_steps` summaries of the gr
 
 - share: at least `share` of the tensors have a mean absolute gradient below `threshold`. A solved
   task has small gradients too: this form rests while the loss is below `solved` of the first one.
+  And how large a gradient is in itself says nothing to an optimizer that divides by its size, like
+  Adam: it rests while a step changes the median tensor by more than `moving` of its norm. (A loss
+  in small units, 1e-5 of the usual ones, had all gradients below 1e-7 and moved by 8e-3; where
+  gradients had vanished it was 1e-7 and less.)
 - depth: the first quarter of the layers has gradients less than `depth_ratio` times as large as the
   last quarter has (medians over tensors of the mean absolute gradient; from eight tensors on).
 
@@ -55,6 +59,9 @@ class VanishingGradientParams(Params):
     solved: float = Field(default=0.01, ge=0, lt=1)
     """Loss against the first one below which a task is solved. Unit: share; 0: no task is."""
 
+    moving: float = Field(default=1e-4, gt=0)
+    """The form by share rests while weights change by more in a step. Unit: share of their norm."""
+
 
 @dataclass(slots=True)
 class _Form:
@@ -68,6 +75,8 @@ class _Form:
 @dataclass(slots=True)
 class _State:
     frames: WholeFrames = field(default_factory=WholeFrames)
+    updates: WholeFrames = field(default_factory=WholeFrames)
+    moves: float = 0.0
     forms: dict[str, _Form] = field(default_factory=dict)
     rank: int | None = None
     first_loss: float | None = None
@@ -84,7 +93,11 @@ class VanishingGradient(Rule[VanishingGradientParams, _State]):
         meaning="The gradients of many tensors, or of the first layers, are next to nothing.",
         severity="warning",
         comes="maybe",
-        inputs=(tensors("gradients"), scalar("loss", beside=True)),
+        inputs=(
+            tensors("gradients"),
+            tensors("updates", beside=True),
+            scalar("loss", beside=True),
+        ),
         capture_hint="gradients are captured when an optimizer of PyTorch steps",
         remedy="Look at saturated activations and at the initialisation of the first layers; "
         "residual connections, normalisation, or ReLU in place of sigmoid and tanh help.",
@@ -101,6 +114,7 @@ class VanishingGradient(Rule[VanishingGradientParams, _State]):
                 "for_steps": 1,
                 "depth_ratio": 0.0,
                 "solved": 0.0,
+                "moving": 1e30,
             }
         },
         does_not_see="Gradients that vanish inside a module without parameters of its own, and one "
@@ -123,18 +137,34 @@ class VanishingGradient(Rule[VanishingGradientParams, _State]):
         return ()
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+        if frame.collection == "updates":
+            self._take_updates(frame)
+            return
         whole = self.state.frames.take(frame)
         size = None if whole is None else mean_abs(whole)
         if whole is None or size is None or not np.isfinite(size).any():
             return
         vanished = size < self.params.threshold
         share = float(vanished.sum() / np.isfinite(size).sum())
+        rests = self._solved() or self.state.moves > self.params.moving
         yield from self._judge(
-            whole, at, "share", share, holds=share >= self.params.share and not self._solved()
+            whole, at, "share", share, holds=share >= self.params.share and not rests
         )
         ratio = _depth(size[np.isfinite(size)])
         if ratio is not None:
             yield from self._judge(whole, at, "depth", ratio, holds=ratio < self.params.depth_ratio)
+
+    def _take_updates(self, frame: TensorFrame) -> None:
+        """By how much a step changes the median tensor."""
+        whole = self.state.updates.take(frame)
+        change = None if whole is None else whole.column("update_l2")
+        size = None if whole is None else whole.column("l2")
+        if change is None or size is None:
+            return
+        with np.errstate(all="ignore"):
+            ratio = change.astype(np.float64) / size
+        known = ratio[np.isfinite(ratio)]
+        self.state.moves = float(np.median(known)) if len(known) else 0.0
 
     def _solved(self) -> bool:
         first = self.state.first_loss
