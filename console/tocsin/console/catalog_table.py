@@ -149,7 +149,7 @@ def show(rule: type[AnyRule]) -> Iterator[Shown]:
 
 def _facts(rule: type[AnyRule]) -> Table:
     meta = rule.meta
-    stop = stops(rule) + (f": {meta.stops_because}" if meta.stops_because else "")
+    stop = stops(rule) + (f", because {meta.stops_because}" if meta.stops_because else "")
     default = "" if meta.by_default else "no: the configuration must say what it watches"
     rows = [
         ("family", FAMILIES[meta.family]),

@@ -25,6 +25,7 @@ from tocsin.console.rule_text import (
 )
 from tocsin.schemas.text import number_text, unit_suffix
 from tocsin.stream_rules.catalogue import Catalogue, built_in
+from tocsin.stream_rules.causal_order import CAUSAL_ORDER
 from tocsin.stream_rules.rule import AnyRule
 
 COMMAND: Final = "python -m tocsin.console.rule_docs docs"
@@ -101,7 +102,7 @@ def pages(folder: Path, catalogue: Catalogue) -> Mapping[str, str]:
     for rule in catalogue:
         name = rule.meta.name
         example = read_example(folder, name)
-        files[f"{name}.md"] = rule_page(rule, example)
+        files[f"{name}.md"] = rule_page(rule, example, catalogue)
         drawn = picture(example) if example is not None else None
         if drawn is not None:
             files[f"{FOLDER}/{name}.svg"] = drawn
@@ -127,8 +128,10 @@ def index_page(catalogue: Catalogue) -> str:
     return "".join([*out, _TOCTREE, *(f"{name}\n" for name in names), "```\n"])
 
 
-def rule_page(rule: type[AnyRule], example: Example | None = None) -> str:
-    """All about one rule. Pure."""
+def rule_page(
+    rule: type[AnyRule], example: Example | None = None, catalogue: Catalogue | None = None
+) -> str:
+    """All about one rule; `catalogue` has those that can be linked to. Pure."""
     meta = rule.meta
     out = [f"# {meta.name}\n\n{meta.meaning}"]
     if text := about(rule):
@@ -147,6 +150,7 @@ def rule_page(rule: type[AnyRule], example: Example | None = None) -> str:
         out.append(f"\n## What it does not see\n\n{meta.does_not_see}\n")
     out += _parameters(rule)
     out += _presets(rule)
+    out += _story(meta.name, catalogue or built_in())
     return "".join(out)
 
 
@@ -168,7 +172,7 @@ def _stop_row(rule: type[AnyRule]) -> str:
 def _facts(rule: type[AnyRule]) -> Iterator[str]:
     meta = rule.meta
     stop = stops(rule)
-    because = f": {meta.stops_because}" if meta.stops_because else ""
+    because = f", because {meta.stops_because}" if meta.stops_because else ""
     facts = {
         "severity": meta.severity,
         "stops the run": f"{stop}{because}",
@@ -223,6 +227,34 @@ def _presets(rule: type[AnyRule]) -> Iterator[str]:
         yield f"```yaml\nversion: 1\nrules:\n  - {{name: {meta.name}, preset: {preset}}}\n```\n\n"
         yield "| parameter | here |\n| --- | --- |\n"
         yield from (f"| `{key}` | {_cell(_value(value))} |\n" for key, value in values.items())
+
+
+def _story(name: str, known: Catalogue) -> Iterator[str]:
+    """What brings its issues about, and what they bring about."""
+    causes: dict[str, list[str]] = {}
+    effects: list[str] = []
+    for link in CAUSAL_ORDER:
+        if link.cause.partition("/")[0] == name:
+            effects += link.effects
+        elif any(effect.partition("/")[0] == name for effect in link.effects):
+            causes.setdefault(link.how, []).append(link.cause)
+    if not causes and not effects:
+        return
+    yield "\n## Causes and consequences\n"
+    if causes:
+        yield "\nAn issue of it is the consequence of one of these, where that comes before it:\n\n"
+        for how, names in causes.items():
+            yield f"- {', '.join(_links(names, known))}: {how}.\n"
+    if effects:
+        others = [effect for effect in dict.fromkeys(effects) if effect.partition("/")[0] != name]
+        yield f"\nWhat may follow from it: {', '.join(_links(others, known))}.\n"
+
+
+def _links(conditions: Iterable[str], known: Catalogue) -> Iterator[str]:
+    """Rules, or RULE/BRANCH, each with a link to its page."""
+    for condition in conditions:
+        name = condition.partition("/")[0]
+        yield f"[`{condition}`]({name}.md)" if name in known else f"`{condition}`"
 
 
 def _value(value: object) -> str:
