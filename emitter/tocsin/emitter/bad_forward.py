@@ -3,10 +3,11 @@
 What a forward pass keeps for its backward pass is looked through once, in forward order, in front
 of the backward call of a loss that is known not to be finite: on the CPU alone, where that is known
 at once. The first operation with a bad number is named, by the module whose parameters it, or the
-last one before it, has used; or what went into it, where that was computed from no parameter: a
+last one before it, has used; or what went into it: a weight, or what was computed from none, a
 batch. At most `LOOKS` times in a training, and for `LIMIT_S` each time.
 
-It is sent as a row of `activations` or `inputs` of the step, in front of the step's scalars.
+It is sent as a row of `activations`, `weights` or `inputs` of the step, with the count `order`, in
+front of the step's scalars.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _OWN: Final = frozenset({"_saved_running_mean", "_saved_running_var"})
 class BadValue:
     """A tensor that is not finite. `order` is that of its operation among those of the pass."""
 
-    collection: Literal["activations", "inputs"]
+    collection: Literal["activations", "inputs", "weights"]
     name: str
     numel: int
     nans: int
@@ -76,11 +77,14 @@ def first_bad_value(loss: torch.Tensor, names: Mapping[int, str]) -> BadValue | 
                 nans, infs = _bad(tensor)
                 if not nans and not infs:
                     continue
+                weight = _weight_of(tensor, names)
+                if weight is not None:
+                    return BadValue("weights", weight, tensor.numel(), nans, infs, order)
                 if tensor.grad_fn is not None:
                     maker = produced.get(tensor.grad_fn, place)
                     return BadValue("activations", maker, tensor.numel(), nans, infs, order)
                 if tensor.requires_grad or attribute in _OWN:
-                    return None  # a weight: its summary says so
+                    return None  # nothing that has a name, or that a batch has brought
                 if nans:
                     word = "target" if attribute == f"{_SAVED}target" else "input"
                     name = f"{word} of {place}"
@@ -134,6 +138,15 @@ def _module_of(node: Node, names: Mapping[int, str]) -> str:
             if name is not None:
                 return name.rpartition(".")[0] or name
     return ""
+
+
+def _weight_of(tensor: torch.Tensor, names: Mapping[int, str]) -> str | None:
+    """The name of the parameter that this is, transposed or not; None: it is none."""
+    if tensor.grad_fn is None:
+        return names.get(id(tensor))
+    for behind in _behind(tensor.grad_fn):
+        return names.get(id(getattr(behind, "variable", None)))
+    return None
 
 
 def _behind(node: Node | None) -> Iterator[Node]:

@@ -76,12 +76,19 @@ def test_an_operation_is_named_with_the_module_before_it(
     assert (found.collection, found.name) == ("activations", name)
 
 
-def test_a_weight_is_left_to_its_own_summary() -> None:
+def test_a_weight_is_told_from_what_is_computed_with_it() -> None:
     model, (x, y) = Model(), batch()
     with torch.no_grad():
-        model.body.weight[0, 0] = NAN
+        model.head.weight[0, 0] = NAN
     found = look(model, functional.cross_entropy(model(x), y))
-    assert found is None or found.collection == "activations"
+    assert found is not None
+    assert (found.collection, found.name) == ("weights", "head.weight")
+    convolution = nn.Conv1d(1, 2, 3)
+    with torch.no_grad():
+        convolution.weight[0, 0, 0] = NAN
+    found = look(convolution, convolution(x[:, None]).relu().sum())
+    assert found is not None
+    assert (found.collection, found.name) == ("weights", "weight")
 
 
 def test_what_is_well_or_not_to_be_read_says_nothing() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pytest
 
 from tocsin.schemas.issues import IssueFiring
+from tocsin.schemas.telemetry import TensorFrame
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, assert_quiet, issues_of, only
 
 NAN, INF = math.nan, math.inf
@@ -456,3 +458,25 @@ def test_clipping_makes_all_gradients_of_one_that_is_bad() -> None:
     issue = found(run, 5)
     assert (issue.branch, issue.subject.kind) == ("gradient", "scalar")
     assert "clipped" in issue.evidence.explanation
+
+
+def test_a_weight_that_the_forward_pass_met_comes_before_what_it_made() -> None:
+    run = started()
+    healthy(run, range(5))
+    run.add(
+        TensorFrame(
+            speaker=run.speaker(),
+            step=5,
+            collection="weights",
+            rows=("body.weight",),
+            columns=(),
+            values=np.zeros((1, 0), np.float32),
+            count_columns=("numel", "nans", "infs", "order"),
+            counts=np.array([[100, 1, 0, 3]], np.uint64),
+        )
+    )
+    bad_loss(run, 5)
+    run.tensors(5, "weights", ROWS, nans=dict.fromkeys(ROWS, 1))
+    issue = found(run, 5)
+    assert (issue.branch, issue.subject.name) == ("weight", "body.weight")
+    assert issue.evidence.followed == 3

@@ -91,7 +91,7 @@ class AllZero(Rule[AllZeroParams, _State]):
         alias="AllZero",
         params=AllZeroParams,
         presets={"sagemaker": {"threshold": 100.0, "for_summaries": 1}},
-        resolve_after_steps=0,
+        resolve_after_steps=20,
     )
     state_type = _State
 

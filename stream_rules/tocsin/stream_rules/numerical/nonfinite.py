@@ -159,7 +159,7 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
         if frame.mode != "train":
             return
         state, rank = self.state, frame.speaker.rank
-        if is_forward(frame.collection) and state.open_since is None:
+        if is_forward(frame) and state.open_since is None:
             state.forward.setdefault(rank, Forward()).take(frame)
         counts = self._counts(frame)
         bad = counts is not None and bool(counts.any())

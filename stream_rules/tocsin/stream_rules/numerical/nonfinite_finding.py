@@ -24,7 +24,7 @@ BRANCHES: Final[Mapping[str, str]] = {
     "activation": "What a module has put out; the first one in forward order.",
     "loss": "The loss itself, or all gradients at once.",
     "gradient": "A gradient, while the loss was finite; the first one in backward order.",
-    "weight": "A weight, while loss and gradients were finite.",
+    "weight": "A weight, before anything was computed with it.",
     "optimizer_state": "What the optimizer keeps of a parameter, and nothing before it.",
     "tensor": "A tensor that `tensors` names.",
     "evaluation_loss": "The loss of an evaluation. A warning.",
@@ -147,7 +147,7 @@ def _branch(subject: Subject) -> str:
 
 
 def _subject_of(began: Origin) -> Subject:
-    kind: SubjectKind = "tensor" if began.branch == "input" else "layer"
+    kind: SubjectKind = "layer" if began.branch == "activation" else "tensor"
     return Subject(kind=kind, name=began.row.name, collection=began.row.collection)
 
 
@@ -156,7 +156,10 @@ def _has(began: Origin, step: int, where: str) -> str:
     row = began.row
     word = "NaN" if row.nans else "infinite values"
     if began.branch == "input":
-        return f"input {row.name}{where} has {word}"
+        shown = row.name if " of " in row.name else f"input {row.name}"
+        return f"{shown}{where} has {word}"
+    if began.branch == "weight":
+        return f"{row.collection}/{row.name}{where} has {word}"
     at = "" if began.step == step else f" (seen at step {began.step})"
     return f"{row.name}{where} puts out {word}{at}"
 
@@ -165,6 +168,10 @@ def _forward(began: Origin, step: int) -> str:
     """How the forward pass says where it began."""
     if began.branch == "input":
         return "A batch has brought it."
+    if began.branch == "weight":
+        return (
+            "It was bad before this step's forward pass: an update or the program has made it so."
+        )
     when = "" if began.step == step else f", as it was looked at last, at step {began.step}"
     why = f"It is the first module in forward order that was bad{when}."
     if began.is_first:

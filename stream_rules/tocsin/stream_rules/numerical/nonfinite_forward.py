@@ -17,6 +17,7 @@ import numpy as np
 from tocsin.schemas.telemetry import TensorFrame
 
 ACTIVATIONS: Final = "activations"
+WEIGHTS: Final = "weights"
 INPUTS: Final = ("inputs", "input_channels")
 _NAMES: Final = 64
 
@@ -78,7 +79,7 @@ class Sight:
 class Origin:
     """Where a bad loss has it from."""
 
-    branch: Literal["input", "activation"]
+    branch: Literal["input", "weight", "activation"]
     row: BadRow
     step: int
     is_first: bool
@@ -90,11 +91,13 @@ class Forward:
     """What the forward pass of one rank has shown."""
 
     inputs: Sight = field(default_factory=Sight)
+    weights: Sight = field(default_factory=Sight)
     activations: Sight = field(default_factory=Sight)
 
     def take(self, frame: TensorFrame) -> None:
-        """A frame of inputs or activations."""
-        (self.activations if frame.collection == ACTIVATIONS else self.inputs).take(frame)
+        """A frame for which `is_forward` holds."""
+        kinds = {ACTIVATIONS: self.activations, WEIGHTS: self.weights}
+        kinds.get(frame.collection, self.inputs).take(frame)
 
     def origin(self, step: int) -> Origin | None:
         """Where the loss of this step has it from; None: that is not known."""
@@ -103,12 +106,17 @@ class Forward:
         # before, whose loss was well.
         if row is not None and row.nans and self.inputs.step == step:
             return Origin("input", row, self.inputs.step, is_first=True)
+        row = self.weights.first(step)
+        if row is not None and self.weights.step == step:
+            return Origin("weight", row, step, is_first=True)
         row = self.activations.first(step)
         if row is None:
             return None
         return Origin("activation", row, self.activations.step, is_first=row.order == 0)
 
 
-def is_forward(collection: str) -> bool:
-    """Whether a collection is of the way to the loss."""
-    return collection == ACTIVATIONS or collection in INPUTS
+def is_forward(frame: TensorFrame) -> bool:
+    """Whether a summary is of the way to the loss; of weights, those that a pass has met."""
+    name = frame.collection
+    met = name == WEIGHTS and "order" in frame.count_columns
+    return met or name == ACTIVATIONS or name in INPUTS

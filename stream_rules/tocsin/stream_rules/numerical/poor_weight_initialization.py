@@ -11,8 +11,8 @@ Looked at are the first `steps` steps of a run that begins at step 0. Three cond
   gradient of the model. A summary in which the gradients rise from exact zeros is none: a last
   layer or a residual branch that begins at zero is a good way to begin.
 - flat_loss: `patience` losses in a row, the first ones of the run, lie within `flat_within` of each
-  other, while there are gradients and a learning rate is not zero. The default is the rounding of a
-  float32: not even another batch changes the loss. A loss of zero is none.
+  other, while there are gradients and a learning rate is not zero. The default is the rounding of
+  sums in float32: not even another batch changes the loss. A loss of zero is none.
 
 The reference (SageMaker Debugger) compares variances of the inputs of activations; here it is that
 of what they put out, which is what is captured. In 15 healthy trainings (perceptrons of 3 to 8
@@ -74,7 +74,7 @@ class PoorWeightInitializationParams(Params):
     """How many summaries of the gradients, from the first one on. Unit: summaries."""
     patience: int = Field(default=10, ge=2)
     """How many losses in a row are flat. Unit: steps."""
-    flat_within: float | None = Field(default=1e-7, ge=0)
+    flat_within: float | None = Field(default=1e-6, ge=0)
     """How far apart flat losses may be; none: any loss is flat that is not below all before it.
     Unit: share of their size."""
     steps: int = Field(default=10, ge=1)
