@@ -187,7 +187,7 @@ def test_batches_that_are_large_enough(columns: Columns) -> None:
 
 def two(first: Samples | float, second: Samples | float) -> Columns:
     table = [np.broadcast_to(np.asarray(x, float), (N,)) for x in (first, second)]
-    return {**gpu(table[0]), **gpu(table[1], number=1)}
+    return {**gpu(table[0], of_job=1.0), **gpu(table[1], number=1, of_job=1.0)}
 
 
 def test_one_of_two_gpus_waits() -> None:
@@ -211,7 +211,7 @@ def _spread() -> list[Record]:
         for node, low in (("a", 90.0), ("b", 20.0), ("c", 21.0)):
             part = rng(low, low + 9, 50, seed=at)
             made.now_ms -= 0 if node == "a" else 25_000
-            add_samples(made, gpu(part), node=node, frame=50)
+            add_samples(made, gpu(part, of_job=1.0), node=node, frame=50)
     return made.records
 
 
@@ -222,9 +222,12 @@ def _spread() -> list[Record]:
         pytest.param(two(99.0, 95.0), id="nothing in common, and well balanced"),
         pytest.param(two(rng(0, 101, seed=1), rng(0, 101)), id="both up and down"),
         pytest.param(two(math.nan, 90.0), id="all NaN"),
-        pytest.param(gpu(np.full(N, 3.0)), id="one GPU"),
+        pytest.param(gpu(np.full(N, 3.0), of_job=1.0), id="one GPU"),
         pytest.param(
-            {**gpu(np.full(N, 95.0)), **gpu(np.zeros(N), number=1, of_job=0.0)}, id="not the job's"
+            {**gpu(np.full(N, 95.0)), **gpu(np.full(N, 3.0), number=1)}, id="nobody knows whose"
+        ),
+        pytest.param(
+            {**two(95.0, 95.0), **gpu(np.zeros(N), number=1, of_job=0.0)}, id="not the job's"
         ),
     ],
 )

@@ -8,10 +8,11 @@ logarithms, between 0 and 0.83. All pairs are compared, across nodes, too; of mo
 means are at least `least_points` apart: one GPU always at 95 % and one always at 99 % have nothing
 in common, and are well balanced.
 
-Samples from before the first step do not count, and each GPU must have `patience` of them. What
-SageMaker Debugger shipped last compares each GPU with itself alone, and leaves a GPU at 100 % out
-of its histogram: with any parameters it never fires. Here the distance is between different GPUs.
-Its documented defaults are 0.5 and 10 samples.
+Only GPUs that are known to be the job's are compared: on a node where nobody knows, those of two
+jobs would be. Samples from before the first step do not count, and each GPU must have `patience` of
+them. What SageMaker Debugger shipped last compares each GPU with itself alone, and leaves a GPU at
+100 % out of its histogram: with any parameters it never fires. Here the distance is between
+different GPUs. Its documented defaults are 0.5 and 10 samples.
 """
 
 from __future__ import annotations
@@ -84,10 +85,9 @@ class LoadBalancing(Rule[LoadBalancingParams, _State]):
         inputs=(
             system("gpu.*.utilization_percent"),
             system("gpu.*.of_job", beside=True),
-            system("gpu.*.memory_used_bytes", beside=True),
-            system("gpu.*.memory_total_bytes", beside=True),
         ),
-        capture_hint=CAPTURE_HINT,
+        capture_hint=f"{CAPTURE_HINT}; which are the job's is known from CUDA_VISIBLE_DEVICES or "
+        "its processes",
         remedy="Give each GPU the same share of the batch and stages of equal cost; use "
         "DistributedDataParallel rather than DataParallel, which gathers all on one GPU.",
         alias="LoadBalancing",
@@ -106,7 +106,7 @@ class LoadBalancing(Rule[LoadBalancingParams, _State]):
         trains = state.start.is_over(at)
         for gpu in gpus_with(frame, "utilization_percent"):
             rate = gpu.column("utilization_percent")
-            if not gpu.of_job or not gpu.taken:
+            if gpu.column("of_job") is None or not gpu.of_job:
                 state.gpus.pop(gpu.name, None)
             elif rate is not None and trains:
                 recent = state.gpus.setdefault(gpu.name, Recent())
