@@ -63,7 +63,8 @@ class OwnRun:
     def ended(self, incarnation: str) -> bool:
         """Whether the rules have seen the end of that incarnation."""
         view = self.views.get(incarnation)
-        return view is not None and view.state in OVER
+        # Rules in a process of their own may come to the end later than the others.
+        return view is not None and view.state in OVER and "in_progress" not in view.rules.values()
 
     def open_deliveries(self) -> list[Delivery]:
         """Those that are not in a final state."""

@@ -126,8 +126,8 @@ class Service(Protocol):
         return None
 
     def outputs(self) -> Sequence[Outgoing]:
-        """What `apply` has found since the last call: acknowledged by the bus before anything
-        else is written. Any output brings a checkpoint at once."""
+        """What `apply` has found since the last call, and `snapshots` with `force`: acknowledged by
+        the bus before anything else is written. Any output brings a checkpoint at once."""
         return ()
 
     def snapshots(self, *, force: bool) -> Sequence[Outgoing]:

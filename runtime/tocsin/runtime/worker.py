@@ -296,7 +296,10 @@ class Worker:
         started = time.perf_counter()
         await self._outputs.flush(producer)
         self._crash("outputs_acknowledged")
-        self._snapshots.add(await self.in_thread(lambda: self._service.snapshots(force=force)))
+        snapshots = await self.in_thread(lambda: self._service.snapshots(force=force))
+        self._outputs.add(self._service.outputs() if force else ())
+        await self._outputs.flush(producer)
+        self._snapshots.add(snapshots)
         await self._snapshots.flush(producer)
         self._crash("snapshots_acknowledged")
         # What a snapshot that does not fit was made of is read again after a restart.
@@ -307,8 +310,7 @@ class Worker:
             await consumer.commit(offsets)
             self._positions.was_committed(offsets)
         self._crash("committed")
-        self._save_now = False
-        self._dirty_since_ms = None
+        self._save_now, self._dirty_since_ms = False, None
         self._count(names.CHECKPOINTS, 1)
         self._count(names.CHECKPOINT_SECONDS, time.perf_counter() - started)
         if not force:

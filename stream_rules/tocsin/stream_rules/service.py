@@ -221,11 +221,9 @@ class RulesService(Service):
     def snapshots(self, *, force: bool) -> Sequence[Outgoing]:
         written: list[Outgoing] = []
         if self._customs is not None:
-            found = self._customs.save(SAVE_S, self.engine) if force else []
-            self._told += found
-            # States must not be there before the issues that they have behind them.
-            handed = [] if found else self._customs.hand_out()
-            written += [self._snapshot(*one) for one in handed]
+            if force:
+                self._told += self._customs.save(SAVE_S, self.engine)
+            written += [self._snapshot(*one) for one in self._customs.hand_out()]
         for number, state, run in self.engine.runs():
             written += [self._view(number, e, e.offset, e.state.heard_ms) for e in run.earlier]
             run.earlier.clear()

@@ -59,6 +59,11 @@ class RunSaved:
     incarnation: str = ""
     statuses: Mapping[str, RuleStatus] = field(default_factory=dict)
     found: int = 0
+    over: bool = False
+
+    def seen_by_readers(self) -> tuple[object, ...]:
+        """What stands in the view of the run."""
+        return self.incarnation, self.statuses, self.found, self.over
 
 
 @dataclass(slots=True)
@@ -250,10 +255,10 @@ class Backlog:
                 incarnation=run.incarnation,
                 statuses=run.statuses,
                 found=run.found,
+                over=run.over,
             )
             self._snapshots += [(run.partition, snapshot) for snapshot in snapshots]
-            now = self.runs[key]
-            if before is None or (before.statuses, before.found) != (now.statuses, now.found):
+            if before is None or before.seen_by_readers() != self.runs[key].seen_by_readers():
                 self._changed[key] = None
             for rule in run.failed:
                 # It stands in the state from now on.

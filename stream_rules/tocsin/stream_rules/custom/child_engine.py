@@ -288,6 +288,7 @@ class ChildEngine:
                 for each in mine
                 if each.spec.fits(state.labels)
             },
+            over=state.ended or state.lost,
             found=sum(each.found for each in mine),
             failed=tuple(each.spec.name for each in mine if each.failed),
             snapshots=snapshots,

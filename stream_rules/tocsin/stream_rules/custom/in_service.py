@@ -146,10 +146,16 @@ class CustomRules:
         statuses: dict[str, RuleStatus] = {
             spec.name: "waiting_for_input" for spec in self._specs if spec.fits(view.labels)
         }
-        found = 0
+        found, over = 0, self.host.broken
         if run is not None and run.incarnation == view.incarnation:
             statuses |= run.statuses
-            found = run.found
+            found, over = run.found, over or run.over
+        if view.state != "running" and not over:
+            # Whoever waits for the end of the run waits for these rules, too.
+            statuses = {
+                name: status if status == "error" else "in_progress"
+                for name, status in statuses.items()
+            }
         return view.model_copy(
             update={"rules": {**view.rules, **statuses}, "issues": view.issues + found}
         )

@@ -151,13 +151,17 @@ class Save(Head):
 
 
 class SavedRun(Head):
-    """One run of a save; `snapshots` of its blobs follow one another."""
+    """One run of a save; `snapshots` of its blobs follow one another.
+
+    `over`: it has ended, or was lost.
+    """
 
     partition: int
     run_id: str
     incarnation: str
     statuses: Mapping[str, RuleStatus]
     found: int
+    over: bool
     failed: tuple[str, ...]
     snapshots: int
 

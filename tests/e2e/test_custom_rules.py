@@ -1,0 +1,161 @@
+"""`tocsin run` with rules of the user's own, one of them sick; a worker that is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from support.custom import FILE
+from support.site import Site, end, until
+from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.port import EARLIEST, Outgoing, Partition, Record
+from tocsin.schemas.events import Event
+from tocsin.schemas.issues import IssueFiring
+from tocsin.schemas.state import Snapshot
+from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
+from tocsin.schemas.wire import decode, read_meta
+from tocsin.stream_rules.testing import RunBuilder
+
+RULES = """\
+  - {name: mine, use: "rules/sick.py:HighLoss", params: {limit: 2.5}, actions: [hook]}
+  - {name: bad, use: "rules/sick.py:Sick", params: {how: exit, at: 5}}
+"""
+
+TRAINING = """
+from tocsin.emitter import start
+with start() as run:
+    for step in range(40):
+        run.log({"loss": 5.0 if step == 30 else 1.0})
+"""
+
+TOPICS = Topics()
+
+
+@pytest.fixture
+def site(embedded_site: Site) -> Site:
+    rules = embedded_site.folder / "rules"
+    rules.mkdir()
+    (rules / "sick.py").write_text(FILE.read_text())
+    embedded_site.config.write_text(embedded_site.config.read_text() + RULES)
+    (embedded_site.folder / "train.py").write_text(TRAINING)
+    return embedded_site
+
+
+def test_a_run_is_watched_by_rules_of_ones_own(site: Site) -> None:
+    done = site.run(sys.executable, "train.py")
+
+    assert done.exit_code == 0, done
+    mine = [issue for issue in done.summary["issues"] if issue["rule"] == "mine"]
+    assert [(issue["first_step"], issue["severity"]) for issue in mine] == [(30, "warning")], done
+    assert done.summary["rules"]["mine"] == "issues_found"
+    assert done.summary["rules"]["bad"] == "error"
+    failed = [issue for issue in done.summary["issues"] if issue["rule"] == "rule_failed"]
+    assert ["exit code 0" in issue["reason"] for issue in failed] == [True], done
+    assert done.summary["deliveries"], done
+    left = [p for p in psutil.process_iter(["cmdline"]) if _is_child_of(p, site.folder)]
+    assert left == []
+
+
+def test_nothing_starts_with_a_rule_that_cannot_be_loaded(site: Site) -> None:
+    (site.folder / "rules" / "sick.py").write_text("import no_such_module\n")
+
+    done = site.run(sys.executable, "train.py")
+
+    assert done.exit_code == 2
+    assert "tocsin.yaml:" in done.stderr
+    assert "No module named 'no_such_module' (line 1)" in done.stderr
+    assert not (site.folder / "bus.db").exists()
+
+
+def _is_child_of(process: psutil.Process, folder: Path) -> bool:
+    try:
+        words = " ".join(process.info["cmdline"] or [])
+        return "stream_rules.custom.child" in words and process.cwd() == str(folder)
+    except psutil.Error:
+        return False
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("seed", range(3))
+def test_workers_and_children_that_are_killed_lose_and_double_nothing(
+    site: Site, seed: int
+) -> None:
+    chance = random.Random(seed)
+    run = RunBuilder("gpt-1")
+    run.started()
+    high = range(20, 3000, 100)
+    for step in range(3000):
+        run.steps([step], loss=5.0 if step in high else 1.0)
+    asyncio.run(_publish(site, run.records[: len(run.records) // 2]))
+    worker = site.service("rules")
+    try:
+        for number in range(12):
+            time.sleep(chance.uniform(0.2, 2.5))
+            if number == 6:
+                asyncio.run(_publish(site, run.records[len(run.records) // 2 :]))
+            if chance.random() < 0.5:
+                worker.send_signal(signal.SIGKILL)
+                worker.wait(10)
+                worker = site.service("rules")
+                continue
+            for child in psutil.Process(worker.pid).children():
+                child.kill()
+        until(lambda: len(_issues(site, "mine")) >= len(high), 60, "all issues of mine")
+        until(lambda: _covered(site) == len(run.records), 60, "all is saved")
+    finally:
+        end(worker)
+
+    found = _issues(site, "mine")
+    reasons = dict(found)
+    assert len(found) == len(reasons)
+    assert set(reasons) == set(high)
+    assert reasons[20] == "loss 5 at step 20, the 21th"
+    assert reasons[2920] == "loss 5 at step 2920, the 2921th"
+
+
+async def _publish(site: Site, records: list[Record]) -> None:
+    async with EmbeddedBus(site.folder / "bus.db") as bus:
+        await bus.init(TOPICS.specs())
+        producer = await bus.producer()
+        await producer.publish([Outgoing(r.partition, r.key, r.value, r.headers) for r in records])
+        await producer.close()
+
+
+async def _read(site: Site, partition: Partition) -> list[Record]:
+    found: list[Record] = []
+    async with EmbeddedBus(site.folder / "bus.db", create=False) as bus:
+        reader = await bus.reader({partition: EARLIEST})
+        stop = (await reader.ends([partition]))[partition]
+        while await reader.position(partition) < stop:
+            found += await reader.poll(timeout_s=1.0)
+        await reader.close()
+    return found
+
+
+def _issues(site: Site, rule: str) -> set[tuple[int | None, str]]:
+    """First step and reason of each that fires; one id has one of them."""
+    records = asyncio.run(_read(site, Partition(TOPICS.issues, issue_partition("gpt-1"))))
+    found: dict[str, tuple[int | None, str]] = {}
+    for record in records:
+        event = decode(read_meta(record.headers), record.value or b"")
+        assert isinstance(event, Event)
+        issue = event.data
+        if isinstance(issue, IssueFiring) and issue.rule == rule and issue.state == "firing":
+            told = (issue.first_step, issue.reason)
+            assert found.setdefault(issue.issue_id, told) == told
+    return set(found.values())
+
+
+def _covered(site: Site) -> int:
+    """What the states of the custom rules cover."""
+    number = telemetry_partition("gpt-1")
+    records = asyncio.run(_read(site, Partition(TOPICS.state, number)))
+    saved = [Snapshot.decode(record.value) for record in records if record.value]
+    return max((one.next_offset for one in saved if one.rule == "_custom"), default=0)
