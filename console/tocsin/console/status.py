@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from tocsin.console.issue_table import IssueFilter, delivery_facts, issue_table, no_runs_line
+from tocsin.console.rule_counts import in_a_line
 from tocsin.console.views import BusView
 from tocsin.schemas.issues import gravest
 from tocsin.schemas.runs import RunView
 from tocsin.schemas.text import plain_line
+
+_RULES_OF: Final = 5
+"""Of how many runs, the ones that began last, the rules' statuses are told."""
 
 _STATE_STYLE: Mapping[str, str] = {"running": "green", "ended": "", "lost": "yellow"}
 
@@ -48,6 +53,10 @@ def print_status(
     console.print(_runs_table(view.runs, now_ms))
     if (issues := issue_table(view, IssueFilter(), ids=False)) is not None:
         console.print(issues)
+    for run in sorted(view.runs, key=lambda run: run.started_ms)[-_RULES_OF:]:
+        if run.rules:
+            line = plain_line(f"rules of {run.run_id}: {in_a_line(run.rules)}")
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
     newest = [issue for issue in view.issues if issue.run_id == view.issues[-1].run_id]
     if (told := gravest(newest)) is not None:
         command = shlex.join(["tocsin", "why", told.short_id, *again])

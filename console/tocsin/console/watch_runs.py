@@ -8,6 +8,7 @@ from typing import Final
 
 from rich.cells import cell_len, set_cell_size
 
+from tocsin.console.rule_counts import FOUND, counts, named
 from tocsin.console.status import ago
 from tocsin.console.watch_series import NONFINITE, sparkline
 from tocsin.console.watch_state import WatchedRun
@@ -34,13 +35,6 @@ _COLUMNS: Final = (
 )  # fmt: skip
 _RIGHT: Final = frozenset({"step", "/s", "loss", "issues", "ranks"})
 _SPARK: Final = "trend"
-
-_RULES: Final[dict[RuleStatus, str]] = {
-    "in_progress": "in progress",
-    "waiting_for_input": "waiting for input",
-    "no_issues_found": "without issues",
-    "stopped": "stopped with the run",
-}
 
 
 def run_lines(runs: Sequence[WatchedRun], *, width: int, now_ms: int) -> list[Line]:
@@ -153,18 +147,12 @@ def _spark(run: WatchedRun, size: int) -> list[Piece]:
 def _rules(rules: dict[str, RuleStatus]) -> list[Line]:
     """How many rules are in which state, and which have found something or failed."""
     parts: list[Line] = []
-    for status, words in (("issues_found", "found by"), ("error", "failed")):
-        names = [name for name, found in rules.items() if found == status]
-        if names:
+    for status in FOUND:
+        if text := named(rules, status):
             style = "bold red" if status == "issues_found" else "yellow"
-            parts.append((Piece(plain_line(f"{words} {', '.join(names)}"), style),))
-    counts = [
-        f"{number} {words}"
-        for status, words in _RULES.items()
-        if (number := sum(found == status for found in rules.values()))
-    ]
-    if counts:
-        parts.append((Piece(f"rules: {', '.join(counts)}"),))
+            parts.append((Piece(plain_line(text), style),))
+    if text := counts(rules):
+        parts.append((Piece(f"rules: {text}"),))
     return parts
 
 

@@ -55,6 +55,21 @@ rules:
     assert actions(told) == ["mail"]
 
 
+def test_a_stop_waits_for_a_rule_that_has_lost_its_memory() -> None:
+    text = "rules:\n  - loss_spike: [stop]\n"
+    (name,) = notify_names([HOOK])
+    default, listed = (routing_of(config, notify=[HOOK]) for config in (Config(), config_of(text)))
+    for routing, rule in ((default, "loss_diverged"), (listed, "loss_spike")):
+        held = issue(rule=rule).model_copy(update={"stop_held": True})
+        assert actions(routing.plan(held)) == [name]
+        released = issue(rule=rule, raised_from="critical").model_copy(
+            update={"raised_from": None, "stop_released": True}
+        )
+        assert actions(routing.plan(released)) == ["stop"]
+        ongoing = released.model_copy(update={"stop_released": False})
+        assert routing.plan(ongoing) == []
+
+
 def test_a_notify_name_shows_the_host_and_not_the_token() -> None:
     (name,) = notify_names([HOOK])
     assert name.startswith("notify:hooks.example.com-")

@@ -59,6 +59,27 @@ def test_a_run_its_issues_and_what_was_done_are_shown() -> None:
     assert "step 3" in text
 
 
+def test_how_the_rules_stand_is_told_of_the_newest_runs() -> None:
+    rules = {
+        "loss_spike": "issues_found",
+        "nonfinite": "in_progress",
+        "overfit": "waiting_for_input",
+        "dead_relu": "waiting_for_input",
+        "mine": "error",
+    }
+    runs = [
+        RUN.model_copy(update={"run_id": f"run-{i}", "started_ms": NOW_MS + i, "rules": rules})
+        for i in range(7)
+    ]
+    lines = printed(BusView(runs, [issue()], [])).splitlines()
+    told = [line for line in lines if line.startswith("rules of")]
+    assert len(told) == 5
+    assert told[-1] == (
+        "rules of run-6: 1 in progress, 2 waiting for input, found by loss_spike, failed mine"
+    )
+    assert not any("rules of" in line for line in printed(VIEW).splitlines())
+
+
 def test_text_from_a_run_is_no_markup() -> None:
     odd = issue().model_copy(update={"reason": "[red]not[/] a colour"})
     assert "[red]not[/] a colour" in printed(BusView([RUN], [odd], []))

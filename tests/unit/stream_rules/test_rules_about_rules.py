@@ -155,6 +155,30 @@ def test_a_rule_without_input_is_named_once() -> None:
     assert "backward()" in issues[0].remedy
 
 
+def test_an_event_that_never_came_is_missed_too() -> None:
+    run = RunBuilder()
+    run.started()
+    run.steps(range(200), loss=1.0, gradient_norm=1.0)
+    entries = [
+        RuleEntry(name=name, use=name)
+        for name in ("loss_input_mismatch", "max_initialization_time", "rule_has_no_input")
+    ]
+    specs = rule_specs(entries, defaults="none")
+    (issue,) = issues_of(run.records, "rule_has_no_input", specs=specs)
+    assert (issue.severity, issue.subject.name) == ("warning", "loss_input_mismatch")
+    assert "tocsin.run.loss_inputs" in str(issue.evidence.facts[0].value)
+    assert "tocsin.run.started" in issue.evidence.explanation
+
+
+def test_among_all_rules_at_their_defaults_few_are_missed() -> None:
+    run = RunBuilder()
+    run.started()
+    columns = {"lr.0": 1e-3}
+    run.steps(range(200), loss=1.0, gradient_norm=1.0, step_time_s=0.1, columns=columns)
+    run.ended()
+    assert issues_of(run.records, "rule_has_no_input") == []
+
+
 def test_a_rule_for_other_runs_is_not_missed() -> None:
     run = RunBuilder(labels={"env": "dev"})
     run.started()

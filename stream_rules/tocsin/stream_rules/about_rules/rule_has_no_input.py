@@ -40,6 +40,7 @@ class _State:
     scalars: list[str] = field(default_factory=list)
     collections: list[str] = field(default_factory=list)
     samples: list[str] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
     said: bool = False
 
 
@@ -56,7 +57,12 @@ class RuleHasNoInput(Rule[RuleHasNoInputParams, _State]):
         family="about_rules",
         meaning="Nothing that a rule reads has come within the first steps: it watches nothing.",
         severity="warning",
-        inputs=(scalar("*", mode=None), tensors("*"), Input("system", "*", None)),
+        inputs=(
+            scalar("*", mode=None),
+            tensors("*", mode=None),
+            Input("system", "*", None),
+            Input("event", "*", None, beside=True),
+        ),
         remedy="Capture what is missing (see the evidence), or switch the rule off.",
         params=RuleHasNoInputParams,
         does_not_see="Input that ends: a rule that had something to read once is not missed. What "
@@ -86,7 +92,7 @@ class RuleHasNoInput(Rule[RuleHasNoInputParams, _State]):
             yield from self._missing(waiting, int(frame.steps[-1]), at)
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
-        _note(self.state.collections, (frame.collection,))
+        _note(self.state.collections, (f"{frame.mode}/{frame.collection}",))
         return ()
 
     def on_system(self, frame: SystemFrame, at: Moment) -> Iterable[Outcome]:
@@ -94,6 +100,7 @@ class RuleHasNoInput(Rule[RuleHasNoInputParams, _State]):
         return ()
 
     def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+        _note(self.state.events, (data.event_type,))
         if isinstance(data, RunEnded) and at.run.ended and at.run.last_step is not None:
             late = [one for one in self._watched if one.listed and one.comes == "later"]
             yield from self._missing(late, at.run.last_step, at, about="later")
@@ -108,7 +115,7 @@ class RuleHasNoInput(Rule[RuleHasNoInputParams, _State]):
             return
         first = (listed or waiting)[0]
         state = self.state
-        seen = [*state.scalars, *state.collections, *state.samples]
+        seen = [*state.scalars, *state.collections, *state.samples, *state.events]
         others = [one.name for one in waiting if one is not first]
         yield Finding(
             about=about,
@@ -136,14 +143,13 @@ class RuleHasNoInput(Rule[RuleHasNoInputParams, _State]):
     def _seen(self, wanted: Input) -> bool:
         state = self.state
         if wanted.kind == "event":
-            return True
-        if wanted.kind == "tensors":
-            return any(wanted.fits(name) for name in state.collections)
+            return any(wanted.fits(name) for name in state.events)
         if wanted.kind == "system":
             return any(wanted.fits(name) for name in state.samples)
+        known = state.collections if wanted.kind == "tensors" else state.scalars
         return any(
             wanted.fits(name) and wanted.mode in (None, mode)
-            for mode, _, name in (full.partition("/") for full in state.scalars)
+            for mode, _, name in (full.partition("/") for full in known)
         )
 
 
