@@ -9,7 +9,7 @@ own. Reading is idempotent, so it does not matter how often a record comes, nor 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -27,6 +27,9 @@ COLLECTIONS: Final = ("gradients", "weights", "optimizer_state")
 MOST_BYTES: Final = 64 << 20
 """Of summaries of one other run; what comes later is not kept: the first difference counts."""
 
+_NAME_BYTES: Final = 100
+_LOSS_BYTES: Final = 100
+
 
 @dataclass(slots=True)
 class Reference:
@@ -42,6 +45,7 @@ class Reference:
     last_step: int = -1
     _losses: dict[int, float] = field(default_factory=dict)
     _frames: dict[tuple[str, int], TensorFrame] = field(default_factory=dict)
+    _names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _whole: dict[str, WholeFrames] = field(default_factory=dict)
     _past: set[str] = field(default_factory=set)
     _bytes: int = 0
@@ -95,7 +99,7 @@ class Reference:
     def _forget(self) -> None:
         self.full = False
         self.rank, self.last_step = None, -1
-        self._losses, self._frames, self._whole = {}, {}, {}
+        self._losses, self._frames, self._names, self._whole = {}, {}, {}, {}
         self._bytes = 0
 
     def _take_losses(self, frame: StepFrame) -> None:
@@ -105,14 +109,23 @@ class Reference:
         for step, loss in zip(frame.steps.tolist(), losses.tolist(), strict=True):
             self._losses.setdefault(step, loss)
             self.last_step = max(self.last_step, step)
-        self._grow(32 * frame.steps.size)
+        self._grow(_LOSS_BYTES * frame.steps.size)
 
     def _keep(self, frame: TensorFrame) -> None:
         if self.full:
             return
         self.last_step = max(self.last_step, frame.step)
-        if self._frames.setdefault((frame.collection, frame.step), frame) is frame:
-            self._grow(frame.values.nbytes + frame.counts.nbytes)
+        if (frame.collection, frame.step) in self._frames:
+            return
+        names = self._names.get(frame.collection)
+        if names == frame.rows:
+            # The names weigh more than the numbers, and are the same each time.
+            frame = replace(frame, rows=names)
+        else:
+            self._names[frame.collection] = frame.rows
+            self._grow(_NAME_BYTES * len(frame.rows))
+        self._frames[frame.collection, frame.step] = frame
+        self._grow(frame.values.nbytes + frame.counts.nbytes)
 
     def _grow(self, size: int) -> None:
         self._bytes += size

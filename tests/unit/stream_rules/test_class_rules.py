@@ -109,7 +109,7 @@ RARE = np.diag([980, 20])
 
 def test_a_class_of_very_few_labels() -> None:
     issue = assert_fires(run_of([RARE]).records, "class_imbalance", specs=IMBALANCE)
-    assert (issue.branch, issue.severity, issue.subject.name) == ("imbalance", "info", "1")
+    assert (issue.branch, issue.severity, issue.subject.name) == ("imbalance", "info", "class 1")
     assert issue.evidence.facts[0].value == pytest.approx(49)
 
 
@@ -188,7 +188,7 @@ def test_a_class_taken_for_many_others() -> None:
     spread = good(6, 0.95)
     spread[4] = np.array([0.2, 0.2, 0.2, 0.2, 0.0, 0.2]) / 6
     issue = assert_fires(run_of([table(spread, 900)] * 3).records, "confusion", specs=CONFUSION)
-    assert (issue.branch, issue.subject.name) == ("diagonal", "4")
+    assert (issue.branch, issue.subject.name) == ("diagonal", "class 4")
 
 
 @pytest.mark.parametrize(

@@ -107,8 +107,8 @@ PLAIN = {"17": 60, "5": 40, "other": 900}
 def test_a_text_that_is_mostly_padding() -> None:
     found = issues_of(text([PADDED, PLAIN, PLAIN]).records, specs=TOKENS)
     assert [(i.state, i.severity, i.subject.name) for i in found] == [
-        ("firing", "info", "0"),
-        ("resolved", "info", "0"),
+        ("firing", "info", "token 0"),
+        ("resolved", "info", "token 0"),
     ]
     assert found[0].reason.startswith("token 0 is 70 % of the text")
 
@@ -116,7 +116,7 @@ def test_a_text_that_is_mostly_padding() -> None:
 def test_each_listed_token_has_its_limit() -> None:
     specs = only("nlp_sequence_ratio", token_values=[17, 5], token_thresholds_percent=[50.0, 2.5])
     (issue,) = issues_of(text([PLAIN] * 3).records, specs=specs)
-    assert issue.subject.name == "5"
+    assert issue.subject.name == "token 5"
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,7 @@ class CheckInputImages(Rule[CheckInputImagesParams, _State]):
                 "threshold_mean": 0.2,
                 "threshold_samples": 500,
                 "largest_std": None,
+                "most_channels": 1024,
                 "for_summaries": 1,
             }
         },

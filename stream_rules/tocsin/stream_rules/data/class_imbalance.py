@@ -178,7 +178,7 @@ class ClassImbalance(Rule[ClassImbalanceParams, _State]):
         yield Finding(
             about="one_class",
             branch="one_class",
-            subject=Subject(kind="tensor", name=str(only), collection="labels"),
+            subject=Subject(kind="tensor", name=f"class {only}", collection="labels"),
             reason=f"all of the {seen:,.0f} labels so far are class {only}, of {classes} classes",
             first_step=tally.since,
             first_rank=tally.frames.rank,
@@ -213,7 +213,7 @@ class ClassImbalance(Rule[ClassImbalanceParams, _State]):
         yield Finding(
             about="imbalance",
             branch="imbalance",
-            subject=Subject(kind="tensor", name=str(rarest), collection="labels"),
+            subject=Subject(kind="tensor", name=f"class {rarest}", collection="labels"),
             reason=f"class {often} has {most / least:,.0f} times as many labels as class {rarest} "
             f"({most:,.0f} and {least:,.0f} in a sample)",
             first_step=tally.since,
@@ -277,7 +277,7 @@ class ClassImbalance(Rule[ClassImbalanceParams, _State]):
         return Finding(
             about=f"misprediction/{mode}",
             branch="misprediction",
-            subject=Subject(kind="tensor", name=str(worst), collection="labels"),
+            subject=Subject(kind="tensor", name=f"class {worst}", collection="labels"),
             reason=f"{100 * shares[worst]:.0f} % of class {worst} are predicted wrongly{where}"
             f"{others}, while {100 * accuracy:.0f} % of all labels are predicted rightly",
             first_step=self.state.missed_since.get(mode),

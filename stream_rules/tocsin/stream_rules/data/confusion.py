@@ -189,7 +189,7 @@ class Confusion(Rule[ConfusionParams, _State]):
         return Finding(
             about=mode,
             branch="off_diagonal" if i != j else "diagonal",
-            subject=Subject(kind="tensor", name=str(i), collection="confusion"),
+            subject=Subject(kind="tensor", name=f"class {i}", collection="confusion"),
             reason=f"{said}{more}, while {100 * accuracy:.0f} % of all are predicted rightly",
             first_step=of.since,
             first_rank=of.frames.rank,

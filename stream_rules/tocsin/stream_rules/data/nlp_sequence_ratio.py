@@ -165,7 +165,7 @@ class NlpSequenceRatio(Rule[NlpSequenceRatioParams, _State]):
         state, percent = self.state, 100 * count / total
         return Finding(
             about=name,
-            subject=Subject(kind="tensor", name=name, collection="tokens"),
+            subject=Subject(kind="tensor", name=f"token {name}", collection="tokens"),
             reason=f"token {name} is {percent:.0f} % of the text, of {total:,.0f} tokens in a "
             "sample",
             first_step=state.since[name],
