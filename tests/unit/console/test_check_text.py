@@ -9,6 +9,7 @@ import pytest
 
 from tocsin.console.check import NO_FILE, as_json, as_text, check_file, check_files
 from tocsin.schemas.errors import ConfigurationError
+from tocsin.stream_rules.catalogue import built_in
 
 GOOD = """\
 version: 1
@@ -74,12 +75,15 @@ def test_the_services_checks_are_among_them(tmp_path: Path) -> None:
 
 
 def test_a_good_file_says_what_holds(tmp_path: Path) -> None:
+    named_only = [rule.meta.name for rule in built_in() if not rule.meta.by_default]
     checked = check_file(written(tmp_path, GOOD), HOOK, tmp_path)
 
     assert not checked.problems
     assert not checked.warnings
     assert not checked.notes
     assert checked.holds is not None
+    off = checked.holds.rules_off
+    assert set(off) == {"loss_not_decreasing", *named_only}
     assert as_text(checked).splitlines() == [
         "tocsin.yaml: no problems",
         "  bus        embedded:.tocsin/bus.db (the default)",
@@ -87,7 +91,7 @@ def test_a_good_file_says_what_holds(tmp_path: Path) -> None:
         "  secrets    hook (variable CHECK_TEST_HOOK)",
         "  rules      "
         f"{len(checked.holds.rules_on)} on: {', '.join(checked.holds.rules_on)}; "
-        "1 off: loss_not_decreasing",
+        f"{len(off)} off: {', '.join(off)}",
         "  capture    0.5% of the step time: losses, gradients, weights, activations, "
         "optimizer_state",
         "  receivers  ml-hook (webhook)",
