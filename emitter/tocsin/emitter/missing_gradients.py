@@ -165,7 +165,7 @@ class UntrackedGradients:
 
     def forget(self) -> None:
         """Another training begins."""
-        self._before: dict[int, tuple[float, ...]] = {}
+        self._before: dict[int, str] = {}
 
     def look(self, optimizers: Optimizers) -> None:
         """Remember which gradients there are now."""
@@ -182,15 +182,15 @@ class UntrackedGradients:
         return _table(optimizers, changed, owned) if changed else None
 
 
-def _state_of(parameter: torch.Tensor) -> tuple[float, ...]:
+def _state_of(parameter: torch.Tensor) -> str:
     """What is another one once the gradient has changed."""
     grad = parameter.grad
     if grad is None:
-        return ()
-    # A new gradient may lie where the one before was.
+        return ""
+    # A new gradient may lie where the one before was. As text NaN is like itself.
     plain = grad.is_cpu and grad.layout is torch.strided and not grad.is_complex()
     values = grad.detach().reshape(-1)[:4].tolist() if plain else []
-    return (id(grad), grad._version, *values)
+    return f"{id(grad)} {grad._version} {values}"
 
 
 def _untracked(optimizers: Optimizers) -> tuple[dict[int, torch.Tensor], set[int]]:

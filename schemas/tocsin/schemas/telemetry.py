@@ -141,6 +141,14 @@ class TensorFrame:
     (`log_z` and `log_z_max`, the log-sum-exp of a token) and `embeddings` (`row_norm_mean`,
     `row_norm_max`, and as a count `row_of_max`, which row that is).
 
+    Two collections hold names of parameters, and counts alone: `no_gradient`, those to which no
+    gradient has arrived for `steps` looks in a row, and `longest` for so many before; `had`,
+    whether one has come before; of the `watched` looks those in which its module was `called` with
+    gradients on, or only without (`silent_calls`); its `place` in the optimizer, and how many
+    tensors are `trainable`. And `not_optimized`, those with a gradient that no optimizer has:
+    whether they are `inside` of the model that is trained, and in its `last` layer; how many
+    `orphans` of the optimizer belong to no module.
+
     Collections of what a training is fed hold no tensors; each frame has what a sample has shown
     since the one before, at the steps 10, 20 and 50, then every 100 steps, and at the end of an
     evaluation (`mode`):
@@ -281,6 +289,11 @@ class StepFrame:
     `loss.NAME` is a loss that the user named, or that of another optimizer than the main one
     (`loss.discriminator`), which has `gradient_norm.NAME` and `lr.NAME`, too: means over its steps
     since the main one's last, the rate its newest.
+
+    Said when it is known or changes: `gradients_uncleared` and `optimizer_renewed`, for how many
+    steps in a row gradients were not cleared or the optimizer was a new one; `trainable_tensors`
+    and how many of them are `without_gradient`; `schedule_steps`, how often the learning-rate
+    schedules were stepped, and `epochs` of the training's data loaders.
 
     With several ranks: `local_gradient_norm`, of this rank's own gradients before they were
     averaged, and where the model lies in parts on the ranks (FSDP2, tensor and pipeline parallel)
