@@ -69,7 +69,12 @@ def first_bad_value(loss: torch.Tensor, names: Mapping[int, str]) -> BadValue | 
         for order, node in enumerate(_in_forward_order(loss)):
             if time.perf_counter() > until:
                 return None
-            own = _module_of(node, names)
+            own = ""
+            for name, parameter in _parameters_of(node, names):
+                own = name.rpartition(".")[0] or name
+                nans, infs = _bad(parameter)
+                if nans or infs:
+                    return BadValue("weights", name, parameter.numel(), nans, infs, order)
             module = own or module
             produced[node] = place = _place(node, own, module)
             found = None
@@ -77,9 +82,6 @@ def first_bad_value(loss: torch.Tensor, names: Mapping[int, str]) -> BadValue | 
                 nans, infs = _bad(tensor)
                 if not nans and not infs:
                     continue
-                weight = _weight_of(tensor, names)
-                if weight is not None:
-                    return BadValue("weights", weight, tensor.numel(), nans, infs, order)
                 if tensor.grad_fn is not None:
                     maker = produced.get(tensor.grad_fn, place)
                     return BadValue("activations", maker, tensor.numel(), nans, infs, order)
@@ -129,24 +131,15 @@ def _bad(tensor: torch.Tensor) -> tuple[int, int]:
     return int(tensor.isnan().sum()), int(tensor.isinf().sum())
 
 
-def _module_of(node: Node, names: Mapping[int, str]) -> str:
-    """The module whose parameter an operation uses; "": none."""
+def _parameters_of(node: Node, names: Mapping[int, str]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The parameters that an operation uses, by name."""
     for following, _ in node.next_functions:
         # A Linear's weight comes by a transposition.
         for behind in (following, *_behind(following)):
-            name = names.get(id(getattr(behind, "variable", None)))
-            if name is not None:
-                return name.rpartition(".")[0] or name
-    return ""
-
-
-def _weight_of(tensor: torch.Tensor, names: Mapping[int, str]) -> str | None:
-    """The name of the parameter that this is, transposed or not; None: it is none."""
-    if tensor.grad_fn is None:
-        return names.get(id(tensor))
-    for behind in _behind(tensor.grad_fn):
-        return names.get(id(getattr(behind, "variable", None)))
-    return None
+            variable = getattr(behind, "variable", None)
+            name = names.get(id(variable))
+            if name is not None and is_plain(variable) and variable.device.type == "cpu":
+                yield name, variable
 
 
 def _behind(node: Node | None) -> Iterator[Node]:

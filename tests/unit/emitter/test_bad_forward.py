@@ -83,12 +83,12 @@ def test_a_weight_is_told_from_what_is_computed_with_it() -> None:
     found = look(model, functional.cross_entropy(model(x), y))
     assert found is not None
     assert (found.collection, found.name) == ("weights", "head.weight")
-    convolution = nn.Conv1d(1, 2, 3)
+    convolution = nn.Sequential(nn.Conv1d(1, 2, 3), nn.BatchNorm1d(2))
     with torch.no_grad():
-        convolution.weight[0, 0, 0] = NAN
+        convolution[1].bias[0] = NAN
     found = look(convolution, convolution(x[:, None]).relu().sum())
     assert found is not None
-    assert (found.collection, found.name) == ("weights", "weight")
+    assert (found.collection, found.name) == ("weights", "1.bias")
 
 
 def test_what_is_well_or_not_to_be_read_says_nothing() -> None:
