@@ -89,6 +89,13 @@ def test_what_stops_a_run_has_its_reason_in_the_table() -> None:
             assert rule.meta.stops_because[1:] in table
 
 
+def test_the_readme_names_every_rule_once() -> None:
+    _, _, after = (DOCS.parent / "README.md").read_text().partition("## What it finds")
+    _, _, table = after.partition("| what goes wrong |")
+    named = re.findall(r"`(\w+)`", table.partition("\n\n")[0])
+    assert sorted(named) == sorted(built_in().names())
+
+
 SERIES = Series(
     name="loss",
     steps=tuple(range(10, 20)),
