@@ -125,6 +125,16 @@ def seen(run: RunBuilder, classes: int, function: str = "cross_entropy") -> None
     )
 
 
+def test_a_cross_entropy_with_an_easy_beginning_has_not_diverged_below_a_guess() -> None:
+    rising = [0.06, 0.07, 0.3, *(min(4.3, 0.5 * i) for i in range(1, 200))]
+    for last, fires in ((rising, False), ([*rising, *[60.0] * 60], True)):
+        run = RunBuilder()
+        run.started()
+        seen(run, 256)
+        run.steps(range(len(last)), loss=last)
+        assert bool(issues_of(run.records, specs=DIVERGED)) is fires
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_a_cross_entropy_with_the_wrong_sign_is_known_at_once(late: bool) -> None:
     run = RunBuilder()

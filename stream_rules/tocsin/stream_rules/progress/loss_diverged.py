@@ -17,6 +17,11 @@ gradients begin near zero, and rise while all is well (of eight runs of REINFORC
 the first `for_steps` steps, by the critical factor alone, with the spread of those first losses as
 the least scale, and no more than warned of.
 
+A cross-entropy that begins at a tenth of what a guess costs, the logarithm of the number of
+classes, or below says at first how easy the beginning is: against a queue of random keys, as in
+momentum contrast, it rises from 0.06 to 4.1 of 5.5 while all is well. Half a guess is then the
+least scale: what is no worse than a guess has not diverged.
+
 A loss that is minimised has a lower bound. One that began at or above it and falls to
 `quick_factor` times its own first size below zero has none (branch `falling`): its sign is wrong,
 or a term of it can be made as negative as the model likes. Where the source says that it is a
@@ -68,6 +73,9 @@ _CLASSES: Final = {"cross_entropy": 0, "nll_loss": 0, "binary_cross_entropy_with
 
 _BURST: Final = 3
 """Losses whose median says that it rises or falls steeply."""
+
+_EASY: Final = 0.1
+"""A cross-entropy that begins below this share of a guess's has an easy beginning."""
 
 _SMALL_START: Final = 0.01
 """A loss that begins below this, or is ever negative, is no measure of what is bad."""
@@ -286,7 +294,9 @@ class LossDiverged(Rule[LossDivergedParams, _State]):
     def _scale(self) -> float:
         state = self.state
         spread = math.sqrt(state.squares / state.count) if state.count else 0.0
-        return max(abs(state.reference), spread, 0.0 if state.natural else state.early)
+        guess = math.log(state.classes) if state.classes >= 2 else 0.0
+        easy = 0.5 * guess if state.first < _EASY * guess else 0.0
+        return max(abs(state.reference), spread, 0.0 if state.natural else state.early, easy)
 
     def _least_factor(self) -> float:
         """Above which something may be said."""
