@@ -98,6 +98,8 @@ def test_a_quick_model_on_a_cpu_is_told_at_most_an_advice() -> None:
     assert told(run(0.016, 0.03, workers=8, batch_size=1024)) == [("starvation", "info", "firing")]
     assert told(run(0.025, 0.03, workers=8, batch_size=1024)) == [("starvation", "info", "firing")]
     assert told(run(0.02, 0.03)) == [("starvation", "info", "firing")]
+    in_memory = run(0.04, 0.045, workers=8, dataset="TensorDataset")
+    assert told(in_memory) == [("starvation", "info", "firing")]
 
 
 @pytest.mark.parametrize(
