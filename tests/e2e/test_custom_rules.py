@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import signal
 import sys
 import time
 from pathlib import Path
@@ -100,8 +99,8 @@ def test_workers_and_children_that_are_killed_lose_and_double_nothing(
             time.sleep(chance.uniform(0.2, 2.5))
             if number == 6:
                 asyncio.run(_publish(site, run.records[len(run.records) // 2 :]))
-            if chance.random() < 0.5:
-                worker.send_signal(signal.SIGKILL)
+            if chance.random() < 0.5 or worker.poll() is not None:
+                worker.kill()
                 worker.wait(10)
                 worker = site.service("rules")
                 continue

@@ -19,7 +19,7 @@ from tocsin.schemas.config_settings import SecretUnavailable, resolve_secrets, r
 from tocsin.schemas.config_values import format_percent
 from tocsin.schemas.yaml_loader import load
 from tocsin.stream_rules.catalogue import built_in
-from tocsin.stream_rules.custom.host import load_apart
+from tocsin.stream_rules.custom.checking import load_apart
 from tocsin.stream_rules.custom.loading import Loaded
 from tocsin.stream_rules.instances import RuleSpec, rule_specs
 

@@ -37,12 +37,15 @@ class Death:
 class Court:
     """Judges one death after the other; `rules` are all that there are.
 
-    `unexplained` counts those, one after the other, for which no rule answers.
+    Attributes:
+        unexplained: deaths, one soon after the other, for which no rule answers.
+        fruitless: those among them of children that had saved nothing.
     """
 
     limits: Limits
     rules: Sequence[str]
     unexplained: int = 0
+    fruitless: int = 0
     _ended: Counter[str] = field(default_factory=Counter)
     _suspect: tuple[str, str, int] | None = None
 
@@ -55,9 +58,10 @@ class Court:
         found = self._culprit(death)
         if found is None:
             self.unexplained += 1
+            self.fruitless += 1
             return ()
         run_id, rule, partition, offset = found
-        self.unexplained = 0
+        self.unexplained = self.fruitless = 0
         self._ended[rule] += 1
         why = self._why(death)
         verdicts = [Verdict(rule=rule, run_id=run_id, partition=partition, offset=offset, why=why)]
@@ -66,11 +70,18 @@ class Court:
             verdicts.append(Verdict(rule=rule, run_id=None, why=why))
         return verdicts
 
+    def excuses(self, death: Death) -> bool:
+        """Whether an end in the first loading is not the rules': somebody else has brought it."""
+        self.unexplained += 1
+        self.fruitless += 1
+        killed = death.kind == "exit" and death.returncode == -signal.SIGKILL
+        return killed and self.fruitless < self.limits.starts
+
     def hopeless(self) -> str:
         """Why no rule is loaded any more; empty: they are."""
-        if self.unexplained < self.limits.starts:
+        if self.fruitless < self.limits.starts:
             return ""
-        return f"the process of the custom rules has ended {self.unexplained} times, unexplained"
+        return f"the process of the custom rules has ended {self.fruitless} times, unexplained"
 
     def _culprit(self, death: Death) -> tuple[str, str, int, int] | None:
         mark = death.mark

@@ -77,7 +77,9 @@ class CustomHost:
         """Whether the thread has ended by a mistake of ours: nothing comes any more."""
         self._entries = tuple(entries)
         self._folder = folder
-        self._failing = failing
+        self._failing = None
+        if failing is not None:
+            self._failing = Failing(name=failing.name, severity=failing.severity)
         self._software = software
         self._limits = limits or Limits()
         self._court = Court(self._limits, [entry.name for entry in self._entries])
@@ -250,16 +252,13 @@ class CustomHost:
             child.end()
 
     def _hello(self) -> Hello:
-        failing = None
-        if self._failing is not None:
-            failing = Failing(name=self._failing.name, severity=self._failing.severity)
         with self._lock:
             return Hello(
                 wanted=tuple(wanted(entry) for entry in self._entries),
                 folder=str(self._folder.absolute()),
                 taken=(*(own := built_in()).names(), *own.aliases()),
                 software=self._software,
-                failing=failing,
+                failing=self._failing,
                 memory_bytes=self._limits.memory_bytes,
                 verdicts=tuple(self._backlog.verdicts.values()),
                 described=self._described,
@@ -346,6 +345,8 @@ class CustomHost:
                 child.farewell = head
             elif isinstance(head, Answer):
                 self._backlog.answered(message)
+                if head.saved is not None:
+                    self._court.fruitless = 0
             self._answered.notify_all()
             nudge = self._backlog.untaken or not self._backlog.waiting
         if nudge:
@@ -370,6 +371,8 @@ class CustomHost:
     def _judge(self, death: Death) -> bool:
         """Who was it; whether another child is to be started."""
         if self._loaded is None:
+            if self._court.excuses(death):
+                return True
             with self._answered:
                 self._loaded = unloadable(self._entries, death, self._limits)
                 self._answered.notify_all()
@@ -390,19 +393,6 @@ class CustomHost:
         end_s = time.monotonic() + pause_s
         while not self._closing and (left_s := end_s - time.monotonic()) > 0:
             time.sleep(min(left_s, 0.05))
-
-
-def load_apart(
-    entries: Sequence[RuleEntry], *, folder: Path, limits: Limits | None = None
-) -> Loaded:
-    """A `CustomLoader` that loads in a child process, which ends with it: for checks."""
-    if not entries:
-        return Loaded()
-    host = CustomHost(entries, folder, limits=limits)
-    try:
-        return host.start()
-    finally:
-        host.close()
 
 
 def _nobody() -> None:
