@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -211,3 +213,41 @@ def test_a_timer_comes_when_it_is_due() -> None:
         c.service.apply([], Tick(later, frozenset([number]), caught_up))
         c.settle()
         assert (c.host.due_ms() or 0) > later
+
+
+HOSTS = """
+from support.custom import Customs
+from support.waiting import wait_until
+from tocsin.stream_rules.custom.limits import Limits
+from tocsin.stream_rules.testing import RunBuilder
+limits = Limits(call_cpu_s=100, call_s=100)
+c = Customs("{name: bad, use: FILE:Sick, params: {how: loop}}", limits=limits)
+run = RunBuilder()
+run.started()
+run.steps(range(20), loss=1.0)
+c.give(run.records)
+wait_until(lambda: c.host._backlog.under_way)
+print("looping", flush=True)
+input()
+"""
+
+
+def test_the_child_ends_with_the_worker_though_a_rule_loops_and_has_nothing_of_it() -> None:
+    worker = subprocess.Popen(
+        [sys.executable, "-c", HOSTS],
+        env={**os.environ, "PYTHONPATH": str(FILE.parents[1])},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "looping\n"
+        child = child_of(worker.pid)
+        assert child.nice() >= 10
+        assert os.getsid(child.pid) == child.pid
+        # Its standard streams, the socket, the page (which is mapped), and its memory figures.
+        assert child.num_fds() <= 8
+        worker.kill()
+    gone, _ = psutil.wait_procs([child], timeout=10)
+    assert gone == [child]
