@@ -35,7 +35,7 @@ def test_a_jump_that_stays_is_a_warning() -> None:
 
 
 def test_one_that_does_not_recover_is_critical_and_never_worth_a_stop() -> None:
-    issues = issues_of(run_of([*noisy(150), *noisy(120, 3.0), *noisy(9)]).records, specs=SPECS)
+    issues = issues_of(run_of([*noisy(150), *noisy(120, 30.0), *noisy(9)]).records, specs=SPECS)
     assert [(i.severity, i.state, i.step) for i in issues] == [
         ("warning", "firing", 159),
         ("critical", "ongoing", 249),
@@ -47,9 +47,16 @@ def test_one_that_does_not_recover_is_critical_and_never_worth_a_stop() -> None:
     assert not any(i.stop_worthy for i in issues)
 
 
+def test_a_harder_task_is_a_warning_however_long_it_lasts() -> None:
+    for before, after in ((0.05, 0.5), (2.0, 6.0)):
+        losses = [2.0, *noisy(150, before), *noisy(500, after)]
+        issues = issues_of(run_of(losses).records, specs=SPECS)
+        assert {i.severity for i in issues} == {"warning"}
+
+
 def test_a_severity_that_was_configured_does_not_rise() -> None:
     specs = (replace(SPECS[0], severity="warning"),)
-    issues = issues_of(run_of([*noisy(150), *noisy(120, 3.0)]).records, specs=specs)
+    issues = issues_of(run_of([*noisy(150), *noisy(120, 30.0)]).records, specs=specs)
     assert [(i.severity, i.state) for i in issues] == [("warning", "firing")]
 
 

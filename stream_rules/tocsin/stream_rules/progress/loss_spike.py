@@ -11,7 +11,9 @@ issue do not enter the window, so it is not taken for the new normal.
 A spike is over when three losses in a row are not high. One that stays for three times
 `recover_steps` is the new level, of other data or another task: it is over, and from then on losses
 are measured against it. Most spikes recover by themselves: this rule never asks for a stop, and
-`loss_diverged` says when one has not.
+`loss_diverged` says when one has not. It is critical only where it has lasted for `recover_steps`
+and is `critical_factor` times as high as the first loss of the run: the next stage of a curriculum
+(an autoencoder whose inputs become noisy at once) stays at ten times its level, and is well.
 """
 
 from __future__ import annotations
@@ -47,7 +49,10 @@ class LossSpikeParams(Params):
     for_steps: int = Field(default=10, ge=1)
     """How long it stays high before it is an issue. Unit: steps."""
     recover_steps: int = Field(default=100, ge=1)
-    """After how many steps without recovery it is critical. Unit: steps."""
+    """After how many steps without recovery it may be critical. Unit: steps."""
+    critical_factor: float = Field(default=10.0, gt=1)
+    """How far above the first loss of the run it must be for that: a curriculum's next stage jumps,
+    too. Unit: multiples of the first loss."""
 
 
 @dataclass(slots=True)
@@ -63,10 +68,12 @@ class _State:
     high: list[float] = field(default_factory=list)
     back: list[float] = field(default_factory=list)
     back_since: int = 0
+    first: float = math.nan
 
 
 class LossSpike(Rule[LossSpikeParams, _State]):
-    """A warning, the same issue critical once it has lasted for `recover_steps`. Never asks for a
+    """A warning, the same issue critical where it has lasted for `recover_steps` and is far worse
+    than the run was before it had learned anything. Never asks for a
     stop."""
 
     meta = RuleMeta(
@@ -97,6 +104,8 @@ class LossSpike(Rule[LossSpikeParams, _State]):
 
     def _point(self, step: int, loss: float, at: Moment) -> Iterable[Outcome]:
         state = self.state
+        if math.isnan(state.first):
+            state.first = loss
         if len(state.window) < self.params.window:
             self._learn([loss])
             return
@@ -162,6 +171,8 @@ class LossSpike(Rule[LossSpikeParams, _State]):
     def _finding(self, loss: float, limit: float) -> Finding:
         state = self.state
         lasts = state.steps >= self.params.recover_steps
+        worst = self.params.critical_factor * max(state.first, state.median)
+        ruined = lasts and state.first > 0 and float(np.median(state.high)) > worst
         return Finding(
             subject=Subject(kind="loss", name="loss"),
             reason=f"the loss has jumped from {state.median:.4g} to {state.peak:.4g} at step "
@@ -170,7 +181,7 @@ class LossSpike(Rule[LossSpikeParams, _State]):
             first_step=state.high_since,
             first_rank=state.lead.rank,
             onset_ms=state.high_ms,
-            severity="critical" if lasts else None,
+            severity="critical" if ruined else None,
             evidence=Evidence(
                 facts=(
                     Fact(name="loss", value=loss, limit=limit),
