@@ -21,17 +21,23 @@ TESTS = Path(__file__).resolve().parents[1] / "unit" / "stream_rules"
 
 
 def recorded_example(rule: str) -> Example | None:
-    """What the rule says of a small training with a fault that has it as its root; None if there
-    is no such training, or the rule says nothing. Trains it if its telemetry is not kept yet."""
+    """What the rule says of a small training with a fault that has it as its root, of the first one
+    that has something to draw; None if there is no such training, or the rule says nothing. Trains
+    it if its telemetry is not kept yet."""
+    first: Example | None = None
     for fault in sorted(faults().values(), key=lambda fault: _preference(fault, rule)):
         if rule not in {root.partition("/")[0] for root in fault.root}:
             continue
         for program in fault.programs:
             found = _of(replay(recorded(program, fault.name)), rule)
-            if found:
-                run = f"a small training ({program}): {fault.meaning}"
-                return Example.of(max(found, key=_tells), run)
-    return None
+            if not found:
+                continue
+            run = f"a small training ({program}): {fault.meaning}"
+            example = Example.of(max(found, key=_tells), run)
+            if example.drawable:
+                return example
+            first = first or example
+    return first
 
 
 def made_examples(rules: Iterable[str]) -> dict[str, Example]:

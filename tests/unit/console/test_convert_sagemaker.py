@@ -386,6 +386,7 @@ def memory_grows(run: RunBuilder) -> None:
     run.system(
         {
             "gpu.0.utilization_percent": np.full(1200, 50.0),
+            "gpu.0.of_job": np.ones(1200),
             "gpu.0.memory_used_bytes": used * 1e9,
             "gpu.0.memory_total_bytes": np.full(1200, 100e9),
         },
@@ -398,6 +399,7 @@ def one_gpu_waits(run: RunBuilder) -> None:
     columns = {}
     for number, busy in enumerate((90.0, 5.0)):
         columns[f"gpu.{number}.utilization_percent"] = np.full(1200, busy)
+        columns[f"gpu.{number}.of_job"] = np.ones(1200)
         columns[f"gpu.{number}.memory_used_bytes"] = np.full(1200, 50e9)
         columns[f"gpu.{number}.memory_total_bytes"] = np.full(1200, 100e9)
     run.system(columns, every_s=0.5)
