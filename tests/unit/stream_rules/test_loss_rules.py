@@ -42,7 +42,7 @@ def falling(steps: int = 200) -> list[float]:
 
 
 def test_a_loss_ten_times_its_own_past_is_worth_a_stop() -> None:
-    run = run_of([*falling(), *[20.0] * 60])
+    run = run_of([*falling(), *[30.0] * 60])
     issues = issues_of(run.records, "loss_diverged", specs=DIVERGED)
     told = [(i.state, i.severity, i.stop_worthy, i.first_step, i.step) for i in issues]
     assert told == [
@@ -58,7 +58,7 @@ def test_twice_its_past_is_a_warning() -> None:
 
 
 def test_one_issue_turns_critical_and_worth_a_stop() -> None:
-    run = run_of([*falling(), *[2.5] * 60, *[20.0] * 60])
+    run = run_of([*falling(), *[2.5] * 60, *[30.0] * 60])
     issues = issues_of(run.records, "loss_diverged", specs=DIVERGED)
     told = [(issue.state, issue.severity, issue.stop_worthy) for issue in issues]
     assert told == [("firing", "warning", False), ("ongoing", "critical", True)]
@@ -68,11 +68,17 @@ def test_one_issue_turns_critical_and_worth_a_stop() -> None:
 
 def test_a_severity_of_the_configuration_leaves_the_stop_to_ten_times() -> None:
     (spec,) = DIVERGED
-    run = run_of([*falling(), *[2.5] * 60, *[20.0] * 60])
+    run = run_of([*falling(), *[2.5] * 60, *[30.0] * 60])
     issues = issues_of(run.records, "loss_diverged", specs=[replace(spec, severity="critical")])
     told = [(issue.state, issue.severity, issue.stop_worthy) for issue in issues]
     assert told == [("firing", "critical", False), ("ongoing", "critical", True)]
     assert issues[1].turned_critical
+
+
+def test_a_harder_task_stops_nothing() -> None:
+    run = run_of([0.18, *[0.05 + 0.001 * (i % 7) for i in range(150)], *[0.5] * 150])
+    issues = issues_of(run.records, "loss_diverged", specs=DIVERGED)
+    assert {(issue.severity, issue.stop_worthy) for issue in issues} == {("warning", False)}
 
 
 def test_a_hundred_times_needs_ten_steps_only() -> None:

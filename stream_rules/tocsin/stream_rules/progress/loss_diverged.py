@@ -4,7 +4,10 @@ With ref the lowest of the first loss and the later running medians over `for_st
 standard deviation of all losses so far (each cut at the warning's limit), a factor F is exceeded
 when the median of the last `for_steps` losses > ref + (F - 1) · max(abs(ref), scale). The running
 spread keeps a memorised data set, with losses near zero, from counting as a small reference. Above
-`factor` it is a warning, above `critical_factor` critical (branch `risen`).
+`factor` it is a warning, above `critical_factor` critical (branch `risen`), if it is then as many
+times the first loss, too: the next stage of a curriculum (an autoencoder whose inputs become noisy
+at once) stays at ten times its level, and is well; what is ten times worse than a model that knows
+nothing is not.
 
 What goes up steeply is warned of earlier: above `early_factor` by the median of `early_steps`, and
 above `quick_factor` by that of three. Of 22 healthy programs with up to eight seeds the highest was
@@ -132,8 +135,8 @@ class LossDiverged(Rule[LossDivergedParams, _State]):
         meaning="The training loss has risen far above where it was, and stays there.",
         severity="warning",
         stop_worthy=True,
-        stops_because="ten times above where it was, over 50 steps and with one optimizer, no loss "
-        "of a completed run has been; what it had learned is gone, and goes on costing",
+        stops_because="ten times above where it was and began, for 50 steps with one optimizer, "
+        "no loss of a completed run has been; what it had learned is gone, and goes on costing",
         inputs=(scalar("loss"), event(LossInputsSeen, beside=True)),
         capture_hint="the loss is seen when backward() is called on it; else run.log it as 'loss'",
         remedy="Lower the learning rate or lengthen its warm-up, clip gradients, and go on from "
@@ -311,7 +314,8 @@ class LossDiverged(Rule[LossDivergedParams, _State]):
         self, step: int, median: float, factor: float, over: int, *, warns: bool = False
     ) -> Finding:
         state = self.state
-        critical = state.natural and factor >= self.params.critical_factor and not warns
+        worse = median > self.params.critical_factor * state.first
+        critical = state.natural and factor >= self.params.critical_factor and worse and not warns
         limit = self._limit(factor)
         times = 1 + (median - state.reference) / self._scale()
         first = state.high_since if state.high_since is not None else step
