@@ -14,6 +14,8 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
 from support.captured import Said, captured, said
+from tocsin.emitter.activations import activations
+from tocsin.emitter.compiled_activations import slots
 from tocsin.emitter.loss_inputs import made_by
 from tocsin.schemas.observed import LayerInputsSeen, LossInputsSeen, ModeSeen
 
@@ -59,7 +61,9 @@ def column(found: Said, name: str) -> list[tuple[int, float]]:
 
 
 @pytest.fixture
-def watched(tmp_path: Path) -> Iterator[Callable[[Callable[[], object]], Said]]:
+def watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[Callable[[], object]], Said]]:
     def watch(training: Callable[[], object]) -> Said:
         torch.manual_seed(0)
         with captured(tmp_path) as hooks:
@@ -67,6 +71,11 @@ def watched(tmp_path: Path) -> Iterator[Callable[[Callable[[], object]], Said]]:
             assert hooks.wall.off == {}
         return said(tmp_path)
 
+    # Another test of this process may have compiled a model: from then on calls are left alone.
+    monkeypatch.setattr(activations.watched, "for_good", False)
+    monkeypatch.setattr(slots, "compiling", False)
+    if "__call__" in nn.Linear.__dict__:
+        monkeypatch.delattr(nn.Linear, "__call__")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # so small a model is only slowed down by a second one
     yield watch
