@@ -90,7 +90,7 @@ _KEYS: Final = """
 | `CollectionConfigurations` | `capture.collections`, as below |
 | `HookParameters` | said for a collection: `capture.collections` |
 | `ProfilingIntervalInMilliseconds` | `capture.system.interval` |
-| rules of your own (`source_s3_uri`) | a class in Python, begun by `tocsin catalog new NAME` |
+| rules of your own (`source_s3_uri`) | a class in Python: [custom rules](custom-rules.md) |
 
 Of a collection, `save_interval` becomes `every`, `start_step` `start`, `end_step` `end` and
 `save_steps` `steps`, with the prefix `eval.` or `predict.` below `modes`. Without them tocsin

@@ -55,7 +55,8 @@ rules:
 Everywhere below, a summary is one row of statistics for each tensor, made every so many steps
 (`capture.collections`); ranks are told apart, and of several that tell the same story the lowest is
 read. The names of SageMaker Debugger's rules are accepted, and its presets have the conditions that
-it documents: [from SageMaker Debugger](../from-sagemaker.md).
+it documents: [from SageMaker Debugger](../from-sagemaker.md). A rule of your own is a class in
+Python: [custom rules](../custom-rules.md).
 
 ```console
 $ tocsin catalog list --family numerical
