@@ -6,7 +6,7 @@ predicted, and is predicted rightly. Three conditions, by branch:
 - `one_class`: after `one_class_samples` labels all were of one class, though the model tells
   several apart. Of 100 labels from a source in which one class has nine tenths this happens once in
   38,000 times; where there are two classes, of which one may really be rare (fraud, a disease),
-  fifty times as many labels must have been seen; and where a batch has thousands of labels, which
+  twenty times as many labels must have been seen; and where a batch has thousands of labels, which
   are pixels or tokens of few images or texts, five summaries. A warning then, if a layer puts out
   as many numbers as there are classes and one optimizer steps; otherwise an info: contrastive
   losses have the right answer at place 0 in each row, and the discriminator of a GAN is shown one
@@ -54,7 +54,7 @@ from tocsin.stream_rules.rule import (
 )
 from tocsin.stream_rules.whole_frames import Doubles
 
-_OF_TWO: Final = 50
+_OF_TWO: Final = 20
 _CROWDED: Final = 2000
 _PICTURES: Final = 5
 
@@ -71,7 +71,7 @@ class ClassImbalanceParams(Params):
     """How many labels are seen before it is judged. Unit: labels."""
     one_class_samples: int = Field(default=100, ge=2)
     """After how many labels of a single class it is said that there is no other; of two classes
-    fifty times as many. Unit: labels."""
+    twenty times as many. Unit: labels."""
     least_accuracy: float = Field(default=0.6, ge=0, le=1)
     """How much the model must predict rightly before one class can stand out. Unit: a share, 0 to
     1."""

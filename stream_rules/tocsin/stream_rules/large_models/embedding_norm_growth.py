@@ -11,6 +11,9 @@ table's rows. By branch:
   random ones to 1.4 times. More is a growth that feeds itself. The first 150 steps, in which a
   warm-up may do the same, are left out.
 
+Of a GPT, an LSTM and a factorised matrix the longest row was 7.5 times the mean at most, and the
+mean length grew by 1.4 times at most while the steps doubled, after the first 150.
+
 An info: what follows from it are large logits and activations, which have rules of their own.
 """
 

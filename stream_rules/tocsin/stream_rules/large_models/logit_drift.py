@@ -11,7 +11,8 @@ summary. By branch:
   last third of the last `window` steps, over at least 500 steps and five summaries, and always in
   the same direction; and it is at least `slope` from where it began.
 
-A classifier that grows certain has a rising log Z, too. So this is an info, unless it is further
+Small language models went from 4.8 to 7.6 at most in 1,000 healthy steps. A classifier that grows
+certain has a rising log Z, too. So this is an info, unless it is further
 than ten times the limit. PaLM and others hold log Z at 0 by an auxiliary loss (z-loss, 1e-4 log²Z).
 Outputs without a cross-entropy (no labels, no tokens were seen) are no logits, and are left alone.
 """
