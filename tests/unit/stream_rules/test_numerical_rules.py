@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +11,10 @@ import pytest
 
 from tocsin.bus.port import Record
 from tocsin.schemas.issues import IssueFiring
+from tocsin.schemas.state import Snapshot
 from tocsin.schemas.telemetry import Speaker, TensorFrame
+from tocsin.stream_rules.engine import Engine
+from tocsin.stream_rules.replay import replay
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, issues_of, only
 
 NAN = math.nan
@@ -563,3 +567,51 @@ def test_the_same_summary_twice_is_one() -> None:
     run.again(run.records[-1])
     sums(run, 0, {0: (7, 7, 7)})
     quiet(run.records, "replica_divergence")
+
+
+# -- all of them -----------------------------------------------------------------------------------
+
+
+def test_a_restart_anywhere_changes_nothing() -> None:
+    run = started(2)
+    ranges(run, 0, 1e-9, 1e-12, 1e-12)
+    ranges(run, 10, 1e-9, 1e-12, 1e-12)
+    spreads(run, 1, 3.0, 40.0, 500.0)
+    for step in range(3):
+        gates(run, 100 * step, 0.0, 0.5)
+        frame(run, step, "activations", {"s": (0.9, 0.1)}, ("saturated", "entropy"))
+        half(run, 10 * step, (0.5, 0.0), (0.0, 0.002))
+        zeros(run, step, "weights", {"a": 100})
+        frame(run, step, "weights", {"a": (3.0,)}, ("std",))
+        sums(run, 100 * step, {0: (1, 2, 3), 1: (1, 2, 3 + step)})
+    run.tensors(5, "activations", ["act1"], nans={"act1": 9})
+    scaled(run, [3, *[0] * 20, *[1] * 20], scale=0.5)
+    run.steps(range(50, 60), loss=2.0, gradient_norm=0.0)
+    for rank in (0, 1):
+        run.steps([60, 61], rank=rank, loss=NAN, gradient_norm=NAN, gradient_nonfinite=3)
+    run.ended()
+    run.ended(rank=1)
+    specs = (
+        *only("nonfinite"),
+        *only("saturated_activation"),
+        *only("poor_weight_initialization"),
+        *only("all_zero", tensors=("weights/a",)),
+        *only("tensor_variance", max_threshold=3.0),
+        *only("low_precision_range"),
+        *only("scaler_skips"),
+        *only("replica_divergence"),
+    )
+    whole = [told.issue.model_dump_json() for told in replay(run.records, specs)]
+    assert {spec.name for spec in specs} <= {json.loads(line)["rule"] for line in whole}
+    again: list[str] = []
+    engine = Engine(specs)
+    for at, record in enumerate(run.records, 1):
+        again += [told.issue.model_dump_json() for told in engine.apply(record)]
+        state = engine.run(run.run_id)
+        if at % 3 or state is None:
+            continue
+        saved = state.snapshots(next_offset=at, clock_ms=record.append_ms, software="")
+        engine = Engine(specs)
+        kept = {one.rule: Snapshot.decode(one.encode()) for one in saved}
+        engine.adopt(record.partition.number, run.run_id, kept, next_offset=at)
+    assert again == whole

@@ -325,6 +325,8 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
         if counts is None or frame.collection in _COLLECTIONS:
             return counts
         asked = self.params.tensors
+        if not asked:
+            return None
         watched = [is_asked_for(frame.collection, name, asked) for name in frame.rows]
         return counts * np.asarray(watched, np.uint64) if any(watched) else None
 
