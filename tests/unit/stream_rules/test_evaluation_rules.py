@@ -219,3 +219,12 @@ def test_going_on_for_nothing_is_said(tmp_path: Path) -> None:
 
 def test_a_training_that_still_learns_is_not_told_so(tmp_path: Path) -> None:
     assert issues(tmp_path, "overtraining", images=1200, rounds=8, noise=0.7) == []
+
+
+def test_only_the_steps_before_an_evaluation_stand_beside_it() -> None:
+    """It is known to be complete only when the training has gone on."""
+    run = RunBuilder()
+    run.steps(range(50), loss=1.0)
+    run.steps([49], mode="eval", loss=1.05)
+    run.steps(range(50, 100), loss=0.2)
+    assert issues_of(run.records, specs=only("overfit", rising=False, patience=1)) == []

@@ -52,7 +52,7 @@ class Evaluations:
     rank: int | None = None
     train_rank: int | None = None
     last_train: int = -1
-    recent: list[float] = field(default_factory=list)
+    recent: list[tuple[int, float]] = field(default_factory=list)
     under: _Under | None = None
     done: int = -1
     steps: list[int] = field(default_factory=list)
@@ -92,7 +92,8 @@ class Evaluations:
         if step > self.last_train:
             self.last_train = step
             if math.isfinite(loss):
-                self.recent = [*self.recent, loss][-TRAIN_STEPS:]
+                # Those that come before an evaluation is complete are kept beside those before it.
+                self.recent = [*self.recent, (step, loss)][-TRAIN_STEPS - PATIENCE_STEPS - 1 :]
 
     def _evaluated(self, step: int, loss: float, at: Moment) -> Iterator[Evaluation]:
         if self.under is not None and step != self.under.step:
@@ -113,5 +114,6 @@ class Evaluations:
         loss = under.total / under.count
         self.steps = [*self.steps, under.step][-SERIES_POINTS:]
         self.losses = [*self.losses, loss][-SERIES_POINTS:]
-        train = sum(self.recent) / len(self.recent) if self.recent else None
+        before = [value for step, value in self.recent if step <= under.step][-TRAIN_STEPS:]
+        train = sum(before) / len(before) if before else None
         yield Evaluation(under.step, train, loss, under.at_ms)

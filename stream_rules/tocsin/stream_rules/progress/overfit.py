@@ -64,7 +64,7 @@ class Overfit(Rule[OverfitParams, _State]):
 
     meta = RuleMeta(
         name="overfit",
-        version=1,
+        version=2,
         family="progress",
         meaning="The evaluation loss rises while it is well above the training loss.",
         severity="warning",

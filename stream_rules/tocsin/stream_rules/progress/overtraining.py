@@ -67,7 +67,7 @@ class Overtraining(Rule[OvertrainingParams, _State]):
 
     meta = RuleMeta(
         name="overtraining",
-        version=1,
+        version=2,
         family="progress",
         meaning="The training loss or the evaluation loss has not improved for many evaluations.",
         severity="info",
