@@ -8,15 +8,16 @@ Looked at when the run has `num_steps` losses, and each time it has grown by hal
 - rising: the median of the last third is above the lowest so far by `increase_threshold_percent` of
   its size or of the fall until then, whichever is larger.
 
-Either must hold `patience` times in a row. Before that, every 50 losses from the 50th on, a run is
-flat too (`stuck`) whose loss is not known to have fallen by 2 %: the fall from the first third to
-the last, and twice its standard error, are less than that, at two looks in a row, although its
-weights have moved by a tenth of their size or more (the sum over the steps of the median ratio of
-update to weight). It must have begun anew, with an optimizer that had no past: a run that goes on
-may be on its plateau. Losses that are ever negative and several optimizers are left out. Of 22
-healthy programs with up to eight seeds the slowest had fallen by 7.8 % at 60 losses with its
-weights moved so far, and by 33 % at 100; fine-tuning at a rate of 1e-6 had moved them by 0.003.
-Shuffled labels had fallen by 0.4 % at 100, with weights moved by 0.2.
+Either must hold `patience` times in a row. Losses of either sign, as policy gradients have, and
+those of several optimizers are no measure and not looked at. Before that, every 50 losses from the
+50th on, a run is flat too (`stuck`) whose loss is not known to have fallen by 2 %: the fall from
+the first third to the last, and twice its standard error, are less than that, at two looks in a
+row, although its weights have moved by a tenth of their size or more (the sum over the steps of the
+median ratio of update to weight). It must have begun anew, with an optimizer that had no past: a
+run that goes on may be on its plateau. Losses that are ever negative and several optimizers are
+left out. Of 22 healthy programs with up to eight seeds the slowest had fallen by 7.8 % at 60 losses
+with its weights moved so far, and by 33 % at 100; fine-tuning at a rate of 1e-6 had moved them by
+0.003. Shuffled labels had fallen by 0.4 % at 100, with weights moved by 0.2.
 
 SageMaker Debugger's rule compares with the loss ten steps ago and alarms on each of 75 public GPT
 trainings that all completed; this one on none of them, and, let in at 136 places in the middle as
@@ -113,6 +114,7 @@ class _State:
     before: LossBefore = field(default_factory=LossBefore)
     beginning: Beginning = field(default_factory=Beginning)
     lowest: float = math.inf
+    highest: float = -math.inf
     early: int = 0
     stuck: bool = False
 
@@ -147,8 +149,10 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
                 "against": "before",
             }
         },
-        does_not_see="A plateau after the run has learned something: most runs end on one. A run "
-        "that goes on from a checkpoint, before `num_steps` losses; one of less than 100 losses.",
+        does_not_see="A plateau after the run has learned something: most runs end on one. Losses "
+        "of several optimizers, which work against each other, and those of either sign, which "
+        "are no measure, as with policy gradients. A run that goes on from a checkpoint, before "
+        "`num_steps` losses; one of less than 100 losses.",
         resolve_after_steps=0,
     )
     state_type = _State
@@ -173,6 +177,8 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
             self.state = state = _State(
                 rank=rank, next_look=self.params.num_steps, beginning=state.beginning
             )
+        if at.run.optimizers > 1 and self.params.against == "beginning":
+            return
         for step, loss in zip(frame.steps.tolist(), losses.tolist(), strict=True):
             if step <= state.last_step or not math.isfinite(loss):
                 continue
@@ -267,7 +273,7 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
         """Keep the run's losses as at most 512 means over equal lengths."""
         state = self.state
         state.count += 1
-        state.lowest = min(state.lowest, loss)
+        state.lowest, state.highest = min(state.lowest, loss), max(state.highest, loss)
         if state.filled == 0:
             state.bucket_steps.append(step)
         state.filling += loss
@@ -284,6 +290,8 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
 
     def _look(self, step: int) -> Iterable[Outcome]:
         state, params = self.state, self.params
+        if state.lowest < 0 < state.highest:
+            return
         third = max(1, len(state.buckets) // 3)
         begin, begin_error = _median(state.buckets[:third])
         now, now_error = _median(state.buckets[-third:])
