@@ -43,12 +43,14 @@ class DiskSpace:
         return bool(self._names)
 
     def read(self, now_s: float) -> Sample:
-        """One reading; a folder that is not there, or not there yet, has no columns."""
+        """One reading; a folder that is not there yet, or can only be read, has no columns."""
         found: Sample = {}
         for folder, name in self._names.items():
             try:
                 disk = os.statvfs(folder)
             except OSError:
+                continue
+            if disk.f_flag & os.ST_RDONLY:  # nothing will be written there
                 continue
             found[f"{name}.free_bytes"] = float(disk.f_bavail * disk.f_frsize)
             found[f"{name}.total_bytes"] = float(disk.f_blocks * disk.f_frsize)
