@@ -27,9 +27,9 @@ OF_NUMBERS: Final = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 FUNCTIONS: Final = (*OF_CLASSES, *OF_PROBABILITIES, *OF_NUMBERS)
 
 AT: Final = (0, 1, 2, 3, 4, 5, 8, 12, 20, 30, 50, 75, 100)
-"""Steps that are looked at; then each hundredth."""
+"""Steps that are looked at; then each 200th."""
 
-APART: Final = 100
+APART: Final = 200
 CALLS: Final = 4
 """Calls of one step that are looked at."""
 
@@ -120,7 +120,7 @@ class _Look:
         if self._of_classes:
             sums, exps = rows.sum(1), rows.exp().sum(1)
             parts += [sums.amin(), sums.amax(), exps.amin(), exps.amax()]
-        nothing = rows.new_tensor(-1.0)
+        nothing = rows.new_full((), -1.0)
         # Not `std`: it warns of one row.
         parts.append(_spread(rows) if self._rows > 1 else nothing)
         self._numbers = target.is_floating_point() and name not in OF_CLASSES

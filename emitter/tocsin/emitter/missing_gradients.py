@@ -1,8 +1,8 @@
 """Parameters to which no gradient arrives, and gradients of parameters that no optimizer has.
 
 A parameter that an optimizer is to train and whose `.grad` is None at its step was not reached by
-the backward pass. That is looked at in the first ten steps and at each tenth after them, and at
-each step once one is found. Whether the module that it belongs to was called is known from
+the backward pass. That is looked at in the first ten steps, at each tenth of the first 200 and
+each fiftieth after them, and at each step once one is found. Whether the module that it belongs to was called is known from
 `tocsin.emitter.module_calls`.
 
 The other way round: a parameter whose gradient the backward pass has changed, and which is in no
@@ -34,7 +34,10 @@ FIRST: Final = 10
 """Steps that are all looked at."""
 
 APART: Final = 10
-"""Steps between two looks after them."""
+"""Steps between two looks after them, and after `EARLY` steps `LATER_APART`."""
+
+EARLY: Final = 200
+LATER_APART: Final = 50
 
 ENOUGH: Final = 5
 """Looks in a row without a gradient after which it is said."""
@@ -123,7 +126,8 @@ class MissingGradients:
         self._first = False
         self._looks += 1
         young = any(a.steps <= ENOUGH for a in self._absent.values())
-        self.next = step + 1 if step + 1 < FIRST or young else step + APART
+        apart = APART if step < EARLY else LATER_APART
+        self.next = step + (1 if step + 1 < FIRST or young else apart)
 
     def news(self) -> Table | None:
         """Those that have had no gradient for long, when others than before; a table without names

@@ -59,7 +59,7 @@ class FirstInputs:
             values = _sample(given.detach())
             self.count: Final = values.numel()
             whole = (values == values.round()).all().to(torch.float32)
-            apart = values.std(0).mean() if values.shape[0] > 1 else values.new_tensor(-1.0)
+            apart = values.std(0).mean() if values.shape[0] > 1 else values.new_full((), -1.0)
             packed = torch.stack(
                 (values.min(), values.max(), values.mean(), values.std(), apart, whole)
             )
@@ -191,6 +191,7 @@ def _plain(given: torch.Tensor) -> bool:
         and given.is_floating_point()
         and not given.is_meta
         and not given.is_nested
+        and not torch._C._functorch.is_functorch_wrapped_tensor(given)
         and given.numel() > 1
         and given.dim() > 1
     )

@@ -114,7 +114,11 @@ class EvaluationInTrainMode(Rule[EvaluationInTrainModeParams, _State]):
             yield Holds(last, about=TRAINING)
 
     def _finding(self, step: int, branch: str, layers: int, first: str, kind: str) -> Finding:
-        what = f"{layers} layers with dropout or batch normalisation, the first {first}"
+        what = (
+            f"{layers} layers with dropout or batch normalisation, the first {first}"
+            if layers > 1
+            else f"{first} is a {kind}"
+        )
         reason = (
             f"an evaluation after step {step} calls the model in train mode: {what}"
             if branch == EVALUATION

@@ -1,7 +1,7 @@
 """`no_gradient`: a parameter that is to be trained, and to which no gradient arrives.
 
 The training process looks at the parameters of its optimizers behind a step: in each of the first
-ten, and in every tenth after them. One whose `.grad` is None was not reached by the backward pass.
+ten, in every tenth of the first 200, in every fiftieth after them. One whose `.grad` is None was not reached by the backward pass.
 It is counted when that was so in `for_steps` looks in a row, and in three times as many as it has
 ever been without one before: an expert or a head that is used now and then gets one again. Which
 modules were called, with gradients on or off, is known for some of these steps, unless the model is
@@ -157,11 +157,14 @@ class NoGradient(Rule[NoGradientParams, _State]):
         first_step = max(0, frame.step - looks + 1)
         others = f" and {len(rows) - 1} other tensors" if len(rows) > 1 else ""
         trainable = int(found["trainable"].max())
+        take, get, to_be, have = (
+            ("take", "get", "are", "have") if others else ("takes", "gets", "is", "has")
+        )
         reasons = {
             "nothing": f"none of the {trainable} tensors of the optimizer gets a gradient",
-            "detached": f"{name}{others} are called in the forward pass and get no gradient",
-            "lost": f"{name}{others} are called in the forward pass and get no gradient any more",
-            "unused": f"{name}{others} are to be trained and have had no gradient",
+            "detached": f"{name}{others} {take} part in the forward pass and {get} no gradient",
+            "lost": f"{name}{others} {take} part in the forward pass and {get} no gradient any more",
+            "unused": f"{name}{others} {to_be} to be trained and {have} had no gradient",
         }
         return Finding(
             about=branch,
