@@ -70,14 +70,20 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
         within=SOON,
     ),
     Link(
-        cause="class_imbalance",
-        effects=("collapsed_predictions", "confusion", "loss_not_decreasing", "overtraining"),
+        cause="class_imbalance/one_class",
+        effects=(
+            "collapsed_predictions",
+            "confusion",
+            "vanishing_gradient",
+            "overfit",
+            "overtraining",
+        ),
         how="a model that has seen one class only learns to say that class",
     ),
     Link(
-        cause="single_class_labels",
-        effects=("class_imbalance", "collapsed_predictions", "confusion", "vanishing_gradient"),
-        how="a model that has seen one class only learns to say that class",
+        cause="class_imbalance",
+        effects=("collapsed_predictions", "confusion"),
+        how="the common class is the easiest answer",
     ),
     # -- the program -----------------------------------------------------------------------
     Link(
@@ -311,6 +317,16 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
         cause="dataloader",
         effects=(*_SLOWER, *_IDLE),
         how="the step waits for the next batch",
+    ),
+    Link(
+        cause="low_gpu_utilization/unused",
+        effects=("load_balancing",),
+        how="a GPU that does nothing leaves all to the others",
+    ),
+    Link(
+        cause="load_balancing",
+        effects=("low_gpu_utilization", "batch_size"),
+        how="GPUs that have less to do are idle for the rest",
     ),
     Link(
         cause="straggler_rank",
