@@ -147,6 +147,8 @@ rules:
 """
 
 _INSTANCE: Final = """
+  # With a preset, parameters to begin with: sagemaker has what SageMaker Debugger documents.
+  #- {name: overfit-as-there, use: overfit, preset: sagemaker, params: {patience: 2}}
   # A further instance: only for runs whose labels match (* and ? stand for any characters), with
   # another severity (info, warning, critical), and a stop with all its options. checkpoint:
   # protect_last_good names the newest checkpoint from before the onset, skip does not. grace: the
