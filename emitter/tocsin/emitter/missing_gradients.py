@@ -1,9 +1,9 @@
 """Parameters to which no gradient arrives, and gradients of parameters that no optimizer has.
 
 A parameter that an optimizer is to train and whose `.grad` is None at its step was not reached by
-the backward pass. That is looked at in the first ten steps, at each tenth of the first 200 and
-each fiftieth after them, and at each step once one is found. Whether the module that it belongs to was called is known from
-`tocsin.emitter.module_calls`.
+the backward pass. That is looked at in the first ten steps, at each tenth of the first 200 and each
+fiftieth after them, and at each step once one is found. Whether the module that it belongs to was
+called is known from `tocsin.emitter.module_calls`.
 
 The other way round: a parameter whose gradient the backward pass has changed, and which is in no
 optimizer that is known. That is looked at in steps 2 to 3 and 5 to 6.

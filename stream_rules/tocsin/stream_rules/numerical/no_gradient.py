@@ -1,11 +1,11 @@
 """`no_gradient`: a parameter that is to be trained, and to which no gradient arrives.
 
 The training process looks at the parameters of its optimizers behind a step: in each of the first
-ten, in every tenth of the first 200, in every fiftieth after them. One whose `.grad` is None was not reached by the backward pass.
-It is counted when that was so in `for_steps` looks in a row, and in three times as many as it has
-ever been without one before: an expert or a head that is used now and then gets one again. Which
-modules were called, with gradients on or off, is known for some of these steps, unless the model is
-compiled.
+ten, in every tenth of the first 200, in every fiftieth after them. One whose `.grad` is None was
+not reached by the backward pass. It is counted when that was so in `for_steps` looks in a row, and
+in three times as many as it has ever been without one before: an expert or a head that is used now
+and then gets one again. Which modules were called, with gradients on or off, is known for some of
+these steps, unless the model is compiled.
 
 - `nothing`: no parameter has one. The loss is computed with another model, or from numbers.
 - `detached`: the first layer of the optimizer's model is among them, or `share` of the tensors
@@ -162,8 +162,8 @@ class NoGradient(Rule[NoGradientParams, _State]):
         )
         reasons = {
             "nothing": f"none of the {trainable} tensors of the optimizer gets a gradient",
-            "detached": f"{name}{others} {take} part in the forward pass and {get} no gradient",
-            "lost": f"{name}{others} {take} part in the forward pass and {get} no gradient any more",
+            "detached": f"{name}{others} {take} part in forward passes and {get} no gradient",
+            "lost": f"{name}{others} {take} part in forward passes and {get} no gradient any more",
             "unused": f"{name}{others} {to_be} to be trained and {have} had no gradient",
         }
         return Finding(
