@@ -102,13 +102,16 @@ def test_the_reference_wants_the_same_to_the_last_bit() -> None:
     ("other_run", "reason"),
     [
         ("before", "nothing is known of the run before: there is nothing to compare with"),
-        ("now", "this run is now itself, and is compared with nothing"),
         ("", "no run is named that this one is to be compared with"),
     ],
 )
 def test_a_run_that_is_not_there_is_said_once(other_run: str, reason: str) -> None:
     issues = issues_of(run_of("now").records, specs=only("differs_from_run", other_run=other_run))
     assert [(i.branch, i.state, i.reason) for i in issues] == [("not_found", "firing", reason)]
+
+
+def test_the_other_run_itself_is_compared_with_nothing() -> None:
+    assert issues_of(run_of("before").records, specs=SPECS) == []
 
 
 def test_what_only_one_of_them_has_is_left_out() -> None:
@@ -231,5 +234,4 @@ async def test_a_worker_reads_the_other_run(
         await bus.init(TOPICS.specs())
         await worked(bus, only_runs=only_runs, late=late)
         assert await issues_on(bus, "now") == [("difference", 20)]
-        expected = [] if only_runs else [("not_found", None)]
-        assert await issues_on(bus, "before") == expected
+        assert await issues_on(bus, "before") == []

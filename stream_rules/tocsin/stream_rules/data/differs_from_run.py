@@ -10,7 +10,8 @@ was sent.
 
 The other run must be on the same bus within its retention, a day by default, and be ahead of this
 one: over, as a rule. Of it the losses and the first 64 MiB of summaries are kept. Where nothing is
-known of it at this run's first step, that is an issue (`not_found`), once.
+known of it at this run's first step, that is an issue (`not_found`), once; the other run itself,
+with the same configuration, is compared with nothing.
 """
 
 from __future__ import annotations
@@ -135,14 +136,12 @@ class DiffersFromRun(Rule[DiffersFromRunParams, _State]):
         if state.looked:
             return
         state.looked = True
-        if self._other is not None and self._other.known and name != at.run.run_id:
+        if name == at.run.run_id or (self._other is not None and self._other.known):
             return
-        if not name:
-            said = "no run is named that this one is to be compared with"
-        elif name == at.run.run_id:
-            said = f"this run is {name} itself, and is compared with nothing"
-        else:
+        if name:
             said = f"nothing is known of the run {name}: there is nothing to compare with"
+        else:
+            said = "no run is named that this one is to be compared with"
         yield Finding(
             about="not_found",
             branch="not_found",
