@@ -251,3 +251,18 @@ def test_the_child_ends_with_the_worker_though_a_rule_loops_and_has_nothing_of_i
         worker.kill()
     gone, _ = psutil.wait_procs([child], timeout=10)
     assert gone == [child]
+
+
+@pytest.mark.torture
+def test_a_state_that_ends_the_process_is_not_read_again() -> None:
+    run = a_run(40, ended=False)
+    with customs(MINE, "{name: bad, use: FILE:Sick, params: {how: exit_in_restore}}") as c:
+        c.give(run.records[:20])
+        c.settle()
+        c.service.snapshots(force=True)
+        child_of(os.getpid()).kill()
+        c.give(run.records[20:])
+        c.settle()
+
+        assert "exit code 3" in c.failures()["bad"]
+        assert [issue.first_step for issue in c.issues("mine")] == [30]

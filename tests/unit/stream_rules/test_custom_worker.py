@@ -149,7 +149,10 @@ async def found_by(bus: EmbeddedBus, rule: str) -> None:
     await reader.close()
 
 
-@pytest.mark.parametrize("point", ["applied", "snapshots_acknowledged"])
+@pytest.mark.parametrize(
+    "point",
+    [pytest.param("applied", marks=pytest.mark.torture), "snapshots_acknowledged"],
+)
 async def test_a_worker_that_dies_repeats_issues_and_invents_none(
     bus: EmbeddedBus, point: str
 ) -> None:
