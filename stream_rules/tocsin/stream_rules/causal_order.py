@@ -118,6 +118,10 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
     Link(
         cause="learning_rate_anomaly",
         effects=(
+            "attention_logit_growth",
+            "logit_drift",
+            "embedding_norm_growth",
+            "moe_imbalance",
             *_LOSS_RISES,
             *_NO_PROGRESS,
             "weight_update_ratio",
@@ -156,7 +160,7 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
     ),
     Link(
         cause="embedding_norm_growth",
-        effects=("attention_logit_growth", "logit_drift", *_LOSS_RISES),
+        effects=("vanishing_gradient", "attention_logit_growth", "logit_drift", *_LOSS_RISES),
         how="the scale of an embedding is that of all that is computed from it",
     ),
     Link(
@@ -183,6 +187,10 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
     Link(
         cause="weight_update_ratio",
         effects=(
+            "attention_logit_growth",
+            "logit_drift",
+            "embedding_norm_growth",
+            "moe_imbalance",
             "exploding_gradient",
             *_LOSS_RISES,
             *_NO_PROGRESS,
