@@ -13,7 +13,10 @@ The branch says what the outliers have in common. First the part of the step tha
 excess: the data loader, writing checkpoints; else a sign of the node in those moments that is twice
 as high as else, and higher by ten points: I/O wait, a CPU quota, memory pressure, a GPU that is
 throttled, a busy CPU; else the loop itself, where the outliers come at even distances, as logging
-does. An info: a shared machine has them, and many programs on purpose.
+does.
+
+An info: a shared machine has them, and many programs on purpose. On a machine with two cores and
+four times as much work as they can do, 6 of 89 healthy trainings met it.
 """
 
 from __future__ import annotations
