@@ -99,6 +99,10 @@ class MissingGradients:
     ) -> None:
         """Look at the parameters of an optimizer that has just made a step."""
         trainable = 0
+        # A module of which another parameter has a gradient is not cut off.
+        reached = set()
+        if calls is not None and any(p.grad is None for _, p in parameters):
+            reached = {calls.owner(p) for _, p in parameters if p.grad is not None}
         for place, (name, parameter) in enumerate(parameters):
             if parameter.grad is not None or not parameter.requires_grad:
                 trainable += parameter.requires_grad
@@ -113,12 +117,12 @@ class MissingGradients:
                 if self._first:
                     self._began_with.add(name)
             absent.steps += 1
-            if calls is not None:
-                seen = calls.of(parameter)
-                if seen is not None:
-                    absent.watched += 1
-                    absent.called += seen.trained > 0
-                    absent.silent += seen.silent > 0 and not seen.trained
+            owner = None if calls is None else calls.owner(parameter)
+            if calls is not None and owner is not None:
+                seen, apart = calls.of(owner), owner not in reached
+                absent.watched += 1
+                absent.called += apart and seen.trained > 0
+                absent.silent += apart and seen.silent > 0 and not seen.trained
         self.trainable += trainable
 
     def looked(self, step: int) -> None:

@@ -43,10 +43,16 @@ class Calls:
         self._owners: Final = owners
         self.by_module: Final[dict[int, Seen]] = {}
 
-    def of(self, parameter: torch.Tensor) -> Seen | None:
-        """Of the module that this parameter belongs to; None: it belongs to none that is known."""
-        owner = self._owners.get(id(parameter))
-        return None if owner is None else self.by_module.get(owner, Seen())
+    def owner(self, parameter: torch.Tensor) -> int | None:
+        """The module without children that this parameter belongs to; None: to none that is known.
+
+        That one with children was called says nothing of a parameter of its own.
+        """
+        return self._owners.get(id(parameter))
+
+    def of(self, owner: int) -> Seen:
+        """Of that module."""
+        return self.by_module.get(owner, Seen())
 
 
 class FirstInputs:
@@ -156,8 +162,8 @@ class ModuleCalls:
                 return False
             own = [p for p in (module.__dict__.get("_parameters") or {}).values() if p is not None]
             self._names[id(module)] = name or type(module).__name__
-            for parameter in own:
-                self._owners[id(parameter)] = id(module)
+            if not module.__dict__.get("_modules"):
+                self._owners.update((id(parameter), id(module)) for parameter in own)
             if own or is_switchable(module):
                 kinds[type(module)] = None
         self._kinds = tuple(kinds)

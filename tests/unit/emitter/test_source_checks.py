@@ -171,6 +171,44 @@ def test_a_cut_graph_names_what_is_called_without_a_gradient(watched: Watch) -> 
     assert called.min() >= 2
 
 
+class Masked(nn.Module):  # type: ignore[misc]  # torch has no types here
+    """The first parameters of the model and of a layer are of no use to this loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mask = nn.Parameter(torch.zeros(8))
+        self.scale = Scale()
+        self.rest = model()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.rest(self.scale(x))
+        return scores
+
+
+class Scale(nn.Module):  # type: ignore[misc]  # torch has no types here
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(8))
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight
+
+
+def test_a_parameter_that_its_module_does_not_use_is_not_cut_off(watched: Watch) -> None:
+    def training() -> None:
+        net = Masked()
+        train(net, adam(net))
+
+    frame = watched(training).frame("no_gradient", 4)
+    assert frame.rows == ("mask", "scale.shift")
+    called, seen = frame.count("called"), frame.count("watched")
+    assert called is not None
+    assert seen is not None
+    assert called.tolist() == [0, 0]
+    assert (seen[0], seen[1] > 1) == (0, True)
+
+
 def test_an_optimizer_of_parameters_that_were_replaced(watched: Watch) -> None:
     def training() -> None:
         net = model()
