@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from support.restarts import told_with_restarts
+from tocsin.stream_rules.replay import replay
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, issues_of, only
 
 RATIO = only("weight_update_ratio")
@@ -36,6 +38,8 @@ def test_weights_that_are_thrown_away_are_said_when_the_loss_shows_it(
     issue = assert_fires(run.records, "weight_update_ratio", first_step=0, specs=RATIO)
     assert (issue.branch, issue.severity, issue.subject.name) == ("large", "warning", "2.weight")
     assert "at step 2" in issue.reason
+    told = [one.issue.model_dump_json() for one in replay(run.records, RATIO)]
+    assert told_with_restarts(run.records, RATIO, every=1) == told
 
 
 @pytest.mark.parametrize(

@@ -121,9 +121,7 @@ ODD: dict[str, Callable[[], Odd]] = {
     "a loss near zero": lambda: Odd(learns(400, start=1e-5, end=1e-7)),
     "negative losses": lambda: Odd(learns(400) - 50),
     "losses that cross zero": lambda: Odd(learns(400) - 1.5),
-    "a GAN whose loss rises": lambda: Odd(
-        np.asarray(np.linspace(0.7, 3.0, 2000)), optimizers=2, evaluates=False
-    ),
+    "a GAN whose loss rises": lambda: Odd(np.asarray(np.linspace(0.7, 3.0, 2000)), optimizers=2),
     "policy gradients": lambda: Odd(rewards(2000), evaluates=False),
     "a warm-up from 0": lambda: Odd(learns(500), rates=warm_up(500)),
     "a resumed run": lambda: Odd(flat(400), first_step=120_000, restored=True),

@@ -8,7 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from support.restarts import told_with_restarts
 from tocsin.schemas.runs import RunStarted
+from tocsin.stream_rules.replay import replay
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, issues_of, only
 
 RULE = only("loss_not_decreasing")
@@ -56,6 +58,9 @@ def test_a_run_that_learns_nothing_is_named_after_a_hundred_steps() -> None:
     issue = assert_fires(run_of(flat()).records, "loss_not_decreasing", first_step=0, specs=RULE)
     assert (issue.branch, issue.severity, issue.step) == ("stuck", "warning", 99)
     assert "weights have moved by 20 %" in issue.reason
+    records = run_of(flat()).records
+    told = [one.issue.model_dump_json() for one in replay(records, RULE)]
+    assert told_with_restarts(records, RULE, every=11) == told
 
 
 def test_a_loss_that_rises_from_the_beginning_is_named_too() -> None:

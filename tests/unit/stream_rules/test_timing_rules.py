@@ -9,9 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from support.restarts import told_with_restarts
 from tocsin.schemas.issues import IssueFiring
 from tocsin.schemas.runs import Checkpoint, CheckpointWritten
 from tocsin.stream_rules.instances import RuleSpec
+from tocsin.stream_rules.replay import replay
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, assert_quiet, issues_of, only
 
 SLOWER = only("throughput_regression")
@@ -202,6 +204,17 @@ def test_it_is_over_when_the_window_has_passed() -> None:
     assert [i.state for i in told(made.run(), OUTLIER)] == ["firing", "resolved"]
 
 
+def test_a_restart_changes_nothing() -> None:
+    made = loop(1500, noise=0.05)
+    made.wait[200:500:10] += 0.2
+    made.optimizer[600:900] += 0.03
+    records = made.run().records
+    for specs, expected in ((SLOWER, 2), (OUTLIER, 1)):
+        told = [one.issue.model_dump_json() for one in replay(records, specs)]
+        assert len([line for line in told if '"ongoing"' not in line]) >= expected
+        assert told_with_restarts(records, specs, every=7) == told
+
+
 # -- max_initialization_time
 
 
@@ -306,6 +319,9 @@ def test_writes_that_take_longer_and_longer() -> None:
         ("resolved", "warning", "growing"),
     ]
     assert issues[0].first_step == 899
+    records = writing(seconds).records
+    told = [one.issue.model_dump_json() for one in replay(records, WRITES)]
+    assert told_with_restarts(records, WRITES, every=3) == told
 
 
 @pytest.mark.parametrize(

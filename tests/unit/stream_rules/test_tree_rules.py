@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from support.restarts import told_with_restarts
 from tocsin.schemas.telemetry import TensorFrame
+from tocsin.stream_rules.replay import replay
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, issues_of, only
 
 DEPTH = only("TreeDepth")
@@ -47,6 +49,8 @@ def test_the_deepest_new_tree_is_named_until_they_are_shallow_again() -> None:
     ]
     assert (issues[0].first_step, issues[0].subject.name) == (5, "5.1")
     assert issues[0].evidence.also == ("5.2",)
+    told = [one.issue.model_dump_json() for one in replay(run.records, DEPTH)]
+    assert told_with_restarts(run.records, DEPTH, every=3) == told
 
 
 def test_a_logged_depth_will_do() -> None:
@@ -80,6 +84,8 @@ def test_three_features_with_nearly_all_importance() -> None:
     (issue,) = issues_of(run.records, specs=OVERWEIGHT)
     assert (issue.severity, issue.first_step, issue.subject.name) == ("info", 15, "f0")
     assert "f0 47 %" in issue.reason
+    told = [one.issue.model_dump_json() for one in replay(run.records, OVERWEIGHT)]
+    assert told_with_restarts(run.records, OVERWEIGHT, every=3) == told
 
 
 def test_logged_importances_will_do_and_it_is_over_in_time() -> None:

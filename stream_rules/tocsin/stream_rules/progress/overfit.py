@@ -7,6 +7,7 @@ the median change from one evaluation to the next. A gap alone is what every mod
 learned its data; the reference's rule takes it for overfitting at the first evaluation. And a
 plateau lies above its own lowest point: of 120 small healthy trainings, with and without a
 schedule, 31 ended with their last evaluations 1 % above the best, and one meets the condition.
+Losses of several optimizers work against each other, and are not looked at.
 
 With `rising: false`, which the preset `sagemaker` has, the gap alone is the condition, as SageMaker
 Debugger documents it.
@@ -87,14 +88,16 @@ class Overfit(Rule[OverfitParams, _State]):
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
         for evaluation in self.state.evaluations.take(frame, at):
-            yield from self._judge(evaluation)
+            yield from self._judge(evaluation, at)
 
     def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
         for evaluation in self.state.evaluations.end(data, at):
-            yield from self._judge(evaluation)
+            yield from self._judge(evaluation, at)
 
-    def _judge(self, evaluation: Evaluation) -> Iterable[Outcome]:
+    def _judge(self, evaluation: Evaluation, at: Moment) -> Iterable[Outcome]:
         state, params = self.state, self.params
+        if params.rising and at.run.optimizers > 1:
+            return
         loss, train = evaluation.loss, evaluation.train
         if state.best is None or loss < state.best:
             state.best, state.best_step = loss, evaluation.step
