@@ -118,6 +118,8 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
     Link(
         cause="learning_rate_anomaly",
         effects=(
+            "poor_weight_initialization/flat_loss",
+            "scaler_skips",
             "attention_logit_growth",
             "logit_drift",
             "embedding_norm_growth",
@@ -136,6 +138,7 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
     Link(
         cause="poor_weight_initialization",
         effects=(
+            "all_zero/gradients",
             *_LOSS_RISES,
             *_NO_PROGRESS,
             "saturated_activation",
@@ -150,7 +153,7 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
     # -- activations -----------------------------------------------------------------------
     Link(
         cause="saturated_activation",
-        effects=("vanishing_gradient", "unchanged_tensor", *_NO_PROGRESS),
+        effects=("all_zero/gradients", "vanishing_gradient", "unchanged_tensor", *_NO_PROGRESS),
         how="the slope of a saturated unit is zero",
     ),
     Link(
@@ -181,12 +184,13 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
     # -- gradients and updates -------------------------------------------------------------
     Link(
         cause="low_precision_range",
-        effects=("scaler_skips", "vanishing_gradient", "unchanged_tensor", "nonfinite"),
+        effects=("all_zero", "scaler_skips", "vanishing_gradient", "unchanged_tensor", "nonfinite"),
         how="values beyond the number format's range become zero or infinite",
     ),
     Link(
         cause="weight_update_ratio",
         effects=(
+            "poor_weight_initialization/flat_loss",
             "attention_logit_growth",
             "logit_drift",
             "embedding_norm_growth",
@@ -219,6 +223,21 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
         within=SOON,
     ),
     Link(
+        cause="all_zero/gradients",
+        effects=("vanishing_gradient", "unchanged_tensor", "dead_optimizer_state", *_NO_PROGRESS),
+        how="a gradient of zero moves nothing",
+    ),
+    Link(
+        cause="vanishing_gradient/depth",
+        effects=("vanishing_gradient/share",),
+        how="what the first layers miss, the others miss in time",
+    ),
+    Link(
+        cause="vanishing_gradient/share",
+        effects=("vanishing_gradient/depth",),
+        how="where most gradients are nothing, those of the first layers are",
+    ),
+    Link(
         cause="vanishing_gradient",
         effects=("unchanged_tensor", *_NO_PROGRESS),
         how="without a gradient the weights do not move",
@@ -246,6 +265,8 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
     Link(
         cause="nonfinite",
         effects=(
+            "nonfinite/evaluation_loss",
+            "nonfinite/scalar",
             "loss_spike",
             "loss_diverged",
             "exploding_gradient",
