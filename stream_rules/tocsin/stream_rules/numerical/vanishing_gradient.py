@@ -88,7 +88,7 @@ class VanishingGradient(Rule[VanishingGradientParams, _State]):
 
     meta = RuleMeta(
         name="vanishing_gradient",
-        version=1,
+        version=2,
         family="numerical",
         meaning="The gradients of many tensors, or of the first layers, are next to nothing.",
         severity="warning",

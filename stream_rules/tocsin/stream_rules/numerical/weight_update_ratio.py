@@ -104,7 +104,7 @@ class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
 
     meta = RuleMeta(
         name="weight_update_ratio",
-        version=1,
+        version=2,
         family="numerical",
         meaning="One step changes many weights by a large part of their size, or hardly at all.",
         severity="warning",
@@ -174,7 +174,7 @@ class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
         state.steps = [*state.steps, whole.step][-SERIES_POINTS:]
         state.medians = [*state.medians, float(np.median(ratio))][-SERIES_POINTS:]
         every = np.ones(len(whole.rows), bool)
-        known = state.pushed.rows is not None and params.only_pushed
+        known = state.pushed.moved is not None and params.only_pushed
         pushed = every if not known else state.pushed.among(whole.rows)
         small = ratio < params.small_threshold
         rest = state.groups.look() if params.only_pushed else Rest(everywhere=False, tensors=0)

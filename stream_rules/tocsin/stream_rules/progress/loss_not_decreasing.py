@@ -124,7 +124,7 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
 
     meta = RuleMeta(
         name="loss_not_decreasing",
-        version=1,
+        version=2,
         family="progress",
         meaning="The loss has not fallen since the run began, or has been rising for long.",
         severity="warning",

@@ -78,7 +78,7 @@ class LossSpike(Rule[LossSpikeParams, _State]):
 
     meta = RuleMeta(
         name="loss_spike",
-        version=1,
+        version=2,
         family="progress",
         meaning="The training loss has jumped far above its own noise, and has not come back yet.",
         severity="warning",
