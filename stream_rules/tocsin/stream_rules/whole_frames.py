@@ -118,6 +118,18 @@ def places(names: tuple[str, ...], known: tuple[str, ...]) -> npt.NDArray[np.int
     return index
 
 
+@dataclass(slots=True)
+class Marked:
+    """Some rows of a table of names: those at which `on` is true."""
+
+    rows: tuple[str, ...] = ()
+    on: StateArray = field(default_factory=lambda: np.zeros(0, bool))
+
+    def among(self, names: Sequence[str]) -> npt.NDArray[np.bool_]:
+        """Which of the names are marked; one that is not in the table is not."""
+        return aligned(names, self.rows, self.on.astype(np.float64)) > 0
+
+
 def is_asked_for(collection: str, row: str, patterns: Iterable[str]) -> bool:
     """Whether a COLLECTION/NAME pattern names it, with its place in the mesh (`@tp1`) or without.
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -39,7 +40,7 @@ from tocsin.stream_rules.rule import (
     scalar,
     tensors,
 )
-from tocsin.stream_rules.whole_frames import WholeFrames, named
+from tocsin.stream_rules.whole_frames import Marked, WholeFrames, named
 
 RENEWED: Final = "optimizer_renewed"
 _FIRST: Final = ("exp_avg", "momentum_buffer")
@@ -64,8 +65,32 @@ class DeadOptimizerStateParams(Params):
 class _State:
     frames: WholeFrames = field(default_factory=WholeFrames)
     gradients: WholeFrames = field(default_factory=WholeFrames)
-    pushed: list[str] = field(default_factory=list)
+    pushed: Marked = field(default_factory=Marked)
     lead: Lead = field(default_factory=Lead)
+
+
+@dataclass(frozen=True, slots=True)
+class _Moments:
+    """The rows `PARAMETER.KIND` of a table; `first_of` is the row of the same parameter's first
+    moment, -1 where it has none."""
+
+    parameters: tuple[str, ...]
+    first: Mask
+    second: Mask
+    first_of: npt.NDArray[np.int64]
+
+
+@lru_cache(maxsize=16)
+def _moments(rows: tuple[str, ...]) -> _Moments:
+    """What the names say; kept, because the same table comes again."""
+    parameters, kinds = zip(*((p, k) for p, _, k in (r.rpartition(".") for r in rows)), strict=True)
+    at = {p: i for i, (p, k) in enumerate(zip(parameters, kinds, strict=True)) if k in _FIRST}
+    return _Moments(
+        parameters=parameters,
+        first=np.array([kind in _FIRST for kind in kinds]),
+        second=np.array([kind in _SECOND for kind in kinds]),
+        first_of=np.array([at.get(parameter, -1) for parameter in parameters], np.int64),
+    )
 
 
 class DeadOptimizerState(Rule[DeadOptimizerStateParams, _State]):
@@ -135,26 +160,19 @@ class DeadOptimizerState(Rule[DeadOptimizerStateParams, _State]):
             size = None if whole is None else whole.column("absmax")
             if whole is not None and size is not None:
                 # Smaller ones have no square that is a number, and are noise.
-                state.pushed = [whole.rows[i] for i in np.flatnonzero(size > _TINY)]
+                state.pushed = Marked(whole.rows, size > _TINY)
             return
         whole = state.frames.take(frame)
         if whole is None:
             return
         zeros, numel = whole.count("zeros"), whole.count("numel")
-        if zeros is None or numel is None:
+        if zeros is None or numel is None or not whole.rows:
             return
         empty = zeros.astype(np.float64) / np.maximum(numel, 1)
-        names = [name.rpartition(".")[0] for name in whole.rows]
-        kinds = [name.rpartition(".")[2] for name in whole.rows]
-        first = {
-            n: float(empty[i])
-            for i, (n, k) in enumerate(zip(names, kinds, strict=True))
-            if k in _FIRST
-        }
-        pushed = set(state.pushed)
-        momenta = np.array([k in _FIRST and n in pushed for n, k in zip(names, kinds, strict=True)])
-        squares = np.array([k in _SECOND and n in first for n, k in zip(names, kinds, strict=True)])
-        behind = np.array([empty[i] - first.get(n, 1.0) for i, n in enumerate(names)])
+        moments = _moments(whole.rows)
+        momenta = moments.first & state.pushed.among(moments.parameters)
+        squares = moments.second & (moments.first_of >= 0)
+        behind = empty - empty[moments.first_of]
         yield from self._judge("empty", whole, momenta, (empty >= 1.0) & momenta)
         yield from self._judge("underflow", whole, squares, (behind > _MOSTLY) & squares)
 

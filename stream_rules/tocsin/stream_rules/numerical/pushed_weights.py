@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tocsin.schemas.telemetry import TensorFrame
-from tocsin.stream_rules.state_codec import StateArray
-from tocsin.stream_rules.whole_frames import WholeFrames, aligned, finite_numel
+from tocsin.stream_rules.whole_frames import Marked, WholeFrames, finite_numel
 
 NOISE: Final = 1e-4
 """In small convolutional networks biases before BatchNorm and InstanceNorm had 1e-9 to 6e-6 of the
@@ -33,8 +32,7 @@ class PushedWeights:
 
     frames: WholeFrames = field(default_factory=WholeFrames)
     first: list[float] = field(default_factory=list)
-    rows: tuple[str, ...] | None = None
-    moves: StateArray = field(default_factory=lambda: np.zeros(0, bool))
+    moved: Marked | None = None
 
     def take(self, frame: TensorFrame) -> None:
         """Take a summary of gradients."""
@@ -51,10 +49,8 @@ class PushedWeights:
             self.first.append(usual)
         # The largest of the first: a small task is solved within ten steps of LBFGS.
         limit = NOISE * max([usual, *self.first])
-        self.rows, self.moves = whole.rows, size > limit
+        self.moved = Marked(whole.rows, size > limit)
 
     def among(self, names: Sequence[str]) -> npt.NDArray[np.bool_]:
         """Which of the names; none, as long as no summary has come."""
-        if self.rows is None:
-            return np.zeros(len(names), bool)
-        return aligned(names, self.rows, self.moves.astype(np.float64)) > 0
+        return np.zeros(len(names), bool) if self.moved is None else self.moved.among(names)

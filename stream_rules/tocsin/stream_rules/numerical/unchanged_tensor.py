@@ -49,7 +49,14 @@ from tocsin.stream_rules.rule import (
     tensors,
 )
 from tocsin.stream_rules.state_codec import StateArray
-from tocsin.stream_rules.whole_frames import WholeFrames, aligned, is_asked_for, named
+from tocsin.stream_rules.whole_frames import (
+    Marked,
+    WholeFrames,
+    aligned,
+    is_asked_for,
+    named,
+    places,
+)
 
 _MOST: Final = 256
 """Collections, and arrays that are recorded one by one, that are watched at most."""
@@ -75,7 +82,7 @@ class UnchangedTensorParams(Params):
 @dataclass(slots=True)
 class _Kept:
     frames: WholeFrames = field(default_factory=WholeFrames)
-    rows: list[str] = field(default_factory=list)
+    rows: tuple[str, ...] = ()
     values: StateArray = field(default_factory=lambda: np.zeros((0, 0)))
     columns: list[str] = field(default_factory=list)
     equal: StateArray = field(default_factory=lambda: np.zeros(0))
@@ -89,7 +96,7 @@ class _State:
     collections: dict[str, _Kept] = field(default_factory=dict)
     pushed: PushedWeights = field(default_factory=PushedWeights)
     updates: WholeFrames = field(default_factory=WholeFrames)
-    changed: list[str] = field(default_factory=list)
+    changed: Marked = field(default_factory=Marked)
     groups: RestingGroups = field(default_factory=RestingGroups)
     unowned: UnownedGradients = field(default_factory=UnownedGradients)
 
@@ -149,7 +156,7 @@ class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
             size = None if whole is None else whole.column("l2")
             if whole is not None and change is not None and size is not None:
                 limit = self.params.atol + self.params.rtol * size
-                state.changed = [whole.rows[i] for i in np.flatnonzero(change > limit)]
+                state.changed = Marked(whole.rows, change > limit)
         if frame.collection == "weights" or self._asked(frame).any():
             yield from self._look(frame)
 
@@ -192,7 +199,7 @@ class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
                 before = (column.astype(np.float64) for column in kept.norms.T[1:])
                 for i, column in enumerate(before):
                     norms[:, i] = aligned(whole.rows, kept.rows, column)
-        kept.rows, kept.columns, kept.norms = list(whole.rows), list(whole.columns), norms
+        kept.rows, kept.columns, kept.norms = whole.rows, list(whole.columns), norms
         kept.values, kept.equal = whole.values.astype(np.float64), equal
         kept.steps = [*kept.steps, whole.step][-self.params.num_steps - 8 :]
 
@@ -201,25 +208,23 @@ class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
         if kept.columns != list(frame.columns):
             return np.zeros(len(frame.rows))
         params, values = self.params, frame.values.astype(np.float64)
-        before = aligned(frame.rows, kept.rows, np.arange(len(kept.rows), dtype=np.float64))
-        known = np.isfinite(before)
-        old = np.full_like(values, np.nan)
-        index = before[known].astype(np.int64)
-        old[known] = kept.values[index]
-        same = np.zeros(len(frame.rows), bool)
-        same[known] = (
-            np.abs(values[known] - old[known]) <= params.atol + params.rtol * np.abs(old[known])
-        ).all(axis=1)
-        run = np.zeros(len(frame.rows))
-        run[known] = kept.equal[index] + 1
-        return np.where(same, run, 0)
+        old, run = kept.values, kept.equal
+        if frame.rows != kept.rows:
+            if not kept.rows:
+                return np.zeros(len(frame.rows))
+            index = places(frame.rows, kept.rows)
+            new = index < 0
+            old, run = old[index], run[index]
+            old[new] = np.nan
+        with np.errstate(invalid="ignore"):
+            near = np.abs(values - old) <= params.atol + params.rtol * np.abs(old)
+        return np.where(near.all(axis=1), run + 1, 0)
 
     def _watched(self, frame: TensorFrame) -> npt.NDArray[np.bool_]:
         """Which rows could have changed."""
         if frame.collection != "weights":
             return self._asked(frame)
-        changed = set(self.state.changed)
-        still = np.fromiter((name not in changed for name in frame.rows), bool, len(frame.rows))
+        still = ~self.state.changed.among(frame.rows)
         return still & self.state.pushed.among(frame.rows) if self.params.only_pushed else still
 
     def _asked(self, frame: TensorFrame) -> npt.NDArray[np.bool_]:
