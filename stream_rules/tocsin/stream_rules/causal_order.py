@@ -88,7 +88,14 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
     # -- the program -----------------------------------------------------------------------
     Link(
         cause="loss_input_mismatch",
-        effects=(*_NO_PROGRESS, *_LOSS_RISES, "vanishing_gradient", "overfit"),
+        effects=(
+            "exploding_gradient",
+            "weight_update_ratio",
+            *_NO_PROGRESS,
+            *_LOSS_RISES,
+            "vanishing_gradient",
+            "overfit",
+        ),
         how="the loss then measures something else than the error",
     ),
     Link(
@@ -208,13 +215,46 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
     ),
     Link(
         cause="excessive_clipping",
-        effects=("unchanged_tensor", *_NO_PROGRESS),
+        effects=("vanishing_gradient", "unchanged_tensor", *_NO_PROGRESS),
         how="next to nothing of the gradient is left for the update",
     ),
     Link(
         cause="dead_optimizer_state",
         effects=("unchanged_tensor", *_NO_PROGRESS),
         how="the optimizer does not use what it is given",
+    ),
+    Link(
+        cause="evaluation_in_train_mode/training_in_eval_mode",
+        effects=("loss_not_decreasing",),
+        how="statistics that are not learned do not fit what is",
+    ),
+    Link(
+        cause="loss_diverged/wrong_sign",
+        effects=(
+            "exploding_gradient",
+            "weight_update_ratio",
+            "nonfinite",
+            "vanishing_gradient",
+            "saturated_activation",
+            "dead_relu",
+            "collapsed_predictions",
+            "poor_weight_initialization",
+            "overfit",
+            "overtraining",
+        ),
+        how="climbing the loss has no end",
+    ),
+    Link(
+        cause="loss_diverged/falling",
+        effects=(
+            "exploding_gradient",
+            "weight_update_ratio",
+            "nonfinite",
+            "vanishing_gradient",
+            "saturated_activation",
+            "dead_relu",
+        ),
+        how="a loss without a lower bound is followed for ever",
     ),
     Link(
         cause="exploding_gradient",

@@ -6,11 +6,10 @@ comes when after `for_steps` steps in a row
     after < `ratio` · before    and    after < `floor`
 
 that is, less than one percent is left, and the limit itself is smaller than anybody sets it to keep
-spikes out: the limits of published trainings are 0.1 to 10, 1.0 as a rule, and of 75 public GPT
-trainings none stays at a hundredth of its gradients. Where the limit is usual and the gradients
-are above 1 / `extreme` times as large, the branch `far_too_large` is an info: an optimizer like
-Adam, which is blind to the gradient's size, may well go on learning (a sum in place of a mean as
-the loss is often the reason).
+spikes out: the limits of published trainings are 0.1 to 10, 1.0 as a rule. Where the limit is usual
+and the gradients are above 1 / `extreme` times as large, the branch `far_too_large` is an info: an
+optimizer like Adam, which is blind to the gradient's size, may well go on learning (a sum in place
+of a mean as the loss is often the reason).
 """
 
 from __future__ import annotations

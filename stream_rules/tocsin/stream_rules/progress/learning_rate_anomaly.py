@@ -13,12 +13,12 @@ Six reasons, each an episode of its own:
 - unstepped: a schedule was made, and its `step()` was not called in two epochs of the training's
   data loader, or by the end of the run. The training process counts it.
 - a jump: from one step to the next by more than `factor`, up or down. A rise to where it has been
-  already, or to the base rate of a schedule, is a warm restart or a warm-up by epochs; a change
-  like the one before, or like the one after, belongs to a warm-up or a decay by steps, which is why
-  a jump is decided one step later; a factor of ten exactly is how most schedules decay, and below
-  a millionth of the highest rate nothing is at stake. None of
-  them counts. It is over when the rate is back within `factor` of what it was before, not when it
-  stays where it has jumped to.
+  already, or to the base rate of a schedule, is a warm restart or a warm-up by epochs; a fall is an
+  info, as the next phase of a script may begin with it; a change like the one before, or like the
+  one after, belongs to a warm-up or a decay by steps, which is why a jump is decided one step
+  later; a factor of ten exactly is how most schedules decay, and below a millionth of the highest
+  rate nothing is at stake. None of them counts. It is over when the rate is back within `factor` of
+  what it was before, not when it stays where it has jumped to.
 - constant where a schedule was declared, for the first `constant_steps` steps: an info only, since
   a schedule that decays by epochs is constant for long.
 """
@@ -220,7 +220,9 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
         step, last, rate = jump
         reason = f"the learning rate of {name} jumped from {last:.3g} to {rate:.3g} at step {step}"
         edge = last * self.params.factor if rate > last else last / self.params.factor
-        return self._finding("jump", name, step, reason, group, rate, edge)
+        # A script that trains a head, then all of it with a lower rate and another optimizer.
+        severity: Severity | None = None if rate > last else "info"
+        return self._finding("jump", name, step, reason, group, rate, edge, severity)
 
     def _constant(self, name: str, group: _Group, step: int, rate: float) -> Iterable[Outcome]:
         if rate != group.first:
