@@ -6,6 +6,8 @@ the same step the one that stands first in `CAUSAL_ORDER`, which reads from the 
 activations and loss to gradients and weights. An issue A explains B if
 
 - the table says that A's condition brings B's about;
+- A is no advice, or B is one, too: people are told of B, and what A says is true of many a healthy
+  training;
 - A did not begin after B: by step where both have one, else by append time. Where A is read off
   summaries that are made every so many steps, it may have begun up to `SAMPLED_STEPS` before the
   first summary that shows it;
@@ -48,7 +50,8 @@ SAMPLED: Final = frozenset({"tensor", "layer"})
 
 @dataclass(slots=True)
 class Known:
-    """An issue as far as it matters here. `root` is the issue that began its story, or its own."""
+    """An issue as far as it matters here. `root` is the issue that began its story, or its own;
+    `advice`: it is an info."""
 
     id: str
     rule: str
@@ -62,6 +65,7 @@ class Known:
     why: str = ""
     over_step: int | None = None
     over_ms: int | None = None
+    advice: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,7 @@ class Causes:
             onset_ms=issue.onset_ms,
             sampled=issue.subject.kind in SAMPLED,
             root=issue.issue_id,
+            advice=issue.severity == "info",
         )
         found: list[Attribution] = []
         cause = self._cause_of(new)
@@ -154,6 +159,8 @@ class Causes:
 
 def _explains(cause: Known, effect: Known) -> Iterator[Link]:
     """The mechanisms by which one issue explains another, where and when they began."""
+    if cause.advice and not effect.advice:
+        return
     for link in links_to(effect.rule, effect.branch):
         named = link.cause in (cause.rule, f"{cause.rule}/{cause.branch}")
         if named and _came_before(cause, effect, link):

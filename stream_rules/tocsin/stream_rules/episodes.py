@@ -82,6 +82,7 @@ class Episode:
             sampled=self.subject.kind in SAMPLED,
             root=self.cause or self.id,
             why=self.why,
+            advice=self.severity == "info",
         )
 
     def rises(self, finding: Finding, meta: RuleMeta, *, fixed: bool) -> bool:

@@ -73,6 +73,14 @@ def test_what_no_mechanism_joins_are_two_stories() -> None:
     assert found == {"overfit": "overfit", "nonfinite": "nonfinite"}
 
 
+def test_advice_is_the_cause_of_no_more_than_advice() -> None:
+    advice = made("unnormalised_inputs", 2, severity="info")
+    alone = roots(advice, made("nonfinite", 20))
+    assert alone["nonfinite"] == "nonfinite"
+    graver = made("unnormalised_inputs", 2)
+    assert roots(graver, made("nonfinite", 20))["nonfinite"] == "unnormalised_inputs"
+
+
 def test_a_cause_does_not_begin_after_its_consequence() -> None:
     found = roots(made("nonfinite", 20), made("exploding_gradient", 21))
     assert found == {"nonfinite": "nonfinite", "exploding_gradient": "nonfinite"}
