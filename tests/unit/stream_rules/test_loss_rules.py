@@ -20,9 +20,13 @@ SHORT = only("loss_not_decreasing", num_steps=40)
 Losses = npt.NDArray[np.float64] | list[float]
 
 
-def run_of(losses: Losses, *, optimizers: int = 1, per_frame: int = 1) -> RunBuilder:
+def run_of(
+    losses: Losses, *, optimizers: int = 1, per_frame: int = 1, classes: int = 0
+) -> RunBuilder:
     run = RunBuilder()
     run.started(optimizers=optimizers)
+    if classes:
+        seen(run, classes)
     run.steps(range(len(losses)), loss=losses, gradient_norm=1.0, per_frame=per_frame)
     return run
 
@@ -42,7 +46,7 @@ def falling(steps: int = 200) -> list[float]:
 
 
 def test_a_loss_ten_times_its_own_past_is_worth_a_stop() -> None:
-    run = run_of([*falling(), *[30.0] * 60])
+    run = run_of([*falling(), *[30.0] * 60], classes=10)
     issues = issues_of(run.records, "loss_diverged", specs=DIVERGED)
     told = [(i.state, i.severity, i.stop_worthy, i.first_step, i.step) for i in issues]
     assert told == [
@@ -58,7 +62,7 @@ def test_twice_its_past_is_a_warning() -> None:
 
 
 def test_one_issue_turns_critical_and_worth_a_stop() -> None:
-    run = run_of([*falling(), *[2.5] * 60, *[30.0] * 60])
+    run = run_of([*falling(), *[2.5] * 60, *[30.0] * 60], classes=10)
     issues = issues_of(run.records, "loss_diverged", specs=DIVERGED)
     told = [(issue.state, issue.severity, issue.stop_worthy) for issue in issues]
     assert told == [("firing", "warning", False), ("ongoing", "critical", True)]
@@ -68,7 +72,7 @@ def test_one_issue_turns_critical_and_worth_a_stop() -> None:
 
 def test_a_severity_of_the_configuration_leaves_the_stop_to_ten_times() -> None:
     (spec,) = DIVERGED
-    run = run_of([*falling(), *[2.5] * 60, *[30.0] * 60])
+    run = run_of([*falling(), *[2.5] * 60, *[30.0] * 60], classes=10)
     issues = issues_of(run.records, "loss_diverged", specs=[replace(spec, severity="critical")])
     told = [(issue.state, issue.severity, issue.stop_worthy) for issue in issues]
     assert told == [("firing", "critical", False), ("ongoing", "critical", True)]
@@ -79,6 +83,24 @@ def test_a_harder_task_stops_nothing() -> None:
     run = run_of([0.18, *[0.05 + 0.001 * (i % 7) for i in range(150)], *[0.5] * 150])
     issues = issues_of(run.records, "loss_diverged", specs=DIVERGED)
     assert {(issue.severity, issue.stop_worthy) for issue in issues} == {("warning", False)}
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        [0.5, *np.linspace(0.5, 0.02, 300), *np.linspace(0.02, 8.0, 900)],
+        [0.05, *[0.05] * 300, *[3.0] * 300],
+    ],
+    ids=["errors of Q-learning", "a value function at its first reward"],
+)
+def test_losses_that_grow_with_the_values_stop_nothing(losses: list[float]) -> None:
+    issues = issues_of(run_of(losses).records, specs=DIVERGED)
+    assert {(issue.severity, issue.stop_worthy) for issue in issues} == {("warning", False)}
+
+
+def test_nor_does_a_resumed_run_whose_next_stage_is_no_worse_than_a_guess() -> None:
+    run = run_of([*[0.03] * 300, *[0.6] * 300], classes=10)
+    assert not any(issue.stop_worthy for issue in issues_of(run.records, specs=DIVERGED))
 
 
 def test_a_hundred_times_needs_ten_steps_only() -> None:

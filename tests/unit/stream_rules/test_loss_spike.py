@@ -35,7 +35,7 @@ def test_a_jump_that_stays_is_a_warning() -> None:
 
 
 def test_one_that_does_not_recover_is_critical_and_never_worth_a_stop() -> None:
-    issues = issues_of(run_of([*noisy(150), *noisy(120, 30.0), *noisy(9)]).records, specs=SPECS)
+    issues = issues_of(run_of([*noisy(150), *noisy(120, 300.0), *noisy(9)]).records, specs=SPECS)
     assert [(i.severity, i.state, i.step) for i in issues] == [
         ("warning", "firing", 159),
         ("critical", "ongoing", 249),

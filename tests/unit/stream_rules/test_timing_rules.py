@@ -226,12 +226,18 @@ def test_a_job_without_a_first_step_is_said_and_the_step_ends_it() -> None:
         run.heartbeat(role="launcher")
     run.steps([0], loss=1.0)
     issues = issues_of(run.records, specs=START)
-    assert [(i.state, i.severity) for i in issues] == [
-        ("firing", "warning"),
-        ("resolved", "warning"),
-    ]
+    assert [(i.state, i.severity) for i in issues] == [("firing", "info"), ("resolved", "info")]
     assert "no rank has reported" in issues[0].evidence.explanation
     assert issues[0].at_ms - issues[0].onset_ms == 20 * 60_000
+
+
+def test_a_rank_that_reports_and_makes_no_step_is_a_warning() -> None:
+    run = RunBuilder()
+    run.started()
+    for _ in range(200):
+        run.wait(10)
+        run.heartbeat()
+    assert assert_fires(run.records, START[0].name, specs=START).severity == "warning"
 
 
 def test_a_job_at_its_work_is_not_initialising() -> None:

@@ -4,10 +4,11 @@ With ref the lowest of the first loss and the later running medians over `for_st
 standard deviation of all losses so far (each cut at the warning's limit), a factor F is exceeded
 when the median of the last `for_steps` losses > ref + (F - 1) · max(abs(ref), scale). The running
 spread keeps a memorised data set, with losses near zero, from counting as a small reference. Above
-`factor` it is a warning, above `critical_factor` critical (branch `risen`), if it is then as many
-times the first loss, too: the next stage of a curriculum (an autoencoder whose inputs become noisy
-at once) stays at ten times its level, and is well; what is ten times worse than a model that knows
-nothing is not.
+`factor` it is a warning, above `critical_factor` critical (branch `risen`), if it is much worse
+than at first, too: a cross-entropy above what a guess costs and as many times its first value; any
+other loss `quick_factor` times its first value. The errors of Q-learning and of a value function
+grow with the values, to sixty times and more after the first reward of a sparse task; an
+autoencoder whose inputs become noisy at once stays at ten times its level: all are well.
 
 What goes up steeply is warned of earlier: above `early_factor` by the median of `early_steps`, and
 above `quick_factor` by that of three. Of 22 healthy programs with up to eight seeds the highest was
@@ -310,12 +311,23 @@ class LossDiverged(Rule[LossDivergedParams, _State]):
         scale = self._scale()
         return self.state.reference + (factor - 1) * scale if scale >= _TINY else math.inf
 
+    def _hopeless(self) -> float:
+        """Above which the loss is far worse than that of a model that has learned nothing."""
+        state, params = self.state, self.params
+        if state.classes >= 2:
+            return max(params.critical_factor * state.first, math.log(state.classes))
+        return params.quick_factor * state.first
+
     def _finding(
         self, step: int, median: float, factor: float, over: int, *, warns: bool = False
     ) -> Finding:
         state = self.state
-        worse = median > self.params.critical_factor * state.first
-        critical = state.natural and factor >= self.params.critical_factor and worse and not warns
+        critical = (
+            state.natural
+            and factor >= self.params.critical_factor
+            and median > self._hopeless()
+            and not warns
+        )
         limit = self._limit(factor)
         times = 1 + (median - state.reference) / self._scale()
         first = state.high_since if state.high_since is not None else step

@@ -12,8 +12,9 @@ A spike is over when three losses in a row are not high. One that stays for thre
 `recover_steps` is the new level, of other data or another task: it is over, and from then on losses
 are measured against it. Most spikes recover by themselves: this rule never asks for a stop, and
 `loss_diverged` says when one has not. It is critical only where it has lasted for `recover_steps`
-and is `critical_factor` times as high as the first loss of the run: the next stage of a curriculum
-(an autoencoder whose inputs become noisy at once) stays at ten times its level, and is well.
+and is `critical_factor` times as high as the first loss of the run, of one optimizer and never near
+zero: the next stage of a curriculum (an autoencoder whose inputs become noisy at once) stays at ten
+times its level, and the errors of Q-learning grow with the values; both are well.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ _SIGMA: Final = 1.4826
 _DECILE: Final = 1.2816
 _LEVEL: Final = 3
 
+_SMALL: Final = 0.01
+
 
 class LossSpikeParams(Params):
     """Parameters of `loss_spike`."""
@@ -50,7 +53,7 @@ class LossSpikeParams(Params):
     """How long it stays high before it is an issue. Unit: steps."""
     recover_steps: int = Field(default=100, ge=1)
     """After how many steps without recovery it may be critical. Unit: steps."""
-    critical_factor: float = Field(default=10.0, gt=1)
+    critical_factor: float = Field(default=100.0, gt=1)
     """How far above the first loss of the run it must be for that: a curriculum's next stage jumps,
     too. Unit: multiples of the first loss."""
 
@@ -122,11 +125,11 @@ class LossSpike(Rule[LossSpikeParams, _State]):
         state.back = []
         state.peak = max(state.peak, loss)
         if state.steps >= self.params.for_steps:
-            yield self._finding(loss, limit)
+            yield self._finding(loss, limit, at.run.optimizers)
         if state.steps >= max(_LEVEL * self.params.recover_steps, self.params.window):
-            yield from self._settled(step, loss, limit)
+            yield from self._settled(step, loss, limit, at.run.optimizers)
 
-    def _settled(self, step: int, loss: float, limit: float) -> Iterable[Outcome]:
+    def _settled(self, step: int, loss: float, limit: float, optimizers: int) -> Iterable[Outcome]:
         state = self.state
         level = float(np.median(state.high))
         reason = (
@@ -134,7 +137,7 @@ class LossSpike(Rule[LossSpikeParams, _State]):
             f"{state.high_since}, and has stayed about {level:.4g} for {state.steps} steps, "
             "which is taken for its new level"
         )
-        yield replace(self._finding(loss, limit), reason=reason)
+        yield replace(self._finding(loss, limit, optimizers), reason=reason)
         yield Clear(step)
         state.window, state.limit = state.high, None
         state.high, state.high_since = [], None
@@ -168,11 +171,13 @@ class LossSpike(Rule[LossSpikeParams, _State]):
             state.limit = state.median + max(params.k * max(deviation, decile), least)
         return state.limit
 
-    def _finding(self, loss: float, limit: float) -> Finding:
+    def _finding(self, loss: float, limit: float, optimizers: int) -> Finding:
         state = self.state
         lasts = state.steps >= self.params.recover_steps
         worst = self.params.critical_factor * max(state.first, state.median)
-        ruined = lasts and state.first > 0 and float(np.median(state.high)) > worst
+        # Losses near zero or below have no size; those of several optimizers rise by nature.
+        sized = state.first >= _SMALL and min(state.window) > 0 and optimizers <= 1
+        ruined = lasts and sized and float(np.median(state.high)) > worst
         return Finding(
             subject=Subject(kind="loss", name="loss"),
             reason=f"the loss has jumped from {state.median:.4g} to {state.peak:.4g} at step "

@@ -52,7 +52,7 @@ class _State:
 
 
 class MaxInitializationTime(Rule[MaxInitializationTimeParams, _State]):
-    """A warning; resolved by the first step."""
+    """A warning, but an info as long as no rank has reported; resolved by the first step."""
 
     meta = RuleMeta(
         name="max_initialization_time",
@@ -105,6 +105,8 @@ class MaxInitializationTime(Rule[MaxInitializationTimeParams, _State]):
             subject=Subject(kind="run", name=at.run.run_id),
             reason=f"no step has come in the {waited_s:,.0f} s since the job began",
             first_step=0,
+            # Without a rank it may be a job that trains nothing.
+            severity="warning" if ranks else "info",
             episode=f"{state.boot}/{state.seq}",
             onset_ms=state.started_ms,
             evidence=Evidence(

@@ -4,7 +4,8 @@ Looked at every 50 steps over the last `window` ones, from 100 on; a step's own 
 `step_time_s` without what an evaluation took in it. A step is an outlier when it takes longer than
 median + `stddev` · 1.4826 · MAD, of the median absolute deviation, and than twice the median. The
 condition is that there are more than `n_outliers` of them, and that what they took beyond the
-median, without the `n_outliers` longest, is at least `least_percent` of the time of all. SageMaker
+median, without the `n_outliers` longest, is at least `least_percent` of the time of all, and
+`least`: whoever trains for seconds does not care. SageMaker
 Debugger's rule takes mean and standard deviation, which the outliers themselves raise: where each
 tenth step is 20 times slower it finds nothing. The time that is lost is asked for because every
 program has some slow steps.
@@ -23,12 +24,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
+from tocsin.schemas.config_values import Duration
 from tocsin.schemas.issues import Evidence, Fact, Series, Subject
 from tocsin.schemas.telemetry import StepFrame, SystemFrame
 from tocsin.stream_rules.progress import node_samples
@@ -77,6 +80,8 @@ class StepOutlierParams(Params):
     """How many there may be in the window. Unit: steps."""
     window: int = Field(default=1000, ge=100, le=10_000)
     """How many steps are looked at. Unit: steps."""
+    least: Duration = Field(default=timedelta(seconds=5), examples=["5s"])
+    """How much time they cost at least. Unit: a duration."""
     least_percent: float = Field(default=20.0, ge=0, lt=100)
     """How much time they cost beyond the median, without the `n_outliers` longest. Unit: percent of
     the time of all steps."""
@@ -115,7 +120,13 @@ class StepOutlier(Rule[StepOutlierParams, _State]):
         "Evaluations, whose time is taken off.",
         alias="StepOutlier",
         presets={
-            "sagemaker": {"stddev": 5.0, "n_outliers": 10, "window": 10_000, "least_percent": 0.0}
+            "sagemaker": {
+                "stddev": 5.0,
+                "n_outliers": 10,
+                "window": 10_000,
+                "least": timedelta(0),
+                "least_percent": 0.0,
+            }
         },
         branches={name: f"Most of the time is {words}." for name, words in _WORDS.items()},
         params=StepOutlierParams,
@@ -161,7 +172,8 @@ class StepOutlier(Rule[StepOutlierParams, _State]):
         excess = np.sort(total[out] - median)
         lost = float(excess[: max(0, len(excess) - params.n_outliers)].sum())
         percent = 100 * lost / max(float(total.sum()), 1e-30)
-        if len(excess) <= params.n_outliers or percent < params.least_percent:
+        too_little = lost < params.least / timedelta(seconds=1) or percent < params.least_percent
+        if len(excess) <= params.n_outliers or too_little:
             if state.first_step is not None:
                 state.first_step = None
                 yield Clear(state.last_step)
