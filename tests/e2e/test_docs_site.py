@@ -53,7 +53,8 @@ def test_the_architecture_names_files_that_there_are() -> None:
     assert [name for name in named if name not in there] == []
 
 
-def test_the_faq_knows_all_names_of_the_rules_of_sagemaker_debugger() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| \[`(\w+)`\]", (DOCS / "faq.md").read_text(), re.MULTILINE)
+def test_a_page_knows_all_names_of_the_rules_of_sagemaker_debugger() -> None:
+    text = (DOCS / "from-sagemaker.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| \[`(\w+)`\]", text, re.MULTILINE)
     aliases = {rule.meta.alias: rule.meta.name for rule in built_in() if rule.meta.alias}
     assert dict(rows) == aliases

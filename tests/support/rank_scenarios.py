@@ -191,7 +191,7 @@ def pipeline(rank: int) -> Numbers:
         if rank == 0:
             schedule.step(x)
         else:
-            schedule.step(target=x)
+            schedule.step(target=torch.tanh(x))
         norms.append(norm_of([p.grad for p in layer.parameters()]))
         optimizer.step()
     return {"stage": norms}

@@ -147,7 +147,7 @@ def test_status(bus: BusView) -> None:
     out = io.StringIO()
     console = Console(file=out, width=2_000)
     print_status(bus, bus_url="embedded:x", now_ms=NOW_MS, console=console)
-    assert len(harmless(out.getvalue()).splitlines()) == 2 + 3 + 1
+    assert len(harmless(out.getvalue()).splitlines()) == 2 + 3 + 1 + 1
     empty = io.StringIO()
     console = Console(file=empty, width=2_000)
     print_status(BusView([], [], []), bus_url="embedded:[red]x[/]", now_ms=0, console=console)

@@ -2,8 +2,8 @@
 
 A rank sends the scalars and the tensor summaries of a bad step at once, in either order, and under
 data parallelism all ranks are bad in the same step. The origin is decided when every rank has
-reported the step and what belongs to it is there, or after 200 ms (one rank), 1 s (several) or 5 s
-(it is not in any rank of which the step is known, and one of them has not reported it).
+reported the step and what belongs to it is there, or after 1 s; after 5 s if it has begun in none
+of the ranks that have reported the step, and one has not.
 
 - Among steps the earliest; among ranks one whose loss or own gradients were bad.
 - Loss bad, or all gradients at once: the input or the module, first in forward order, whose values
@@ -54,8 +54,7 @@ from tocsin.stream_rules.rule import (
 )
 from tocsin.stream_rules.whole_frames import is_asked_for
 
-ALONE_HOLD_MS: Final = 200
-RANKS_HOLD_MS: Final = 1_000
+HOLD_MS: Final = 1_000
 LATE_RANKS_HOLD_MS: Final = 5_000
 """Where it began in none of the ranks that have reported the step, and one has not."""
 
@@ -126,7 +125,7 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
             return None
         if pending.late_ranks:
             return pending.since_ms + LATE_RANKS_HOLD_MS
-        return pending.since_ms + (RANKS_HOLD_MS if pending.several_ranks else ALONE_HOLD_MS)
+        return pending.since_ms + HOLD_MS
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
         yield from self._named_scalars(frame, at)

@@ -4,14 +4,13 @@ The ratio of a tensor is update_l2 / (l2 + epsilon): the norm of its change in o
 own norm. The condition is that at least `share` of the tensors are above `large_threshold`, or
 below `small_threshold`, in each of the last `for_summaries` summaries; each side is an episode of
 its own. The first `warmup_steps` steps are left out: biases start at zero, and any change is large
-against that. For the large side a tensor's norm is the largest that it had so far, as what crosses
-zero is small for a moment, and tensors of fewer than 16 values are left out: the bias of a logistic
-regression with a weighted loss may move by its own size at each step, and learns all the same. For
-the small side only weights are looked at that their gradients could move: one below 1e-4 of the
-usual gradient (the upper quartile over the tensors, now or in the first summaries) is rounding
-noise, as that of a bias before a normalisation, or of a solved task. Nor is it looked at while the
-learning rates of all parameter groups are zero, or below 1e-4 of their highest; where some are, as
-many tensors as their groups hold are left out.
+against that. For the large side tensors of fewer than 16 values are left out: the bias of a
+logistic regression with a weighted loss may move by its own size at each step, and learns all the
+same. For the small side only weights are looked at that their gradients could move: one below 1e-4
+of the usual gradient (the upper quartile over the tensors, now or in the first summaries) is
+rounding noise, as that of a bias before a normalisation, or of a solved task. Nor is it looked at
+while the learning rates of all parameter groups are zero, or below 1e-4 of their highest; where
+some are, as many tensors as their groups hold are left out.
 
 In the first steps something else counts for the large side: a median ratio above 0.5, and the same
 of all weights together, of the tensors that did not begin at zero, after which the loss more than
@@ -58,8 +57,7 @@ from tocsin.stream_rules.rule import (
     scalar,
     tensors,
 )
-from tocsin.stream_rules.state_codec import StateArray
-from tocsin.stream_rules.whole_frames import Doubles, WholeFrames, aligned, named
+from tocsin.stream_rules.whole_frames import Doubles, WholeFrames, named
 
 Side = Literal["large", "small"]
 
@@ -104,8 +102,6 @@ class _State:
     steps: list[int] = field(default_factory=list)
     medians: list[float] = field(default_factory=list)
     first: FirstSteps = field(default_factory=FirstSteps)
-    rows: tuple[str, ...] = ()
-    largest: StateArray = field(default_factory=lambda: np.zeros(0))
 
 
 class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
@@ -186,23 +182,15 @@ class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
         known = state.pushed.moved is not None and params.only_pushed
         pushed = every if not known else state.pushed.among(whole.rows)
         small = ratio < params.small_threshold
-        yield from self._large(whole, change.astype(np.float64), size.astype(np.float64), at)
+        yield from self._large(whole, ratio, at)
         rest = state.groups.look() if params.only_pushed else Rest(everywhere=False, tensors=0)
         if not rest.everywhere:
             yield from self._side("small", small, pushed, rest.tensors, ratio, whole, at)
 
-    def _large(
-        self, whole: TensorFrame, change: Doubles, size: Doubles, at: Moment
-    ) -> Iterable[Outcome]:
-        state, params = self.state, self.params
-        asked = np.ones(len(whole.rows), bool)
-        if params.only_pushed:
-            before = aligned(whole.rows, state.rows, state.largest)
-            size = np.fmax(size, before)
-            state.rows, state.largest = whole.rows, size
-            numel = whole.count("numel")
-            asked = asked if numel is None else numel >= _FEW
-        ratio = change / (size + params.epsilon)
+    def _large(self, whole: TensorFrame, ratio: Doubles, at: Moment) -> Iterable[Outcome]:
+        params = self.params
+        numel = whole.count("numel") if params.only_pushed else None
+        asked = np.ones(len(whole.rows), bool) if numel is None else numel >= _FEW
         if asked.any():
             large = ratio > params.large_threshold
             yield from self._side("large", large, asked, 0, ratio, whole, at)
