@@ -249,9 +249,11 @@ class RunState:
             self.outcome, self.exit_code = data.outcome, data.exit_code
             self._end(now_ms)
             return
+        self.world_size = max(self.world_size, data.world_size)
         rank.outcome = data.outcome
         rank.capture = data.capture or rank.capture
-        if self.launcher is None and all(r.outcome for r in self.ranks.values()):
+        heard = len(self.ranks) >= self.world_size  # a rank may be late, and its story is wanted
+        if self.launcher is None and heard and all(r.outcome for r in self.ranks.values()):
             self._end(now_ms)
 
     def _end(self, now_ms: int) -> None:

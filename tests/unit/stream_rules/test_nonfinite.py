@@ -247,6 +247,18 @@ def test_a_rank_that_speaks_late_is_waited_for_where_no_other_began_it() -> None
     assert issue.first_rank == 1
 
 
+def test_a_rank_whose_first_word_comes_after_the_others_last_is_waited_for_too() -> None:
+    run = started(world_size=2)
+    healthy(run, range(5))
+    bad_gradients(run, 5, {"blocks.1.weight": 1})
+    healthy(run, range(6, 8))
+    run.ended()
+    healthy(run, range(5), 1)
+    bad_gradients(run, 5, {"blocks.1.weight": 1}, rank=1, local=("blocks.1.weight",))
+    run.ended(rank=1)
+    assert found(run, 5).first_rank == 1
+
+
 def test_but_for_five_seconds_at_most() -> None:
     run = started(world_size=2)
     for rank in (0, 1):
