@@ -28,6 +28,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from tocsin.schemas.events import clip
 from tocsin.schemas.issues import SHORT_ID, IssueFiring
 from tocsin.stream_rules.causal_order import CAUSAL_ORDER, Link, links_to
 
@@ -43,6 +44,9 @@ AFTER_MS: Final = 600_000
 
 KNOWN: Final = 256
 """Issues of a run that are remembered; the oldest that are over are forgotten first."""
+
+MAX_WHY: Final = 1000
+"""Characters of the sentence for people: along a chain of causes it would grow without end."""
 
 SAMPLED: Final = frozenset({"tensor", "layer"})
 """Kinds of subjects that are read off summaries."""
@@ -146,6 +150,7 @@ class Causes:
         effect.root, effect.why = cause.root, _why(effect, cause, link)
         if cause.root != cause.id:
             effect.why += f"; of that, {cause.why}" if cause.why else ""
+        effect.why = clip(effect.why, MAX_WHY)
         return Attribution(effect.id, effect.root, effect.why)
 
     def _find(self, issue_id: str) -> Known | None:

@@ -38,6 +38,11 @@ class RunFacts(Protocol):
         ...
 
     @property
+    def started_ms(self) -> int:
+        """Append time of its first record; of the launcher's, where it was launched by one."""
+        ...
+
+    @property
     def ended(self) -> bool:
         """Whether the run has ended."""
         ...

@@ -29,6 +29,9 @@ RUN_KEY: Final = "_run"
 """The rule part of the key under which a run's own state is saved."""
 
 RUN_STATE_VERSION: Final = 1
+MAX_KINDS: Final = 1000
+"""Kinds of records, by their columns, whose listeners are kept at once."""
+
 KEEP_MS: Final = 24 * 3_600_000
 """How long after its end, or after it was last heard, the state of a run is kept."""
 
@@ -131,6 +134,9 @@ class RunEngine:
 
         listeners = self._listeners.get(key)
         if listeners is None:
+            if len(self._listeners) >= MAX_KINDS:
+                self._listeners.clear()
+                self._fed.clear()
             listeners = self._listeners[key] = tuple(
                 instance for instance in self.instances if _listens(instance, key)
             )
@@ -317,6 +323,7 @@ class RunEngine:
         """Fresh instances for the incarnation at hand, or as far as they were saved beyond
         `offset`. `unsaved`: why one that was not saved begins cold; None: it does not."""
         self._listeners.clear()
+        self._fed.clear()
         self._not_before.clear()
         self.instances = [Instance(spec) for spec in self._specs]
         for instance in self.instances:

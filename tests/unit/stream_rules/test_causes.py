@@ -14,7 +14,7 @@ from tocsin.schemas.issues import (
 )
 from tocsin.stream_rules.catalogue import built_in
 from tocsin.stream_rules.causal_order import CAUSAL_ORDER
-from tocsin.stream_rules.causes import AFTER_STEPS, KNOWN, SAMPLED_STEPS, Causes
+from tocsin.stream_rules.causes import AFTER_STEPS, KNOWN, MAX_WHY, SAMPLED_STEPS, Causes
 from tocsin.stream_rules.engine import Engine
 from tocsin.stream_rules.episodes import Told
 from tocsin.stream_rules.instances import rule_specs
@@ -116,6 +116,16 @@ def test_the_sentence_names_the_cause_and_the_mechanism() -> None:
     (why,) = causes.fired(made("loss_spike", 13))
     assert why.why.startswith("exploding_gradient (explodin) began at step 12: exploding_gradient")
     assert "one step along a gradient of that size" in why.why
+
+
+def test_the_sentence_has_an_end_however_long_the_chain() -> None:
+    causes = Causes()
+    causes.fired(made("exploding_gradient", 12).model_copy(update={"reason": "x" * 900}))
+    causes.fired(made("loss_spike", 13).model_copy(update={"reason": "y" * 900}))
+    causes.fired(made("nonfinite", 14))
+    causes.fired(made("gradients_not_cleared", 2))
+    whys = [len(known.why) for known in causes.known]
+    assert max(whys) == MAX_WHY
 
 
 def test_of_several_the_first_and_of_one_step_the_one_before_in_the_order() -> None:

@@ -15,6 +15,7 @@ from support.fake_nvml import GIB, THERMAL, FakeGpu
 from support.node_samples import (
     Columns,
     Samples,
+    add_samples,
     gpu,
     restarted,
     run_of,
@@ -173,6 +174,44 @@ def test_some_xids_are_most_often_of_a_program(xid: float, severity: str) -> Non
     (issue,) = [i for i in issues_of(made.records, specs=ERRORS) if i.state == "firing"]
     assert (issue.branch, issue.severity) == ("xid", severity)
     assert f"(Xid) since this run began: {xid:.0f}, " in issue.reason
+
+
+def late(xids: Samples, *, begun: bool = True, wait_s: float = 60.0) -> RunBuilder:
+    """A node that is first sampled so long after the run began."""
+    made = RunBuilder()
+    if begun:
+        made.started()
+    else:
+        made.lose()
+    made.steps([0], loss=1.0)
+    made.wait(wait_s)
+    add_samples(made, {"gpu.0.xids": xids, "gpu.0.xid": 79.0}, frame=50)
+    return made
+
+
+def test_the_first_count_of_a_sampler_that_is_older_than_the_run_is_no_news() -> None:
+    assert told(late(np.full(100, 3.0)), ERRORS) == []
+    assert told(late(np.full(100, 3.0), begun=False, wait_s=0.0), ERRORS) == []
+    assert told(late(np.full(100, 3.0), wait_s=10.0), ERRORS) == [("critical", "firing")]
+    (issue,) = [
+        i for i in issues_of(late(np.repeat([3.0, 4.0], 60)).records, specs=ERRORS)
+        if i.state == "firing"
+    ]  # fmt: skip
+    assert "reports 1 new errors" in issue.reason
+
+
+def test_what_a_gpu_had_before_the_job_took_it_is_no_news() -> None:
+    of_job = np.repeat([0.0, 1.0], 100)
+    made = errors(xids=np.repeat([0.0, 2.0, 2.0, 2.0], 50), xid=79.0, of_job=of_job)
+    assert told(made, ERRORS) == []
+
+
+def test_an_xid_whose_number_is_not_known_has_none() -> None:
+    for xid in (0.0, math.nan):
+        made = errors(xids=np.repeat([0.0, 1.0], 60), xid=np.full(120, xid))
+        issue = assert_fires(made.records, "gpu_hardware_error", specs=ERRORS)
+        assert issue.severity == "critical"
+        assert issue.reason.endswith("since this run began")
 
 
 def test_a_graver_one_later_raises_it() -> None:

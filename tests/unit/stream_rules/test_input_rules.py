@@ -54,6 +54,11 @@ def test_pixels_of_whole_bytes() -> None:
     assert issue.branch == "scale"
 
 
+def test_one_batch_with_a_nan_does_not_silence_it() -> None:
+    run = images([([float("nan")], [0.25]), ([0.49], [0.25])])
+    assert assert_fires(run.records, "check_input_images", specs=IMAGES).first_step == 100
+
+
 def test_it_is_over_once_they_are_normalised() -> None:
     found = issues_of(
         images([([0.3], [0.25]), ([0.0], [1.0])]).records, "check_input_images", specs=IMAGES

@@ -292,6 +292,22 @@ def test_losses_that_are_not_flat() -> None:
     quiet(flat(first=500).records, "poor_weight_initialization")
 
 
+def test_a_loss_that_has_been_learnt_is_not_flat() -> None:
+    run = started()
+    ranges(run, 0, 0.1)
+    run.steps(range(30), loss=[0.69, *[0.3] * 29], columns={"lr.0": 1.0})
+    quiet(run.records, "poor_weight_initialization")
+
+
+def test_a_rate_is_that_of_its_step_where_rows_come_again() -> None:
+    run = started()
+    ranges(run, 0, 0.1)
+    run.steps(range(5), per_frame=5, loss=2.0, columns={"lr.0": 0.1})
+    rates = [*[0.1] * 5, *[0.0] * 5]
+    run.steps(range(10), per_frame=10, loss=2.0, columns={"lr.0": rates})
+    quiet(run.records, "poor_weight_initialization")
+
+
 def test_the_reference_calls_a_loss_flat_that_does_not_fall() -> None:
     run = flat(change=-0.01)
     reference = {"relative": False, "flat_within": None, "patience": 5}
@@ -495,7 +511,7 @@ def sums(
 def test_the_odd_one_of_three_is_named(order: tuple[int, ...]) -> None:
     run = started(3)
     for step in (0, 100):
-        sums(run, step, dict.fromkeys(order, (1, 2, step)))
+        sums(run, step, dict.fromkeys(order, (1, 2 + step, step)))
     bad = {0: (1, 2, 9), 1: (1, 7, 9), 2: (1, 2, 9)}
     sums(run, 200, {rank: bad[rank] for rank in order})
     issue = fires(run.records, "replica_divergence", "diverged")
@@ -507,7 +523,8 @@ def test_the_odd_one_of_three_is_named(order: tuple[int, ...]) -> None:
 def test_of_two_nobody_knows_which_is_right() -> None:
     run = started(2)
     sums(run, 0, dict.fromkeys((0, 1), (1, 2, 3)))
-    sums(run, 100, {0: (4, 5, 6), 1: (4, 0, 0)})
+    sums(run, 100, dict.fromkeys((0, 1), (3, 4, 5)))
+    sums(run, 200, {0: (4, 5, 6), 1: (4, 0, 0)})
     issue = fires(run.records, "replica_divergence", "diverged")
     assert (issue.subject.name, issue.evidence.also) == ("body", ("head",))
 
@@ -537,6 +554,21 @@ def test_replicas_that_are_averaged_from_time_to_time_are_never_critical() -> No
         sums(run, step, {0: (step, step, step), 1: (own, own, own)})
     found = issues_of(run.records, specs=only("replica_divergence"))
     assert {issue.branch for issue in found} == {"never_alike"}
+
+
+def test_weights_that_agreed_only_until_they_moved_are_a_warning() -> None:
+    # From one seed, with a learning rate of 0 in the first step; averaged at step 300.
+    run = started(2)
+    for step in range(0, 800, 100):
+        own = step if step in (0, 300) else step + 1
+        sums(run, step, {0: (step, step, step), 1: (step, step, own)})
+    found = issues_of(run.records, specs=only("replica_divergence"))
+    assert {(issue.branch, issue.severity) for issue in found} == {("diverged", "warning")}
+    assert "but only until they first changed: head" in found[0].reason
+    # A weight that must stay alike is another issue beside it.
+    sums(run, 800, {0: (800, 800, 800), 1: (800, 7, 801)})
+    issue = issues_of(run.records, specs=only("replica_divergence"))[-1]
+    assert (issue.severity, issue.subject.name) == ("critical", "body")
 
 
 def test_parts_of_a_model_and_experts_of_each_rank_are_no_replicas() -> None:

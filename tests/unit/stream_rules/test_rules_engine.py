@@ -16,7 +16,7 @@ from tocsin.schemas.runs import RunView
 from tocsin.schemas.telemetry import Mode
 from tocsin.stream_rules.engine import Engine, UnusableRecord
 from tocsin.stream_rules.instances import rule_specs
-from tocsin.stream_rules.run_engine import KEEP_MS, RunEngine
+from tocsin.stream_rules.run_engine import KEEP_MS, MAX_KINDS, RunEngine
 from tocsin.stream_rules.run_state import RunState
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, issues_of, only
 from tocsin.stream_rules.view import run_view
@@ -226,6 +226,20 @@ def test_time_never_goes_back() -> None:
     run.steps([3], loss=NAN)
     issue = assert_fires(run.records, "nonfinite")
     assert issue.at_ms == max(record.append_ms for record in run.records)
+
+
+def test_ever_new_columns_do_not_fill_the_memory() -> None:
+    engine = Engine(only("nonfinite"))
+    run = RunBuilder()
+    run.started()
+    for step in range(MAX_KINDS + 5):
+        run.steps([step], columns={"loss": 1.0, f"log.value_{step}": 1.0})
+    run.steps([MAX_KINDS + 5], loss=math.nan)
+    told = [one for record in run.records for one in engine.apply(record)]
+    state = engine.run(run.run_id)
+    assert state is not None
+    assert len(state._listeners) == len(state._fed) < MAX_KINDS
+    assert told
 
 
 def test_labels_decide_which_instances_watch() -> None:

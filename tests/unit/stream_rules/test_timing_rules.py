@@ -300,6 +300,18 @@ def test_a_write_that_hangs_is_said_while_it_does() -> None:
     assert issues[0].at_ms - issues[0].onset_ms == 600_000
 
 
+def test_a_threshold_with_a_part_of_a_millisecond() -> None:
+    run = RunBuilder()
+    run.started()
+    run.phase("checkpoint", "begin")
+    for _ in range(5):
+        run.wait(1)
+        run.heartbeat(busy="checkpoint")
+    specs = only("checkpoint_stall", threshold="1000.5ms")
+    found = issues_of(run.records, specs=specs)
+    assert [(i.rule, i.state) for i in found] == [("checkpoint_stall", "firing")]
+
+
 def test_a_write_without_marks_is_said_once_it_is_over() -> None:
     issues = issues_of(writing([1.0, 900.0, 1.0]).records, specs=WRITES)
     assert [(i.state, i.branch) for i in issues] == [("firing", "long"), ("resolved", "long")]

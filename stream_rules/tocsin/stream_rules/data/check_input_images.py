@@ -138,6 +138,8 @@ class CheckInputImages(Rule[CheckInputImagesParams, _State]):
         values: float,
         step: int,
     ) -> Iterable[Outcome]:
+        if not (np.isfinite(mean).all() and np.isfinite(std).all()):
+            return  # nonfinite says that; in the means it would stay for ever
         known = self.state.inputs.setdefault(name, _Input())
         if len(known.mean) != len(mean):
             known = self.state.inputs[name] = _Input(mean=mean, std=std)

@@ -12,7 +12,8 @@ Looked at are the first `steps` steps of a run that begins at step 0. Three cond
   layer or a residual branch that begins at zero is a good way to begin.
 - flat_loss: `patience` losses in a row, the first ones of the run, lie within `flat_within` of each
   other, while there are gradients and a learning rate is not zero. The default is the rounding of
-  sums in float32: not even another batch changes the loss. A loss of zero is none.
+  sums in float32: not even another batch changes the loss. A loss of zero is none, nor is one that
+  is a tenth below the first one of the run: a small problem may be solved by a step or two.
 
 The reference (SageMaker Debugger) compares variances of the inputs of activations; here it is that
 of what they put out, which is what is captured. In 15 healthy trainings (perceptrons of 3 to 8
@@ -54,6 +55,9 @@ VARIANCE, NARROW, FLAT = "variance_ratio", "narrow_gradients", "flat_loss"
 _LEAST_ROWS: Final = 4
 """Gradients that a model must have for a share of them to say something."""
 
+_LEARNT: Final = 0.1
+"""A loss that is so much below the first one has been learnt. Unit: share of the first one."""
+
 
 class PoorWeightInitializationParams(Params):
     """Parameters of `poor_weight_initialization`."""
@@ -94,6 +98,7 @@ class _State:
     flowing: bool = False
     """Whether any gradient was seen that is not zero."""
     lead: Lead = field(default_factory=Lead)
+    first_loss: float | None = None
     lowest: float | None = None
     highest: float = 0.0
     flat: int = 0
@@ -182,12 +187,16 @@ class PoorWeightInitialization(Rule[PoorWeightInitializationParams, _State]):
         if state.over or not state.lead.takes(frame):
             return
         rates = [frame.column(name) for name in frame.columns if name.startswith("lr.")]
-        for i, (step, loss) in enumerate(state.lead.points(frame, "loss")):
+        # By step: points that were there already are left out.
+        row_of = {step: row for row, step in enumerate(frame.steps.tolist())}
+        for step, loss in state.lead.points(frame, "loss"):
             if not self._looks_at(step, FLAT):
                 # Nothing of this rule is in later losses.
                 state.over, state.lead = True, Lead()
                 return
-            resting = bool(rates) and all(rate is not None and rate[i] == 0 for rate in rates)
+            resting = bool(rates) and all(
+                rate is not None and rate[row_of[step]] == 0 for rate in rates
+            )
             if self._is_flat(loss) and not resting:
                 if state.flat == 1:
                     state.flat_ms = at.now_ms
@@ -201,6 +210,11 @@ class PoorWeightInitialization(Rule[PoorWeightInitializationParams, _State]):
         """Take a loss; whether it is one of a row of flat ones, `flat` of them by now."""
         state, within = self.state, self.params.flat_within
         if not np.isfinite(loss) or loss == 0:
+            state.flat, state.lowest = 0, None
+            return False
+        if state.first_loss is None:
+            state.first_loss = loss
+        if within is not None and state.first_loss - loss > _LEARNT * abs(state.first_loss):
             state.flat, state.lowest = 0, None
             return False
         if state.lowest is None:

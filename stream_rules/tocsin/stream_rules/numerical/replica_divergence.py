@@ -8,15 +8,18 @@ or when a rank is four checks further. Where three or more replicas vote, those 
 majority are named.
 
 - diverged: weights that agreed at the first check differ now. An average or a broadcast was
-  skipped on some ranks, or a machine has changed a number.
+  skipped on some ranks, or a machine has changed a number. It is critical for weights that have
+  changed and agreed nevertheless. Those that have agreed only as long as nothing changed them may
+  be meant to differ (local SGD or experts of each rank, from one seed, in a first step with a
+  learning rate of 0; or they are frozen): a warning.
 - never_alike: no weight was ever the same. Perhaps nobody averages, and each rank trains for
   itself; perhaps that is meant (local SGD, shards under one name): a warning, not critical.
 
 Weights that differ from the first check on while others agree are taken for parts of the model that
 each rank has for itself, like the experts of an expert-parallel model.
 
-It is critical, but does not ask for a stop: a checksum says that weights differ, not by how much,
-and the replica that writes the checkpoints may be a good one.
+It does not ask for a stop: a checksum says that weights differ, not by how much, and the replica
+that writes the checkpoints may be a good one.
 """
 
 from __future__ import annotations
@@ -47,6 +50,8 @@ from tocsin.stream_rules.whole_frames import named
 
 CHECKSUMS: Final = "checksums"
 DIVERGED, NEVER = "diverged", "never_alike"
+_UNMOVED: Final = "diverged unmoved"
+"""What the findings about weights that agreed before they changed are about."""
 
 HOLD_MS: Final = 10_000
 KEPT: Final = 4
@@ -97,6 +102,10 @@ class _Group:
         return sorted(rank for rank, variant in self.variant.items() if variant != most)
 
 
+_Differing = tuple[_Group, npt.NDArray[np.bool_]]
+"""Replicas, and by row whether it is one that differs."""
+
+
 @dataclass(slots=True)
 class _Check:
     step: int
@@ -111,6 +120,12 @@ class _State:
     decided: int = -1
     alike: dict[str, StateArray] = field(default_factory=dict)
     """For each group, by row, whether its replicas agreed at the first check."""
+    moved: dict[str, StateArray] = field(default_factory=dict)
+    """The same: whether they agreed when it had changed, and had never differed before."""
+    parted: dict[str, StateArray] = field(default_factory=dict)
+    """The same: whether they have differed since, before that."""
+    last: dict[str, StateArray] = field(default_factory=dict)
+    """The checksums of the check before."""
 
 
 class ReplicaDivergence(Rule[ReplicaDivergenceParams, _State]):
@@ -131,7 +146,8 @@ class ReplicaDivergence(Rule[ReplicaDivergenceParams, _State]):
         does_not_see="Buffers (running means of a batch normalisation), optimizer state, and "
         "weights that are different between two checks alone. How large the difference is.",
         branches={
-            DIVERGED: "Weights that were the same at the first check are different now.",
+            DIVERGED: "Weights that were the same at the first check are different now. A warning "
+            "where nothing had changed them before.",
             NEVER: "No weight was ever the same: each rank seems to train for itself. A warning.",
         },
         params=ReplicaDivergenceParams,
@@ -191,28 +207,48 @@ class ReplicaDivergence(Rule[ReplicaDivergenceParams, _State]):
         several = {k: g for k, g in check.groups.items() if len(g.variant) > 1}
         if not several:
             return
-        diverged: list[tuple[_Group, npt.NDArray[np.bool_]]] = []
+        diverged: list[_Differing] = []
+        unmoved: list[_Differing] = []
         never: list[_Group] = []
         for key, group in several.items():
-            differ, before = group.differing(), self.state.alike.get(key)
-            if before is None or len(before) != len(differ):
-                # What agrees at the first check has to ever after, what does not never has to:
-                # replicas that drift between averages may agree by chance later.
-                before = self.state.alike[key] = ~differ
-            if (differ & before).any():
-                diverged.append((group, differ & before))
-            elif differ.all():
+            differ = group.differing()
+            before, moved = self._history(key, group, differ)
+            if (differ & moved).any():
+                diverged.append((group, differ & moved))
+            if (differ & before & ~moved).any():
+                unmoved.append((group, differ & before & ~moved))
+            if differ.all() and not (differ & before).any():
                 never.append(group)
-        if diverged:
-            yield self._diverged(check.step, diverged)
-        else:
-            yield Clear(check.step, about=DIVERGED)
+        for about, found in ((DIVERGED, diverged), (_UNMOVED, unmoved)):
+            if found:
+                yield self._diverged(about, check.step, found)
+            else:
+                yield Clear(check.step, about=about)
         if len(never) == len(several):
             yield self._never(check.step, never)
         else:
             yield Clear(check.step, about=NEVER)
 
-    def _diverged(self, step: int, diverged: list[tuple[_Group, npt.NDArray[np.bool_]]]) -> Finding:
+    def _history(
+        self, key: str, group: _Group, differ: npt.NDArray[np.bool_]
+    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """By row, with this check: whether it agreed at the first one, and when it had changed."""
+        state, sums = self.state, group.sums[0]
+        alike, last = state.alike.get(key), state.last.get(key)
+        state.last[key] = sums
+        if alike is None or last is None or not len(alike) == len(last) == len(differ):
+            # What does not agree at the first check never has to: replicas that drift between
+            # averages may agree by chance later.
+            state.alike[key] = ~differ
+            state.moved[key] = state.parted[key] = np.zeros(len(differ), bool)
+            return ~differ, state.moved[key]
+        # Nor has what differs before it has agreed in motion.
+        parted = state.parted[key] | (differ & alike & ~state.moved[key])
+        moved = state.moved[key] | (alike & ~differ & ~parted & (sums != last))
+        state.parted[key], state.moved[key] = parted, moved
+        return alike, moved
+
+    def _diverged(self, about: str, step: int, diverged: list[_Differing]) -> Finding:
         group, differ = diverged[0]
         where = np.flatnonzero(differ)
         odd = sorted({rank for each, _ in diverged for rank in each.odd_ranks()})
@@ -224,16 +260,24 @@ class ReplicaDivergence(Rule[ReplicaDivergenceParams, _State]):
             what = f"{who} {verb} other weights than the majority of {len(ranks)} replicas"
         else:
             what = f"the replicas on ranks {_list(ranks)} have different weights"
+        sure = about == DIVERGED
         return Finding(
-            about=DIVERGED,
+            about=about,
             branch=DIVERGED,
+            severity=None if sure else "warning",
             subject=Subject(kind="rank", name=f"rank {odd[0]}")
             if odd
             else Subject(kind="tensor", name=first, collection="weights"),
-            reason=f"{what} at step {step}, and agreed before: {first}"
+            reason=f"{what} at step {step}, and agreed before"
+            f"{'' if sure else ', but only until they first changed'}: {first}"
             f"{f' and {more} more tensors' if more else ''}",
             first_step=step,
             first_rank=odd[0] if odd else ranks[0],
+            remedy=None
+            if sure
+            else "If each rank is meant to have these weights for itself (local SGD, experts), "
+            "switch this rule off. Else look whether each rank averages its gradients, and whether "
+            "weights that are frozen were changed on one of them.",
             evidence=self._evidence(group, odd, more + 1, named(group.rows, where[1:].tolist())),
         )
 

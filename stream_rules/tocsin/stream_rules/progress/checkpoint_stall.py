@@ -136,12 +136,13 @@ class CheckpointStall(Rule[CheckpointStallParams, _State]):
                 yield from self._over(rank)
 
     def on_timer(self, at: Moment) -> Iterable[Outcome]:
-        threshold_s = self.params.threshold / timedelta(seconds=1)
+        # In whole milliseconds, as `next_due_ms` says: what is due has to be told.
+        threshold_ms = self.params.threshold // timedelta(milliseconds=1)
         for rank, write in self.state.under.items():
-            lasted_s = (at.now_ms - write.began_ms) / 1000
-            if rank not in self.state.told and lasted_s >= threshold_s:
+            lasted_ms = at.now_ms - write.began_ms
+            if rank not in self.state.told and lasted_ms >= threshold_ms:
                 self.state.told.append(rank)
-                yield self._long(rank, write, lasted_s, "is being written", at)
+                yield self._long(rank, write, lasted_ms / 1000, "is being written", at)
 
     def _over(self, rank: int) -> Iterable[Outcome]:
         self.state.under.pop(rank, None)

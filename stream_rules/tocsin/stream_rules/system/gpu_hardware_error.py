@@ -1,6 +1,8 @@
 """`gpu_hardware_error`: a GPU reports an error that no program can mend.
 
-Counts are compared with the first ones of the run: an error from before it is no news. Branches:
+Counts are compared with the first ones of the run: an error from before it is no news. A sampler
+counts Xids from its own beginning; its first count is news only where the node was sampled within
+30 s of the run's beginning, so that the sampler is no older than the run. Branches:
 
 - ecc: uncorrectable memory errors (a wrong number was found, and could not be put right);
 - retired_pages: pages of its memory were retired, rows remapped after an uncorrectable error, or a
@@ -16,6 +18,7 @@ same GPU and branch are told with it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -23,6 +26,7 @@ from typing import Final, Literal
 import numpy as np
 
 from tocsin.schemas.issues import Evidence, Fact, Severity, Subject
+from tocsin.schemas.runs import RunData, RunStarted
 from tocsin.schemas.telemetry import Doubles, SystemFrame
 from tocsin.stream_rules.rule import (
     Finding,
@@ -32,6 +36,7 @@ from tocsin.stream_rules.rule import (
     Params,
     Rule,
     RuleMeta,
+    event,
     system,
 )
 from tocsin.stream_rules.system.gpus import Gpu, gpus_with
@@ -48,6 +53,9 @@ _COUNTS: Final[dict[str, tuple[Branch, str]]] = {
 
 LESSER_XIDS: Final = frozenset({8, 13, 31, 32, 43, 45, 63, 68, 69, 92, 109})
 """Most often a program's own, or put right: a warning."""
+
+FRESH_MS: Final = 30_000
+"""A node whose first sample comes within this time of the run's beginning is sampled from then."""
 
 _MEANINGS: Final = {
     13: "an exception in a kernel",
@@ -76,12 +84,16 @@ class _Count:
     begun: str = ""
     first_ms: int = 0
     more: float = 0.0
+    ours: bool = False
+    """Whether the GPU has been the job's since it was counted."""
 
 
 @dataclass(slots=True)
 class _State:
     heard_us: dict[str, int] = field(default_factory=dict)
     counts: dict[str, _Count] = field(default_factory=dict)
+    begun: bool = False
+    """Whether the beginning of the run was seen."""
 
 
 class GpuHardwareError(Rule[GpuHardwareErrorParams, _State]):
@@ -98,6 +110,7 @@ class GpuHardwareError(Rule[GpuHardwareErrorParams, _State]):
             *(system(f"gpu.*.{name}") for name in _COUNTS),
             system("gpu.*.xid", beside=True),
             system("gpu.*.of_job", beside=True),
+            event(RunStarted, beside=True),
         ),
         capture_hint="NVIDIA GPUs are sampled on the node through its driver; Xid errors where the "
         "kernel log may be read",
@@ -115,29 +128,50 @@ class GpuHardwareError(Rule[GpuHardwareErrorParams, _State]):
     )
     state_type = _State
 
+    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+        self.state.begun |= isinstance(data, RunStarted)
+        return ()
+
     def on_system(self, frame: SystemFrame, at: Moment) -> Iterable[Outcome]:
-        first_us = int(frame.at_us[0]) if len(frame.at_us) else -1
-        if first_us <= self.state.heard_us.get(frame.node, -1):
+        heard_us = self.state.heard_us.get(frame.node)
+        if not len(frame.at_us) or (heard_us is not None and int(frame.at_us[0]) <= heard_us):
             return
+        # A column that comes later began when its first error did.
+        new = heard_us is not None or (
+            self.state.begun and at.now_ms - at.run.started_ms <= FRESH_MS
+        )
         self.state.heard_us[frame.node] = int(frame.at_us[-1])
         for gpu in gpus_with(frame, *_COUNTS):
-            if not gpu.of_job:
-                continue
             for what, (branch, text) in _COUNTS.items():
                 values = gpu.column(what)
-                if values is not None and np.isfinite(values).any():
-                    yield from self._count(gpu, what, branch, text, values, at)
+                if values is None or not np.isfinite(values).any():
+                    continue
+                count = self._known(gpu, what, values, from_zero=new and branch == "xid")
+                if gpu.of_job:
+                    count.ours = True
+                    yield from self._count(gpu, what, branch, text, count, values, at)
+
+    def _known(self, gpu: Gpu, what: str, values: Doubles, *, from_zero: bool) -> _Count:
+        """What was counted so far; of somebody else's GPU as much as there is now."""
+        key, counts = f"{gpu.name} {what}", self.state.counts
+        finite = values[np.isfinite(values)]
+        if not gpu.of_job and (key not in counts or not counts[key].ours):
+            counts[key] = _Count(float(finite[-1]))
+        elif key not in counts:
+            counts[key] = _Count(0.0 if from_zero else float(finite[0]))
+        return counts[key]
 
     def _count(
-        self, gpu: Gpu, what: str, branch: Branch, text: str, values: Doubles, at: Moment
+        self,
+        gpu: Gpu,
+        what: str,
+        branch: Branch,
+        text: str,
+        count: _Count,
+        values: Doubles,
+        at: Moment,
     ) -> Iterable[Outcome]:
-        key = f"{gpu.name} {what}"
         known = np.flatnonzero(np.isfinite(values)).tolist()
-        count = self.state.counts.get(key)
-        if count is None:
-            # The sampler counts Xids from its own beginning: the first of them is news.
-            first = 0.0 if branch == "xid" else float(values[known[0]])
-            count = self.state.counts[key] = _Count(first)
         rises: list[int] = []
         for i in known:
             value = float(values[i])
@@ -162,8 +196,10 @@ class GpuHardwareError(Rule[GpuHardwareErrorParams, _State]):
         severity: Severity = "critical"
         reason = f"{name} reports {count.more:.0f} new {text} since this run began"
         numbers = gpu.column("xid")
-        if branch == "xid" and numbers is not None:
-            xids = [int(x) for x in np.nan_to_num(numbers[rises]).tolist()]
+        found = [] if branch != "xid" or numbers is None else numbers[rises].tolist()
+        # None is 0, and where the number is not known nothing is said of it.
+        xids = [int(x) for x in found if math.isfinite(x) and x > 0]
+        if xids:
             xid = next((x for x in xids if x not in LESSER_XIDS), xids[-1])
             severity = "warning" if xid in LESSER_XIDS else "critical"
             facts.append(Fact(name="xid", value=float(xid)))
