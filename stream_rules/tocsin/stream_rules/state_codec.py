@@ -15,7 +15,7 @@ from tocsin.schemas.errors import MalformedRecord
 from tocsin.schemas.frames import describe
 
 S = TypeVar("S")
-_DTYPES: Final = ("float64", "float32", "uint64", "int64", "bool")
+_DTYPES: Final = ("float64", "float32", "uint64", "uint32", "int64", "bool")
 
 
 def _write_array(array: npt.NDArray[Any]) -> dict[str, object]:

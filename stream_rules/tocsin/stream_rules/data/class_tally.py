@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -14,23 +15,63 @@ from tocsin.stream_rules.whole_frames import Doubles, WholeFrames
 _MOST: Final = 64
 """Summaries that are added up at most."""
 
+_MOST_CELLS: Final = 1 << 15
+"""Counts other than 0 that are kept apart by summary: a state has to fit into a record."""
+
+_LARGEST: Final = np.iinfo(np.uint32).max
+
+
+@dataclass(slots=True)
+class _Counts:
+    """A table without its zeros, of which it mostly consists: 500 labels are few of 10,000 cells.
+
+    `at` are places in the table as it lies in memory.
+    """
+
+    shape: list[int]
+    at: StateArray
+    counts: StateArray
+
+    @classmethod
+    def of(cls, table: Doubles) -> _Counts:
+        at = np.flatnonzero(table)
+        counts = np.minimum(table.ravel()[at], _LARGEST)
+        return cls(list(table.shape), at.astype(np.uint32), counts.astype(np.uint32))
+
+
+def _sum(tables: Sequence[_Counts]) -> Doubles:
+    """All together, as large as the largest."""
+    whole = np.zeros(np.max([table.shape for table in tables], axis=0))
+    for table in tables:
+        whole[np.unravel_index(table.at, table.shape)] += table.counts
+    return whole
+
 
 @dataclass(slots=True)
 class Recent:
     """The counts of the last summaries: as many as hold `samples` labels, and no more.
 
-    The first axis are the classes; a later summary may have more of them.
+    The first axis are the classes; a later summary may have more of them. Where the tables become
+    too many numbers, pairs of them are put together, and it may be up to twice as many labels.
     """
 
-    tables: list[StateArray] = field(default_factory=list)
+    tables: list[_Counts] = field(default_factory=list)
     labels: list[float] = field(default_factory=list)
 
     def add(self, table: Doubles, labels: float, samples: int) -> None:
         """Take a summary of so many labels; what is not needed for `samples` is left out."""
-        self.tables.append(table)
+        self.tables.append(_Counts.of(table))
         self.labels.append(labels)
         while len(self.tables) > _MOST or sum(self.labels[1:]) >= samples:
             del self.tables[0], self.labels[0]
+        while len(self.tables) > 2 and sum(len(one.at) for one in self.tables) > _MOST_CELLS:
+            self._halve()
+
+    def _halve(self) -> None:
+        """Put pairs together; not the first one, which goes next, and would never."""
+        pairs = range(1, len(self.tables), 2)
+        self.tables[1:] = [_Counts.of(_sum(self.tables[i : i + 2])) for i in pairs]
+        self.labels[1:] = [sum(self.labels[i : i + 2]) for i in pairs]
 
     @property
     def seen(self) -> float:
@@ -39,10 +80,7 @@ class Recent:
 
     def total(self) -> Doubles:
         """All together, as large as the largest."""
-        whole = np.zeros(np.max([table.shape for table in self.tables], axis=0))
-        for table in self.tables:
-            whole[tuple(slice(n) for n in table.shape)] += table
-        return whole
+        return _sum(self.tables)
 
 
 @dataclass(slots=True)

@@ -71,7 +71,7 @@ class ConfusionParams(Params):
 class _Table:
     frames: WholeFrames = field(default_factory=WholeFrames)
     recent: Recent = field(default_factory=Recent)
-    bad: StateArray = field(default_factory=lambda: np.zeros((0, 0)))
+    bad: StateArray = field(default_factory=lambda: np.zeros((0, 0), np.uint32))
     since: int | None = None
     steps: list[int] = field(default_factory=list)
     worst: list[float] = field(default_factory=list)
@@ -146,10 +146,10 @@ class Confusion(Rule[ConfusionParams, _State]):
         low = own & (labels > 0) & (at_most(table, labels, z) < params.min_diag)
         high = ~own & (at_least(table, labels, z) > params.max_off_diag)
         over = (low | high) & (accuracy >= params.least_accuracy)
-        before = np.zeros(table.shape)
+        before = np.zeros(table.shape, np.uint32)
         known = of.bad[: len(table), : len(table)]
         before[: known.shape[0], : known.shape[1]] = known
-        of.bad = np.where(over, before + 1, 0.0)
+        of.bad = np.where(over, before + 1, 0).astype(np.uint32)
         shares = table / np.maximum(labels, 1)
         of.steps = [*of.steps, step][-SERIES_POINTS:]
         of.worst = [*of.worst, float(np.where(own, 0, shares).max())][-SERIES_POINTS:]

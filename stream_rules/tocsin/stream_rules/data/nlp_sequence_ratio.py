@@ -151,7 +151,7 @@ class NlpSequenceRatio(Rule[NlpSequenceRatioParams, _State]):
         allowed = np.array([watched[name] for name in names])
         surely = 100 * at_least(counts, np.full(len(names), total), params.certainty)
         state.steps = [*state.steps, step][-SERIES_POINTS:]
-        state.worst = [*state.worst, 100 * float(counts.max()) / total][-SERIES_POINTS:]
+        state.worst = [*state.worst, 100 * float(counts.max(initial=0)) / total][-SERIES_POINTS:]
         over = {names[i] for i in np.flatnonzero(surely > allowed)}
         for name in [name for name in state.since if name not in over]:
             del state.since[name]

@@ -191,11 +191,12 @@ class AttentionLogitGrowth(Rule[AttentionLogitGrowthParams, _State]):
                     *(
                         Fact(
                             name="entropy",
-                            value=float(state.shares.values[-1, first]),
+                            value=float(state.shares.values[-1, row]),
                             limit=params.least_entropy_percent,
                             unit="percent",
                         )
-                        for _ in state.shares.steps[-1:]
+                        for row, layer in enumerate(state.shares.rows)
+                        if layer == name
                     ),
                 ),
                 series=Series(

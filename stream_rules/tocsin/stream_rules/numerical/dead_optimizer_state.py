@@ -17,6 +17,7 @@ all kinds neither was seen once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -129,7 +130,7 @@ class DeadOptimizerState(Rule[DeadOptimizerStateParams, _State]):
         if not lead.takes(frame):
             return
         for step, streak in lead.points(frame, RENEWED):
-            if not streak >= self.params.for_steps:
+            if not (math.isfinite(streak) and streak >= self.params.for_steps):
                 yield Clear(step, about="renewed")
                 continue
             first = max(0, step - int(streak))

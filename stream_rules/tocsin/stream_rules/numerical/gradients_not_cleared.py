@@ -11,6 +11,7 @@ begin with a gradient that is cleared, and so do several optimizers that take tu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -63,7 +64,7 @@ class GradientsNotCleared(Rule[GradientsNotClearedParams, _State]):
         if not self.state.lead.takes(frame):
             return
         for step, streak in self.state.lead.points(frame, COLUMN):
-            if not streak >= self.params.for_steps:
+            if not (math.isfinite(streak) and streak >= self.params.for_steps):
                 yield Clear(step)
                 continue
             first = max(0, step - int(streak) + 1)

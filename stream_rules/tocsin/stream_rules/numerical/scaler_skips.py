@@ -12,6 +12,7 @@ the scale. Two conditions, each an episode of its own:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -84,7 +85,7 @@ class ScalerSkips(Rule[ScalerSkipsParams, _State]):
             # A scaler that skips step after step says so in rows of the step that does not come.
             stepped = any(name.startswith("lr.") for name in frame.columns)
             for step, count in zip(frame.steps.tolist(), skipped.tolist(), strict=True):
-                if count >= 0:  # and no NaN
+                if math.isfinite(count) and count >= 0:
                     yield from self._attempt(step, int(count), made=stepped)
         for step, scale in state.scales.points(frame, SCALE):
             if scale < self.params.floor:

@@ -14,6 +14,7 @@ The threshold is the larger of 300 s and 20 median step times, unless it is give
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -167,9 +168,9 @@ class StalledTraining(Rule[StalledTrainingParams, _State]):
 
     def _step_ms(self) -> int:
         """The median of the recent step times; 0 if it is not known."""
-        recent = sorted(self.state.seconds)
+        recent = sorted(filter(math.isfinite, self.state.seconds))
         median = recent[len(recent) // 2] if recent else 0.0
-        return round(1000 * median) if median < 1e6 else 0
+        return round(1000 * median) if 0 < median < 1e6 else 0
 
     def _silent(self, now_ms: int, *, since_ms: int) -> bool:
         return now_ms - since_ms > 3 * self.state.heartbeat_every_ms

@@ -68,6 +68,9 @@ _WAITING: Final = 0.5
 _OFTEN: Final = 0.8
 _SELDOM: Final = 0.4
 _PENDING_CELLS: Final = 1 << 16
+_JUDGED_CELLS: Final = 1 << 16
+_SERIES_CELLS: Final = 1 << 14
+"""Of how many ranks times steps something is remembered: a state has to fit into a record."""
 
 
 class StragglerRankParams(Params):
@@ -76,7 +79,8 @@ class StragglerRankParams(Params):
     factor: float = Field(default=1.2, gt=1)
     """How much longer its own work takes than that of the other ranks. Unit: a factor."""
     for_steps: int = Field(default=20, ge=5, le=1000)
-    """How many steps are looked at. Unit: steps; on GPUs a quarter as many timed ones."""
+    """How many steps are looked at; for more than 65 ranks no more than 65,536 / ranks, or 20.
+    Unit: steps; on GPUs a quarter as many timed ones."""
     least_percent: float = Field(default=10.0, ge=0, lt=100)
     """How much of the step time is lost. Unit: percent."""
 
@@ -141,7 +145,9 @@ class StragglerRank(Rule[StragglerRankParams, _State]):
         if frame.speaker.world_size < 2 or rank >= frame.speaker.world_size:
             return
         if frame.speaker.world_size != state.world:
-            state.world = frame.speaker.world_size
+            # Ranks of another world are other ranks.
+            yield from [Clear(about=str(one)) for one in state.open]
+            state.world, state.judged, state.open = frame.speaker.world_size, 0, []
             state.pending, state.slow, state.excess, state.steps = {}, [], [], []
         if not state.on_device and "forward_device_s" in frame.columns:
             # The host's clock has told nothing so far.
@@ -156,7 +162,9 @@ class StragglerRank(Rule[StragglerRankParams, _State]):
                 continue
             row = state.pending.get(step)
             if row is None:
-                row = state.pending[step] = np.full((state.world, len(_COLUMNS)), np.nan)
+                row = state.pending[step] = np.full(
+                    (state.world, len(_COLUMNS)), np.nan, np.float32
+                )
             for place, column in columns:
                 row[rank, place] = column[at_row]
             if _complete(row, on_device=state.on_device).all():
@@ -168,7 +176,7 @@ class StragglerRank(Rule[StragglerRankParams, _State]):
     def _take(self, step: int) -> Iterable[Outcome]:
         """Judge a step; those before it will not become whole any more."""
         state = self.state
-        row = state.pending[step]
+        row = state.pending[step].astype(np.float64)
         state.done = step
         state.pending = {s: r for s, r in state.pending.items() if s > step}
         there = _complete(row, on_device=state.on_device)
@@ -178,17 +186,18 @@ class StragglerRank(Rule[StragglerRankParams, _State]):
         if state.judged > _FIRST or state.on_device:
             slow, excess = self._slow(row, there)
             needed = self._needed()
+            kept = max(needed, min(SERIES_POINTS, _SERIES_CELLS // state.world))
             state.slow = [*state.slow, slow][-needed:]
-            state.excess = [*state.excess, excess][-SERIES_POINTS:]
-            state.steps = [*state.steps, step][-SERIES_POINTS:]
+            state.excess = [*state.excess, excess.astype(np.float32)][-kept:]
+            state.steps = [*state.steps, step][-kept:]
             yield from self._judge(step)
 
     def _needed(self) -> int:
-        steps = self.params.for_steps
+        steps = min(self.params.for_steps, max(20, _JUDGED_CELLS // self.state.world))
         return max(5, math.ceil(steps / 4)) if self.state.on_device else steps
 
-    def _slow(self, row: Doubles, there: Flags) -> tuple[Doubles, Doubles]:
-        """Which ranks are slow, by branch (0 or 1), and how many seconds their excess is."""
+    def _slow(self, row: Doubles, there: Flags) -> tuple[Flags, Doubles]:
+        """Which ranks are slow, by branch, and how many seconds their excess is."""
         state, params = self.state, self.params
         data = np.nan_to_num(row[:, _DATA])
         host = row[:, _FORWARD] + row[:, _BACKWARD]
@@ -198,7 +207,7 @@ class StragglerRank(Rule[StragglerRankParams, _State]):
         else:
             own = {"data": (data, host), "compute": (data + row[:, _FORWARD], row[:, _BACKWARD])}
         least_s = max(_LEAST_S, params.least_percent / 100 * float(np.median(row[there, _STEP])))
-        slow = np.zeros((state.world, len(_BRANCHES)))
+        slow = np.zeros((state.world, len(_BRANCHES)), np.bool_)
         excess = np.full(state.world, np.nan)
         for place, branch in enumerate(_BRANCHES):
             if branch == "compute" and state.parted:
@@ -234,7 +243,7 @@ class StragglerRank(Rule[StragglerRankParams, _State]):
         place = _BRANCHES.index(branch)
         marks = np.array([slow[rank, place] for slow in state.slow])
         recent = state.steps[-len(marks) :]
-        lost_s = np.array([excess[rank] for excess in state.excess])
+        lost_s = np.array([excess[rank] for excess in state.excess], np.float64)
         median_s = float(np.nanmedian(lost_s[-len(marks) :]))
         node = state.node_of.get(rank, "")
         beside = sorted(r for r, name in state.node_of.items() if name == node)
@@ -261,8 +270,8 @@ class StragglerRank(Rule[StragglerRankParams, _State]):
                 series=Series(
                     name=f"time that rank {rank} needs longer",
                     unit="ms",
-                    steps=tuple(state.steps),
-                    values=tuple((1000 * lost_s).tolist()),
+                    steps=tuple(state.steps[-SERIES_POINTS:]),
+                    values=tuple((1000 * lost_s[-SERIES_POINTS:]).tolist()),
                 ),
                 explanation="own work is what no other rank is waited for in: the wait for the "
                 "batch and the forward pass; the median of the other ranks is what it is "
