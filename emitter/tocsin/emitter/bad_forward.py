@@ -6,6 +6,10 @@ at once. The first operation with a bad number is named, by the module whose par
 last one before it, has used; or what went into it: a weight, or what was computed from none, a
 batch. At most `LOOKS` times in a training, and for `LIMIT_S` each time.
 
+What hooks of saved tensors have packed is never read: under activation checkpointing that would
+run the forward pass again. The first such tensor ends the look, since what is behind it may not
+be the first bad one.
+
 It is sent as a row of `activations`, `weights` or `inputs` of the step, with the count `order`, in
 front of the step's scalars.
 """
@@ -30,6 +34,7 @@ LIMIT_S: Final = 1.0
 MAX_NODES: Final = 50_000
 
 _SAVED: Final = "_saved_"
+_RAW: Final = "_raw_saved_"
 _OWN: Final = frozenset({"_saved_running_mean", "_saved_running_var"})
 """Buffers of a module: no batch has brought them."""
 
@@ -78,7 +83,10 @@ def first_bad_value(loss: torch.Tensor, names: Mapping[int, str]) -> BadValue | 
             module = own or module
             produced[node] = place = _place(node, own, module)
             found = None
-            for attribute, tensor in _saved(node):
+            saved = _saved(node)
+            if saved is None:
+                return None
+            for attribute, tensor in saved:
                 nans, infs = _bad(tensor)
                 if not nans and not infs:
                     continue
@@ -111,17 +119,28 @@ def _in_forward_order(loss: torch.Tensor) -> list[Node]:
     return sorted(computed, key=lambda node: node._sequence_nr())
 
 
-def _saved(node: Node) -> Iterator[tuple[str, torch.Tensor]]:
-    """What an operation has kept, inputs and results, as far as it may be read."""
-    for attribute in dir(node):
-        if not attribute.startswith(_SAVED):
+def _saved(node: Node) -> list[tuple[str, torch.Tensor]] | None:
+    """What an operation has kept, inputs and results, as far as it may be read. None: reading it
+    would call somebody's hook.
+    """
+    found = []
+    for raw_attribute in dir(node):
+        if not raw_attribute.startswith(_RAW):
             continue
+        attribute = _SAVED + raw_attribute.removeprefix(_RAW)
         try:
+            raw = getattr(node, raw_attribute)
+            if isinstance(raw, tuple):
+                continue
+            # A version of PyTorch that does not tell whether there is one counts as one.
+            if getattr(raw, "unpack_hook", raw) is not None:
+                return None
             value = getattr(node, attribute)
         except RuntimeError:
             continue  # freed, or changed in place since
         if is_plain(value) and value.device.type == "cpu" and value.numel():
-            yield attribute, value
+            found.append((attribute, value))
+    return found
 
 
 def _bad(tensor: torch.Tensor) -> tuple[int, int]:

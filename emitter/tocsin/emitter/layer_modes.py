@@ -66,6 +66,12 @@ class LayerModes:
         self._training = training
         self._root = None if root is None else weakref.ref(root)
 
+    def trained(self) -> None:
+        """A backward call begins: what was called in front of it was a part of the training, as
+        the first pass of a checkpointed layer, or a momentum encoder.
+        """
+        self._found = False
+
     def backward(self) -> None:
         """The first backward call of a step is about to begin."""
         root = None if self._root is None else self._root()

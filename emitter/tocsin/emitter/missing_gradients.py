@@ -2,8 +2,9 @@
 
 A parameter that an optimizer is to train and whose `.grad` is None at its step was not reached by
 the backward pass. That is looked at in the first ten steps, at each tenth of the first 200 and each
-fiftieth after them, and at each step once one is found. Whether the module that it belongs to was
-called is known from `tocsin.emitter.module_calls`.
+fiftieth after them, and at each step once one is found: at most `MORE` such steps in a training,
+since parameters that often have none, as those of experts, are found again and again. Whether the
+module that it belongs to was called is known from `tocsin.emitter.module_calls`.
 
 The other way round: a parameter whose gradient the backward pass has changed, and which is in no
 optimizer that is known. That is looked at in steps 2 to 3 and 5 to 6.
@@ -38,6 +39,9 @@ APART: Final = 10
 
 EARLY: Final = 200
 LATER_APART: Final = 50
+
+MORE: Final = 50
+"""Looks of a training beside those, since a parameter was found to have no gradient."""
 
 ENOUGH: Final = 5
 """Looks in a row without a gradient after which it is said."""
@@ -80,6 +84,7 @@ class MissingGradients:
         self._first = True
         self._told: frozenset[str] | None = None
         self._looks = 0
+        self._more = MORE
         self.trainable = 0
         self.next = 0
         """The step that is looked at next."""
@@ -131,7 +136,12 @@ class MissingGradients:
         self._looks += 1
         young = any(a.steps <= ENOUGH for a in self._absent.values())
         apart = APART if step < EARLY else LATER_APART
-        self.next = step + (1 if step + 1 < FIRST or young else apart)
+        if step + 1 < FIRST:
+            apart = 1
+        elif young and self._more:
+            self._more -= 1
+            apart = 1
+        self.next = step + apart
 
     def news(self) -> Table | None:
         """Those that have had no gradient for long, when others than before; a table without names

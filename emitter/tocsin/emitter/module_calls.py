@@ -105,8 +105,14 @@ class ModuleCalls:
         self.switched_on = False
         """Whether dropout or the like was called in train mode without gradients."""
 
-    def arm(self, root: nn.Module | None) -> bool:
-        """Watch until the next backward call; whether it is done."""
+    def trained(self) -> None:
+        """A backward call begins: what was called in front of it was a part of the training."""
+        self.switched_on = False
+
+    def arm(self, root: nn.Module | None, *, inputs: bool) -> bool:
+        """Watch until the next backward call; whether it is done. `inputs`: what the first layer
+        is given is of interest.
+        """
         self.stop()
         self._calls = None
         if root is None or activations.armed or activations.watched.for_good or slots.compiling:
@@ -116,7 +122,7 @@ class ModuleCalls:
             return False
         if not self._kinds:
             return False
-        self._calls, self._first_seen, self.first = Calls(self._owners), False, None
+        self._calls, self._first_seen, self.first = Calls(self._owners), not inputs, None
         self._watched.put_classes(self._kinds)
         self.due = True
         return True

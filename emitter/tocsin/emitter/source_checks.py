@@ -102,6 +102,8 @@ class SourceChecks:
         training = self._training
         if training is None:
             return
+        self.modes.trained()
+        self._calls.trained()
         step = training.next_step
         if step != self._step:
             self._step = step
@@ -176,7 +178,8 @@ class SourceChecks:
         armed = step + 1 if self._calls.due else sys.maxsize
         found = [schedule, armed]
         if GRADIENTS not in self._wall.off:
-            found.append(self._missing.next)
+            # The calls of a step are watched from the end of the one before.
+            found.append(self._missing.next - bool(self._missing.suspects))
         if LOSSES not in self._wall.off:
             found.append(self.losses.wakes)
         return min(found)
@@ -263,8 +266,8 @@ class SourceChecks:
                     whole_numbers=whole > 0,
                 )
             )
-        if step + 1 in CALLS_AT or self._missing.suspects:
-            self._calls.arm(optimizers.root)
+        if step + 1 in CALLS_AT or (step + 1 == self._missing.next and self._missing.suspects):
+            self._calls.arm(optimizers.root, inputs=self._inputs_told < FIRST_INPUTS)
 
     def _say_schedule(
         self, training: Training, optimizer: torch.optim.Optimizer, step: int

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from support.captured import captured, said
 from support.watched import records
@@ -121,6 +122,38 @@ def test_the_graph_is_as_it_was() -> None:
     other.backward()
     assert all(map(torch.equal, mine, [p.grad for p in model.parameters()]))
     assert torch.equal(state, torch.get_rng_state())
+
+
+def test_what_a_hook_has_packed_is_not_read() -> None:
+    model, (x, y) = Model(lambda x: torch.log(x - 100)), batch()
+    unpacked = []
+
+    def unpack(packed: torch.Tensor) -> torch.Tensor:
+        unpacked.append(packed)
+        return packed
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.detach(), unpack):
+        scores = model.body(x)
+    assert look(model, functional.cross_entropy(model.head(model.inner(scores)), y)) is None
+    assert unpacked == []
+
+
+def test_a_checkpointed_layer_is_not_run_again_for_us(tmp_path: Path) -> None:
+    block = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh())
+    head = nn.Linear(8, 3)
+    optimizer = torch.optim.SGD([*block.parameters(), *head.parameters()], lr=0.1)
+    counts = []
+    with captured(tmp_path) as hooks:
+        for step in range(8):
+            x, y = batch()
+            optimizer.zero_grad()
+            scores = head(checkpoint(block, x, use_reentrant=False))
+            before = int(block[1].num_batches_tracked)
+            functional.cross_entropy(scores * (NAN if step > 4 else 1), y).backward()
+            optimizer.step()
+            counts.append(int(block[1].num_batches_tracked) - before)
+        assert hooks.wall.off == {}
+    assert counts == [1] * 8  # PyTorch's own, of the backward pass
 
 
 def test_the_issue_names_the_batch(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from support.captured import Said, captured, said
 from tocsin.emitter.activations import activations
 from tocsin.emitter.compiled_activations import slots
 from tocsin.emitter.loss_inputs import made_by
+from tocsin.emitter.torch_hooks import hooks
 from tocsin.schemas.observed import LayerInputsSeen, LossInputsSeen, ModeSeen
 
 STEPS = 14
@@ -250,6 +252,45 @@ def test_an_optimizer_that_is_made_anew_at_each_step(watched: Watch) -> None:
     assert column(watched(training), "optimizer_renewed")[0] == (3, 3.0)
 
 
+class Experts(nn.Module):  # type: ignore[misc]  # torch has no types here
+    """Some of them are used in each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList([nn.Linear(8, 8) for _ in range(16)])
+        self.head = nn.Linear(8, 3)
+        self.chance = random.Random(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for i in self.chance.sample(range(16), 10):
+            x = x + 0.1 * torch.tanh(self.experts[i](x))
+        scores: torch.Tensor = self.head(x)
+        return scores
+
+
+def test_experts_that_take_turns_are_not_looked_at_for_ever(watched: Watch) -> None:
+    looked, armed, inputs = [], [], []
+
+    def training() -> None:
+        net, checks = Experts(), hooks.around.checks
+
+        def forward(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+            step = checks._step + 1
+            scores: torch.Tensor = net(x)
+            looked.extend([step] * (checks._missing.next <= step))
+            armed.extend([step] * checks._calls.due)
+            inputs.extend([step] * (checks._calls.first is not None))
+            return scores
+
+        train(net, torch.optim.SGD(net.parameters(), 1e-3), steps=320, forward=forward)
+
+    watched(training)
+    late = [step for step in looked if step >= 200]
+    assert 1 <= len(late) <= 4
+    assert [step for step in armed if step >= 200] == late
+    assert len(inputs) == 3
+
+
 # -- losses ---------------------------------------------------------------------------------
 
 
@@ -359,6 +400,23 @@ def test_an_evaluation_without_a_loss_is_known_by_its_data_loader(watched: Watch
     assert ("evaluation", "train") in [(m.doing, m.layers_in) for m in found.of(ModeSeen)]
     assert column(found, "schedule_steps")[-1][1] == 0.0
     assert max(value for _, value in column(found, "epochs")) >= 5
+
+
+def test_a_momentum_encoder_is_no_evaluation(watched: Watch) -> None:
+    def training() -> None:
+        both, (x, y) = nn.ModuleList([model(), model()]), batch()
+        (net, slow), optimizer = both, adam(both)
+        for _ in range(2 * STEPS):
+            optimizer.zero_grad()
+            with torch.no_grad():
+                goal = slow(x)
+            scores = net(x)
+            functional.mse_loss(scores, goal).backward()
+            optimizer.step()
+            with torch.no_grad():
+                functional.cross_entropy(scores, y)  # a metric
+
+    assert [m.doing for m in watched(training).of(ModeSeen)] == ["training"]
 
 
 def test_a_training_that_stays_in_eval(watched: Watch) -> None:
