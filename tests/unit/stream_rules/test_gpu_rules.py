@@ -200,6 +200,19 @@ def test_the_first_count_of_a_sampler_that_is_older_than_the_run_is_no_news() ->
     assert "reports 1 new errors" in issue.reason
 
 
+def test_a_run_that_is_restarted_under_its_launcher_has_no_errors_of_the_one_before() -> None:
+    made = RunBuilder()
+    made.started(role="launcher")
+    made.started()
+    add_samples(made, {"gpu.0.xids": np.repeat([0.0, 1.0], 60), "gpu.0.xid": 79.0}, frame=50)
+    made.ended(outcome="failed")
+    made.incarnation = "made-2"
+    made.started()
+    add_samples(made, {"gpu.0.xids": np.full(100, 1.0), "gpu.0.xid": 79.0}, frame=50)
+    issues = issues_of(made.records, specs=ERRORS)
+    assert {i.incarnation for i in issues} == {"made-1"}
+
+
 def test_what_a_gpu_had_before_the_job_took_it_is_no_news() -> None:
     of_job = np.repeat([0.0, 1.0], 100)
     made = errors(xids=np.repeat([0.0, 2.0, 2.0, 2.0], 50), xid=79.0, of_job=of_job)
