@@ -95,7 +95,15 @@ def _cmdline(process: psutil.Process) -> list[str]:
 
 
 def train_with_nan(site: Site, run_id: str, **options: Any) -> Running:
-    """The small GPT with a NaN in one gradient at step K; its incarnation is made of given ids."""
+    """The small GPT with a NaN in one gradient at step K; its incarnation is made of given ids.
+
+    All is captured at each step: within a budget, that NaN may be seen one step later.
+    """
+    config = site.config.read_text()
+    if "capture:" not in config:
+        site.config.write_text(
+            config + "\ncapture: {budget: 100%, collections: {gradients: {every: 1}}}\n"
+        )
     return site.start(
         sys.executable, "-m", GPT, "--threads", "1", "--steps", "2000",
         "--fault", "nan_gradient", "--fault-at", str(K),
