@@ -47,6 +47,35 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         shutil.rmtree(broker.folder, ignore_errors=True)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several workers, let each begin with its part of the end-to-end tests.
+
+    Each worker is given an equal run of neighbours first. These tests wait for most of their time
+    and are the longest: at the end of the last run they would be waited for by all.
+    """
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers < 2:
+        return
+    slow: dict[Path, list[pytest.Item]] = {}
+    others: list[pytest.Item] = []
+    for item in items:
+        if "e2e" in item.path.parts:
+            slow.setdefault(item.path, []).append(item)
+        else:
+            others.append(item)
+    shares: list[list[pytest.Item]] = [[] for _ in range(workers)]
+    for nth, path in enumerate(sorted(slow)):
+        shares[nth % workers] += slow[path]
+    size = len(items) // workers
+    ordered: list[pytest.Item] = []
+    for share in shares:
+        room = max(0, size - len(share))
+        ordered += [*share, *others[:room]]
+        others = others[room:]
+    items[:] = [*ordered, *others]
+
+
 @pytest.fixture(scope="session")
 def kafka_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a real Kafka that the whole session shares: use a topic prefix of your own."""

@@ -34,7 +34,7 @@ MOMENTS: Final[Mapping[str, Sequence[str]]] = {
 @pytest.mark.parametrize(
     ("site", "scenarios"),
     [
-        ("embedded", ("nan", "stall")),
+        ("embedded", ("nan",)),
         pytest.param("embedded", tuple(MOMENTS), marks=pytest.mark.torture),
         pytest.param("kafka", tuple(MOMENTS), marks=[pytest.mark.kafka, pytest.mark.torture]),
     ],

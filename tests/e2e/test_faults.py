@@ -161,7 +161,8 @@ def test_a_healthy_training_is_left_alone_bit_for_bit(site: Site, module: str) -
 @pytest.mark.parametrize(
     ("site", "fault"),
     [
-        ("embedded", "nan_gradient"),
+        # In CI: test_elastic and the matrix of ranks.
+        pytest.param("embedded", "nan_gradient", marks=pytest.mark.torture),
         pytest.param("kafka", "nan_batch", marks=[pytest.mark.kafka, pytest.mark.torture]),
         pytest.param("embedded", "nan_batch", marks=pytest.mark.torture),
         pytest.param("kafka", "nan_gradient", marks=[pytest.mark.kafka, pytest.mark.torture]),

@@ -22,6 +22,7 @@ def script(name: str) -> str:
     return str(SCRIPTS / name)
 
 
+@pytest.mark.torture
 def test_a_script_with_modules_and_a_sitecustomize_of_its_own_works(embedded_site: Site) -> None:
     folder = SCRIPTS / "collide"
     plain = subprocess.run(
@@ -123,6 +124,7 @@ def test_forked_data_loader_workers_send_nothing_and_leave(embedded_site: Site) 
         assert not psutil.pid_exists(int(pid))
 
 
+@pytest.mark.torture
 def test_two_runs_at_once_in_one_folder(embedded_site: Site) -> None:
     healthy = embedded_site.start(PYTHON, script("plain_loop.py"), "--steps", "600", run_id="one")
     bad = embedded_site.start(PYTHON, script("same_nan.py"), run_id="two")
@@ -134,6 +136,7 @@ def test_two_runs_at_once_in_one_folder(embedded_site: Site) -> None:
     assert [issue["rule"] for issue in stopped.issues] == ["nonfinite"], stopped
 
 
+@pytest.mark.torture
 def test_a_read_only_folder_falls_back_to_one_of_this_machine(
     tmp_path: Path, embedded_site: Site
 ) -> None:

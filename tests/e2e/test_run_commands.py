@@ -74,6 +74,7 @@ def test_a_person_stops_a_run_by_hand_and_a_stranger_does_not(bare_site: Site) -
         assert [*told["stop"]["states"]] == ["requested", "acknowledged", "left", "exited"]
 
 
+@pytest.mark.torture
 @on_embedded
 def test_what_was_found_is_listed_and_told(site: Site) -> None:
     options = ["--config", str(site.config)]

@@ -38,8 +38,8 @@ def compiled(folder: Path, cases: tuple[str, ...]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "cases",
     [
-        ("from_the_start",),
-        pytest.param(("optimizer_too",), marks=pytest.mark.torture),
+        # Another one of this kind is in test_capture_harmless.
+        pytest.param(("from_the_start", "optimizer_too"), marks=pytest.mark.torture),
         pytest.param(("in_the_middle", "with_a_break_of_its_own"), marks=pytest.mark.torture),
     ],
     ids="-".join,

@@ -63,7 +63,11 @@ async def read_all(bus: EmbeddedBus, partition: Partition) -> list[Record]:
 
 
 @pytest.mark.parametrize(
-    ("program", "fault"), [("mlp", "learning_rate_jump"), ("gpt", "nan_in_a_gradient")]
+    ("program", "fault"),
+    [
+        pytest.param("mlp", "learning_rate_jump", marks=pytest.mark.torture),
+        ("gpt", "nan_in_a_gradient"),
+    ],
 )
 async def test_bit_for_bit(bus: EmbeddedBus, program: str, fault: str) -> None:
     records = recorded(program, fault)

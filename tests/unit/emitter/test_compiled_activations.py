@@ -175,6 +175,7 @@ def test_blocks_that_share_a_graph_are_told_apart(monkeypatch: pytest.MonkeyPatc
     assert all_names(said[2]) == everything(4)
 
 
+@pytest.mark.torture
 def test_a_compiler_that_makes_code(monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which(os.environ.get("CXX", "g++")) is None:
         pytest.skip("torch.compile's inductor needs a C++ compiler on the CPU")
