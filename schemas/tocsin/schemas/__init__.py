@@ -42,10 +42,11 @@ if TYPE_CHECKING:
         IssueFiring,
         IssueOngoing,
         IssueResolved,
+        Origin,
         Series,
         Subject,
     )
-    from tocsin.schemas.observed import LayerInputsSeen, LossInputsSeen, ModeSeen
+    from tocsin.schemas.observed import LayerInputsSeen, LossInputsSeen, ModeSeen, OptimizersSeen
     from tocsin.schemas.real import Real
     from tocsin.schemas.runs import (
         CaptureDegraded,
@@ -104,6 +105,8 @@ __all__ = [
     "Meta",
     "MissingExtra",
     "ModeSeen",
+    "OptimizersSeen",
+    "Origin",
     "PhaseMark",
     "RankView",
     "Real",

@@ -31,7 +31,7 @@ OWN_FRAMES: Final = frozenset(
     (
         *("attention", "checksums", "confusion", "embeddings", "input_channels", "labels"),
         *("local_gradients", "logits", "no_gradient", "not_optimized", "routers", "tensors"),
-        *("tokens", "updates"),
+        *("tokens", "untrained", "updates"),
     )
 )
 """Collections that come with others and have no schedule: no custom one may have their name."""

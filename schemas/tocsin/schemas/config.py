@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Final, Literal, TypeVar
 
@@ -35,6 +37,7 @@ from tocsin.schemas.config_problems import (
 )
 from tocsin.schemas.config_receivers import Receiver
 from tocsin.schemas.config_sections import (
+    CUSTOM_USE,
     ActionEntry,
     BusConfig,
     DefaultsConfig,
@@ -46,10 +49,14 @@ from tocsin.schemas.config_sections import (
 )
 from tocsin.schemas.config_values import NAME, NAME_PATTERN
 from tocsin.schemas.errors import ConfigurationError, TocsinError
-from tocsin.schemas.yaml_loader import MAX_BYTES, Document, Plain, kind_of, load
+from tocsin.schemas.private_folders import others_own, why_shared
+from tocsin.schemas.yaml_loader import MAX_BYTES, MAX_PROBLEMS, Document, Plain, kind_of, load
 
 DEFAULT_FILE: Final = "tocsin.yaml"
 CONFIG_VARIABLE: Final = "TOCSIN_CONFIG"
+
+MAX_FINDINGS: Final = 1_000
+"""What services find in a file, at most: a hint on each of 10,000 rules takes seconds."""
 
 SectionName = Literal[
     "bus", "labels", "secrets", "capture", "defaults", "receivers", "rules", "stop"
@@ -120,11 +127,13 @@ class LoadedConfig:
     Attributes:
         path: the file, or None for the defaults.
         folder: where its relative paths start.
+        shared: why others can write to the file, if they can.
     """
 
     config: Config
     path: Path | None
     folder: Path
+    shared: str | None = None
 
     def locate(self, path: Path) -> Path:
         """A path of the file as it is meant."""
@@ -148,17 +157,41 @@ def load_config(
 
     Raises:
         ConfigProblems: the file has problems; all of them are in the error.
-        ConfigurationError: the file is not there or cannot be read.
+        ConfigurationError: the file is not there or cannot be read; or nobody named it, it is
+            another user's, and it says where secrets are, who is told, or whose stops are obeyed.
     """
     folder = folder or Path.cwd()
+    implicit = path is None and not env.get(CONFIG_VARIABLE)
     path = config_path(path, env, folder=folder)
     if path is None:
         return LoadedConfig(Config(), None, folder)
     text = read_config(folder / path)
-    config, problems = check_config(text, str(path), registry)
+    shared = why_shared(folder / path)
+    config, problems = check_config(text, str(path), registry, shared=shared)
     if config is None:
         raise ConfigProblems(problems, text)
-    return LoadedConfig(config, folder / path, (folder / path).parent)
+    if implicit and shared is not None and others_own(folder / path):
+        _refuse_foreign(config, shared)
+    return LoadedConfig(config, folder / path, (folder / path).parent, shared)
+
+
+def shared_config(why: str) -> str:
+    """The warning about a file that others can write to; `why` as in `LoadedConfig.shared`."""
+    return f"{why}: they decide where your runs' messages go, and what stops them; `chmod go-w` it"
+
+
+def _refuse_foreign(config: Config, shared: str) -> None:
+    named = [
+        *(["secrets"] if any(s.file is not None for s in config.secrets.values()) else []),
+        *(["receivers"] if config.receivers else []),
+        *(["stop.trusted_keys"] if config.stop.trusted_keys else []),
+    ]
+    if named:
+        raise ConfigurationError(
+            f"{shared}, and the file names {' and '.join(named)}: it is not used just because it "
+            f"lies in the working folder; if you trust it, say `--config {DEFAULT_FILE}`, or set "
+            f"{CONFIG_VARIABLE}"
+        )
 
 
 def config_path(path: Path | None, env: Mapping[str, str], *, folder: Path) -> Path | None:
@@ -190,9 +223,11 @@ def read_config(path: Path) -> str:
 
 
 def check_config(
-    text: str, source: str, registry: SectionRegistry | None = None
+    text: str, source: str, registry: SectionRegistry | None = None, *, shared: str | None = None
 ) -> tuple[Config | None, list[Problem]]:
     """Check a configuration as a whole, in one pass.
+
+    `shared` says why others can write to the file, if they can: no code that it names is run then.
 
     Returns:
         The configuration, or None when there are problems; and all problems, sorted by place.
@@ -203,8 +238,10 @@ def check_config(
     findings: list[Finding] = []
     config = _parse(document.data, findings)
     findings.extend(_unknown_references(document.data, config))
+    if shared is not None:
+        findings.extend(_code_of_others(config, shared))
     if registry is not None:
-        findings.extend(registry.findings(config))
+        findings.extend(islice(registry.findings(config), MAX_FINDINGS))
     problems = _placed(document, findings)
     return (None if problems else config), problems
 
@@ -342,6 +379,13 @@ def _unknown_references(raw: Plain, config: Config) -> Iterator[Finding]:
                 yield Finding(loc, message, "unknown_secret", hint)
 
 
+def _code_of_others(config: Config, shared: str) -> Iterator[Finding]:
+    for rule in config.rules:
+        if CUSTOM_USE.fullmatch(rule.use):
+            message = f"the rule is not loaded: {shared}, and could name any code here"
+            yield Finding(rule.at("use"), message, "rule_not_loaded", "make the file yours alone")
+
+
 def _unknown_receiver(action: ActionEntry, known: set[str]) -> Finding:
     name = action.receiver or ""
     if NAME.fullmatch(name):
@@ -366,13 +410,20 @@ def _secret_references(raw: Plain, loc: Loc) -> Iterator[tuple[Loc, str]]:
 
 
 def _placed(document: Document, findings: Iterable[Finding]) -> list[Problem]:
-    """All problems by place. Where YAML found something, what follows from it is left out."""
+    """All problems by place. Where YAML found something, what follows from it is left out.
+
+    At most `MAX_PROBLEMS` of the findings, the first by place; one more says where the rest begins.
+    """
     problems = list(document.problems)
     findings = list(dict.fromkeys(findings))
     taken = {(problem.line, problem.column) for problem in problems}
-    for finding in findings:
-        line, column = document.position(finding.loc, at=finding.at)
-        if (line, column) not in taken:
+    placed = sorted(
+        ((document.position(finding.loc, at=finding.at), finding) for finding in findings),
+        key=itemgetter(0),
+    )
+    for place, finding in placed[:MAX_PROBLEMS]:
+        line, column = place
+        if place not in taken:
             problems.append(
                 Problem(
                     document.source,
@@ -384,4 +435,11 @@ def _placed(document: Document, findings: Iterable[Finding]) -> list[Problem]:
                     finding.hide_value,
                 )
             )
+    left_out = placed[MAX_PROBLEMS:]
+    if left_out:
+        line, column = left_out[0][0]
+        message = "there are more problems from here on; they are not listed"
+        problems.append(
+            Problem(document.source, line, column, "too_many_problems", message, hide_value=True)
+        )
     return hide_lines(document, problems, findings)

@@ -182,7 +182,8 @@ def _parse_long_rule(raw: dict[str, Plain], loc: Loc, findings: list[Finding]) -
         return RuleEntry(**fields, loc=loc)
     except ValidationError as err:
         findings.extend(findings_of(err, RuleEntry, loc))
-        return RuleEntry(**{**fields, "preset": None, "params": {}, "severity": None}, loc=loc)
+        wrong = {error["loc"][0] for error in err.errors(include_url=False)}
+        return RuleEntry(**{key: fields[key] for key in fields if key not in wrong}, loc=loc)
 
 
 def _is_path(raw: Plain) -> bool:

@@ -19,6 +19,8 @@ Loc = tuple[str | int, ...]
 
 _SHOWN: Final = 50
 _LINE_WIDTH: Final = 120
+_LONGEST_WORD: Final = 100
+"""Characters of a word that is compared with names; the time grows with their product."""
 _KEY: Final = re.compile(r"[\w.-]+:(?= |$)")
 _KEY_BEFORE: Final = re.compile(r"[\s-]*(?:[\w.-]+:\s+)?")
 # Wherever an address or one of these stands, a token may stand; a bus has none in its URL.
@@ -93,8 +95,12 @@ class ConfigProblems(ConfigurationError):
 def did_you_mean(word: str, known: Iterable[str], *, list_up_to: int = 12) -> str | None:
     """A hint: the name that `word` most resembles, else all names if they are so few, else None."""
     names = sorted(set(known))
-    near = difflib.get_close_matches(
-        word.lower(), [name.lower() for name in names], n=1, cutoff=0.6
+    near = (
+        []
+        if len(word) > _LONGEST_WORD
+        else difflib.get_close_matches(
+            word.lower(), [name.lower() for name in names], n=1, cutoff=0.6
+        )
     )
     if near:
         return next(name for name in names if name.lower() == near[0])

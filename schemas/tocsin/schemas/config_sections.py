@@ -162,8 +162,11 @@ class StopTrust(Section):
 
 
 class StopOptions(Section):
-    """How a stop action stops a job."""
+    """When a stop action stops a job, and how."""
 
+    at: Severity | None = Field(default=None, examples=["warning"])
+    """Stop at issues of this severity and above. Absent: of a rule that may stop by itself, its
+    stop-worthy issues; of any other rule, all issues."""
     mode: Literal["enforce"] | None = Field(default=None, examples=["enforce"])
     """`enforce` stops the job; absent: `defaults.mode`."""
     checkpoint: Literal["protect_last_good", "skip"] = Field(

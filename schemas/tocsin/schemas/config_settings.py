@@ -116,12 +116,17 @@ def resolve_secrets(
         value, why = _secret(source, env, folder)
         if value:
             values[name] = SecretStr(value)
-        elif not source.optional or why == _UNREADABLE:
-            where = f"file {str(source.file)!r}" if source.file else f"variable {source.env}"
-            missing.append(f"secret {name!r}: {where} {why}")
+        elif why:
+            missing.append(f"secret {name!r}: {why}")
     if missing:
         raise SecretUnavailable("\n".join(missing))
     return values
+
+
+def missing_secrets(config: Config, env: Mapping[str, str], *, folder: Path) -> Mapping[str, str]:
+    """Why each secret that `resolve_secrets` would refuse is not to be had, by name. May block."""
+    found = {name: _secret(source, env, folder)[1] for name, source in config.secrets.items()}
+    return {name: why for name, why in found.items() if why}
 
 
 def value_of(text: str | SecretRef | None, secrets: Mapping[str, SecretStr]) -> SecretStr | None:
@@ -136,6 +141,15 @@ _UNREADABLE: Final = "is not readable as UTF-8 text of at most 64 KiB"
 
 
 def _secret(source: SecretSource, env: Mapping[str, str], folder: Path) -> tuple[str, str]:
+    """The value, or "" and why that is a fault, if it is."""
+    value, why = _read_secret(source, env, folder)
+    if value or (source.optional and why != _UNREADABLE):
+        return value, ""
+    where = f"file {str(source.file)!r}" if source.file else f"variable {source.env}"
+    return "", f"{where} {why}"
+
+
+def _read_secret(source: SecretSource, env: Mapping[str, str], folder: Path) -> tuple[str, str]:
     """The value, or "" and why there is none."""
     if source.env is not None:
         return env.get(source.env, ""), "is empty" if source.env in env else "is not set"

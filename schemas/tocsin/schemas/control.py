@@ -229,7 +229,7 @@ class StopRefused(StopAnswer):
 
 @EVENT_TYPES.register
 class StopExpired(StopAnswer):
-    """Nobody answered the command before it ran out; it is worth nothing any more."""
+    """The command was read after it had run out; it is worth nothing any more."""
 
     model_config = example(
         run_id="gpt-2026-11-21",

@@ -7,7 +7,7 @@ from typing import ClassVar, Final, Literal
 from pydantic import Field, JsonValue
 
 from tocsin.schemas.events import EVENT_TYPES, Data, Model, example
-from tocsin.schemas.fields import Id, Incarnation, Many, Millis, RunId, Text, Whole, Word
+from tocsin.schemas.fields import Id, Incarnation, Many, Millis, Positive, RunId, Text, Whole, Word
 from tocsin.schemas.issues import IssueState
 
 DeliveryState = Literal["pending", "delivered", "rejected", "suppressed", "expired"]
@@ -56,6 +56,9 @@ class Delivery(Data):
     incarnation: Incarnation
     rule: str = Field(max_length=100)
     issue_state: IssueState
+    issue_times: Positive = Field(
+        default=1, description="how many times the issue's condition had come"
+    )
     action: str = Field(max_length=100, description="the receiver's name, or `stop`")
     kind: str = Field(max_length=32, description="webhook, stop, …")
     state: DeliveryState
@@ -81,8 +84,10 @@ class Delivery(Data):
 
     @property
     def key(self) -> str:
-        """`issue/action`, with the issue's state where it is not the first."""
+        """`issue/action`, with the issue's state and time where they are not the first."""
         suffix = "" if self.issue_state == "firing" else f"/{self.issue_state}"
+        if self.issue_times > 1:
+            suffix = f"/{self.issue_state}/{self.issue_times}"
         return f"{self.issue_id}/{self.action}{suffix}"
 
     @property

@@ -49,9 +49,12 @@ def issue_id(run_id: str, incarnation: str, rule: str, rule_version: int, episod
     return _uuid5("issue", run_id, incarnation, rule, str(rule_version), episode)
 
 
-def delivery_id(issue: str, action: str, state: str) -> str:
-    """The id of one notice or stop: constant over all its attempts, from whichever process."""
-    return _uuid5("delivery", issue, action, state)
+def delivery_id(issue: str, action: str, state: str, times: int = 1) -> str:
+    """The id of one notice or stop: constant over all its attempts, from whichever process.
+
+    `times`: how many times the issue's condition had come.
+    """
+    return _uuid5("delivery", issue, action, state if times == 1 else f"{state}/{times}")
 
 
 def _uuid5(*parts: str) -> str:

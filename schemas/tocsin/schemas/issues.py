@@ -13,6 +13,8 @@ from tocsin.schemas.real import Real
 from tocsin.schemas.runs import Checkpoint, RunData
 
 Severity = Literal["info", "warning", "critical"]
+SEVERITIES: Final[tuple[Severity, ...]] = ("info", "warning", "critical")
+"""From the least grave to the gravest."""
 SHORT_ID: Final = 8
 """Characters of an issue's id that tell it from the others of a bus, in practice."""
 
@@ -74,9 +76,19 @@ class Evidence(Model):
     )
 
 
+class Origin(Model):
+    """Where an issue first began, if it has come back since."""
+
+    step: Step | None = None
+    rank: Whole | None = None
+    onset_ms: Millis = 0
+
+
 @EVENT_TYPES.register
 class IssueFiring(RunData):
-    """An issue, in one of its states. The id is the same in all states of one episode."""
+    """An issue, in one of its states. The id is the same in all states of it, and when it fires
+    again because its condition has come back soon.
+    """
 
     model_config = example(
         run_id="gpt-2026-11-21",
@@ -119,9 +131,34 @@ class IssueFiring(RunData):
     )
     severity: Severity
     stop_worthy: bool = Field(default=False, description="whether it may stop the run by default")
+    rule_may_stop: bool | None = Field(
+        default=None,
+        description="whether its rule has issues that may stop the run by default: a stop in that "
+        "rule's action list then acts on those alone, as it does where this is not known",
+    )
     stop_held: bool = Field(
         default=False,
         description="no run is stopped for it yet: its rule has begun without memory of the run",
+    )
+    times: Positive = Field(
+        default=1, description="how many times its condition has come: it may fire again"
+    )
+    muted: bool = Field(
+        default=False,
+        description="nobody is notified of this state: a notice of the issue went out a moment "
+        "ago, or its rule has sent too many of this run; a stop does not depend on it",
+    )
+    last_notice: bool = Field(
+        default=False,
+        description="its rule notifies nobody of further issues of this severity in this run",
+    )
+    peak_severity: Severity | None = Field(
+        default=None,
+        description="the gravest severity that the issue has had, if graver than `severity`",
+    )
+    origin: Origin | None = Field(
+        default=None,
+        description="where the issue first began, if its condition has come back since",
     )
     subject: Subject
     reason: Text = Field(description="one sentence: what, where first, how bad")
@@ -156,6 +193,19 @@ class IssueFiring(RunData):
     def turned_critical(self) -> bool:
         """Whether it was less grave until now: people are told, as of one that fires."""
         return False
+
+    def overall(self) -> Self:
+        """The issue over all its times: its gravest severity, and where it first began.
+
+        For readers that keep one record of an issue, the newest.
+        """
+        update: dict[str, object] = {}
+        if self.peak_severity is not None:
+            update["severity"] = self.peak_severity
+        if self.origin is not None:
+            update["first_step"], update["first_rank"] = self.origin.step, self.origin.rank
+            update["onset_ms"] = self.origin.onset_ms
+        return self.model_copy(update=update) if update else self
 
 
 @EVENT_TYPES.register

@@ -72,6 +72,25 @@ class LossInputsSeen(RunData):
         description="the loss is over more pairs than there are scores or targets: their shapes do "
         "not fit, and each is compared with each",
     )
+    tokens: Whole = Field(
+        default=0,
+        description="places of sequences whose targets were compared with what an embedding was "
+        "given in the step; only those whose next token is another one",
+    )
+    targets_are_inputs: Real | None = Field(
+        default=None, description="share of them whose target is their own token"
+    )
+    targets_are_next_inputs: Real | None = Field(
+        default=None, description="share of them whose target is the next token"
+    )
+    ahead_least: Real | None = Field(
+        default=None,
+        description="share of them that may look at the next place, in the attention in which the "
+        "fewest may; None: not seen, or not of one kind",
+    )
+    ahead_most: Real | None = Field(
+        default=None, description="the same, in the attention in which the most may"
+    )
 
 
 @EVENT_TYPES.register
@@ -107,6 +126,29 @@ class LayerInputsSeen(RunData):
         default=None, description="standard deviation over the samples, the mean over their numbers"
     )
     whole_numbers: bool = Field(default=False, description="whether all of them are")
+
+
+@EVENT_TYPES.register
+class OptimizersSeen(RunData):
+    """How many optimizers step, and how many losses they have: those that step after the same
+    backward call share one.
+
+    Said of several optimizers, when it is first known and whenever it changes.
+    """
+
+    model_config = example(
+        run_id="gpt-2026-11-21",
+        incarnation="0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11",
+        optimizers=2,
+        losses=1,
+        step=1,
+    )
+
+    event_type: ClassVar[str] = "tocsin.run.optimizers"
+
+    optimizers: Whole = Field(description="optimizers that have stepped")
+    losses: Whole = Field(description="how many of them stepped after a backward call of their own")
+    step: Step
 
 
 @EVENT_TYPES.register

@@ -141,7 +141,16 @@ class RunEnded(RunData):
 class CaptureFigures(Model):
     """What watching has cost one rank so far, and what it sent."""
 
-    overhead_percent: float = Field(ge=0, description="time in hooks against time of the steps")
+    overhead_percent: float = Field(
+        ge=0, description="CPU time in hooks against time of the steps, the first two left out"
+    )
+    spent_s: float = Field(
+        default=0.0, ge=0, description="CPU time in hooks so far, seconds, the first steps included"
+    )
+    stepping_s: float = Field(
+        default=0.0, ge=0, description="time of the steps that overhead_percent is a share of, s"
+    )
+    step_s: float | None = Field(default=None, ge=0, description="mean time of a step, seconds")
     budget_percent: float | None = Field(
         default=None, ge=0, description="what the step time's share may be: capture.budget"
     )
@@ -156,6 +165,9 @@ class CaptureFigures(Model):
     degraded: Many[Word] = Field(
         default=(), description="probes that were switched off, with the reason"
     )
+    not_watched: Many[Word] = Field(
+        default=(), description="those of them that are off now; the others are back"
+    )
 
     @classmethod
     def joined(cls, figures: Iterable[Self]) -> Self | None:
@@ -169,12 +181,16 @@ class CaptureFigures(Model):
         names = dict.fromkeys(name for one in each for name in one.intervals)
         return cls(
             overhead_percent=max(one.overhead_percent for one in each),
+            spent_s=max(one.spent_s for one in each),
+            stepping_s=max(one.stepping_s for one in each),
+            step_s=max((one.step_s for one in each if one.step_s is not None), default=None),
             budget_percent=max(budgets, default=None),
             intervals={name: max(one.intervals.get(name, 1) for one in each) for name in names},
             records=sum(one.records for one in each),
             dropped=sum(one.dropped for one in each),
             skipped_tensors=sum(one.skipped_tensors for one in each),
             degraded=tuple(dict.fromkeys(text for one in each for text in one.degraded))[:64],
+            not_watched=tuple(dict.fromkeys(name for one in each for name in one.not_watched))[:64],
         )
 
 

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from tocsin.schemas.errors import ConfigurationError, SignatureError
+from tocsin.schemas.private_folders import why_open
 
 _CONTEXT: Final = b"tocsin-command-v1\0"
 
@@ -91,11 +92,15 @@ class VerifyKey:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Raises ConfigurationError: no readable Ed25519 public key there."""
+        """Raises ConfigurationError: no readable Ed25519 public key there, or one that others can
+        write.
+        """
         try:
             key = serialization.load_pem_public_key(path.read_bytes())
         except (OSError, ValueError, UnsupportedAlgorithm) as error:
             raise ConfigurationError(f"{path}: not a readable public key ({error})") from error
+        if (why := why_untrusted(path)) is not None:
+            raise ConfigurationError(why)
         if not isinstance(key, Ed25519PublicKey):
             raise ConfigurationError(f"{path}: expected an Ed25519 public key")
         return cls(key)
@@ -105,7 +110,8 @@ class VerifyKey:
         pem = self._public.public_bytes(
             serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
         )
-        with path.open("xb") as file:
+        # Whatever the umask: what others can write is not trusted.
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "wb") as file:
             file.write(pem)
 
     def verify(self, key: bytes, value: bytes, signature: Signature) -> None:
@@ -128,7 +134,8 @@ class TrustedKeys:
         """Read files, and all `*.pub` of folders. A path that is not there holds no key.
 
         Raises:
-            ConfigurationError: a file there is not a public key, or cannot be read.
+            ConfigurationError: a file there is not a public key, cannot be read, or can be written
+                by others.
         """
         return cls(VerifyKey.read(file) for path in paths for file in _key_files(path))
 
@@ -155,9 +162,23 @@ def _key_files(path: Path) -> list[Path]:
             return [path] if path.exists() else []
         # Hidden ones are drafts of `own_key` in another process.
         names = (name for name in os.listdir(path) if not name.startswith("."))
-        return [path / name for name in sorted(names) if name.endswith(".pub")]
+        files = [path / name for name in sorted(names) if name.endswith(".pub")]
+        if files and (why := why_untrusted(path)) is not None:
+            raise ConfigurationError(why)
+        return files
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot be read ({error})") from error
+
+
+def why_untrusted(path: Path) -> str | None:
+    """Why no key there is trusted, in a sentence: others can write to the folder, or the file.
+
+    None: they cannot, or there is nothing.
+    """
+    why = why_open(path)
+    if why is None:
+        return None
+    return f"{why}, and could put a key of their own there, so none is trusted: `chmod go-w` it"
 
 
 def keys_folder(environ: Mapping[str, str]) -> Path:
@@ -174,13 +195,15 @@ def own_key(folder: Path, name: str = "actions") -> SigningKey:
     Processes that make it at the same time end with the same one.
 
     Raises:
-        ConfigurationError: the key cannot be read or written.
+        ConfigurationError: the key cannot be read or written, or others can write to the folder.
     """
     path = folder / f"{name}.key"
     try:
         if not path.exists():
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             _make(path)
+        if (why := why_untrusted(folder)) is not None:
+            raise ConfigurationError(why)
         key = SigningKey.read(path)
         if not path.with_suffix(".pub").exists():
             # The maker died between the two files; the public half follows from the private one.

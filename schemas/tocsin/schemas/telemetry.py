@@ -36,6 +36,21 @@ MAX_FRAME_BYTES: Final = 900_000
 """A summary is split into parts of at most this many encoded bytes."""
 
 
+_FEW: Final = 32
+
+
+def _place(name: str, columns: tuple[str, ...], places: dict[str, int]) -> int | None:
+    """Where a column stands; `places` is the frame's own, filled once it has more than a few.
+
+    Rules ask for each of them in turn, and a frame may have tens of thousands.
+    """
+    if len(columns) <= _FEW:
+        return columns.index(name) if name in columns else None
+    if not places:
+        places.update((column, i) for i, column in enumerate(columns))
+    return places.get(name)
+
+
 def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
     if len(set(names)) != len(names):
         raise ValueError("a column is there twice")
@@ -149,6 +164,11 @@ class TensorFrame:
     whether they are `inside` of the model that is trained, and in its `last` layer; how many
     `orphans` of the optimizer belong to no module.
 
+    `untrained` has frozen weights in front of the first layer that trains whose values are those of
+    an initialisation: `std`, `absmax`, `kurtosis` (the fourth moment, 3 of a normal distribution)
+    and the `bound` of a uniform one; whether it is a `normal` one; how many weights of two
+    dimensions or more the forward pass used (`matrices`), and how many are `frozen` in front.
+
     Collections of what a training is fed hold no tensors; each frame has what a sample has shown
     since the one before, at the steps 10, 20 and 50, then every 100 steps, and at the end of an
     evaluation (`mode`):
@@ -178,16 +198,18 @@ class TensorFrame:
     every: int = 1
     part: int = 0
     parts: int = 1
+    _places: dict[str, int] = field(default_factory=dict, init=False, repr=False)
+    _count_places: dict[str, int] = field(default_factory=dict, init=False, repr=False)
 
     def column(self, name: str) -> Floats | None:
         """One statistic of all rows, float32[rows], or None if it was not captured."""
-        return self.values[:, self.columns.index(name)] if name in self.columns else None
+        place = _place(name, self.columns, self._places)
+        return None if place is None else self.values[:, place]
 
     def count(self, name: str) -> Counts | None:
         """One count of all rows, uint64[rows], or None if it was not captured."""
-        return (
-            self.counts[:, self.count_columns.index(name)] if name in self.count_columns else None
-        )
+        place = _place(name, self.count_columns, self._count_places)
+        return None if place is None else self.counts[:, place]
 
     def encode(self) -> bytes:
         """The value of the bus record; raises ValueError if an array does not fit (a bug)."""
@@ -286,6 +308,11 @@ class StepFrame:
     made (each ten of them say so in a row of the step that does not come), and `scaler_scale`, its
     scale, from a GPU as of some steps before.
 
+    `steps_skipped`: how often since the last step the loop itself has thrown gradients away. Where
+    a skipped batch, of the loop's or of a GradScaler's, had a loss that is not finite, a row of the
+    step that does not come says at once `nonfinite_skipped`, how many of them there were in a row;
+    the fifth one says `loss` instead.
+
     `loss.NAME` is a loss that the user named, or that of another optimizer than the main one
     (`loss.discriminator`), which has `gradient_norm.NAME` and `lr.NAME`, too: means over its steps
     since the main one's last, the rate its newest.
@@ -311,10 +338,12 @@ class StepFrame:
     columns: tuple[str, ...]
     values: Floats
     mode: Mode = "train"
+    _places: dict[str, int] = field(default_factory=dict, init=False, repr=False)
 
     def column(self, name: str) -> Floats | None:
         """One scalar over the steps, float32[steps], or None if it is not in this frame."""
-        return self.values[:, self.columns.index(name)] if name in self.columns else None
+        place = _place(name, self.columns, self._places)
+        return None if place is None else self.values[:, place]
 
     def encode(self) -> bytes:
         """The value of the bus record; raises ValueError if an array does not fit (a bug)."""
@@ -363,10 +392,12 @@ class SystemFrame:
     at_us: Counts
     columns: tuple[str, ...]
     values: Doubles = field(repr=False)
+    _places: dict[str, int] = field(default_factory=dict, init=False, repr=False)
 
     def column(self, name: str) -> Doubles | None:
         """One quantity over the samples, float64[samples], or None if it is not in this frame."""
-        return self.values[:, self.columns.index(name)] if name in self.columns else None
+        place = _place(name, self.columns, self._places)
+        return None if place is None else self.values[:, place]
 
     def encode(self) -> bytes:
         """The value of the bus record; raises ValueError if an array does not fit (a bug)."""

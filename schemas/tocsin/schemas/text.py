@@ -33,6 +33,11 @@ def number_text(value: float) -> str:
     return f"{value:,.6g}"
 
 
+def share_text(percent: float) -> str:
+    """A share as people read it, without its unit: `0.012`, `4.2`, `100`."""
+    return f"{percent:.0f}" if percent >= 10 else f"{percent:.2g}"
+
+
 def unit_suffix(unit: str | None) -> str:
     """A unit as it follows a number, with its space; empty if there is none."""
     return {"percent": " %", None: ""}.get(unit, f" {unit}")
@@ -67,6 +72,8 @@ def place_text(series: Series, x: int) -> str:
 
 
 def _subject(subject: Subject) -> str:
+    if subject.collection == "inputs":
+        return subject.name if " of " in subject.name else f"input {subject.name}"
     if subject.collection is not None:
         return f"{subject.collection} of {subject.name}"
     kinds = {"tensor", "layer", "scalar", "device", "node"}

@@ -1,8 +1,9 @@
 """A small YAML: 1.2 core scalars, positions kept, nothing that can surprise or explode.
 
 The file is read from PyYAML's event stream (libyaml's where it is there), never through its
-constructors: aliases are refused before they can be expanded, and size, depth and node count are
-bounded while reading.
+constructors: aliases are refused before they can be expanded. Size, lines and directives are
+bounded before the parser sees the text, depth and node count while it reads: any text of
+`MAX_BYTES` takes less than a second.
 
 PyYAML itself follows YAML 1.1, where `no` is False, `12:30` is 750, `0o17` and `1e3` are text, and
 it takes the last of two equal keys silently. Here scalars follow the core schema of YAML 1.2.
@@ -19,12 +20,18 @@ from typing import Final, Literal
 import yaml
 from pydantic import JsonValue
 
-from tocsin.schemas.config_problems import Problem
+from tocsin.schemas.config_problems import Problem, split_lines
 from tocsin.schemas.yaml_places import Position, allowed, last_line_of, place_in, start_of
 
 MAX_BYTES: Final = 1024 * 1024
 MAX_DEPTH: Final = 32
-MAX_NODES: Final = 100_000
+MAX_NODES: Final = 30_000
+MAX_LINE: Final = 10_000
+"""Characters of a line. YAML looks ahead within a line, so one of a MiB may cost minutes."""
+
+MAX_DIRECTIVES: Final = 8
+"""Lines that begin with `%`. libyaml compares each %TAG with all those before it."""
+
 MAX_PROBLEMS: Final = 100
 """Reading ends after so many problems."""
 
@@ -174,6 +181,16 @@ class _Reader:
         if size > MAX_BYTES:
             message = f"{size:,} bytes are over the limit of {MAX_BYTES:,}"
             self._fatal(Position(1, 1), "too_large", message)
+        directives = 0
+        for number, line in enumerate(split_lines(text), 1):
+            if len(line) > MAX_LINE:
+                message = f"this line has {len(line):,} characters, over the limit of {MAX_LINE:,}"
+                hint = "break it into several lines"
+                self._fatal(Position(number, 1), "line_too_long", message, hint, hide_value=True)
+            directives += line.startswith("%")
+            if directives > MAX_DIRECTIVES:
+                message = f"more than {MAX_DIRECTIVES} lines begin with %"
+                self._fatal(Position(number, 1), "directives", message, "remove them")
 
     def _note_syntax(self, err: yaml.YAMLError, text: str) -> None:
         if isinstance(err, yaml.MarkedYAMLError):
@@ -199,13 +216,24 @@ class _Reader:
         hint: str | None = None,
         *,
         stop: bool = True,
+        hide_value: bool = False,
     ) -> None:
-        self.problems.append(Problem(self.source, place.line, place.column, code, message, hint))
+        self.problems.append(
+            Problem(self.source, place.line, place.column, code, message, hint, hide_value)
+        )
         if stop and len(self.problems) >= MAX_PROBLEMS:
             self._fatal(place, "too_many_problems", f"reading ended after {MAX_PROBLEMS} problems")
 
-    def _fatal(self, place: Position, code: str, message: str, hint: str | None = None) -> None:
-        self._note(place, code, message, hint, stop=False)
+    def _fatal(
+        self,
+        place: Position,
+        code: str,
+        message: str,
+        hint: str | None = None,
+        *,
+        hide_value: bool = False,
+    ) -> None:
+        self._note(place, code, message, hint, stop=False, hide_value=hide_value)
         raise _Stop
 
     # -- events

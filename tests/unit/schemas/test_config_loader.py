@@ -387,7 +387,7 @@ def test_control_characters_do_not_reach_the_terminal() -> None:
 
 
 def test_a_long_line_is_cut_around_the_place() -> None:
-    text = "version: 1\nrules: [" + "nonfinite: [stop], " * 200 + "x: [nobody]]\n"
+    text = "version: 1\nrules: [" + "nonfinite: [stop], " * 90 + "x: [nobody]]\n"
     shown = str(ConfigProblems([check_config(text, "f")[1][-1]], text)).splitlines()
     assert len(shown[1]) < 140
     assert shown[1][shown[2].index("^") :].startswith("nobody")

@@ -37,7 +37,7 @@ from tocsin.schemas.issues import (
     Series,
     Subject,
 )
-from tocsin.schemas.observed import LayerInputsSeen, LossInputsSeen, ModeSeen
+from tocsin.schemas.observed import LayerInputsSeen, LossInputsSeen, ModeSeen, OptimizersSeen
 from tocsin.schemas.runs import (
     CaptureDegraded,
     CaptureFigures,
@@ -220,6 +220,9 @@ EVENTS: dict[str, Data] = {
         first="features.1",
         kind="BatchNorm2d",
         step=499,
+    ),
+    "tocsin.run.optimizers-v1": OptimizersSeen(
+        run_id=RUN, incarnation=INCARNATION, optimizers=2, losses=1, step=1
     ),
     "tocsin.run.capture_degraded-v1": CaptureDegraded(
         run_id=RUN, incarnation=INCARNATION, probe="weights", reason="over the budget", step=400

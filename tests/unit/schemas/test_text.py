@@ -9,8 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tocsin.schemas.issues import Fact
-from tocsin.schemas.text import fact_text, number_text, plain_line, still, unit_suffix
+from support.issue_records import issue
+from tocsin.schemas.issues import Fact, Subject
+from tocsin.schemas.text import (
+    fact_text,
+    number_text,
+    plain_line,
+    share_text,
+    still,
+    unit_suffix,
+    where_text,
+)
 
 
 @pytest.mark.parametrize(
@@ -33,6 +42,13 @@ def test_units_follow_their_numbers() -> None:
     assert [unit_suffix(unit) for unit in (None, "percent", "bytes")] == ["", " %", " bytes"]
     fact = Fact(name="dead_units", value=55.0, limit=50.0, unit="percent")
     assert fact_text(fact) == "dead units 55 % (limit 50 %)"
+
+
+def test_shares_have_no_exponent_and_inputs_are_named_once() -> None:
+    assert [share_text(p) for p in (0.0123, 4.24, 10.0, 100.0)] == ["0.012", "4.2", "10", "100"]
+    for name, where in (("input of 0", "input of 0, step 3"), ("x", "input x, step 3")):
+        subject = Subject(kind="tensor", name=name, collection="inputs")
+        assert where_text(issue().model_copy(update={"subject": subject})) == where
 
 
 def test_a_line_is_plain() -> None:
