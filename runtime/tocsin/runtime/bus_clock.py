@@ -48,12 +48,13 @@ class BusClock:
         self._ends.update(ends)
 
     def ahead_ms(self, now_ms: int) -> int:
-        """At most so many milliseconds is this machine's clock ahead, as far as is known; 0 if it
-        is not."""
+        """At most so many milliseconds is this machine's clock ahead, as far as is known; 0 while
+        nothing is known. Negative if it is behind: else a silence would be seen so much later.
+        """
         known = [age for age in (self._least, self._least_before) if age is not None]
         if not known and self._first is not None and now_ms - self._first[0] < SETTLING_MS:
             known = [self._first[1]]
-        return max(0, min(known, default=0))
+        return min(known, default=0)
 
     def _take(self, age_ms: int, now_ms: int) -> None:
         if self._least is None or not 0 <= now_ms - self._window_ms < WINDOW_MS:

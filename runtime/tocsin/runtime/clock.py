@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import Protocol
+
+from tocsin.schemas.steady_clock import unix_ms
 
 
 class Clock(Protocol):
@@ -15,8 +16,8 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clock."""
+    """The machine's clock as it was when this process began; see `steady_clock`."""
 
     def now_ms(self) -> int:
         """Unix time in milliseconds."""
-        return time.time_ns() // 1_000_000
+        return unix_ms()

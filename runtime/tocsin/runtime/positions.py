@@ -134,6 +134,11 @@ class Positions:
                 result[number] = CaughtUp(now_ms - ahead_ms, owned.since_ms - ahead_ms)
         return result
 
+    def cut_off(self) -> None:
+        """The bus does not answer: nobody can say that there is no lag."""
+        for owned in self._owned.values():
+            owned.since_ms = None
+
     def to_commit(self, limit: Callable[[Partition, int], int]) -> dict[Partition, int]:
         """What a commit should say, where that is not what the last one said."""
         offsets: dict[Partition, int] = {}

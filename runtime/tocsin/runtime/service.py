@@ -40,12 +40,14 @@ class Tick:
     """The time of a round, and what is known of the input partitions, by number.
 
     Timers may fire for `owned` partitions only. `caught_up` is filled when a timer was due
-    (`next_due_ms`), with the partitions that have no lag.
+    (`next_due_ms`), with the partitions that have no lag. `was_away`: the records of this round are
+    the first since the bus did not answer.
     """
 
     now_ms: int
     owned: frozenset[int] = frozenset()
     caught_up: Mapping[int, CaughtUp] = field(default_factory=dict)
+    was_away: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,9 @@ import signal
 from collections.abc import Iterator, Sequence
 from typing import Final, Protocol
 
+from tocsin.bus.port import BusError
+from tocsin.schemas.errors import ConfigurationError
+
 logger = logging.getLogger(__name__)
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -49,12 +52,16 @@ async def serve(
 
     Each has `budget_s` seconds to end and is cancelled after that. Returns the exit code: 0, or 1
     if a part failed or did not end in time.
+
+    Raises:
+        ConfigurationError: a part failed for what it was asked to do, which no restart mends.
     """
     tasks = [asyncio.create_task(part.run(), name=f"tocsin-{i}") for i, part in enumerate(parts)]
     wake = asyncio.create_task(stopping.wait(), name="tocsin-stopping")
     await asyncio.wait({wake, *tasks}, return_when=asyncio.FIRST_COMPLETED)
     wake.cancel()
     code = 0
+    mistake: ConfigurationError | None = None
     for part, task in zip(parts, tasks, strict=True):
         part.stop()
         _, late = await asyncio.wait({task}, timeout=budget_s)
@@ -63,9 +70,15 @@ async def serve(
             task.cancel()
             await asyncio.wait({task}, timeout=1.0)
             code = 1
-        elif not task.cancelled() and (error := task.exception()) is not None:
+        elif task.cancelled() or (error := task.exception()) is None:
+            continue
+        elif isinstance(error, ConfigurationError) and not isinstance(error, BusError):
+            mistake = error
+        else:
             logger.error(
                 "stopped by an error: %s", error, exc_info=error, extra={"action": "shutdown"}
             )
             code = 1
+    if mistake is not None:
+        raise mistake
     return code

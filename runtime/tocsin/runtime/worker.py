@@ -125,6 +125,7 @@ class Worker:
             metrics=self.metrics,
         )
         self._dirty_since_ms: int | None = None
+        self._was_away = False
         self._save_now = False
         self._rejoin = False
         # Asked for under the lock: the service may be at work in its thread at any other time.
@@ -151,16 +152,22 @@ class Worker:
         """
         self._loop = asyncio.get_running_loop()
         self._service.attached(self._attachment)
-        pause_s = _BACKOFF_S[0]
+        pause_s, away = _BACKOFF_S[0], False
         try:
             while not self._stopping:
                 try:
                     await self._wiring.join(self._settings.poll_records)
                     await self._round()
                     pause_s = _BACKOFF_S[0]
+                    if away:
+                        away = False
+                        logger.info("the bus answers again", extra={"action": self._service.name})
                     continue
                 except BusUnavailable as error:
-                    self._complain(names.BUS_AWAY, "bus does not answer, trying again", error)
+                    message = "the bus does not answer, trying again"
+                    self._complain(names.BUS_AWAY, message, error, again=away)
+                    away = self._was_away = True
+                    self._positions.cut_off()
                 except FencedMember as error:
                     self._complain(names.FENCED, "lost the group, joining again", error)
                     await self._leave()
@@ -248,7 +255,9 @@ class Worker:
         if fresh or beside or due or nudged:
             ahead_ms = self._bus_clock.ahead_ms(now_ms)
             caught_up = self._positions.caught_up(ends, now_ms, ahead_ms=ahead_ms) if due else {}
-            tick = Tick(now_ms, self._positions.numbers(), caught_up)
+            was_away = self._was_away and bool(fresh)
+            self._was_away = self._was_away and not was_away
+            tick = Tick(now_ms, self._positions.numbers(), caught_up, was_away=was_away)
             started = time.perf_counter()
             poison, outputs = await self.in_thread(self._apply, fresh, beside, tick)
             self._count(names.APPLY_SECONDS, time.perf_counter() - started)
@@ -388,9 +397,11 @@ class Worker:
                 async with asyncio.timeout(seconds):
                     await self._nudged.wait()
 
-    def _complain(self, name: str, message: str, error: Exception) -> None:
+    def _complain(self, name: str, message: str, error: Exception, *, again: bool = False) -> None:
+        """Count it; log it with its reason, the repeats of one outage for debugging only."""
         self._count(name, 1)
-        logger.warning(message, extra={"action": self._service.name, "reason": str(error)})
+        level = logging.DEBUG if again else logging.WARNING
+        logger.log(level, "%s: %s", message, error, extra={"action": self._service.name})
 
     def _count(self, name: str, amount: float) -> None:
         self.metrics.add(name, amount, service=self._service.name)

@@ -38,7 +38,11 @@ def test_a_clock_that_is_behind_delays_nothing() -> None:
     clock = BusClock()
     clock.asked({P0: 0})
     clock.heard([at(0, APPEND_MS)], APPEND_MS - 5_000)
-    assert clock.ahead_ms(APPEND_MS) == 0
+    assert clock.ahead_ms(APPEND_MS) == -5_000
+    positions = Positions(["t"])
+    positions.take(0, {"t": 1})
+    known = positions.caught_up({P0: 1}, APPEND_MS - 5_000, ahead_ms=clock.ahead_ms(APPEND_MS))
+    assert known[0].as_of_ms == APPEND_MS
 
 
 def test_old_records_count_for_a_short_time_only() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 
 import aiohttp
 import pytest
@@ -156,6 +157,17 @@ async def test_a_part_that_fails_ends_the_others_with_code_1() -> None:
     parts = [Part(ended, "a", fails=True), Part(ended, "b")]
     assert await serve(parts, asyncio.Event()) == 1
     assert ended == ["b"]
+
+
+async def test_an_address_that_is_taken_is_the_users_mistake() -> None:
+    ended: list[str] = []
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        endpoints = HttpEndpoints("127.0.0.1", taken.getsockname()[1], Metrics())
+        with pytest.raises(ConfigurationError, match=r"--http .*cannot listen there"):
+            await serve([Part(ended, "a"), endpoints], asyncio.Event())
+    assert ended == ["a"]
 
 
 async def test_a_part_that_does_not_end_in_time_is_cut_off() -> None:

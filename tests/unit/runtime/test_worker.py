@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -23,6 +24,7 @@ from tocsin.bus.port import (
 )
 from tocsin.runtime import metrics as names
 from tocsin.runtime.dead_letters import DeadLetterLimits, TooManyDeadLetters
+from tocsin.runtime.service import Poison, Tick
 from tocsin.runtime.testing import FakeClock
 from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.dead_letters import DeadLetter
@@ -313,7 +315,9 @@ class FaultyBus:
         return consumer
 
 
-async def test_a_bus_that_goes_away_costs_nothing_but_time(bus: EmbeddedBus) -> None:
+async def test_a_bus_that_goes_away_costs_nothing_but_time(
+    bus: EmbeddedBus, caplog: pytest.LogCaptureFixture
+) -> None:
     faulty = FaultyBus(bus)
     service = FoldService(TOPICS)
     worker = make(faulty, service)  # type: ignore[arg-type]
@@ -325,9 +329,37 @@ async def test_a_bus_that_goes_away_costs_nothing_but_time(bus: EmbeddedBus) -> 
         await eventually(lambda: faulty.publish_failures == 0)
         assert await worker.caught_up(10)
 
+    said = [record.getMessage() for record in caplog.records if record.levelno > logging.INFO]
+    assert said == ["the bus does not answer, trying again: the broker is away"]
     assert service.applied == 21
     assert service.forgotten == []
     assert await outputs_of(bus, "run-1") == list(expected_outputs("run-1", range(21)).items())
+
+
+async def test_a_service_is_told_once_that_the_bus_was_away(bus: EmbeddedBus) -> None:
+    class Asking(FoldService):
+        def __init__(self) -> None:
+            super().__init__(TOPICS)
+            self.was_away: list[bool] = []
+
+        def apply(self, records: Sequence[Record], tick: Tick) -> Sequence[Poison]:
+            self.was_away += [tick.was_away for _ in records[:1]]
+            return super().apply(records, tick)
+
+    faulty = FaultyBus(bus)
+    service = Asking()
+    worker = make(faulty, service, only_runs=["run-1"])  # type: ignore[arg-type]
+    await send(bus, "run-1", numbers(1))
+    async with running(worker):
+        assert await worker.caught_up(10)
+        faulty.publish_failures = 1
+        await send(bus, "run-1", numbers(2))
+        await eventually(lambda: faulty.publish_failures == 0)
+        for number in (3, 4):
+            await send(bus, "run-1", numbers(number))
+            assert await worker.caught_up(10)
+    assert service.was_away[0] is False
+    assert service.was_away.count(True) == 1
 
 
 async def test_a_fenced_member_drops_its_state_and_joins_again(bus: EmbeddedBus) -> None:
