@@ -11,6 +11,7 @@ import pytest
 
 from support.buses import World, assigned, collect, partitions, record, until
 from support.kafka_broker import Broker, skip_or_fail, unavailable
+from support.waiting import SOON_S
 from tocsin.bus import (
     EARLIEST,
     BusError,
@@ -58,11 +59,11 @@ async def test_a_broker_that_goes_away_and_comes_back(shaken_broker: Broker) -> 
         began = time.monotonic()
         with pytest.raises(BusUnavailable):
             await producer.publish([record(place, b"k", b"lost")])
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < SOON_S
         for part in (reader, consumer):
             began = time.monotonic()
             assert await _polled(part.poll(timeout_s=0.2)) == 0
-            assert time.monotonic() - began < 1
+            assert time.monotonic() - began < SOON_S
         shaken_broker.start()
 
         async def published() -> bool:
@@ -108,18 +109,19 @@ async def test_a_frozen_broker_holds_nothing_up_for_long(shaken_broker: Broker) 
         for part in (reader, consumer):
             began = time.monotonic()
             assert await _polled(part.poll(timeout_s=0.2)) == 0
-            assert time.monotonic() - began < 1
-        for work, bound_s in (
-            (reader.ends([place]), 11),
-            (producer.close(), 2.2),
-            (reader.close(), 2.2),
-            (consumer.close(), 2.2),
-            (bus.__aexit__(None, None, None), 2.5),
+            assert time.monotonic() - began < SOON_S
+        for work in (
+            reader.ends([place]),
+            producer.close(),
+            reader.close(),
+            consumer.close(),
+            bus.__aexit__(None, None, None),
         ):
             began = time.monotonic()
             with suppress(BusUnavailable):
                 await work
-            assert time.monotonic() - began < bound_s
+            # Without bounds of ours, the client would wait for as long as the broker is frozen.
+            assert time.monotonic() - began < SOON_S
 
 
 async def _polled(poll: Awaitable[Sequence[Record]]) -> int:
@@ -134,7 +136,7 @@ async def test_no_broker_there_is_said_at_once() -> None:
     with pytest.raises(BusUnavailable, match=r"127\.0\.0\.1:9"):
         async with open_bus("kafka://127.0.0.1:9"):
             pass
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < SOON_S
 
 
 async def test_nobody_asks_for_leases_on_kafka(kafka_url: str) -> None:

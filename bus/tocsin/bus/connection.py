@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
 from tocsin.bus import store
-from tocsin.bus.place import make_folder
+from tocsin.bus.place import check_own, make_folder
 from tocsin.bus.port import BusClosed, BusError, BusUnavailable, MissingBus, UnusableBus
+from tocsin.bus.spool import has_spools
 from tocsin.schemas.topics import TopicSpec
 
 T = TypeVar("T")
@@ -111,6 +112,7 @@ class BusFile:
             UnusableBus, BusUnavailable.
         """
         with translated(self.path):
+            check_own(self.path)
             if self.path.exists():
                 db = self._connect()
                 try:
@@ -156,7 +158,7 @@ class BusFile:
         return False
 
     def _make(self, specs: Sequence[TopicSpec]) -> sqlite3.Connection:
-        if not self.create:
+        if not self.create and not has_spools(self.path):
             raise MissingBus(
                 f"there is no bus at {self.path}: 'tocsin run' makes one, or check the path"
             )
@@ -164,7 +166,7 @@ class BusFile:
             make_folder(self.path)
         except OSError as error:
             raise UnusableBus(
-                f"cannot make the folder {self.path.parent}: {error.strerror}"
+                f"cannot make the folder {self.path.parent}: {error.strerror or error}"
             ) from error
         with self._exclusive():
             if not self.path.exists():
@@ -188,7 +190,9 @@ class BusFile:
     def _exclusive(self) -> Iterator[None]:
         """One maker at a time; the lock goes with its process."""
         lock = os.open(
-            self.path.with_name(self.path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            self.path.with_name(self.path.name + ".lock"),
+            os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW,
+            0o600,
         )
         try:
             deadline = time.monotonic() + self.busy_s

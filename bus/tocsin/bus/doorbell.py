@@ -6,17 +6,21 @@ says which topics: a mask of 64 bits in hexadecimal, one bit per topic name, so 
 issues sleeps through telemetry. A lost datagram costs time only: readers look by themselves now and
 then.
 
-Platform facts: the path of a Unix socket holds at most 107 bytes on Linux (103 on macOS), so a bus
-with a long path has its sockets below /tmp. A socket file outlives its process; sending to it then
-says "connection refused", and the writer removes it. A full queue means that a wake-up is pending.
+The folder is used through a descriptor, once it is known to be one that only this user can write
+to: another's folder or link of that name is left alone, and the readers look by themselves.
+
+Platform facts: the path of a Unix socket holds at most 107 bytes on Linux (103 on macOS); through
+`/proc/self/fd` the path of the folder does not count. A socket file outlives its process; sending
+to it then says "connection refused", and the writer removes it. Sending to a file that is no socket
+says the same, so only sockets are removed. A full queue means that a wake-up is pending.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import itertools
 import os
+import re
 import socket
 import zlib
 from collections.abc import Iterable
@@ -24,12 +28,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
-from tocsin.bus.place import own_folder
+from tocsin.schemas.private_folders import make_private, open_private, remove_socket
 
 ALL_TOPICS: Final = (1 << 64) - 1
 
-_PATH_LIMIT: Final = 103
-_NAME_ROOM: Final = 40
+_DESCRIPTORS: Final = "/proc/self/fd"
+_NAME: Final = re.compile(r"[0-9a-f]{1,8}-[0-9a-f]{1,8}-([0-9a-f]{1,16})")
+"""Process, number, topics."""
+
 _numbers = itertools.count()
 
 
@@ -44,11 +50,12 @@ def topic_mask(topics: Iterable[str]) -> int:
 def bell_folder(path: Path) -> Path:
     """Where the sockets of that bus file are; the same for each process."""
     real = Path(os.path.realpath(path))
-    beside = real.with_name(real.name + ".bells")
-    if len(os.fsencode(beside)) + _NAME_ROOM <= _PATH_LIMIT:
-        return beside
-    digest = hashlib.sha256(os.fsencode(real)).hexdigest()[:16]
-    return Path("/tmp") / f"tocsin-{os.getuid()}" / f"{digest}.bells"
+    return real.with_name(real.name + ".bells")
+
+
+def _address(folder: Path, fd: int, name: str) -> str:
+    """A path to that socket, as short as can be."""
+    return f"{_DESCRIPTORS}/{fd}/{name}" if os.path.isdir(_DESCRIPTORS) else str(folder / name)
 
 
 class Doorbell:
@@ -63,23 +70,24 @@ class Doorbell:
 
     def ring(self, mask: int) -> None:
         """Wake the readers of these topics."""
-        try:
-            names = os.listdir(self._folder)
-        except OSError:
-            return
-        for name in names:
+        with suppress(OSError):
+            # Opened each time: the bus may be deleted and made again.
+            fd = open_private(self._folder)
             try:
-                wanted = int(name.rpartition("-")[2], 16)
-            except ValueError:
+                self._ring(fd, mask)
+            finally:
+                os.close(fd)
+
+    def _ring(self, fd: int, mask: int) -> None:
+        for name in os.listdir(fd):
+            match = _NAME.fullmatch(name)
+            if match is None or not int(match[1], 16) & mask:
                 continue
-            if not wanted & mask:
-                continue
-            target = self._folder / name
             try:
-                self._socket.sendto(b"", str(target))
+                self._socket.sendto(b"", _address(self._folder, fd, name))
             except ConnectionRefusedError:
                 with suppress(OSError):
-                    target.unlink()
+                    remove_socket(name, dir_fd=fd)
             except OSError:
                 # Gone meanwhile, or its queue is full, which will wake it just as well.
                 continue
@@ -90,10 +98,14 @@ class Doorbell:
 
 
 class Bell:
-    """The socket on which one reader sleeps, registered with the running event loop."""
+    """The socket on which one reader sleeps, registered with the running event loop.
 
-    def __init__(self, path: Path, sock: socket.socket | None) -> None:
+    `fd` is of its folder, and is closed with it.
+    """
+
+    def __init__(self, path: Path, fd: int, sock: socket.socket | None) -> None:
         self._path = path
+        self._fd = fd
         self._socket = sock
         self._rung = asyncio.Event()
         if sock is not None:
@@ -107,22 +119,21 @@ class Bell:
         by itself.
         """
         folder = bell_folder(path)
-        target = folder / f"{os.getpid():x}-{next(_numbers):x}-{topic_mask(topics):x}"
+        name = f"{os.getpid():x}-{next(_numbers):x}-{topic_mask(topics):x}"
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        fd = -1
         try:
-            if folder.parent.name.startswith("tocsin-") and folder.parent.parent == Path("/tmp"):
-                folder.parent.mkdir(mode=0o700, exist_ok=True)
-                if not own_folder(folder.parent):
-                    raise PermissionError(folder.parent)
-            folder.mkdir(mode=0o700, exist_ok=True)
+            fd = open_private(make_private(folder))
             sock.setblocking(False)
             # The name of a process that is gone may be left from an earlier one with this pid.
-            target.unlink(missing_ok=True)
-            sock.bind(str(target))
+            remove_socket(name, dir_fd=fd)
+            sock.bind(_address(folder, fd, name))
         except OSError:
             sock.close()
-            return cls(target, None)
-        return cls(target, sock)
+            if fd >= 0:
+                os.close(fd)
+            return cls(folder / name, -1, None)
+        return cls(folder / name, fd, sock)
 
     @property
     def works(self) -> bool:
@@ -155,11 +166,8 @@ class Bell:
         self._socket.close()
         self._socket = None
         with suppress(OSError):
-            self._path.unlink()
-            # Beside the bus it goes with the bus; below /tmp nobody else would remove it. Who binds
-            # in this very moment fails, and hangs its bell again when it next looks.
-            if self._path.parent.parent.parent == Path("/tmp"):
-                self._path.parent.rmdir()
+            remove_socket(self._path.name, dir_fd=self._fd)
+        os.close(self._fd)
 
     def _hear(self) -> None:
         if self._socket is not None:

@@ -1,7 +1,11 @@
 """The embedded bus: one SQLite file, several processes of one machine, no server.
 
+Trainings write beside it (`tocsin.bus.spool`). What they wrote before a bus was opened, before a
+publish, or before one asks for ends, is in the bus from then on; a bus on which something reads
+takes in the rest as it comes.
+
 Beside the port it has `maintain`. A bus on which consumers are open does its housekeeping by
-itself; one that only writes or reads without a group (a training process) never does.
+itself; one that only writes or reads without a group (a launcher, a listener) never does.
 """
 
 from __future__ import annotations
@@ -10,9 +14,9 @@ import asyncio
 import logging
 import os
 import sqlite3
-import time
 import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -20,7 +24,13 @@ from typing import Final, Self
 from tocsin.bus import groups, leases, maintenance, store
 from tocsin.bus.connection import BUSY_S, WAL_BYTES, BusFile, Connection
 from tocsin.bus.doorbell import ALL_TOPICS, Bell, Doorbell, topic_mask
-from tocsin.bus.embedded_reader import EmbeddedConsumer, EmbeddedReader
+from tocsin.bus.embedded_reader import (
+    LOOK_S,
+    LOOK_UNBELLED_S,
+    EmbeddedConsumer,
+    EmbeddedReader,
+)
+from tocsin.bus.intake import Intake, Turn
 from tocsin.bus.maintenance import Maintenance
 from tocsin.bus.port import (
     AssignmentListener,
@@ -33,6 +43,8 @@ from tocsin.bus.port import (
     UnusableBus,
 )
 from tocsin.bus.records import append
+from tocsin.bus.spool import SPOOL
+from tocsin.schemas.steady_clock import unix_ms
 from tocsin.schemas.topics import TopicSpec
 
 logger = logging.getLogger(__name__)
@@ -51,19 +63,15 @@ _BUSY_PAUSE_S: Final = 0.1
 _MAINTENANCE_LEASE: Final = "_maintenance"
 
 
-def wall_ms() -> int:
-    """The machine's clock, Unix milliseconds."""
-    return time.time_ns() // 1_000_000
-
-
 class EmbeddedProducer:
     """Writes records, one transaction per `publish`."""
 
     def __init__(
-        self, connection: Connection, doorbell: Doorbell, clock: Callable[[], int]
+        self, connection: Connection, doorbell: Doorbell, intake: Intake, clock: Callable[[], int]
     ) -> None:
         self._connection = connection
         self._doorbell = doorbell
+        self._intake = intake
         self._clock = clock
         self._unchecked_bytes = 0
 
@@ -72,9 +80,12 @@ class EmbeddedProducer:
         if not records:
             return ()
         connection, doorbell, clock = self._connection, self._doorbell, self._clock
+        intake = self._intake
         mask = topic_mask({record.partition.topic for record in records})
 
         def job(db: sqlite3.Connection) -> Sequence[int]:
+            # What was acknowledged to a training before comes before.
+            intake.take_in(db, connection.catalogue)
             offsets = append(db, connection.catalogue, records, clock())
             doorbell.ring(mask)
             return offsets
@@ -119,7 +130,7 @@ class EmbeddedBus:
         *,
         create: bool = True,
         notice: str | None = None,
-        clock: Callable[[], int] = wall_ms,
+        clock: Callable[[], int] = unix_ms,
         busy_s: float = BUSY_S,
     ) -> None:
         self.path = Path(os.path.abspath(path))
@@ -128,6 +139,7 @@ class EmbeddedBus:
         self._clock = clock
         self._control: Connection | None = None
         self._doorbell: Doorbell | None = None
+        self._intake: Intake | None = None
         self._parts: list[EmbeddedProducer | EmbeddedReader] = []
         self._leases: dict[str, _Lease] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -153,6 +165,10 @@ class EmbeddedBus:
             await control.close()
             raise
         self._control, self._doorbell = control, doorbell
+        self._intake = intake = Intake(self.path, doorbell, self._clock)
+        with suppress(BusUnavailable):
+            # Busy: it is taken in a moment later.
+            await control.run(lambda db: intake.take_in(db, control.catalogue))
         return self
 
     async def __aexit__(
@@ -178,36 +194,38 @@ class EmbeddedBus:
         except (TimeoutError, BusUnavailable, BusClosed, UnusableBus):
             # They end by themselves, some seconds later.
             self._leases.clear()
-        self._control = self._doorbell = None
+        self._control = self._doorbell = self._intake = None
         doorbell.close()
         await control.close()
 
     async def init(self, specs: Sequence[TopicSpec]) -> Sequence[TopicState]:
         """See the port."""
-        control, doorbell = self._open()
+        control, doorbell, _ = self._open()
         await control.run(lambda db: store.create_topics(db, specs))
         doorbell.ring(ALL_TOPICS)
         return await self.show(specs)
 
     async def show(self, specs: Sequence[TopicSpec]) -> Sequence[TopicState]:
         """See the port."""
-        control, _ = self._open()
+        control, _, _ = self._open()
         return await control.run(lambda db: store.topic_states(db, specs))
 
     async def producer(self) -> EmbeddedProducer:
         """See the port."""
-        _, doorbell = self._open()
-        producer = EmbeddedProducer(await self._connect("producer"), doorbell, self._clock)
+        _, doorbell, intake = self._open()
+        connection = await self._connect("producer")
+        producer = EmbeddedProducer(connection, doorbell, intake, self._clock)
         self._keep(producer)
         return producer
 
     async def reader(self, start: Mapping[Partition, From]) -> EmbeddedReader:
         """See the port."""
-        self._open()
+        _, _, intake = self._open()
         topics = {partition.topic for partition in start}
         connection = await self._connect("reader")
-        reader = EmbeddedReader(connection, lambda: Bell.hang(self.path, topics))
+        reader = EmbeddedReader(connection, lambda: Bell.hang(self.path, topics), intake)
         self._keep(reader)
+        self._start("intake", self._take_in)
         try:
             await reader.begin(start)
         except BaseException:
@@ -224,11 +242,12 @@ class EmbeddedBus:
         only: Sequence[Partition] | None = None,
     ) -> EmbeddedConsumer:
         """See the port."""
-        _, doorbell = self._open()
+        _, doorbell, intake = self._open()
         connection = await self._connect("consumer")
         consumer = EmbeddedConsumer(
             connection,
             lambda: Bell.hang(self.path, topics),
+            intake,
             doorbell,
             group=group,
             topics=topics,
@@ -244,12 +263,13 @@ class EmbeddedBus:
             await consumer.close()
             raise
         self._start("beat", self._beat)
+        self._start("intake", self._take_in)
         self._start("maintenance", self._keep_house)
         return consumer
 
     async def lease(self, name: str) -> _Lease | None:
         """See the port."""
-        control, _ = self._open()
+        control, _, _ = self._open()
         lease = _Lease(self, name, uuid.uuid4().hex)
         now_ms = leases.monotonic_ms()
         if not await control.run(lambda db: leases.claim(db, name, lease.holder, now_ms)):
@@ -262,12 +282,12 @@ class EmbeddedBus:
         """End a lease of this bus; a second time does nothing."""
         if self._leases.pop(lease.holder, None) is None:
             return
-        control, _ = self._open()
+        control, _, _ = self._open()
         await control.run(lambda db: leases.release(db, lease.name, lease.holder))
 
     async def leased(self, name: str) -> bool:
         """See the port."""
-        control, _ = self._open()
+        control, _, _ = self._open()
         now_ms = leases.monotonic_ms()
         return await control.run(lambda db: leases.held(db, name, now_ms))
 
@@ -277,14 +297,14 @@ class EmbeddedBus:
 
         Raises BusUnavailable.
         """
-        control, _ = self._open()
+        control, _, _ = self._open()
         now = self._clock() if now_ms is None else now_ms
         return await control.run(lambda db: maintenance.maintain(db, budget_ms, now))
 
-    def _open(self) -> tuple[Connection, Doorbell]:
-        if self._control is None or self._doorbell is None:
+    def _open(self) -> tuple[Connection, Doorbell, Intake]:
+        if self._control is None or self._doorbell is None or self._intake is None:
             raise BusClosed(f"the bus {self.url} is not open")
-        return self._control, self._doorbell
+        return self._control, self._doorbell, self._intake
 
     def _keep(self, part: EmbeddedProducer | EmbeddedReader) -> None:
         """To be closed with the bus, unless it was closed before."""
@@ -299,9 +319,39 @@ class EmbeddedBus:
         if name not in self._tasks:
             self._tasks[name] = asyncio.create_task(work(), name=f"tocsin-bus-{name}")
 
+    async def _take_in(self) -> None:
+        """Take in what trainings write, as it comes."""
+        control, _, intake = self._open()
+        turn, bell = Turn(self.path), None
+        failing = False
+        try:
+            while True:
+                if turn.take():
+                    if bell is not None and not bell.works:
+                        bell.close()
+                        bell = None
+                    if bell is None:
+                        bell = Bell.hang(self.path, {SPOOL})
+                    bell.take()
+                try:
+                    await control.run(lambda db: intake.take_in(db, control.catalogue))
+                    failing = False
+                except (BusUnavailable, UnusableBus) as error:
+                    level = logging.DEBUG if failing else logging.WARNING
+                    logger.log(level, "spools not taken in: %s", error, extra={"action": "intake"})
+                    failing = True
+                if bell is None:
+                    await asyncio.sleep(LOOK_S)
+                else:
+                    await bell.wait(LOOK_S if bell.works else LOOK_UNBELLED_S)
+        finally:
+            turn.close()
+            if bell is not None:
+                bell.close()
+
     async def _beat(self) -> None:
         """Renew leases and memberships, and end those of the dead."""
-        control, doorbell = self._open()
+        control, doorbell, _ = self._open()
         while True:
             await asyncio.sleep(leases.BEAT_S)
             consumers = [
@@ -337,7 +387,7 @@ class EmbeddedBus:
 
     async def _keep_house(self) -> None:
         """Housekeeping, in one process at a time."""
-        control, _ = self._open()
+        control, _, _ = self._open()
         holder = uuid.uuid4().hex
         pause_s = MAINTENANCE_S
         while True:

@@ -13,6 +13,7 @@ from tocsin.bus import groups, leases
 from tocsin.bus import records as log
 from tocsin.bus.connection import Connection
 from tocsin.bus.doorbell import Bell, Doorbell, topic_mask
+from tocsin.bus.intake import Intake
 from tocsin.bus.port import (
     EARLIEST,
     AssignmentListener,
@@ -42,8 +43,9 @@ HUNG_S: Final = 300.0
 class EmbeddedReader:
     """Reads partitions; sleeps on a doorbell."""
 
-    def __init__(self, connection: Connection, hang: Callable[[], Bell]) -> None:
+    def __init__(self, connection: Connection, hang: Callable[[], Bell], intake: Intake) -> None:
         self._connection = connection
+        self._intake = intake
         self._hang = hang
         self._bell = hang()
         self._positions: dict[Partition, int] = {}
@@ -85,8 +87,13 @@ class EmbeddedReader:
     async def ends(self, partitions: Sequence[Partition]) -> Mapping[Partition, int]:
         """See the port."""
         self._check_open()
-        catalogue = self._connection
-        return await self._connection.run(lambda db: log.ends(db, catalogue.catalogue, partitions))
+        connection, intake = self._connection, self._intake
+
+        def job(db: sqlite3.Connection) -> Mapping[Partition, int]:
+            intake.take_in(db, connection.catalogue)
+            return log.ends(db, connection.catalogue, partitions)
+
+        return await connection.run(job)
 
     @property
     def closed(self) -> bool:
@@ -174,13 +181,14 @@ class EmbeddedConsumer(EmbeddedReader):
         self,
         connection: Connection,
         hang: Callable[[], Bell],
+        intake: Intake,
         doorbell: Doorbell,
         *,
         group: str,
         topics: Sequence[str],
         listener: AssignmentListener | None,
     ) -> None:
-        super().__init__(connection, hang)
+        super().__init__(connection, hang, intake)
         self._doorbell = doorbell
         self._mask = topic_mask(topics)
         self.group = group

@@ -26,6 +26,7 @@ from tocsin.bus.kafka_clients import (
     PRODUCER_OPTIONS,
     KafkaProducer,
     KafkaReader,
+    own_threads,
     stop,
 )
 from tocsin.bus.kafka_consumer import (
@@ -91,6 +92,7 @@ class KafkaBus:
 
     async def __aenter__(self) -> Self:
         """See the port."""
+        own_threads.add_current()
         security = self._security
         self._connection = {
             "bootstrap_servers": list(self._servers),

@@ -8,10 +8,16 @@ in flight per broker and one batch per partition keep the order all the same.
 from __future__ import annotations
 
 import asyncio
+import functools
+import logging
+import threading
+import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
+import aiokafka
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
 from aiokafka.errors import KafkaError
 
@@ -47,6 +53,42 @@ CONSUMER_OPTIONS: Final[Mapping[str, Any]] = {
     "max_partition_fetch_bytes": MAX_PARTITION_FETCH_BYTES,
     "fetch_max_bytes": MAX_FETCH_BYTES,
 }
+
+
+class _OwnThreads(logging.Filter):
+    """Drops what aiokafka logs in threads that run a bus of ours; other uses of it are left alone.
+
+    While a broker is away aiokafka logs each attempt, some 15 kB a minute for each client. The port
+    answers each of them with an error, of which the caller logs the first.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+    def add_current(self) -> None:
+        """Count the current thread among ours for as long as it lives."""
+        self._threads.add(threading.current_thread())
+        # A filter of a logger does not see what the loggers below it log.
+        for name in _module_names():
+            logging.getLogger(name).addFilter(self)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """See logging: whether to log it. Runs in the thread that logs."""
+        if record.levelno >= logging.CRITICAL:
+            return True
+        return threading.current_thread() not in self._threads
+
+
+@functools.cache
+def _module_names() -> frozenset[str]:
+    """Of aiokafka, which names its loggers for them; of those that are not imported yet, too."""
+    folder = Path(aiokafka.__file__).parent
+    names = (file.relative_to(folder.parent).with_suffix("") for file in folder.rglob("*.py"))
+    return frozenset(".".join(name.parts).removesuffix(".__init__") for name in names)
+
+
+own_threads: Final = _OwnThreads()
 
 RequireTopics = Callable[[Sequence[str]], Awaitable[None]]
 """Raises UnknownTopic, if one of them does not exist, or BusUnavailable."""

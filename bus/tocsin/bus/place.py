@@ -3,6 +3,10 @@
 SQLite in WAL mode needs shared memory between the processes of one machine and working file locks.
 Network file systems give neither, so a bus there would lose records without a word. The default
 path falls back to a folder of this machine; an explicit path is refused.
+
+Who can write to the file, or put another into its folder, can forge an issue, and this user's own
+key would sign the stop. So both must be this user's alone: looked at here, and again whenever the
+file is opened (`check_own`).
 """
 
 from __future__ import annotations
@@ -10,13 +14,13 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from tocsin.bus.port import UnusableBus
+from tocsin.schemas.private_folders import SHARED, make_private, user_folder, why_shared
 
 DEFAULT_FOLDER: Final = ".tocsin"
 FILE_NAME: Final = "bus.db"
@@ -49,7 +53,7 @@ def default_place(
     /proc/self/mounts, `env` the environment; both are read if not given.
 
     Raises:
-        UnusableBus: the fallback folder belongs to somebody else.
+        UnusableBus: no folder of this machine can be used.
     """
     own = Path(os.path.abspath(folder)) / DEFAULT_FOLDER
     network = network_type(own, mounts=mounts)
@@ -57,6 +61,8 @@ def default_place(
         why = f"{own.parent} is on a network file system ({network})"
     elif not _writable(own / FILE_NAME):
         why = f"{own} is not writable"
+    elif (others := others_can_write(own / FILE_NAME)) is not None:
+        why = others
     else:
         return Place(own / FILE_NAME)
     digest = hashlib.sha256(os.path.realpath(own.parent).encode()).hexdigest()[:16]
@@ -68,7 +74,8 @@ def explicit_place(path: Path, *, mounts: str | None = None) -> Place:
     """The place of a bus whose path somebody wrote down.
 
     Raises:
-        UnusableBus: it is on a network file system, not writable, or its folder does not exist.
+        UnusableBus: it is on a network file system, not writable, its folder does not exist, or
+            others can write to it.
     """
     path = Path(os.path.abspath(path))
     network = network_type(path, mounts=mounts)
@@ -87,46 +94,70 @@ def explicit_place(path: Path, *, mounts: str | None = None) -> Place:
         )
     if not _writable(path):
         raise UnusableBus(f"{path} is not writable: choose a path in a folder that is")
+    check_own(path)
     return Place(path)
+
+
+def check_own(path: Path) -> None:
+    """Make sure that nobody but this user can write to the bus file, as far as it is there.
+
+    Raises:
+        UnusableBus: somebody can.
+    """
+    why = others_can_write(path)
+    if why is not None:
+        raise UnusableBus(
+            f"{why}, and could forge issues on the bus: choose a path in a folder of your own, "
+            "or `chmod go-w` it if it is yours"
+        )
+
+
+def others_can_write(path: Path) -> str | None:
+    """Why others can write to the bus file, in a sentence; None if only this user can.
+
+    A link on the way must be this user's; what it leads to is looked at. What is not there yet does
+    not count.
+    """
+    folder = path.parent
+    for link in (folder, path):
+        if link.is_symlink() and _others_own(link):
+            return f"{link} is a link that somebody else has made"
+    real = Path(os.path.realpath(path))
+    beside = [real.with_name(real.name + suffix) for suffix in ("-wal", "-shm", "-journal")]
+    found = (why_shared(one) for one in (real.parent, real, *beside))
+    return next((why for why in found if why is not None), None)
+
+
+def _others_own(path: Path) -> bool:
+    return os.lstat(path).st_uid not in (os.getuid(), 0)
 
 
 def machine_folder(env: Mapping[str, str] | None = None) -> Path:
     """`${XDG_RUNTIME_DIR:-/tmp}/tocsin-UID`; it need not exist yet.
 
     Raises:
-        UnusableBus: it exists and is not a folder of this user.
+        UnusableBus: somebody else has taken that name.
     """
-    variables = os.environ if env is None else env
-    folder = Path(variables.get("XDG_RUNTIME_DIR") or "/tmp") / f"tocsin-{os.getuid()}"
-    if not own_folder(folder, missing_ok=True):
+    folder = user_folder(os.environ if env is None else env)
+    if folder is None:
         raise UnusableBus(
-            f"{folder} is not a folder of this user alone: remove it, or set XDG_RUNTIME_DIR"
+            f"no folder of this machine can be used: {SHARED}/tocsin-{os.getuid()} is not this "
+            "user's alone; remove it, or set XDG_RUNTIME_DIR"
         )
     return folder
-
-
-def own_folder(folder: Path, *, missing_ok: bool = False) -> bool:
-    """Whether it is a real folder, of this user, which nobody else can write to."""
-    try:
-        info = os.lstat(folder)
-    except FileNotFoundError:
-        return missing_ok
-    except OSError:
-        return False
-    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not info.st_mode & 0o022
 
 
 def make_folder(path: Path) -> None:
     """Make the folder of a bus file if it is missing: 0700, and ignored by git if it is `.tocsin`.
 
     Raises:
-        OSError: as `os.mkdir` does.
+        OSError: as `os.mkdir` does; PermissionError: somebody else was faster.
     """
     folder = path.parent
     if not folder.is_dir():
         if folder.parent.name == f"tocsin-{os.getuid()}":
-            folder.parent.mkdir(mode=0o700, exist_ok=True)
-        folder.mkdir(mode=0o700, exist_ok=True)
+            make_private(folder.parent)
+        make_private(folder)
     ignore = folder / ".gitignore"
     if folder.name == DEFAULT_FOLDER and not ignore.exists():
         ignore.write_text("*\n")

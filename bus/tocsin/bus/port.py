@@ -121,6 +121,44 @@ class FencedMember(BusError):
     """This member is no longer in its group: drop the state, join again."""
 
 
+class Writer(Protocol):
+    """The writing side of a producer, for who needs no offsets."""
+
+    async def publish(self, records: Sequence[Outgoing], /) -> object:
+        """Append the records, in order per partition, and wait until they survive this process.
+
+        Raises as `Producer.publish` does.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Let go of resources. Bounded by 2 s."""
+        ...
+
+
+class Outlet(Protocol):
+    """A bus, or the way to one, into which records go; open between `async with`."""
+
+    async def __aenter__(self) -> Self:
+        """Open it. Raises UnusableBus or BusUnavailable."""
+        ...
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+    async def init(self, specs: Sequence[TopicSpec]) -> object:
+        """Create the topics that are missing, now or with the first record."""
+        ...
+
+    async def producer(self) -> Writer:
+        """A new writer."""
+        ...
+
+
 class Producer(Protocol):
     """Writes records. Safe to be used by several tasks of one loop."""
 

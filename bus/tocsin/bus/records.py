@@ -53,6 +53,14 @@ def append(
     Raises:
         RecordTooLarge, UnknownTopic: before anything is written.
     """
+    with transaction(db, write=True):
+        return append_within(db, catalogue, records, now_ms)
+
+
+def append_within(
+    db: sqlite3.Connection, catalogue: Catalogue, records: Sequence[Outgoing], now_ms: int
+) -> list[int]:
+    """The same within the caller's transaction."""
     ids: list[int] = []
     for record in records:
         limit = catalogue.spec(db, record.partition.topic).max_record_bytes
@@ -60,37 +68,36 @@ def append(
         if size > limit:
             raise RecordTooLarge(size, limit)
         ids.append(catalogue.id(db, record.partition))
-    with transaction(db, write=True):
-        tails: dict[int, _Tail] = {}
-        for number in dict.fromkeys(ids):
-            next_offset, last_ms = db.execute(
-                "SELECT next_offset, last_ms FROM partitions WHERE id = ?", (number,)
-            ).fetchone()
-            tails[number] = _Tail(next_offset, max(now_ms, last_ms))
-        offsets: list[int] = []
-        for record, number in zip(records, ids, strict=True):
-            tail = tails[number]
-            offset = tail.next_offset
-            row_id = number << _OFFSET_BITS | offset
-            db.execute(
-                "INSERT INTO records (id, append_ms, key, headers, value) VALUES (?, ?, ?, ?, ?)",
-                (row_id, tail.append_ms, record.key, _pack(record.headers), record.value),
-            )
-            spec = catalogue.specs[record.partition.topic]
-            if spec.cleanup == "compact":
-                _supersede(db, number, record, row_id, tail.append_ms, spec)
-            tail.next_offset += 1
-            tail.records += 1
-            tail.size_bytes += len(record.key) + len(record.value or b"")
-            offsets.append(offset)
-        db.executemany(
-            "UPDATE partitions SET next_offset = ?, last_ms = ?, records = records + ?,"
-            " size_bytes = size_bytes + ? WHERE id = ?",
-            [
-                (tail.next_offset, tail.append_ms, tail.records, tail.size_bytes, number)
-                for number, tail in tails.items()
-            ],
+    tails: dict[int, _Tail] = {}
+    for number in dict.fromkeys(ids):
+        next_offset, last_ms = db.execute(
+            "SELECT next_offset, last_ms FROM partitions WHERE id = ?", (number,)
+        ).fetchone()
+        tails[number] = _Tail(next_offset, max(now_ms, last_ms))
+    offsets: list[int] = []
+    for record, number in zip(records, ids, strict=True):
+        tail = tails[number]
+        offset = tail.next_offset
+        row_id = number << _OFFSET_BITS | offset
+        db.execute(
+            "INSERT INTO records (id, append_ms, key, headers, value) VALUES (?, ?, ?, ?, ?)",
+            (row_id, tail.append_ms, record.key, pack_headers(record.headers), record.value),
         )
+        spec = catalogue.specs[record.partition.topic]
+        if spec.cleanup == "compact":
+            _supersede(db, number, record, row_id, tail.append_ms, spec)
+        tail.next_offset += 1
+        tail.records += 1
+        tail.size_bytes += len(record.key) + len(record.value or b"")
+        offsets.append(offset)
+    db.executemany(
+        "UPDATE partitions SET next_offset = ?, last_ms = ?, records = records + ?,"
+        " size_bytes = size_bytes + ? WHERE id = ?",
+        [
+            (tail.next_offset, tail.append_ms, tail.records, tail.size_bytes, number)
+            for number, tail in tails.items()
+        ],
+    )
     return offsets
 
 
@@ -158,7 +165,9 @@ def fetch(
             reached = end
             for row_id, append_ms, key, headers, value in cursor:
                 offset = row_id & _OFFSET_MASK
-                records.append(Record(partition, offset, append_ms, key, value, _unpack(headers)))
+                records.append(
+                    Record(partition, offset, append_ms, key, value, unpack_headers(headers))
+                )
                 room -= len(value or b"")
                 if room <= 0 or len(records) >= max_records:
                     reached, more = offset + 1, True
@@ -225,7 +234,8 @@ def _first_at(db: sqlite3.Connection, base: int, low: int, high: int, append_ms:
     return end if row is None else int(row[0]) & _OFFSET_MASK
 
 
-def _pack(headers: Headers) -> bytes:
+def pack_headers(headers: Headers) -> bytes:
+    """Headers as a record's row, and a spool, hold them."""
     parts: list[bytes] = []
     for name, value in headers:
         text = name.encode()
@@ -233,7 +243,8 @@ def _pack(headers: Headers) -> bytes:
     return b"".join(parts)
 
 
-def _unpack(data: bytes) -> Headers:
+def unpack_headers(data: bytes) -> Headers:
+    """The reverse. Raises struct.error or ValueError for bytes that are none."""
     headers, at = [], 0
     while at < len(data):
         name_size, value_size = struct.unpack_from("<HI", data, at)

@@ -103,6 +103,12 @@ class Catalogue:
             self._load(db)
         return {topic: self.specs[topic] for topic in topics if topic in self.specs}
 
+    def forget(self) -> None:
+        """Know nothing, after a transaction that was rolled back."""
+        self.specs.clear()
+        self.ids.clear()
+        self.names.clear()
+
     def _load(self, db: sqlite3.Connection) -> None:
         self.specs = {spec.name: spec for spec in topic_specs(db)}
         for number, topic, partition in db.execute("SELECT id, topic, number FROM partitions"):
@@ -134,25 +140,30 @@ def checkpoint(db: sqlite3.Connection) -> None:
 def create_topics(db: sqlite3.Connection, specs: Sequence[TopicSpec]) -> None:
     """Create those that are missing, within one transaction."""
     with transaction(db, write=True):
-        for spec in specs:
-            created = db.execute(
-                "INSERT OR IGNORE INTO topics"
-                " (name, partitions, cleanup, retention_ms, tombstone_ms, max_record_bytes)"
-                " VALUES (?, ?, ?, ?, ?, ?)",
-                (
-                    spec.name,
-                    spec.partitions,
-                    spec.cleanup,
-                    spec.retention_ms,
-                    spec.tombstone_ms,
-                    spec.max_record_bytes,
-                ),
+        add_topics(db, specs)
+
+
+def add_topics(db: sqlite3.Connection, specs: Sequence[TopicSpec]) -> None:
+    """The same within the caller's transaction."""
+    for spec in specs:
+        created = db.execute(
+            "INSERT OR IGNORE INTO topics"
+            " (name, partitions, cleanup, retention_ms, tombstone_ms, max_record_bytes)"
+            " VALUES (?, ?, ?, ?, ?, ?)",
+            (
+                spec.name,
+                spec.partitions,
+                spec.cleanup,
+                spec.retention_ms,
+                spec.tombstone_ms,
+                spec.max_record_bytes,
+            ),
+        )
+        if created.rowcount == 1:
+            db.executemany(
+                "INSERT INTO partitions (topic, number) VALUES (?, ?)",
+                [(spec.name, number) for number in range(spec.partitions)],
             )
-            if created.rowcount == 1:
-                db.executemany(
-                    "INSERT INTO partitions (topic, number) VALUES (?, ?)",
-                    [(spec.name, number) for number in range(spec.partitions)],
-                )
 
 
 def topic_specs(db: sqlite3.Connection) -> tuple[TopicSpec, ...]:

@@ -18,6 +18,7 @@ from tocsin.bus import (
     open_bus,
 )
 from tocsin.bus import place as place_module
+from tocsin.schemas import private_folders
 
 LOCAL = "/dev/vda / ext4 rw 0 0\n"
 
@@ -75,11 +76,20 @@ def test_an_unwritable_folder_falls_back(tmp_path: Path, monkeypatch: pytest.Mon
         explicit_place(tmp_path / "bus.db", mounts=LOCAL)
 
 
-def test_a_fallback_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_a_runtime_folder_that_is_not_there_is_passed_over(tmp_path: Path) -> None:
+    env = {"XDG_RUNTIME_DIR": str(tmp_path / "run" / "user" / "1")}
+    found = default_place(tmp_path, mounts=mounted(tmp_path, "nfs"), env=env)
+    assert found.path.parts[:3] == ("/", "tmp", f"tocsin-{os.getuid()}")
+
+
+def test_where_every_fallback_folder_is_taken_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private_folders, "SHARED", tmp_path)
     folder = tmp_path / f"tocsin-{os.getuid()}"
     folder.mkdir()
     folder.chmod(0o777)
-    with pytest.raises(UnusableBus, match="of this user alone"):
+    with pytest.raises(UnusableBus, match="not this user's alone"):
         default_place(
             tmp_path, mounts=mounted(tmp_path, "nfs"), env={"XDG_RUNTIME_DIR": str(tmp_path)}
         )
