@@ -24,6 +24,7 @@ from tocsin.stream_rules.instances import RuleSpec, rule_specs
 from tocsin.stream_rules.testing import Numbers, RunBuilder
 
 FRAMES = 200
+RANKS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,30 @@ def step_records(per_frame: int) -> list[Record]:
         step_time_s=0.1,
         columns={"lr.0": 0.1},
     )
+    return run.records
+
+
+def ranks_records(*, sharded: bool) -> list[Record]:
+    """60 steps of 64 ranks, with a summary of 30 tensors in three collections at each tenth; the
+    names are the same on all ranks, or each rank has its own."""
+    run = RunBuilder("bench", world_size=RANKS)
+    for rank in range(RANKS):
+        run.started(rank=rank)
+    for step in range(60):
+        for rank in range(RANKS):
+            run.steps(
+                [step],
+                rank=rank,
+                loss=2.0 - step / 1000,
+                columns={"lr.0": 1e-3, "gradient_norm": 1},
+            )
+            if step % 10:
+                continue
+            rows = [f"l{i}.weight" + (f"@shard{rank}" if sharded else "") for i in range(30)]
+            for collection in ("gradients", "weights", "updates"):
+                size = {"l2": 1 + 0.01 * step}
+                other = {"update_l2": 0.001} if collection == "updates" else {"l1": 50.0}
+                run.tensors(step, collection, rows, rank=rank, columns={**size, **other})
     return run.records
 
 
@@ -153,12 +178,18 @@ def main() -> int:
         records = step_records(per_frame)
         what = f"all rules, scalars of {per_frame} step{'s' if per_frame > 1 else ''} a record"
         figures.append(measure(what, records, FRAMES * per_frame, specs, seconds))
+    for sharded, names in ((False, "the same names"), (True, "names of their own")):
+        records = ranks_records(sharded=sharded)
+        what = f"all rules, {RANKS} ranks with {names}"
+        figures.append(measure(what, records, len(records), specs, seconds))
+    sharded_ratio = figures[-1].us_per_record / figures[-2].us_per_record
     snapshot_ms, snapshot_bytes = measure_snapshot(step_records(20), seconds)
     if arguments.json:
         print(
             json.dumps(
                 {
                     "figures": [asdict(figure) for figure in figures],
+                    "sharded_ratio": sharded_ratio,
                     "snapshot_ms": snapshot_ms,
                     "snapshot_bytes": snapshot_bytes,
                 }
@@ -170,6 +201,7 @@ def main() -> int:
             f"{figure.what:45} {figure.records_per_s:10,.0f} records/s "
             f"{figure.rows_per_s:14,.0f} rows/s {figure.us_per_record:9,.1f} us/record"
         )
+    print(f"{RANKS} ranks, names of their own : the same names: {sharded_ratio:.2f}")
     print(f"snapshot of all rules of a run: {snapshot_ms:.2f} ms, {snapshot_bytes:,} bytes")
     return 0
 

@@ -18,6 +18,20 @@ from typing import Final
 SOON: Final = 100
 """Steps within which something that is not a lasting obstacle shows its effects."""
 
+LATER: Final = 1_000
+"""The same for something that grows until it breaks."""
+
+ROOTS: Final = frozenset({"nonfinite/input", "nonfinite/weight"})
+"""Conditions that nothing in the training brings about: a NaN that a batch brings, or that is in a
+weight before anything was computed with it."""
+
+DEVICES: Final = frozenset({"gpu_hardware_error", "replica_divergence"})
+"""The only rules whose conditions bring `ROOTS` about."""
+
+ENDS: Final = frozenset({"nonfinite/evaluation_loss", "nonfinite/scalar", "nonfinite/skipped"})
+"""Conditions that the training does not go on from: a row that names their rule alone does not mean
+them as a cause."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
@@ -28,16 +42,34 @@ class Link:
         effects: rules or conditions, likewise.
         how: how it does so, as the end of "…, and".
         within: steps from the cause's beginning to the effect's at most; None: as long as it lasts.
+        lasting: further effects, for which there is no such limit: what stands in the way of
+            progress does so for as long as it is there.
     """
 
     cause: str
     effects: tuple[str, ...]
     how: str
     within: int | None = None
+    lasting: tuple[str, ...] = ()
+
+    def brings(self, rule: str, branch: str) -> bool:
+        """Whether this condition is one of its effects."""
+        named = {rule, f"{rule}/{branch}"}
+        return not named.isdisjoint(self.effects) or not named.isdisjoint(self.lasting)
+
+    def limit(self, rule: str, branch: str) -> int | None:
+        """`within` for this condition."""
+        return None if not {rule, f"{rule}/{branch}"}.isdisjoint(self.lasting) else self.within
 
 
 _LOSS_RISES: Final = ("loss_spike", "loss_diverged", "nonfinite")
 _NO_PROGRESS: Final = ("loss_not_decreasing", "overtraining", "collapsed_predictions")
+_STANDSTILL: Final = (
+    "loss_not_decreasing/flat",
+    "loss_not_decreasing/stuck",
+    "overtraining",
+    "collapsed_predictions",
+)
 _SLOWER: Final = ("throughput_regression", "step_outlier", "straggler_rank")
 _IDLE: Final = ("low_gpu_utilization", "batch_size", "load_balancing")
 
@@ -47,6 +79,7 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
         cause="nonfinite/input",
         effects=("loss_spike", "loss_diverged", "exploding_gradient", "scaler_skips", "dead_relu"),
         how="what is computed from a NaN is NaN",
+        within=SOON,
     ),
     Link(
         cause="unnormalised_inputs",
@@ -88,21 +121,15 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
     # -- the program -----------------------------------------------------------------------
     Link(
         cause="loss_input_mismatch",
-        effects=(
-            "exploding_gradient",
-            "weight_update_ratio",
-            *_NO_PROGRESS,
-            *_LOSS_RISES,
-            "vanishing_gradient",
-            "overfit",
-        ),
+        effects=("exploding_gradient", "weight_update_ratio", *_LOSS_RISES),
+        lasting=(*_NO_PROGRESS, "vanishing_gradient", "overfit"),
+        within=LATER,
         how="the loss then measures something else than the error",
     ),
     Link(
         cause="gradients_not_cleared",
         effects=(
             *_LOSS_RISES,
-            *_NO_PROGRESS,
             "exploding_gradient",
             "weight_update_ratio",
             "excessive_clipping",
@@ -110,6 +137,8 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
             "dead_relu",
             "vanishing_gradient",
         ),
+        lasting=_NO_PROGRESS,
+        within=LATER,
         how="the sum of all earlier gradients grows and points where the loss fell long ago",
     ),
     Link(
@@ -123,7 +152,13 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
         how="dropout and batch statistics spoil the evaluation's loss",
     ),
     Link(
-        cause="learning_rate_anomaly",
+        cause="learning_rate_anomaly/not_finite",
+        effects=("nonfinite", "loss_spike", "loss_diverged", "weight_update_ratio/large"),
+        how="the size of every update is the learning rate's",
+        within=SOON,
+    ),
+    Link(
+        cause="learning_rate_anomaly/jump",
         effects=(
             "poor_weight_initialization/flat_loss",
             "scaler_skips",
@@ -141,6 +176,30 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
             "vanishing_gradient",
         ),
         how="the size of every update is the learning rate's",
+        within=SOON,
+    ),
+    *(
+        Link(
+            cause=f"learning_rate_anomaly/{branch}",
+            effects=(
+                *_STANDSTILL,
+                "poor_weight_initialization/flat_loss",
+                "weight_update_ratio/small",
+                "unchanged_tensor",
+            ),
+            how="an update of no size moves nothing",
+        )
+        for branch in ("zero", "vanished")
+    ),
+    Link(
+        cause="learning_rate_anomaly/unstepped",
+        effects=_NO_PROGRESS,
+        how="the rate stays what it was at the beginning of its schedule",
+    ),
+    Link(
+        cause="learning_rate_anomaly/constant",
+        effects=_NO_PROGRESS,
+        how="the rate does not follow its schedule",
     ),
     Link(
         cause="poor_weight_initialization",
@@ -172,46 +231,61 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
         cause="embedding_norm_growth",
         effects=("vanishing_gradient", "attention_logit_growth", "logit_drift", *_LOSS_RISES),
         how="the scale of an embedding is that of all that is computed from it",
+        within=LATER,
     ),
     Link(
         cause="attention_logit_growth",
         effects=("exploding_gradient", *_LOSS_RISES),
         how="attention that looks at one place only passes on a gradient that jumps",
+        within=LATER,
     ),
     Link(
         cause="logit_drift",
         effects=("exploding_gradient", "low_precision_range", *_LOSS_RISES),
         how="large logits overflow, and make the loss steep",
+        within=LATER,
     ),
     Link(
         cause="moe_imbalance",
-        effects=("no_gradient", "unchanged_tensor", *_NO_PROGRESS, "loss_spike"),
+        effects=("loss_spike",),
+        lasting=("no_gradient", "unchanged_tensor", *_NO_PROGRESS),
+        within=SOON,
         how="an expert that gets no tokens gets no gradient",
     ),
     # -- gradients and updates -------------------------------------------------------------
     Link(
-        cause="low_precision_range",
-        effects=("all_zero", "scaler_skips", "vanishing_gradient", "unchanged_tensor", "nonfinite"),
-        how="values beyond the number format's range become zero or infinite",
+        cause="low_precision_range/overflow",
+        effects=("scaler_skips", "nonfinite", "loss_spike", "loss_diverged"),
+        how="values beyond the number format's range become infinite",
+        within=LATER,
     ),
     Link(
-        cause="weight_update_ratio",
+        cause="low_precision_range/underflow",
+        effects=("all_zero", "vanishing_gradient", "unchanged_tensor"),
+        how="values below the number format's range become zero",
+    ),
+    Link(
+        cause="weight_update_ratio/large",
         effects=(
-            "poor_weight_initialization/flat_loss",
             "attention_logit_growth",
             "logit_drift",
             "embedding_norm_growth",
             "moe_imbalance",
             "exploding_gradient",
             *_LOSS_RISES,
-            *_NO_PROGRESS,
             "saturated_activation",
             "dead_relu",
             "vanishing_gradient",
             "unchanged_tensor",
         ),
-        how="a step that moves weights too far, or not at all, leaves the loss where it should "
-        "not be",
+        lasting=("poor_weight_initialization/flat_loss", *_NO_PROGRESS),
+        how="a step that moves weights too far leaves the loss where it should not be",
+        within=LATER,
+    ),
+    Link(
+        cause="weight_update_ratio/small",
+        effects=("poor_weight_initialization/flat_loss", "unchanged_tensor", *_STANDSTILL),
+        how="weights that hardly move do not learn",
     ),
     Link(
         cause="excessive_clipping",
@@ -243,6 +317,7 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
             "overtraining",
         ),
         how="climbing the loss has no end",
+        within=LATER,
     ),
     Link(
         cause="loss_diverged/falling",
@@ -255,6 +330,7 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
             "dead_relu",
         ),
         how="a loss without a lower bound is followed for ever",
+        within=LATER,
     ),
     Link(
         cause="exploding_gradient",
@@ -294,12 +370,16 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
     ),
     Link(
         cause="loss_diverged",
-        effects=("nonfinite", "dead_relu", "loss_not_decreasing", "collapsed_predictions"),
+        effects=("nonfinite", "dead_relu"),
+        lasting=("loss_not_decreasing", "collapsed_predictions"),
+        within=LATER,
         how="a loss that grows without bound ends as infinity or NaN",
     ),
     Link(
         cause="loss_spike",
-        effects=("loss_diverged", "loss_not_decreasing"),
+        effects=("loss_diverged",),
+        lasting=("loss_not_decreasing",),
+        within=LATER,
         how="it has not come back",
     ),
     Link(
@@ -321,9 +401,15 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
             "logit_drift",
             "embedding_norm_growth",
             "moe_imbalance",
-            *_NO_PROGRESS,
         ),
+        lasting=_NO_PROGRESS,
+        within=SOON,
         how="what is computed from a NaN is NaN",
+    ),
+    Link(
+        cause="nonfinite/skipped",
+        effects=("scaler_skips",),
+        how="each batch whose loss is NaN is skipped",
     ),
     Link(
         cause="overfit",
@@ -341,11 +427,13 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
             *_SLOWER,
         ),
         how="a device that fails computes wrongly, slowly or not at all",
+        within=LATER,
     ),
     Link(
         cause="replica_divergence",
         effects=("exploding_gradient", *_LOSS_RISES),
         how="ranks that hold other weights give gradients for another model",
+        within=LATER,
     ),
     Link(
         cause="disk_full",
@@ -405,8 +493,16 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
 )
 
 
-def links_to(rule: str, branch: str) -> Iterator[Link]:
-    """The mechanisms that can bring about this condition of this rule, in the table's order."""
+def links(cause: str, cause_branch: str, effect: str, branch: str) -> Iterator[Link]:
+    """The mechanisms by which one condition can bring about another, in the table's order.
+
+    Args:
+        cause, effect: the rules; beside each the condition of it.
+    """
+    condition = f"{cause}/{cause_branch}"
+    if f"{effect}/{branch}" in ROOTS and cause not in DEVICES:
+        return
     for link in CAUSAL_ORDER:
-        if rule in link.effects or f"{rule}/{branch}" in link.effects:
+        named = link.cause == condition or (link.cause == cause and condition not in ENDS)
+        if named and link.brings(effect, branch):
             yield link

@@ -30,7 +30,7 @@ from typing import Final
 
 from tocsin.schemas.events import clip
 from tocsin.schemas.issues import SHORT_ID, IssueFiring
-from tocsin.stream_rules.causal_order import CAUSAL_ORDER, Link, links_to
+from tocsin.stream_rules.causal_order import CAUSAL_ORDER, Link, links
 
 SAMPLED_STEPS: Final = 20
 """How long a condition that is read off summaries may have lasted before the first that shows it:
@@ -41,6 +41,10 @@ AFTER_STEPS: Final = 50
 
 AFTER_MS: Final = 600_000
 """The same in append time, for issues that have no step."""
+
+WITHIN_MS: Final = 3_600_000
+"""Append time from the beginning of a cause to that of its effect at most, where the mechanism has
+a limit and one of them has no step."""
 
 KNOWN: Final = 256
 """Issues of a run that are remembered; the oldest that are over are forgotten first."""
@@ -93,6 +97,10 @@ class Causes:
         The first of them is its own, if it has one; the others are of issues told before.
         """
         seen = self._find(issue.issue_id)
+        if seen is not None and seen.over_ms is not None and issue.times > 1:
+            # It has come again: what explains it, and what it explains, begins anew.
+            self.known.remove(seen)
+            seen = None
         if seen is not None:
             return [] if seen.root == seen.id else [Attribution(seen.id, seen.root, seen.why)]
         new = Known(
@@ -166,15 +174,16 @@ def _explains(cause: Known, effect: Known) -> Iterator[Link]:
     """The mechanisms by which one issue explains another, where and when they began."""
     if cause.advice and not effect.advice:
         return
-    for link in links_to(effect.rule, effect.branch):
-        named = link.cause in (cause.rule, f"{cause.rule}/{cause.branch}")
-        if named and _came_before(cause, effect, link):
+    for link in links(cause.rule, cause.branch, effect.rule, effect.branch):
+        if _came_before(cause, effect, link.limit(effect.rule, effect.branch)):
             yield link
 
 
-def _came_before(cause: Known, effect: Known, link: Link) -> bool:
+def _came_before(cause: Known, effect: Known, within: int | None) -> bool:
     if cause.step is None or effect.step is None:
         early = cause.onset_ms <= effect.onset_ms
+        if within is not None and effect.onset_ms > cause.onset_ms + WITHIN_MS:
+            return False
         return early and (cause.over_ms is None or effect.onset_ms <= cause.over_ms + AFTER_MS)
     began = cause.step - (SAMPLED_STEPS if cause.sampled else 0)
     if began > effect.step:
@@ -182,7 +191,7 @@ def _came_before(cause: Known, effect: Known, link: Link) -> bool:
     elsewhere = None not in (cause.rank, effect.rank) and cause.rank != effect.rank
     if elsewhere and began >= effect.step:
         return False
-    if link.within is not None and effect.step > cause.step + link.within:
+    if within is not None and effect.step > cause.step + within:
         return False
     return cause.over_step is None or effect.step <= cause.over_step + AFTER_STEPS
 

@@ -11,6 +11,7 @@ import heapq
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from tocsin.bus.port import Record
 from tocsin.schemas.errors import MalformedRecord, RecordError
@@ -26,16 +27,27 @@ from tocsin.stream_rules.spec import RuleSpec
 
 logger = logging.getLogger(__name__)
 
+AWAY_MS: Final = 120_000
+"""How long after the bus was away rules that conclude from silence wait for those who were cut off
+from it, too; each for its own `grace_ms`, at most so long."""
+
+_GAP_MS: Final = 30_000
+"""A pause between two records of a partition, after an outage of the bus, that was the outage."""
+
 
 @dataclass(slots=True)
 class PartitionState:
     """One partition: its clock, the offset after the last record, its runs, their timers.
 
-    `timers` may hold entries that are no longer true; `due` says which are.
+    `timers` may hold entries that are no longer true; `due` says which are. `back_ms`: the time of
+    the first record after the bus was away from us. `was_away`: the records so far may all have
+    been appended before it was.
     """
 
     clock_ms: int = 0
     next_offset: int = 0
+    back_ms: int | None = None
+    was_away: bool = False
     runs: dict[str, RunEngine] = field(default_factory=dict)
     due: dict[str, int] = field(default_factory=dict)
     timers: list[tuple[int, str]] = field(default_factory=list)
@@ -51,8 +63,11 @@ class Engine:
         """What is known of the runs that rules compare others with."""
         self._partitions: dict[int, PartitionState] = {}
 
-    def apply(self, record: Record) -> list[Told]:
+    def apply(self, record: Record, *, was_away: bool = False) -> list[Told]:
         """Take in one telemetry record; records of one partition in the order of their offsets.
+
+        `was_away`: it is one of the first after the bus was away from a live worker, and so perhaps
+        from those who write to it: silence before it proves nothing yet.
 
         Raises:
             RecordError: it cannot be used; the engine has gone on and may be given the next one.
@@ -60,7 +75,13 @@ class Engine:
         state = self._partition(record.partition.number)
         state.next_offset = max(state.next_offset, record.offset + 1)
         self.references.read(record)
-        told = self._advance(state, record.append_ms)
+        gap = 0 < state.clock_ms < record.append_ms - _GAP_MS
+        if was_away and (state.back_ms is None or record.append_ms > state.back_ms + AWAY_MS):
+            state.back_ms, state.was_away = record.append_ms, not gap
+        elif state.was_away and gap:
+            # Those before were appended before the outage, and had only not been read.
+            state.back_ms, state.was_away = record.append_ms, False
+        told = self._advance(state, record.append_ms, _since(state, record.append_ms))
         try:
             self._take(state, record, told)
         except RecordError as error:
@@ -175,7 +196,7 @@ class Engine:
             run.state.standing(value, meta)
             state.runs[run_id] = run
         elif run.held_back:
-            told += run.fire(state.clock_ms)
+            told += run.fire(state.clock_ms, since_ms=_since(state, state.clock_ms))
         told += run.apply(value, meta, offset=record.offset, now_ms=state.clock_ms)
         _schedule(state, run_id)
 
@@ -193,6 +214,13 @@ def _telemetry(value: object) -> Value:
     if isinstance(value, TensorFrame | StepFrame | SystemFrame | Event):
         return value
     raise MalformedRecord(f"a {type(value).__name__} is not telemetry")
+
+
+def _since(state: PartitionState, now_ms: int) -> int | None:
+    """Since when a record proves what did not come before it; None: always."""
+    if state.back_ms is None or now_ms >= state.back_ms + AWAY_MS:
+        return None
+    return state.back_ms
 
 
 def _schedule(state: PartitionState, run_id: str) -> None:

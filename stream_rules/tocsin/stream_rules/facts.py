@@ -33,6 +33,13 @@ class RunFacts(Protocol):
         ...
 
     @property
+    def one_loss(self) -> bool | None:
+        """Whether all optimizers step after the same backward call, as those of one optimizer and
+        of a loop without one do; None: no rank has told yet. The losses of several that each have
+        a backward call of their own work against each other."""
+        ...
+
+    @property
     def collections(self) -> Collection[str]:
         """What is captured, as the ranks said at their start."""
         ...
@@ -72,6 +79,11 @@ class RunFacts(Protocol):
 
     def all_reported(self, step: int) -> bool:
         """Whether each rank has sent the scalars of `step` (or later) or has ended."""
+        ...
+
+    def ranks_read(self) -> Collection[int]:
+        """Ranks whose tensor summaries are read, for names that no lower one has; none where there
+        is one rank only."""
         ...
 
     def heartbeat_ms(self, rank: int) -> int:

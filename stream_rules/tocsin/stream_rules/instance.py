@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -13,12 +13,14 @@ from tocsin.schemas.events import clip
 from tocsin.schemas.identity import issue_id
 from tocsin.schemas.issues import Evidence, Fact, IssueFiring, Subject
 from tocsin.schemas.runs import RuleStatus
+from tocsin.schemas.telemetry import TensorFrame
 from tocsin.stream_rules.about_rules.rule_failed import RuleFailed
 from tocsin.stream_rules.causes import Attribution, Known
 from tocsin.stream_rules.episodes import Episodes, Told
-from tocsin.stream_rules.rule import AnyRule, Moment, Outcome, Rule
+from tocsin.stream_rules.rule import AnyRule, Finding, Holds, Moment, Outcome, Rule
 from tocsin.stream_rules.spec import RuleSpec
 from tocsin.stream_rules.state_codec import dump_state, load_state
+from tocsin.stream_rules.whole_frames import begin_afresh
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +29,11 @@ _LENGTH: Final = struct.Struct("<I")
 
 @dataclass(slots=True)
 class _Shell:
-    """What the engine remembers of an instance, beside the rule's own state."""
+    """What the engine remembers of an instance, beside the rule's own state.
+
+    Of a rule that reads by parts: which rank the rule itself reads, for a snapshot the bytes of its
+    copies by rank, and which ranks have found what is open, by `about`.
+    """
 
     episodes: Episodes = field(default_factory=Episodes)
     input_seen: bool = False
@@ -35,6 +41,9 @@ class _Shell:
     untold: bool = False
     cold: bool = False
     cold_from: int | None = None
+    part: int | None = None
+    copies: dict[int, int] = field(default_factory=dict)
+    found_by: dict[str, list[int]] = field(default_factory=dict)
 
 
 class Instance:
@@ -48,6 +57,8 @@ class Instance:
         self.rule: AnyRule = spec.build()
         self.covers = 0
         self._shell = _Shell()
+        self._copies: dict[int, AnyRule] = {}
+        self._read: Collection[int] | None = None
 
     @property
     def version(self) -> int:
@@ -119,6 +130,13 @@ class Instance:
             return "in_progress"
         return "stopped" if stopped else "no_issues_found"
 
+    def looks_at(self, frame: TensorFrame) -> bool:
+        """Whether the rule does anything with a summary; one that raises is called, and fails."""
+        try:
+            return self.rule.looks_at(frame)
+        except Exception:
+            return True
+
     def call(
         self,
         method: Callable[[AnyRule], Iterable[Outcome]],
@@ -126,16 +144,23 @@ class Instance:
         *,
         fails_as: RuleSpec | None,
         input_seen: bool = True,
+        part: int | None = None,
+        scalars_of: int | None = None,
     ) -> list[Told]:
         """Let the rule take something in. It may raise: then it is quarantined for this run.
 
-        `fails_as` is the instance of `rule_failed` that says so; None: it is switched off.
+        `fails_as` is the instance of `rule_failed` that says so; None: it is switched off. `part`
+        is the rank whose summaries it takes in, if it is some; `scalars_of` that whose scalars it
+        takes in, where they concern no other part.
         """
         if self.failed:
             return []
         self._shell.input_seen |= input_seen
         try:
-            outcomes = list(method(self.rule))
+            if self.spec.rule.by_part:
+                outcomes = self._by_part(method, at, part, scalars_of)
+            else:
+                outcomes = list(method(self.rule))
         except Exception as error:
             why = self._quarantine(error)
             return [_failure(self.spec, fails_as, why, at)] if fails_as is not None else []
@@ -151,7 +176,77 @@ class Instance:
             )
             for outcome in outcomes
         )
-        return [told for told in taken if told is not None]
+        told = [one for one in taken if one is not None]
+        return [*told, *shell.episodes.settle(at, name=spec.name, meta=spec.rule.meta)]
+
+    def _by_part(
+        self,
+        method: Callable[[AnyRule], Iterable[Outcome]],
+        at: Moment,
+        part: int | None,
+        scalars_of: int | None,
+    ) -> list[Outcome]:
+        """What the rule and its copies have found: of a part, or each of what concerns all.
+
+        With one copy for each of many ranks, scalars of all ranks in each of them would cost the
+        square of these.
+        """
+        read = at.run.ranks_read()
+        if part is not None:
+            reader = self._reader(part, read)
+            return self._together(part, method(reader), read)
+        if self._copies and read is not self._read:
+            for gone in [rank for rank in self._copies if rank not in read]:
+                del self._copies[gone]
+            self._read = read
+        outcomes = self._together(self._shell.part or 0, method(self.rule), read)
+        if scalars_of is None:
+            copies = list(self._copies.items())
+        else:
+            copies = [(scalars_of, self._copies[scalars_of])] if scalars_of in self._copies else []
+        for rank, copy in copies:
+            outcomes += self._together(rank, method(copy), read)
+        return outcomes
+
+    def _reader(self, part: int, read: Collection[int]) -> AnyRule:
+        """The rule that reads the part of that rank."""
+        shell = self._shell
+        if part in self._copies:
+            return self._copies[part]
+        mine = shell.part
+        # A lower rank with the same names leads from now on.
+        if mine is None or mine == part or (part < mine and mine not in read):
+            shell.part = part
+            return self.rule
+        copy = self._copies[part] = self.spec.build()
+        copy.restore(self.rule.snapshot())
+        begin_afresh(copy.state)
+        return copy
+
+    def _together(
+        self, rank: int, outcomes: Iterable[Outcome], read: Collection[int]
+    ) -> list[Outcome]:
+        """The outcomes of one reader as those of the rule: an episode is open for as long as any of
+        them finds its condition, and is told as the one does that found it first."""
+        found_by = self._shell.found_by
+        kept: list[Outcome] = []
+        for outcome in outcomes:
+            ranks = found_by.get(outcome.about, [])
+            if isinstance(outcome, Finding):
+                if rank not in ranks:
+                    found_by[outcome.about] = ranks = [*ranks, rank]
+                graver = self._shell.episodes.is_graver(outcome, self.spec.rule.meta)
+                kept.append(outcome if ranks[0] == rank or graver else Holds(about=outcome.about))
+            elif isinstance(outcome, Holds):
+                kept += [outcome] if not ranks or rank in ranks else []
+            else:
+                left = [one for one in ranks if one != rank and one in read]
+                if left:
+                    found_by[outcome.about] = left
+                else:
+                    found_by.pop(outcome.about, None)
+                    kept.append(outcome)
+        return kept
 
     def attribute(self, found: Attribution, told: Told, at: Moment) -> Told | None:
         """An issue of it is the consequence of another. `told` is what made that known: the issue
@@ -179,7 +274,9 @@ class Instance:
         own = b""
         if not self.failed:
             try:
-                own = self.rule.snapshot()
+                copies = {rank: copy.snapshot() for rank, copy in self._copies.items()}
+                self._shell.copies = {rank: len(state) for rank, state in copies.items()}
+                own = b"".join([*copies.values(), self.rule.snapshot()])
             except Exception as error:
                 self._quarantine(error)
                 self._shell.untold = True
@@ -193,9 +290,14 @@ class Instance:
         (length,) = _LENGTH.unpack_from(payload)
         start = _LENGTH.size + length
         shell = load_state(_Shell, payload[_LENGTH.size : start])
+        copies: dict[int, AnyRule] = {}
         if shell.failed is None:
+            for rank, size in shell.copies.items():
+                copies[rank] = self.spec.build()
+                copies[rank].restore(payload[start : start + size])
+                start += size
             self.rule.restore(payload[start:])
-        self._shell = shell
+        self._shell, self._copies, self._read = shell, copies, None
         self.covers = covers
 
     def _quarantine(self, error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points
@@ -45,8 +46,9 @@ def rule_specs(
         raise ConfigurationError("; ".join(problem.message for problem in problems))
     specs: dict[str, RuleSpec] = {}
     off: set[str] = set()
+    custom = _CustomRules(catalogue)
     for entry in entries:
-        if _is_custom(entry, catalogue):
+        if entry in custom:
             if customs and entry.name in customs:
                 specs[entry.name] = customs[entry.name]
             continue
@@ -74,9 +76,10 @@ def rule_specs(
 def with_own_names(config: Config, catalogue: Catalogue | None = None) -> Config:
     """The same configuration, each alias replaced by the rule's own name, as issues will say it."""
     known = catalogue or built_in()
+    custom = _CustomRules(known)
 
     def renamed(entry: RuleEntry) -> RuleEntry:
-        if _is_custom(entry, known):
+        if entry in custom:
             return entry
         own = known.get(entry.use).meta.name
         name = own if entry.name == entry.use else entry.name
@@ -89,8 +92,8 @@ def custom_entries(
     entries: Iterable[RuleEntry], catalogue: Catalogue | None = None
 ) -> tuple[RuleEntry, ...]:
     """Those that name a rule of the user's or of a package."""
-    known = catalogue or built_in()
-    return tuple(entry for entry in entries if not entry.off and _is_custom(entry, known))
+    custom = _CustomRules(catalogue or built_in())
+    return tuple(entry for entry in entries if not entry.off and entry in custom)
 
 
 def rule_findings(
@@ -115,9 +118,11 @@ def rule_findings(
 
 def _findings(entries: Iterable[RuleEntry], catalogue: Catalogue) -> Iterator[Finding]:
     seen: set[str] = set()
+    names = frozenset((*catalogue.names(), *catalogue.aliases()))
+    custom = _CustomRules(catalogue)
     for entry in entries:
-        if _is_custom(entry, catalogue):
-            if entry.name in seen or entry.name in {*catalogue.names(), *catalogue.aliases()}:
+        if entry in custom:
+            if entry.name in seen or entry.name in names:
                 message = f"there is a rule {entry.name!r} already: give this one another name"
                 yield Finding(entry.at("use"), message, "duplicate_rule", at="key")
             seen.add(entry.name)
@@ -125,7 +130,7 @@ def _findings(entries: Iterable[RuleEntry], catalogue: Catalogue) -> Iterator[Fi
         try:
             rule = catalogue.get(entry.use)
         except UnknownRule:
-            hint = did_you_mean(entry.use, (*catalogue.names(), *catalogue.aliases()))
+            hint = did_you_mean(entry.use, names)
             at: Literal["key", "value"] = "key" if entry.short else "value"
             message = f"unknown rule {entry.use!r}"
             yield Finding(entry.at("use"), message, "unknown_rule", hint, at=at)
@@ -142,21 +147,30 @@ def _findings(entries: Iterable[RuleEntry], catalogue: Catalogue) -> Iterator[Fi
             has = f"it has {', '.join(sorted(presets))}" if presets else "it has none: leave it out"
             message = f"the rule {name!r} has no preset {entry.preset!r}"
             yield Finding(entry.at("preset"), message, "unknown_preset", has)
-            continue
+            entry = entry.model_copy(update={"preset": None})
         try:
             model.model_validate(_parameters(rule, entry))
         except ValidationError as error:
             yield from findings_of(error, model, entry.at("params"))
 
 
-def _is_custom(entry: RuleEntry, catalogue: Catalogue) -> bool:
-    """Whether an entry names a rule that does not come with tocsin, and that there may be.
+class _CustomRules:
+    """Tells which entries name a rule that does not come with tocsin, and that there may be.
 
-    Of packages only the names are read that they offer.
+    Of packages only the names are read that they offer, once: that looks at all that is installed.
     """
-    if CUSTOM_USE.fullmatch(entry.use):
-        return True
-    return entry.use not in catalogue and bool(entry_points(group=CUSTOM_GROUP, name=entry.use))
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+
+    def __contains__(self, entry: RuleEntry) -> bool:
+        if CUSTOM_USE.fullmatch(entry.use):
+            return True
+        return entry.use not in self._catalogue and entry.use in self._offered
+
+    @functools.cached_property
+    def _offered(self) -> frozenset[str]:
+        return frozenset(point.name for point in entry_points(group=CUSTOM_GROUP))
 
 
 def _parameters(rule: type[AnyRule], entry: RuleEntry) -> dict[str, object]:

@@ -7,8 +7,9 @@ episodes and ids, states and repeats, is the engine's.
 
 from __future__ import annotations
 
+import re
 from abc import ABC
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, TypeVar
@@ -45,6 +46,9 @@ class Params(BaseModel):
     )
 
 
+_PATTERN: Final = re.compile(r"[*?\[]")
+
+
 @dataclass(frozen=True, slots=True)
 class Input:
     """One kind of telemetry that a rule reads.
@@ -63,6 +67,14 @@ class Input:
     def fits(self, name: str) -> bool:
         """Whether a column, collection or event type is meant."""
         return self.pattern == name or fnmatchcase(name, self.pattern)
+
+    def fits_any(self, names: Set[str]) -> bool:
+        """Whether one of them is meant; a plain name is looked up, however many there are."""
+        if self.pattern in names:
+            return True
+        if not _PATTERN.search(self.pattern):
+            return False
+        return any(fnmatchcase(name, self.pattern) for name in names)
 
     def __str__(self) -> str:
         where = f" in {self.mode}" if self.mode in ("eval", "predict", "global") else ""
@@ -201,11 +213,13 @@ class Holds:
 class Clear:
     """The condition does not hold at `step`, nor at any step since `since` (default: `step`).
 
-    Nothing happens if no episode is open."""
+    Nothing happens if no episode is open. `reason`: how it ended, where there is more to say than
+    that the condition with which the issue began is gone."""
 
     step: int | None = None
     about: str = ""
     since: int | None = None
+    reason: str = ""
 
 
 Outcome = Finding | Holds | Clear
@@ -248,6 +262,10 @@ class Rule(ABC, Generic[P, S]):
 
     meta: ClassVar[RuleMeta]
     state_type: ClassVar[type[Any]]
+    by_part: ClassVar[bool] = False
+    """Whether it reads the summaries of one rank. The engine then gives it those of the lowest rank
+    that has their names; where other ranks have parts of the model, a copy of the rule reads each,
+    and all of them have the same episodes."""
 
     def __init__(self, name: str, params: P) -> None:
         self.name = name
@@ -272,6 +290,11 @@ class Rule(ABC, Generic[P, S]):
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
         """Summaries of a collection that `inputs` name, at one step of one rank."""
         return ()
+
+    def looks_at(self, frame: TensorFrame) -> bool:
+        """Whether `on_tensors` does anything with a frame; asked before, and where it reads by
+        part, no copy is made for the rank if not."""
+        return True
 
     def on_system(self, frame: SystemFrame, at: Moment) -> Iterable[Outcome]:
         """System samples of one node."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -31,6 +31,10 @@ RUN_KEY: Final = "_run"
 RUN_STATE_VERSION: Final = 1
 MAX_KINDS: Final = 1000
 """Kinds of records, by their columns, whose listeners are kept at once."""
+
+Kind = tuple[str, str | None, tuple[str, ...]]
+"""Of a record, as far as it decides who listens: scalar, tensors, system or event; its mode; its
+columns, its collection or its type."""
 
 KEEP_MS: Final = 24 * 3_600_000
 """How long after its end, or after it was last heard, the state of a run is kept."""
@@ -63,8 +67,8 @@ class RunEngine:
         self._references: Final = references or References()
         self._covers = 0
         self._restored: dict[str, Snapshot] = {}
-        self._listeners: dict[Hashable, tuple[Instance, ...]] = {}
-        self._fed: dict[Hashable, frozenset[str]] = {}
+        self._listeners: dict[Kind, tuple[Instance, ...]] = {}
+        self._fed: dict[Kind, frozenset[str]] = {}
         self._not_before: dict[str, int] = {}
         self._names: dict[Hashable, tuple[str, ...]] = {}
         self._cold = Cold()
@@ -102,19 +106,27 @@ class RunEngine:
     def _dispatch(self, value: Value, at: Moment, offset: int) -> list[Told]:
         method: Callable[[AnyRule], Iterable[Outcome]]
         everyone = False
-        key: Hashable
+        part: int | None = None
+        scalars_of: int | None = None
+        read = True
+        key: Kind
+        tensors: TensorFrame | None = None
         if isinstance(value, StepFrame):
             frame = value
+            if not self.state.parts.leads_with(value):
+                scalars_of = value.speaker.rank
             key = ("scalar", value.mode, value.columns)
 
             def method(rule: AnyRule) -> Iterable[Outcome]:
                 return rule.on_steps(frame, at)
         elif isinstance(value, TensorFrame):
-            tensors = self._with_known_names(value)
+            known = tensors = self._with_known_names(value)
+            part = value.speaker.rank
+            read = self.state.parts.reads(known)
             key = ("tensors", value.mode, (value.collection,))
 
             def method(rule: AnyRule) -> Iterable[Outcome]:
-                return rule.on_tensors(tensors, at)
+                return rule.on_tensors(known, at)
         elif isinstance(value, SystemFrame):
             samples = value
             key = ("system", None, value.columns)
@@ -137,16 +149,31 @@ class RunEngine:
             if len(self._listeners) >= MAX_KINDS:
                 self._listeners.clear()
                 self._fed.clear()
+            kind, mode, columns = key
+            names = frozenset(columns)
             listeners = self._listeners[key] = tuple(
-                instance for instance in self.instances if _listens(instance, key)
+                i for i in self.instances if _listens(i, kind, mode, names)
             )
-            self._fed[key] = frozenset(i.spec.name for i in listeners if _feeds(i, key))
+            self._fed[key] = frozenset(
+                i.spec.name for i in listeners if _feeds(i, kind, mode, names)
+            )
         told: list[Told] = []
         fed = self._fed[key]
         for instance in self.instances if everyone else listeners:
+            if instance.spec.rule.by_part and not read:
+                continue
+            if tensors is not None and not instance.looks_at(tensors):
+                continue
             if offset >= instance.covers and instance.spec.fits(self.state.labels):
                 seen = instance.spec.name in fed
-                found = instance.call(method, at, fails_as=self._failing, input_seen=seen)
+                found = instance.call(
+                    method,
+                    at,
+                    fails_as=self._failing,
+                    input_seen=seen,
+                    part=part,
+                    scalars_of=scalars_of,
+                )
                 told += self._with_causes(found, at)
         return [self._with_look(one) for one in told]
 
@@ -365,24 +392,20 @@ def _timer(at: Moment) -> Callable[[AnyRule], Iterable[Outcome]]:
     return call
 
 
-def _listens(instance: Instance, key: Hashable) -> bool:
-    assert isinstance(key, tuple)
-    kind, mode, names = key
+def _listens(instance: Instance, kind: str, mode: str | None, names: Set[str]) -> bool:
     return any(_reads(wanted, kind, mode, names) for wanted in instance.spec.rule.meta.inputs)
 
 
-def _feeds(instance: Instance, key: Hashable) -> bool:
+def _feeds(instance: Instance, kind: str, mode: str | None, names: Set[str]) -> bool:
     """Whether what it listens to is more than what it reads beside its input."""
-    assert isinstance(key, tuple)
-    kind, mode, names = key
     inputs = instance.spec.rule.meta.inputs
     return any(_reads(wanted, kind, mode, names) for wanted in inputs if not wanted.beside)
 
 
-def _reads(wanted: Input, kind: str, mode: str | None, names: Iterable[str]) -> bool:
+def _reads(wanted: Input, kind: str, mode: str | None, names: Set[str]) -> bool:
     if wanted.kind != kind or wanted.mode not in (None, mode):
         return False
-    return any(wanted.fits(name) for name in names)
+    return wanted.fits_any(names)
 
 
 def _cold(saved: Snapshot, why: str) -> None:

@@ -9,6 +9,8 @@ from typing import Final, Literal
 from tocsin.schemas.control import StopAnswer
 from tocsin.schemas.errors import MalformedRecord
 from tocsin.schemas.events import Data, Event
+from tocsin.schemas.fields import MAX_ENTRIES
+from tocsin.schemas.observed import OptimizersSeen
 from tocsin.schemas.runs import (
     CaptureFigures,
     Checkpoint,
@@ -23,10 +25,18 @@ from tocsin.schemas.runs import (
 from tocsin.schemas.telemetry import Frame, StepFrame, SystemFrame, TensorFrame
 from tocsin.schemas.wire import Meta
 from tocsin.stream_rules.causes import Causes
+from tocsin.stream_rules.parts import Parts
 from tocsin.stream_rules.stop_view import answered
 
 QUIET_MS: Final = 60_000
 """A run of which nothing is heard for so long is lost."""
+
+MAX_RANKS: Final = 16_384
+"""Ranks of a run; a record of a higher one is set aside. Each costs every rule that asks for all of
+them, and room in the run's saved state."""
+
+MAX_COLLECTIONS: Final = 256
+"""Names of collections that are remembered of a run."""
 
 _PAST: Final = 64
 _CHECKPOINTS: Final = 64
@@ -72,6 +82,10 @@ class RunState:
     command: str = ""
     world_size: int = 1
     optimizers: int = 0
+    trains: bool = False
+    """Whether a rank has told that it trains, and with how many optimizers."""
+    losses: int = 0
+    """How many of them step after a backward call of their own; 0 while unknown."""
     collections: list[str] = field(default_factory=list)
     started_ms: int = 0
     heard_ms: int = 0
@@ -87,6 +101,7 @@ class RunState:
     looked_ms: int | None = None
     """When the run was last asked to capture more (record time)."""
     causes: Causes = field(default_factory=Causes)
+    parts: Parts = field(default_factory=Parts)
 
     # -- records in ------------------------------------------------------------------------
 
@@ -99,6 +114,8 @@ class RunState:
             self.duplicates += 1
             return False
         self.missing += meta.seq - 1 - (last if last is not None else -1)
+        if last is None and len(self.sequences) >= 2 * _BOOTS:
+            self.sequences = dict(list(self.sequences.items())[-_BOOTS:])
         self.sequences[meta.boot] = meta.seq
         return True
 
@@ -109,6 +126,8 @@ class RunState:
             MalformedRecord: it is of another run, or no telemetry.
         """
         run_id, incarnation, role = _identity(value)
+        if role == "trainer" and _rank_of(value) >= MAX_RANKS:
+            raise MalformedRecord(f"rank {_rank_of(value):,}: expected less than {MAX_RANKS:,}")
         if run_id != self.run_id:
             raise MalformedRecord(f"the key says run {self.run_id!r}, the value {run_id!r}")
         if role == "launcher" and not _starts(value):
@@ -122,7 +141,9 @@ class RunState:
     def begin(self, value: Value, meta: Meta, now_ms: int) -> None:
         """Forget the incarnation before: `value` is the first of a new one."""
         launched_here = self.launcher is not None and not _is_launcher(value)
-        if self.incarnation:
+        if self.ranks:
+            # One of which only launchers spoke may be that of ranks to come: of a job on several
+            # nodes each launcher begins one, and all ranks are in that of rank 0's.
             self.past = [*self.past, self.incarnation][-_PAST:]
         fresh = RunState(run_id=self.run_id, incarnation=_identity(value)[1], past=self.past)
         fresh.started_ms = now_ms
@@ -174,6 +195,14 @@ class RunState:
         return self.ended_ms is not None
 
     @property
+    def one_loss(self) -> bool | None:
+        """Whether all optimizers step after the same backward call; None: not known."""
+        if self.losses:
+            return self.losses == 1
+        # A state that was saved before `trains` existed still has its optimizers.
+        return self.optimizers <= 1 if self.trains or self.optimizers else None
+
+    @property
     def last_step(self) -> int | None:
         return max(
             (r.last_step for r in self.ranks.values() if r.last_step is not None), default=None
@@ -198,6 +227,9 @@ class RunState:
             rank.outcome is not None or (rank.last_step is not None and rank.last_step >= step)
             for rank in self.ranks.values()
         )
+
+    def ranks_read(self) -> Collection[int]:
+        return self.parts.ranks()
 
     def heartbeat_ms(self, rank: int) -> int:
         state = self.ranks.get(rank)
@@ -230,19 +262,23 @@ class RunState:
         elif isinstance(data, Heartbeat):
             if rank is not None:
                 rank.capture = data.capture or rank.capture
+        elif isinstance(data, OptimizersSeen):
+            self.losses = data.losses
         elif isinstance(data, CheckpointWritten):
             self.checkpoints = [*self.checkpoints, data.checkpoint][-_CHECKPOINTS:]
         elif isinstance(data, RunEnded):
             self._ended(data, rank, now_ms)
 
     def _started(self, data: RunStarted, rank: RankState | None) -> None:
-        self.labels = {**self.labels, **data.labels}
+        if len(self.labels.keys() | data.labels.keys()) <= MAX_ENTRIES:
+            self.labels = {**self.labels, **data.labels}
         self.node = self.node or data.node
         self.command = self.command or data.command
         if rank is not None:
             rank.heartbeat_ms = round(1000 * data.heartbeat_s)
+            self.trains = True
             self.optimizers = max(self.optimizers, data.optimizers)
-            self.collections = sorted({*self.collections, *data.collections})
+            self.collections = sorted({*self.collections, *data.collections})[:MAX_COLLECTIONS]
 
     def _ended(self, data: RunEnded, rank: RankState | None, now_ms: int) -> None:
         if rank is None:
@@ -278,6 +314,12 @@ def _identity(value: Value) -> tuple[str, str, Literal["launcher", "trainer", "n
     if not isinstance(value.data, RunData):
         raise MalformedRecord(f"{value.type} is not telemetry of a run")
     return value.data.run_id, value.data.incarnation, value.data.role
+
+
+def _rank_of(value: Value) -> int:
+    if isinstance(value, Event):
+        return value.data.rank if isinstance(value.data, RunData) else 0
+    return value.speaker.rank
 
 
 def _starts(value: Value) -> bool:

@@ -176,7 +176,7 @@ class RulesService(Service):
             if self._customs is not None:
                 self._customs.feed(record)
             try:
-                self._told += self.engine.apply(record)
+                self._told += self.engine.apply(record, was_away=tick.was_away)
             except UnusableRecord as error:
                 self._told += error.told
                 poison.append(Poison(record, error.error))

@@ -9,6 +9,7 @@ from tocsin.schemas.control import (
     StopAnswer,
     StopEscalated,
     StopExited,
+    StopExpired,
     StopLeft,
     StopRefused,
 )
@@ -25,6 +26,8 @@ _ORDER: Final[tuple[_State, ...]] = (
     "exited",
 )
 
+_UNHEEDED: Final = frozenset({"refused", "expired"})
+
 
 def answered(view: StopView | None, answer: StopAnswer, now_ms: int) -> StopView | None:
     """The view after an answer. Refusals of a second command leave the first one's view alone."""
@@ -32,7 +35,9 @@ def answered(view: StopView | None, answer: StopAnswer, now_ms: int) -> StopView
     if state is None:
         return view
     if view is None or view.command_id != answer.command_id:
-        if view is not None and (state == "refused" or view.state not in ("refused", "expired")):
+        if view is not None and (
+            state in ("refused", "expired") or view.state not in ("refused", "expired")
+        ):
             return view
         view = StopView(state=state, command_id=answer.command_id)
     further = _ORDER.index(state) >= _ORDER.index(view.state)
@@ -51,6 +56,8 @@ def answered(view: StopView | None, answer: StopAnswer, now_ms: int) -> StopView
         update |= {"how": answer.how, "exit_code": answer.exit_code}
     elif isinstance(answer, StopRefused):
         update["reason"] = answer.reason or answer.why
+    elif isinstance(answer, StopExpired):
+        update["reason"] = answer.reason
     return view.model_copy(update=update)
 
 
@@ -67,4 +74,5 @@ _STATES: Final[tuple[tuple[type[StopAnswer], _State], ...]] = (
     (StopEscalated, "escalated"),
     (StopExited, "exited"),
     (StopRefused, "refused"),
+    (StopExpired, "expired"),
 )

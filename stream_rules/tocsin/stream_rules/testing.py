@@ -20,6 +20,7 @@ from tocsin.bus.port import Partition, Record
 from tocsin.runtime.testing import FakeClock as FakeClock
 from tocsin.schemas.events import Data, Event
 from tocsin.schemas.issues import IssueFiring
+from tocsin.schemas.observed import LossInputsSeen
 from tocsin.schemas.runs import (
     Checkpoint,
     CheckpointWritten,
@@ -257,6 +258,21 @@ class RunBuilder:
             ),
             rank=rank,
             role=role,
+        )
+
+    def loss_inputs(self, classes: int, *, function: str = "cross_entropy", step: int = 1) -> None:
+        """The source says of what function the loss is, with how many scores for each sample."""
+        self.event(
+            LossInputsSeen(
+                run_id=self.run_id,
+                incarnation=self.incarnation,
+                function=function,
+                step=step,
+                rows=64,
+                classes=classes,
+                minimum=-1.0,
+                maximum=1.0,
+            )
         )
 
     def heartbeat(

@@ -1,13 +1,13 @@
-"""One collection of a run: the summaries of its lowest rank, whole.
+"""One collection of a run: the summaries of one rank, whole.
 
-Under data parallelism the ranks' summaries are alike; one of them is enough. A summary that was
-split for its size is put together again; one of which a part was lost is left out.
+A summary that was split for its size is put together again; one of which a part was lost is left
+out. Which rank is `tocsin.stream_rules.parts`' to say; where a rule reads several, the lowest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
@@ -65,6 +65,18 @@ class WholeFrames:
             values=np.concatenate([part.values for part in parts]),
             counts=np.concatenate([part.counts for part in parts]),
         )
+
+
+def begin_afresh(state: object) -> None:
+    """Let all `WholeFrames` in a rule's state begin with another rank."""
+    if isinstance(state, WholeFrames):
+        state.rank, state.last_step, state.parts = None, -1, []
+    elif isinstance(state, dict):
+        for value in state.values():
+            begin_afresh(value)
+    elif is_dataclass(state):
+        for one in fields(state):
+            begin_afresh(getattr(state, one.name))
 
 
 def mean_abs(frame: TensorFrame) -> Doubles | None:

@@ -13,8 +13,15 @@ from tocsin.schemas.issues import (
     gravest,
 )
 from tocsin.stream_rules.catalogue import built_in
-from tocsin.stream_rules.causal_order import CAUSAL_ORDER
-from tocsin.stream_rules.causes import AFTER_STEPS, KNOWN, MAX_WHY, SAMPLED_STEPS, Causes
+from tocsin.stream_rules.causal_order import CAUSAL_ORDER, ENDS, LATER, ROOTS
+from tocsin.stream_rules.causes import (
+    AFTER_STEPS,
+    KNOWN,
+    MAX_WHY,
+    SAMPLED_STEPS,
+    WITHIN_MS,
+    Causes,
+)
 from tocsin.stream_rules.engine import Engine
 from tocsin.stream_rules.episodes import Told
 from tocsin.stream_rules.instances import rule_specs
@@ -60,7 +67,7 @@ def roots(*issues: IssueFiring) -> dict[str, str]:
 
 def test_what_begins_a_story_is_the_root_of_all_that_follows() -> None:
     found = roots(
-        made("weight_update_ratio", 10, kind="tensor"),
+        made("weight_update_ratio", 10, branch="large", kind="tensor"),
         made("exploding_gradient", 12),
         made("loss_spike", 13),
         made("nonfinite", 20),
@@ -89,9 +96,9 @@ def test_a_cause_does_not_begin_after_its_consequence() -> None:
 
 
 def test_but_one_that_is_read_off_summaries_may_be_seen_a_little_later() -> None:
-    seen = made("weight_update_ratio", 20 + SAMPLED_STEPS, kind="tensor")
+    seen = made("weight_update_ratio", 20 + SAMPLED_STEPS, branch="large", kind="tensor")
     assert roots(made("loss_spike", 20), seen)["loss_spike"] == "weight_update_ratio"
-    later = made("weight_update_ratio", 21 + SAMPLED_STEPS, kind="tensor")
+    later = made("weight_update_ratio", 21 + SAMPLED_STEPS, branch="large", kind="tensor")
     assert roots(made("loss_spike", 20), later)["loss_spike"] == "loss_spike"
 
 
@@ -153,12 +160,95 @@ def test_one_condition_of_a_rule_may_be_a_cause_that_the_others_are_not() -> Non
 def test_an_issue_that_is_over_explains_a_little_longer() -> None:
     for gap, root in ((AFTER_STEPS, "weight_update_ratio"), (AFTER_STEPS + 1, "loss_spike")):
         causes = Causes()
-        first = made("weight_update_ratio", 10)
+        first = made("weight_update_ratio", 10, branch="large")
         causes.fired(first)
         causes.resolved(IssueResolved(**{**first.model_dump(), "step": 30}))
         causes.fired(made("loss_spike", 30 + gap))
         rules = {known.id: known.rule for known in causes.known}
         assert rules[causes.known[-1].root] == root
+
+
+@pytest.mark.parametrize("branch", ["input", "weight"])
+def test_a_nan_that_comes_from_outside_is_a_root(branch: str) -> None:
+    found = roots(
+        made("learning_rate_anomaly", 300, branch="jump"),
+        made("weight_update_ratio", 300, branch="large", kind="tensor"),
+        made("loss_spike", 9_295),
+        made("nonfinite", 9_300, branch=branch, severity="critical"),
+    )
+    assert found["nonfinite"] == "nonfinite"
+    # Also where the other fault has only just begun.
+    found = roots(
+        made("loss_diverged", 9_290, branch="risen"), made("nonfinite", 9_300, branch=branch)
+    )
+    assert found["nonfinite"] == "nonfinite"
+    # Only a device that computes wrongly puts NaN there.
+    found = roots(made("replica_divergence", 9_290), made("nonfinite", 9_300, branch=branch))
+    assert found["nonfinite"] == "replica_divergence"
+
+
+OLD_AND_OPEN = [
+    ("learning_rate_anomaly", "jump"),
+    ("weight_update_ratio", "large"),
+    ("weight_update_ratio", "small"),
+    ("loss_input_mismatch", "probabilities_as_logits"),
+    ("gradients_not_cleared", ""),
+    ("attention_logit_growth", "limit"),
+    ("logit_drift", "limit"),
+    ("embedding_norm_growth", "growth"),
+    ("low_precision_range", "overflow"),
+    ("low_precision_range", "underflow"),
+    ("moe_imbalance", "overload"),
+    ("loss_spike", ""),
+    ("gpu_hardware_error", ""),
+]
+
+
+@pytest.mark.parametrize(
+    ("effect", "branch"), [("nonfinite", "loss"), ("nonfinite", "gradient"), ("loss_spike", "")]
+)
+@pytest.mark.parametrize(("cause", "of"), OLD_AND_OPEN)
+def test_an_old_open_issue_is_not_the_cause_of_a_new_fault(
+    cause: str, of: str, effect: str, branch: str
+) -> None:
+    if cause == effect:
+        return
+    old = made(cause, 300, branch=of, kind="tensor")
+    new = made(effect, 300 + LATER + 1, branch=branch)
+    assert roots(old, new)[effect] == effect
+
+
+def test_what_hardly_moves_is_no_cause_of_a_loss_that_rises() -> None:
+    small = made("weight_update_ratio", 100, branch="small", kind="tensor")
+    assert roots(small, made("loss_diverged", 120))["loss_diverged"] == "loss_diverged"
+    flat = made("loss_not_decreasing", 5_000, branch="flat")
+    assert roots(small, flat)["loss_not_decreasing"] == "weight_update_ratio"
+    rising = made("loss_not_decreasing", 5_000, branch="rising")
+    assert roots(small, rising)["loss_not_decreasing"] == "loss_not_decreasing"
+
+
+def test_a_nan_that_the_training_does_not_go_on_from_explains_nothing() -> None:
+    for branch in ("evaluation_loss", "scalar", "skipped"):
+        found = roots(made("nonfinite", 10, branch=branch), made("loss_spike", 20))
+        assert found["loss_spike"] == "loss_spike"
+
+
+def test_a_device_explains_what_comes_within_the_hour() -> None:
+    broken = made("gpu_hardware_error", None, kind="device", onset_ms=1_000)
+    soon = made("loss_spike", 40, onset_ms=1_000 + WITHIN_MS)
+    assert roots(broken, soon)["loss_spike"] == "gpu_hardware_error"
+    late = made("loss_spike", 40, onset_ms=1_001 + WITHIN_MS)
+    assert roots(broken, late)["loss_spike"] == "loss_spike"
+
+
+def test_an_issue_that_comes_again_has_the_cause_of_its_new_time() -> None:
+    causes = Causes()
+    spike = made("loss_spike", 13)
+    causes.fired(spike)
+    causes.resolved(IssueResolved(**{**spike.model_dump(), "step": 30}))
+    causes.fired(made("exploding_gradient", 300))
+    again = spike.model_copy(update={"first_step": 301, "times": 2})
+    assert [a.cause for a in causes.fired(again)] == ["exploding_gradient-300-None"]
 
 
 def test_a_prompt_mechanism_does_not_explain_what_comes_much_later() -> None:
@@ -206,14 +296,16 @@ def test_it_remembers_so_many_and_forgets_what_is_over() -> None:
 
 
 def test_all_that_the_order_names_is_in_the_catalogue() -> None:
-    named = {name for link in CAUSAL_ORDER for name in (link.cause, *link.effects)}
-    assert {name.partition("/")[0] for name in named} <= set(built_in().names())
+    named = {name for link in CAUSAL_ORDER for name in (link.cause, *link.effects, *link.lasting)}
+    for name in named | ROOTS | ENDS:
+        rule, _, branch = name.partition("/")
+        assert branch in {"", *built_in().get(rule).meta.branches}, name
 
 
 def test_no_rule_is_its_own_cause_and_the_rows_are_there_once() -> None:
     for link in CAUSAL_ORDER:
         assert link.cause.partition("/")[0] not in link.effects
-        assert len(set(link.effects)) == len(link.effects)
+        assert len({*link.effects, *link.lasting}) == len(link.effects) + len(link.lasting)
     assert len({link.cause for link in CAUSAL_ORDER}) == len(CAUSAL_ORDER)
 
 
@@ -261,3 +353,15 @@ def test_marks_survive_a_restart_at_any_record() -> None:
         fresh.adopt(partition, run.run_id, {s.rule: s for s in saved}, next_offset=cut)
         told += replay(run.records[cut:], engine=fresh)
         assert [one.issue.model_dump_json() for one in told] == whole
+
+
+def test_a_rate_raised_long_ago_is_not_the_cause_of_a_nan() -> None:
+    run = RunBuilder()
+    run.started()
+    run.steps(range(300), per_frame=50, loss=2.0, columns={"lr.0": 0.001})
+    run.steps(range(300, 2_000), per_frame=50, loss=2.0, columns={"lr.0": 0.1})
+    run.steps([2_000], loss=float("nan"), columns={"lr.0": 0.1})
+    rules = ("learning_rate_anomaly", "nonfinite")
+    issues = replay(run.records, [s for s in rule_specs() if s.name in rules])
+    assert {one.issue.use for one in issues} == set(rules)
+    assert last(issues)["nonfinite"].consequence_of is None

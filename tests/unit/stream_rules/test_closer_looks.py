@@ -23,17 +23,17 @@ CONTROL = Partition(TOPICS.control, issue_partition("made"))
 
 
 def bad_again_and_again(*, gaps_s: list[float]) -> RunBuilder:
-    """A NaN, then after each gap 60 good steps and another NaN."""
+    """A NaN, then after each gap good steps, 60 and each time thrice as many, and another NaN."""
     run = RunBuilder()
     run.started()
     run.steps(range(5), loss=1.0)
     run.steps([5], loss=math.nan)
-    step = 6
+    step, good = 6, 60
     for gap_s in gaps_s:
-        run.steps(range(step, step + 60), loss=1.0)
+        run.steps(range(step, step + good), loss=1.0)
         run.wait(gap_s)
-        run.steps([step + 60], loss=math.nan)
-        step += 61
+        run.steps([step + good], loss=math.nan)
+        step, good = step + good + 1, 3 * good
     return run
 
 

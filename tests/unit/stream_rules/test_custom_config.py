@@ -129,8 +129,9 @@ def test_the_form_of_an_entry_is_checked_without_loading(
 def test_a_package_offers_rules_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     offer = EntryPoint("high_loss", "support.sick_rules:HighLoss", "tocsin.rules")
 
-    def offered(group: str, name: str) -> EntryPoints:
-        return EntryPoints([offer]).select(group=group, name=name)
+    def offered(group: str, name: str | None = None) -> EntryPoints:
+        found = EntryPoints([offer]).select(group=group)
+        return found if name is None else found.select(name=name)
 
     monkeypatch.setattr(loading, "entry_points", offered)
     monkeypatch.setattr("tocsin.stream_rules.instances.entry_points", offered)

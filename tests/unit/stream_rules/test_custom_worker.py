@@ -165,12 +165,13 @@ async def test_a_worker_that_dies_repeats_issues_and_invents_none(
 
     assert not done
     told = await issues(bus)
-    firing = {issue.issue_id: issue for issue in told if issue.state == "firing"}
+    firing = {(issue.issue_id, issue.times): issue for issue in told if issue.state == "firing"}
     mine = [issue for issue in firing.values() if issue.rule == "mine"]
     assert [issue.reason for issue in mine] == [
         "loss 5 at step 40, the 41th",
-        "loss 6 at step 45, the 46th",
+        "loss 6 at step 45, the 46th (time 2 in this run)",
     ]
+    assert len({issue.issue_id for issue in mine}) == 1
     assert len([issue for issue in firing.values() if issue.rule == "rule_failed"]) == 1
     views = await data_of(bus, TOPICS.runs, telemetry_partition("gpt-1"))
     assert isinstance(views[-1], RunView)

@@ -60,3 +60,41 @@ def test_a_beginning_that_may_be_well(losses: list[float], ratios: list[float]) 
 def test_weights_that_began_at_zero_do_not_count() -> None:
     run = first_steps([2.3, 900.0], [1.0, 1.0, 0.01])
     assert issues_of(run.records, specs=RATIO) == []
+
+
+@pytest.mark.parametrize(
+    ("losses", "fires"), [([2.3, 9.3], True), ([2.3, 9.1], False), ([2.3, math.nan], False)]
+)
+def test_a_loss_that_is_four_times_as_high_needs_less(losses: list[float], fires: bool) -> None:
+    run = first_steps(losses, [0.1, 0.4, 0.4])
+    assert [i.branch for i in issues_of(run.records, specs=RATIO)] == ["large"] * fires
+
+
+def of_many(ratio: float, size: float, tensors: int = 8) -> RunBuilder:
+    run = RunBuilder()
+    run.started()
+    rows = [f"{i}.weight" for i in range(tensors)]
+    run.tensors(0, "updates", rows, columns={"update_l2": ratio * size, "l2": size})
+    run.steps(range(6), loss=[4.9, 3.9, 4.1, 3.9, 3.9, 3.7])
+    return run
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        pytest.param(of_many(0.6, 1.5), id="by too little"),
+        pytest.param(of_many(0.4, 9.0), id="large weights"),
+        pytest.param(of_many(0.6, 9.0, tensors=7), id="a small model"),
+    ],
+)
+def test_a_large_step_that_may_be_well(run: RunBuilder) -> None:
+    assert issues_of(run.records, specs=RATIO) == []
+
+
+def test_weights_of_many_that_a_step_has_made_are_named_at_once() -> None:
+    run = of_many(0.6, 2.0)
+    issue = assert_fires(run.records, "weight_update_ratio", first_step=0, specs=RATIO)
+    assert (issue.branch, issue.severity) == ("large", "warning")
+    assert "by a norm of 1.2" in issue.reason
+    told = [one.issue.model_dump_json() for one in replay(run.records, RATIO)]
+    assert told_with_restarts(run.records, RATIO, every=1) == told

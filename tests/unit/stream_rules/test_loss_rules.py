@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tocsin.schemas.observed import LossInputsSeen
+from tocsin.schemas.observed import OptimizersSeen
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, assert_quiet, issues_of, only
 
 DIVERGED = only("loss_diverged")
@@ -26,7 +26,7 @@ def run_of(
     run = RunBuilder()
     run.started(optimizers=optimizers)
     if classes:
-        seen(run, classes)
+        run.loss_inputs(classes)
     run.steps(range(len(losses)), loss=losses, gradient_norm=1.0, per_frame=per_frame)
     return run
 
@@ -79,6 +79,14 @@ def test_a_severity_of_the_configuration_leaves_the_stop_to_ten_times() -> None:
     assert issues[1].turned_critical
 
 
+@pytest.mark.parametrize(("high", "stops"), [(98, False), (120, True)])
+def test_losses_below_the_limit_are_not_counted_as_high(high: int, stops: bool) -> None:
+    # It takes a hundred in a row above the limit; the medians are slower to follow.
+    run = run_of([*[1.0] * 60, *[150.0] * high, *[0.5] * 60])
+    issues = issues_of(run.records, specs=DIVERGED)
+    assert any(issue.stop_worthy for issue in issues) is stops
+
+
 def test_a_harder_task_stops_nothing() -> None:
     run = run_of([0.18, *[0.05 + 0.001 * (i % 7) for i in range(150)], *[0.5] * 150])
     issues = issues_of(run.records, "loss_diverged", specs=DIVERGED)
@@ -98,13 +106,71 @@ def test_losses_that_grow_with_the_values_stop_nothing(losses: list[float]) -> N
     assert {(issue.severity, issue.stop_worthy) for issue in issues} == {("warning", False)}
 
 
+def critic(seed: int) -> npt.NDArray[np.float64]:
+    """What a value function's loss does while the values grow."""
+    chance = np.random.default_rng(seed)
+    grows = np.geomspace(0.02, 5.0 * 10 ** chance.uniform(0, 1), 40)
+    later = grows[-1] * (1 + np.cumsum(0.02 * chance.standard_normal(400)))
+    return np.abs(np.concatenate([grows, later]) * chance.lognormal(0, 0.5, 440))
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        [0.0, *[3.5 * 0.99**i for i in range(200)]],
+        [0.03, *[3.5 * 0.99**i for i in range(200)]],
+        [*np.geomspace(0.03, 10.0, 30), *[10.0 * 0.98**i for i in range(300)]],
+        [*[0.02] * 60, *np.geomspace(0.02, 60.0, 20), *np.geomspace(60.0, 0.1, 200)],
+        [*[0.011] * 12, *[1.3] * 300],
+        *(critic(seed) for seed in range(8)),
+    ],
+    ids=[
+        *("empty batch", "easy batch", "data in the order of time", "quiet for 60 steps"),
+        *("a sparse reward", *map(str, range(8))),
+    ],
+)
+@pytest.mark.parametrize("optimizers", [0, 1])
+def test_a_first_batch_is_no_reference(losses: Losses, optimizers: int) -> None:
+    issues = issues_of(run_of(losses, optimizers=optimizers).records, specs=DIVERGED)
+    assert not any(issue.stop_worthy or issue.severity == "critical" for issue in issues)
+    assert not any((issue.step or 0) < 49 for issue in issues)
+
+
+def updates(run: RunBuilder, step: int, ratio: float) -> None:
+    rows = [f"layer{i}.weight" for i in range(4)]
+    run.tensors(step, "updates", rows, columns={"l2": 1.0, "update_l2": ratio})
+
+
+@pytest.mark.parametrize(("ratio", "stops"), [(0.05, False), (3.0, True)])
+def test_no_run_is_stopped_before_fifty_losses_unless_its_weights_are_ruined(
+    ratio: float, stops: bool
+) -> None:
+    run = RunBuilder()
+    run.started()
+    run.loss_inputs(10)
+    run.steps(range(2), loss=[2.3, 2.3])
+    updates(run, 1, ratio)
+    run.steps(range(2, 40), loss=4000.0)
+    issues = issues_of(run.records, specs=DIVERGED)
+    assert any(issue.stop_worthy for issue in issues) is stops
+    assert {issue.first_step for issue in issues} == {2}
+    run.steps(range(40, 60), loss=4000.0)
+    assert any(issue.stop_worthy for issue in issues_of(run.records, specs=DIVERGED))
+
+
+def test_a_regression_is_stopped_at_a_hundred_times_what_it_began_with() -> None:
+    losses = [*np.geomspace(3.0, 0.5, 200), *np.geomspace(0.5, 1e5, 120), *[1e5] * 60]
+    issues = issues_of(run_of(losses).records, specs=DIVERGED)
+    assert [(i.severity, i.stop_worthy) for i in issues] == [("warning", False), ("critical", True)]
+
+
 def test_nor_does_a_resumed_run_whose_next_stage_is_no_worse_than_a_guess() -> None:
     run = run_of([*[0.03] * 300, *[0.6] * 300], classes=10)
     assert not any(issue.stop_worthy for issue in issues_of(run.records, specs=DIVERGED))
 
 
 def test_a_hundred_times_needs_ten_steps_only() -> None:
-    run = run_of([*falling(), *[300.0] * 10])
+    run = run_of([*falling(), *[300.0] * 10], classes=10)
     issues = issues_of(run.records, "loss_diverged", specs=DIVERGED)
     assert [(i.severity, i.stop_worthy, i.step) for i in issues] == [
         ("warning", False, 201),
@@ -138,27 +204,12 @@ def test_a_loss_without_a_lower_bound_is_said() -> None:
     assert "sign" in issue.remedy
 
 
-def seen(run: RunBuilder, classes: int, function: str = "cross_entropy") -> None:
-    run.event(
-        LossInputsSeen(
-            run_id=run.run_id,
-            incarnation=run.incarnation,
-            function=function,
-            step=1,
-            rows=64,
-            classes=classes,
-            minimum=-1.0,
-            maximum=1.0,
-        )
-    )
-
-
 def test_a_cross_entropy_with_an_easy_beginning_has_not_diverged_below_a_guess() -> None:
     rising = [0.06, 0.07, 0.3, *(min(4.3, 0.5 * i) for i in range(1, 200))]
     for last, fires in ((rising, False), ([*rising, *[60.0] * 60], True)):
         run = RunBuilder()
         run.started()
-        seen(run, 256)
+        run.loss_inputs(256)
         run.steps(range(len(last)), loss=last)
         assert bool(issues_of(run.records, specs=DIVERGED)) is fires
 
@@ -168,10 +219,10 @@ def test_a_cross_entropy_with_the_wrong_sign_is_known_at_once(late: bool) -> Non
     run = RunBuilder()
     run.started()
     if not late:
-        seen(run, 10)
+        run.loss_inputs(10)
     run.steps(range(10), loss=[-2.31 - 0.02 * i for i in range(10)])
     if late:
-        seen(run, 10)
+        run.loss_inputs(10)
         run.steps(range(10, 20), loss=-2.6)
     issue = assert_fires(run.records, "loss_diverged", first_step=0, specs=DIVERGED)
     assert (issue.branch, issue.severity) == ("wrong_sign", "warning")
@@ -192,7 +243,7 @@ def test_a_cross_entropy_with_the_wrong_sign_is_known_at_once(late: bool) -> Non
 def test_losses_that_have_their_sign(losses: list[float], classes: int, optimizers: int) -> None:
     run = RunBuilder()
     run.started(optimizers=optimizers)
-    seen(run, classes, "cross_entropy" if classes else "mse_loss")
+    run.loss_inputs(classes, function="cross_entropy" if classes else "mse_loss")
     run.steps(range(len(losses)), loss=losses)
     assert_quiet(run.records, specs=DIVERGED)
 
@@ -211,7 +262,7 @@ def test_losses_that_are_negative_by_nature_may_fall(losses: list[float], optimi
 
 
 def test_divergence_from_the_second_step_on_is_seen() -> None:
-    run = run_of([2.3, *[4000.0] * 15])
+    run = run_of([2.3, *[4000.0] * 15], classes=10)
     assert_fires(run.records, "loss_diverged", first_step=1, specs=DIVERGED)
 
 
@@ -221,10 +272,44 @@ def test_a_loss_that_begins_near_zero_stops_nothing(start: float) -> None:
     assert not any(issue.stop_worthy for issue in issues_of(run.records, specs=DIVERGED))
 
 
-def test_with_two_optimizers_it_only_warns() -> None:
-    run = run_of([*falling(), *[400.0] * 60], optimizers=2)
-    issue = assert_fires(run.records, "loss_diverged", specs=DIVERGED)
-    assert (issue.severity, issue.stop_worthy) == ("warning", False)
+def of_optimizers(losses: Losses, *, own: int | None) -> RunBuilder:
+    """A run of two optimizers; how many losses they have is known from the second step on."""
+    run = RunBuilder()
+    run.started(optimizers=2)
+    run.loss_inputs(10)
+    run.steps([0], loss=losses[0])
+    if own is not None:
+        run.event(
+            OptimizersSeen(
+                run_id=run.run_id,
+                incarnation=run.incarnation,
+                optimizers=2,
+                losses=own,
+                step=1,
+            )
+        )
+    run.steps(range(1, len(losses)), loss=losses[1:])
+    return run
+
+
+@pytest.mark.parametrize(("own", "stops"), [(None, False), (2, False), (1, True)])
+def test_optimizers_of_one_loss_are_as_one(own: int | None, stops: bool) -> None:
+    run = of_optimizers([*falling(), *[400.0] * 60], own=own)
+    issues = issues_of(run.records, specs=DIVERGED)
+    assert {issue.rule for issue in issues} == {"loss_diverged"}
+    assert any(issue.stop_worthy for issue in issues) is stops
+
+
+@pytest.mark.parametrize("own", [1, 2])
+def test_a_loss_of_several_optimizers_that_never_falls(own: int) -> None:
+    chance = np.random.default_rng(0)
+    run = of_optimizers([float(x) for x in 2.3 + 0.02 * chance.standard_normal(600)], own=own)
+    assert bool(issues_of(run.records, specs=SHORT)) is (own == 1)
+
+
+def test_losses_that_are_logged_without_an_optimizer_are_judged() -> None:
+    issues = issues_of(run_of([*falling(), *[30.0] * 60], optimizers=0, classes=10).records)
+    assert any(issue.rule == "loss_diverged" and issue.stop_worthy for issue in issues)
 
 
 @pytest.mark.parametrize(
@@ -242,6 +327,13 @@ def test_with_two_optimizers_it_only_warns() -> None:
 )
 def test_healthy_losses_are_left_alone(losses: list[float]) -> None:
     assert_quiet(run_of(losses).records, specs=DIVERGED)
+
+
+def test_the_losses_before_a_fast_fall_are_no_rise() -> None:
+    """A classifier that learns all within its first hundred steps, as examples/lightning does."""
+    steps = np.arange(276)
+    losses = 0.1 + 2.2 / (1 + np.exp((steps - 38) / 5))
+    assert_quiet(run_of(losses, classes=10).records, specs=DIVERGED)
 
 
 def test_it_resolves_when_the_loss_comes_back() -> None:

@@ -60,7 +60,7 @@ def test_issues_carry_what_a_reader_needs() -> None:
         assert issue.last_good_checkpoint is not None
         assert issue.last_good_checkpoint.step == 99
     episode = "||100|None|loss"
-    assert issues[0].issue_id == issue_id("made", "made-1", "loss_diverged", 2, episode)
+    assert issues[0].issue_id == issue_id("made", "made-1", "loss_diverged", 3, episode)
 
 
 def test_repeated_records_change_nothing() -> None:
@@ -329,3 +329,29 @@ def test_state_may_go_a_day_after_the_end() -> None:
     engine.tick(partition, run.now_ms + KEEP_MS, since_ms=0)
     assert state.expired
     assert engine.next_due_ms() is None
+
+
+@pytest.mark.parametrize("agreed", ["node-0", "node-1"])
+def test_ranks_of_several_nodes_are_in_the_incarnation_of_one_of_their_launchers(
+    agreed: str,
+) -> None:
+    run = RunBuilder(world_size=2)
+    for node in ("node-0", "node-1"):
+        run.incarnation, run.boot = node, node
+        run.started(role="launcher")
+    run.incarnation, run.boot = agreed, "ranks"
+    for rank in (0, 1):
+        run.started(rank=rank)
+    for step in range(20):
+        for rank in (0, 1):
+            run.steps([step], rank=rank, loss=1.0)
+    view = view_of(run)
+    assert (view.incarnation, view.last_step, len(view.ranks)) == (agreed, 19, 2)
+    _, engine = fed(run)
+    assert engine.state.late == 0
+    # And when they train once more, what is said of the first training is late.
+    run.incarnation = "second"
+    run.started()
+    run.incarnation = agreed
+    run.steps([20], rank=1, loss=1.0)
+    assert view_of(run).incarnation == "second"

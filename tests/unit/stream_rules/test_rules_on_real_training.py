@@ -34,6 +34,7 @@ def train(fault: str | None, seed: int = 0) -> tuple[IssueFiring, ...]:
     data = batches(*digits(), batch=64, seed=seed)
     run = RunBuilder(f"digits-{fault}-{seed}", step_ms=5)
     run.started()
+    run.loss_inputs(10)
     for step in range(rounds):
         images, labels = next(data)
         faulty = fault if step == FAULT_AT else None

@@ -136,14 +136,15 @@ def test_a_run_that_has_ended_does_not_stall() -> None:
     assert_quiet(run.records, specs=STALLED)
 
 
-def test_a_stall_that_ends_is_resolved_and_the_next_is_another() -> None:
+def test_a_stall_that_ends_is_resolved_and_the_next_is_the_same_issue_again() -> None:
     run = training()
     beat(run, 320)
     run.steps(range(50, 60), loss=1.0)
     beat(run, 320)
     issues = issues_of(run.records, specs=STALLED)
     assert [i.state for i in issues] == ["firing", "resolved", "firing"]
-    assert issues[0].issue_id != issues[2].issue_id
+    assert issues[0].issue_id == issues[2].issue_id
+    assert [i.times for i in issues] == [1, 1, 2]
 
 
 def test_the_rank_that_is_behind_is_named() -> None:
@@ -219,6 +220,43 @@ def test_a_live_worker_must_have_been_without_lag_for_as_long_as_the_threshold()
     assert engine.tick(partition, due + 59_999, since_ms=due) == []
     told = engine.tick(partition, due + 60_000, since_ms=due)
     assert [one.issue.rule for one in told] == ["telemetry_lost"]
+
+
+def back_after(silence_s: float, *, silent: int | None = None) -> list[str]:
+    """What is told live when the bus was away for so long, and one rank does not come back."""
+    run = training(world_size=2)
+    engine = Engine(LOST)
+    told = [one for record in run.records for one in engine.apply(record)]
+    run.wait(silence_s)
+    for i in range(14):
+        before = len(run.records)
+        for rank in {0, 1} - {silent}:
+            run.heartbeat(rank=rank)
+        for record in run.records[before:]:
+            told += engine.apply(record, was_away=i == 0)
+        run.wait(10)
+    return [one.issue.subject.name for one in told]
+
+
+def test_a_bus_that_was_away_is_no_lost_rank() -> None:
+    assert back_after(600) == []
+    assert back_after(600, silent=1) == ["rank 1"]
+
+
+def test_the_bus_is_back_with_the_first_record_that_was_appended_after_the_outage() -> None:
+    """Those that are read first may have been appended before it."""
+    run = training(world_size=2)
+    before = len(run.records)
+    run.wait(600)
+    for _ in range(3):
+        for rank in range(2):
+            run.heartbeat(rank=rank)
+        run.wait(10)
+    engine = Engine(LOST)
+    told = []
+    for i, record in enumerate(run.records):
+        told += engine.apply(record, was_away=i == before - 1)
+    assert told == []
 
 
 def test_live_and_replayed_it_is_the_same_episode() -> None:

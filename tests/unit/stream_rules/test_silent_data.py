@@ -367,3 +367,60 @@ def test_a_restart_in_the_middle_changes_nothing() -> None:
         found = issues_of(run.records, specs=specs)
         assert found
         assert half_way(run.records, specs) == found
+
+
+# -- target_leak ----------------------------------------------------------------------------
+
+LEAK = only("target_leak")
+OPEN: dict[str, Any] = {
+    **LOGITS, "tokens": 200, "targets_are_inputs": 0.0, "targets_are_next_inputs": 1.0,
+    "ahead_least": 1.0, "ahead_most": 1.0,
+}  # fmt: skip
+COPIED: dict[str, Any] = {
+    **OPEN, "targets_are_inputs": 1.0, "targets_are_next_inputs": 0.0,
+    "ahead_least": 0.0, "ahead_most": 0.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("told", "branch"),
+    [
+        pytest.param(OPEN, "no_causal_mask", id="open"),
+        pytest.param(
+            {**OPEN, "targets_are_next_inputs": 0.91}, "no_causal_mask", id="some inputs are noise"
+        ),
+        pytest.param(COPIED, "unshifted_targets", id="copied"),
+    ],
+)
+def test_a_model_that_is_given_its_targets(told: dict[str, Any], branch: str) -> None:
+    run = looks("cross_entropy", STEPS[1:4], **told)
+    issue = assert_fires(run.records, "target_leak", first_step=2, specs=LEAK)
+    assert (issue.branch, issue.severity) == (branch, "warning")
+    assert issues_of(run.records[:1], specs=LEAK) == []
+    assert half_way(run.records, LEAK) == issues_of(run.records, specs=LEAK)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        pytest.param({**OPEN, "ahead_least": 0.0}, id="one attention is causal"),
+        pytest.param({**OPEN, "ahead_least": 0.5}, id="a prefix is open"),
+        pytest.param({**OPEN, "targets_are_next_inputs": 0.5}, id="other targets"),
+        pytest.param({**OPEN, "ahead_least": None, "ahead_most": None}, id="not known"),
+        pytest.param({**OPEN, "mode": "eval"}, id="an evaluation"),
+        pytest.param({**COPIED, "targets_are_inputs": 0.99}, id="corrections"),
+        pytest.param({**COPIED, "ahead_most": 1.0}, id="an encoder"),
+    ],
+)
+def test_a_model_that_is_not(told: dict[str, Any]) -> None:
+    run = looks("cross_entropy", **told)
+    assert issues_of(run.records, specs=LEAK) == []
+
+
+def test_looks_that_say_nothing_are_passed_over_and_another_ends_it() -> None:
+    run = looks("cross_entropy", (2,), **OPEN)
+    look(run, 3, "cross_entropy", **LOGITS)
+    look(run, 4, "cross_entropy", **OPEN)
+    assert said(run, LEAK) == [("no_causal_mask", "warning", "firing")]
+    look(run, 5, "cross_entropy", **{**OPEN, "ahead_least": 0.0})
+    assert [state for _, _, state in said(run, LEAK)] == ["firing", "resolved"]

@@ -190,6 +190,35 @@ def test_a_cut_and_what_is_not_used_are_two_issues() -> None:
     assert {branch for branch, *_ in said(run, FLOW)} == {"detached", "unused"}
 
 
+def frozen(of: int) -> RunBuilder:
+    run = RunBuilder()
+    run.steps(range(6), columns={"trainable_tensors": 2.0, "without_gradient": 0.0})
+    add(
+        run,
+        5,
+        "untrained",
+        NAMES[:3],
+        columns={
+            "std": [0.1] * 3,
+            "absmax": [0.17] * 3,
+            "kurtosis": [1.8] * 3,
+            "bound": [0.18] * 3,
+        },
+        counts={"numel": [900] * 3, "normal": [0] * 3, "matrices": [of] * 3, "frozen": [3] * 3},
+    )
+    return run
+
+
+def test_a_backbone_that_is_frozen_untrained_is_a_warning() -> None:
+    (issue,) = issues_of(frozen(of=4).records, specs=FLOW)
+    assert (issue.branch, issue.severity, issue.state) == ("untrained", "warning", "firing")
+    assert (issue.subject.name, issue.evidence.followed) == ("0.weight", 2)
+    facts = {fact.name: fact.value for fact in issue.evidence.facts}
+    assert (facts["frozen_share"], facts["untrained"]) == (0.75, 3)
+    assert facts["bound"] == pytest.approx(0.18)
+    assert said(frozen(of=6), FLOW) == []
+
+
 # -- unchanged_tensor: parameters in no optimizer -------------------------------------------
 
 
@@ -206,14 +235,15 @@ def unowned(*, inside: int, last: int, orphans: int, looks: tuple[int, ...] = (2
     return run
 
 
-def test_a_head_that_no_optimizer_has_is_a_warning_and_a_backbone_an_info() -> None:
+def test_what_no_optimizer_has_is_a_warning_where_it_is_of_the_trained_model() -> None:
     expected = [("in_no_optimizer", "warning", "firing")]
     assert said(unowned(inside=1, last=1, orphans=0), UNCHANGED) == expected
     assert said(unowned(inside=1, last=1, orphans=2), UNCHANGED) == expected
     assert said(unowned(inside=0, last=0, orphans=2), UNCHANGED) == expected
-    backbone = [("in_no_optimizer", "info", "firing")]
-    assert said(unowned(inside=1, last=0, orphans=0), UNCHANGED) == backbone
-    assert said(unowned(inside=0, last=1, orphans=0), UNCHANGED) == backbone
+    assert said(unowned(inside=1, last=0, orphans=0), UNCHANGED) == expected
+    critic = [("in_no_optimizer", "info", "firing")]
+    assert said(unowned(inside=0, last=0, orphans=0), UNCHANGED) == critic
+    assert said(unowned(inside=0, last=1, orphans=0), UNCHANGED) == critic
     assert said(unowned(inside=1, last=1, orphans=0, looks=(2,)), UNCHANGED) == []
 
 

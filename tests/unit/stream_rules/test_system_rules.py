@@ -331,3 +331,30 @@ def test_presets_of_the_reference_give_the_same_verdict() -> None:
     waits = np.where(np.arange(1500) % 10 < 4, 0.0, 98.0)
     for percent in ([0.0] * 1500, waits, busy()):
         assert told(gpu(percent), sagemaker("LowGPUUtilization")) == told(gpu(percent), GPU)
+
+
+# -- graphs that are kept
+
+
+def graphs(*kept: float, rank: int = 0) -> RunBuilder:
+    run = RunBuilder()
+    run.started()
+    for i, count in enumerate(kept, 1):
+        run.steps([50 * i], rank=rank, graphs_kept=count)
+    return run
+
+
+def test_graphs_of_past_steps_that_are_kept_are_a_warning() -> None:
+    specs = only("host_memory_increase")
+    issue = assert_fires(graphs(5, 10, 15, 20, 20).records, "host_memory_increase", specs=specs)
+    assert (issue.branch, issue.severity, issue.stop_worthy) == ("graphs", "warning", False)
+    assert (issue.first_step, issue.step) == (0, 150)
+    assert "total += loss" in issue.remedy
+
+
+def test_graphs_that_go_again_are_over_and_a_few_are_left_alone() -> None:
+    specs = only("host_memory_increase")
+    states = [i.state for i in issues_of(graphs(10, 20, 20, 0).records, specs=specs)]
+    assert states == ["firing", "resolved"]
+    # A list that is emptied at the end of each epoch of a hundred steps, or a look in between.
+    assert issues_of(graphs(5, 10, 0, 5, 9, 9, 9, 0, 12, 0).records, specs=specs) == []

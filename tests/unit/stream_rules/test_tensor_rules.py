@@ -239,6 +239,17 @@ def test_a_gradient_that_is_rounding_noise_moves_nothing() -> None:
     assert_quiet(one.records, specs=UNCHANGED)
 
 
+@pytest.mark.parametrize(("gradient", "fires"), [(2e-4, False), (0.1, True)])
+def test_a_bias_before_a_normalisation_gets_noise_in_16_bits(gradient: float, fires: bool) -> None:
+    run, rows = RunBuilder(), ("0.weight", "0.bias")
+    for i in range(8):
+        run.tensors(10 * i, "gradients", rows, columns={"l2": [0.1, gradient]})
+        run.tensors(10 * i, "weights", rows, columns={"l2": [1.0 + 0.01 * i, 1.0]})
+    assert [i.subject.name for i in issues_of(run.records, specs=UNCHANGED)][:1] == [
+        "0.bias"
+    ] * fires
+
+
 def test_gradients_that_are_no_numbers_move_nothing() -> None:
     run = RunBuilder()
     for i in range(8):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,9 +11,12 @@ import pytest
 
 from support.restarts import told_with_restarts
 from tocsin.schemas.issues import IssueFiring
-from tocsin.schemas.runs import Checkpoint, CheckpointWritten
+from tocsin.schemas.runs import Checkpoint, CheckpointWritten, RunStarted
+from tocsin.schemas.telemetry import SystemFrame
 from tocsin.stream_rules.instances import RuleSpec
+from tocsin.stream_rules.progress.crowding import Crowding
 from tocsin.stream_rules.replay import replay
+from tocsin.stream_rules.state_codec import dump_state, load_state
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, assert_quiet, issues_of, only
 
 SLOWER = only("throughput_regression")
@@ -37,8 +40,16 @@ class Loop:
     def __len__(self) -> int:
         return len(self.wait)
 
-    def run(self, *, first: int = 0, per_frame: int = 10, system: bool = False) -> RunBuilder:
-        """As records; the node is sampled with `system`, its I/O wait high while `rest` is long."""
+    def run(
+        self,
+        *,
+        first: int = 0,
+        per_frame: int = 10,
+        system: bool = False,
+        node: Mapping[str, float] | None = None,
+    ) -> RunBuilder:
+        """As records; the node is sampled with `system`, its I/O wait high while `rest` is long, or
+        it says `node` all the time."""
         run = RunBuilder()
         run.started()
         total = sum(
@@ -62,6 +73,8 @@ class Loop:
             if system:
                 high = float(self.rest[at].max()) > 0.05
                 run.system({"cpu.iowait_percent": [60.0 if high else 1.0]})
+            if node is not None:
+                run.system({name: [value] for name, value in node.items()})
         return run
 
 
@@ -93,6 +106,65 @@ def test_slower_steps_of_a_loader_are_named_with_the_step_that_began_it() -> Non
     assert issue.step is not None
     assert issue.step <= 800 + 300
     assert "waiting for data" in issue.reason
+
+
+@pytest.mark.parametrize(
+    ("node", "told_of"),
+    [
+        ({"pressure.cpu_some_percent": 60.0}, 0),
+        ({"pressure.cpu_some_percent": 2.0, "cpu.percent": 99.0}, 1),
+        ({"cpu.percent": 98.0, "cpu.process_tree_percent": 100.0, "cpu.cores": 2.0}, 0),
+        ({"cpu.percent": 98.0, "cpu.process_tree_percent": 195.0, "cpu.cores": 2.0}, 1),
+        ({"cpu.percent": 50.0, "cpu.process_tree_percent": 10.0, "cpu.cores": 2.0}, 1),
+    ],
+)
+def test_slower_steps_are_no_news_while_the_cores_are_crowded(
+    node: dict[str, float], told_of: int
+) -> None:
+    made = loop(2000)
+    made.wait[800:] += 0.020
+    issues = issues_of(made.run(node=node).records, specs=SLOWER)
+    assert len([i for i in issues if i.state == "firing"]) == told_of
+
+
+def test_the_cores_that_count_are_those_of_the_lowest_rank() -> None:
+    """Samples of another node came first."""
+
+    def started(rank: int, node: str) -> RunStarted:
+        return RunStarted(
+            run_id="run-1", incarnation="i", rank=rank, world_size=2, job_id="job", node=node
+        )
+
+    def samples(node: str, pressure: float, count: int = 1) -> list[SystemFrame]:
+        run = RunBuilder()
+        for _ in range(count):
+            run.system({"pressure.cpu_some_percent": [pressure]}, node=node)
+        return [SystemFrame.decode(record.value or b"") for record in run.records]
+
+    crowding = Crowding()
+    crowding.take(samples("b", 60.0)[0], 1)
+    crowding.told(started(1, "b"))
+    assert crowding.since(0)
+    crowding.told(started(0, "a"))
+    assert not crowding.since(0)
+    crowding.take(samples("b", 60.0)[0], 2)
+    assert not crowding.since(0)
+    crowding.take(samples("a", 60.0)[0], 3)
+    crowding.told(started(1, "b"))
+    assert crowding.since(0)
+    again = load_state(Crowding, dump_state(crowding))
+    for at, frame in enumerate(samples("a", 1.0, 1_300)):
+        again.take(frame, at + 4)
+    assert len(again.times_ms) == len(again.crowded) == 1_200
+    assert not again.since(0)
+
+
+def test_but_a_warning_does_not_wait() -> None:
+    made = loop(3000)
+    for part in (made.wait, made.compute, made.optimizer, made.rest):
+        part[500:] *= 60
+    issues = issues_of(made.run(node={"pressure.cpu_some_percent": 60.0}).records, specs=SLOWER)
+    assert issues[0].severity == "warning"
 
 
 def test_a_throttled_machine_is_all_parts_and_in_time_a_warning() -> None:

@@ -154,5 +154,8 @@ class RuleHasNoInput(Rule[RuleHasNoInputParams, _State]):
 
 
 def _note(seen: list[str], names: Iterable[str]) -> None:
-    if len(seen) < _NAMES:
-        seen.extend(name for name in names if name not in seen)
+    for name in names:
+        if len(seen) >= _NAMES:
+            return
+        if name not in seen:
+            seen.append(name)

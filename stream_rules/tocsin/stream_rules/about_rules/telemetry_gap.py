@@ -23,6 +23,7 @@ from pydantic import Field
 from tocsin.schemas.config_values import Duration
 from tocsin.schemas.issues import Evidence, Fact, Subject
 from tocsin.schemas.runs import Heartbeat, RunData, RunEnded, RunStarted
+from tocsin.schemas.text import share_text
 from tocsin.stream_rules.rule import (
     Clear,
     Finding,
@@ -145,8 +146,8 @@ class TelemetryGap(Rule[TelemetryGapParams, _State]):
             about=branch,
             branch=branch,
             subject=Subject(kind="run", name=at.run.run_id),
-            reason=f"{loss.lost:,} records {what}; {loss.counted:,} in all, {percent:.2g} % of "
-            "what the run has said",
+            reason=f"{loss.lost:,} records {what}; {loss.counted:,} in all, "
+            f"{share_text(percent)} % of what the run has sent",
             first_step=loss.first_step,
             first_rank=at.rank,
             episode=f"{loss.boot}/{loss.seq}",

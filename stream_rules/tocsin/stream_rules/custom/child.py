@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from tocsin.schemas.own_python import append_users_modules
 from tocsin.stream_rules.custom.child_engine import ChildEngine
 from tocsin.stream_rules.custom.guard import OutOfMemory
 from tocsin.stream_rules.custom.marker import Marker
@@ -44,6 +45,9 @@ def main(argv: Sequence[str]) -> None:
     threading.Thread(target=_listen, args=(link, inbox), daemon=True).start()
     hello = inbox.get().head
     assert isinstance(hello, Hello)
+
+    # The rules are the user's, and may import what is his.
+    append_users_modules(os.environ)
 
     def say(message: Message) -> None:
         link.sendall(pack(message))

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Self
@@ -16,6 +15,7 @@ from typing import Final, Self
 import psutil
 
 from tocsin.schemas.errors import RecordError
+from tocsin.schemas.own_python import python_command, python_environment
 from tocsin.stream_rules.custom.blame import Death
 from tocsin.stream_rules.custom.marker import Mark, Marker, new_page
 from tocsin.stream_rules.custom.protocol import Farewell, Hello, Message, Unpacker, pack
@@ -56,14 +56,18 @@ class ChildProcess:
             page = new_page()
             words = [str(theirs.fileno()), str(page), str(os.getpid())]
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tocsin.stream_rules.custom.child", *words],
+                python_command("tocsin.stream_rules.custom.child", *words),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), page),
                 # No signal of a terminal is for it.
                 start_new_session=True,
                 # One thread is enough for it, and the training needs the cores.
-                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                env={
+                    **python_environment(os.environ),
+                    "OMP_NUM_THREADS": "1",
+                    "OPENBLAS_NUM_THREADS": "1",
+                },
             )
             marker = Marker(page)
         except OSError:

@@ -25,6 +25,7 @@ from pydantic import ValidationError
 from tocsin.schemas.config_problems import Finding, did_you_mean
 from tocsin.schemas.config_sections import CUSTOM_USE, RuleEntry
 from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.private_folders import why_shared
 from tocsin.stream_rules.rule import AnyRule, Params, Rule, RuleMeta
 from tocsin.stream_rules.spec import CUSTOM_GROUP, RuleSpec
 from tocsin.stream_rules.state_codec import dump_state, load_state
@@ -150,6 +151,7 @@ def not_loaded(entry: RuleEntry, why: str, hint: str | None = None) -> Finding:
 def _run(path: Path, shown: str) -> ModuleType:
     if not path.is_file():
         raise RuleNotLoaded(f"there is no file {shown}", f"it is looked for at {path}")
+    _refuse_shared(path, shown)
     # A name of its own: two folders may each have a `rules.py`, and so may the standard library.
     name = f"tocsin_custom_{sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
     if name in sys.modules:
@@ -168,6 +170,16 @@ def _run(path: Path, shown: str) -> ModuleType:
         del sys.modules[name]
         raise RuleNotLoaded(f"{shown} cannot be imported: {_told(error, path)}") from error
     return module
+
+
+def _refuse_shared(path: Path, shown: str) -> None:
+    """Raises RuleNotLoaded: others could have written what would be run."""
+    real = path.resolve()
+    for one in (path, path.parent, real.parent, path.parent / "__pycache__"):
+        why = why_shared(one)
+        if why is not None:
+            hint = f"chmod go-w {one}, or copy the rule into a folder of your own"
+            raise RuleNotLoaded(f"{shown} is not run: {why}", hint)
 
 
 def _told(error: BaseException, path: Path | None = None) -> str:

@@ -12,6 +12,7 @@ from tocsin.stream_rules.data.differs_from_run import DiffersFromRun
 from tocsin.stream_rules.data.evaluation_in_train_mode import EvaluationInTrainMode
 from tocsin.stream_rules.data.loss_input_mismatch import LossInputMismatch
 from tocsin.stream_rules.data.nlp_sequence_ratio import NlpSequenceRatio
+from tocsin.stream_rules.data.target_leak import TargetLeak
 from tocsin.stream_rules.data.unnormalised_inputs import UnnormalisedInputs
 from tocsin.stream_rules.rule import AnyRule
 
@@ -25,4 +26,5 @@ RULES: Final[tuple[type[AnyRule], ...]] = (
     CollapsedPredictions,
     EvaluationInTrainMode,
     UnnormalisedInputs,
+    TargetLeak,
 )

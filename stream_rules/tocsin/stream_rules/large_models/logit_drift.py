@@ -97,6 +97,7 @@ class LogitDrift(Rule[LogitDriftParams, _State]):
         resolve_after_steps=0,
     )
     state_type = _State
+    by_part = True
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
         state = self.state

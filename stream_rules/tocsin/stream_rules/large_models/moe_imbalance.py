@@ -101,6 +101,7 @@ class MoeImbalance(Rule[MoeImbalanceParams, _State]):
         resolve_after_steps=0,
     )
     state_type = _State
+    by_part = True
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
         columns = [i for i, name in enumerate(frame.count_columns) if name.startswith(_EXPERT)]

@@ -94,6 +94,7 @@ class AllZero(Rule[AllZeroParams, _State]):
         resolve_after_steps=20,
     )
     state_type = _State
+    by_part = True
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
         state = self.state

@@ -124,6 +124,7 @@ class DeadOptimizerState(Rule[DeadOptimizerStateParams, _State]):
         resolve_after_steps=0,
     )
     state_type = _State
+    by_part = True
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
         lead = self.state.lead

@@ -84,6 +84,7 @@ class DeadRelu(Rule[DeadReluParams, _State]):
         resolve_after_steps=0,
     )
     state_type = _State
+    by_part = True
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
         state, params = self.state, self.params

@@ -14,6 +14,13 @@ ends no row of outliers, since what is large may lie outside of the sample. The 
 those whose exact norm is known. Where the last of them was no outlier, an estimate speaks for a
 healthy step, too.
 
+It is critical only where the loss has followed and stays up: the median of the 50 losses from the
+first outlier on, and that of the newest ten of them, are more than twice what the loss was before.
+Until that is known the issue stays open. The first spike of BLOOM's training, and a training whose
+task is switched, have losses that follow and come back within 50 steps: both are well. Where the
+loss is still up after 500 losses without an outlier it has a new level, by which later outliers are
+judged: the issue is over, since its norm is, and the loss is what `loss_diverged` is about.
+
 The factor stands far from healthy runs (a small GPT and a ResNet stay below 5) and well below
 what the first spike of BLOOM's training showed while its loss still looked well.
 """
@@ -21,8 +28,10 @@ what the first spike of BLOOM's training showed while its loss still looked well
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Final
 
 from pydantic import Field
@@ -31,10 +40,27 @@ from tocsin.schemas.issues import Evidence, Fact, Subject
 from tocsin.schemas.telemetry import StepFrame
 from tocsin.stream_rules.lead import Lead
 from tocsin.stream_rules.parted_norms import PartedNorms
-from tocsin.stream_rules.rule import Clear, Finding, Moment, Outcome, Params, Rule, RuleMeta, scalar
+from tocsin.stream_rules.rule import (
+    Clear,
+    Finding,
+    Holds,
+    Moment,
+    Outcome,
+    Params,
+    Rule,
+    RuleMeta,
+    scalar,
+)
 
 _TAMED: Final = 0.5
 """What is left of a norm that was clipped in earnest."""
+
+_STAYS: Final = 50
+_NEWEST: Final = 10
+"""Losses that say whether a loss that has followed stays up: so many, and the newest of them."""
+
+_LEVEL: Final = 500
+"""Losses without an outlier after which a loss that stays up has a new level."""
 
 
 class ExplodingGradientParams(Params):
@@ -61,16 +87,23 @@ class _State:
     first_ms: int = 0
     loss: float | None = None
     loss_before: float | None = None
-    high: float = 0.0
+    found: bool = False
+    """Whether an issue is open; its norm, and the losses since its first step."""
+    norm: float = 0.0
+    after: list[float] = field(default_factory=list)
+    calm: int = 0
+    """How many of these losses have come since the last outlier, and the first of their steps."""
+    calm_since: int = 0
     parts: PartedNorms = field(default_factory=PartedNorms)
 
 
 class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
-    """Warns of the norm itself; critical once the loss follows. Never asks for a stop."""
+    """Warns of the norm itself; critical once the loss has followed for 50 steps. Never asks for a
+    stop."""
 
     meta = RuleMeta(
         name="exploding_gradient",
-        version=1,
+        version=2,
         family="numerical",
         meaning="The global gradient norm is many times its own moving average.",
         severity="warning",
@@ -98,25 +131,22 @@ class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
         if not state.lead.takes(frame):
             yield from self._put_together(whole, at)
             return
-        losses, left = _by_step(frame, "loss"), _by_step(frame, "gradient_norm_clipped")
+        losses, left = deque(_points(frame, "loss")), dict(_points(frame, "gradient_norm_clipped"))
         for step, norm in state.lead.points(frame, "gradient_norm"):
-            loss = losses.get(step)
-            if loss is not None and math.isfinite(loss):
-                state.loss = loss
+            while losses and losses[0][0] <= step:
+                yield from self._follow(*losses.popleft())
             if math.isfinite(norm):
                 tamed = left.get(step, norm) < _TAMED * norm
                 yield from self._point(step, norm, at, tamed=tamed)
-        for step, norm in _by_step(frame, "gradient_norm_sampled").items():
+        for step, norm in _points(frame, "gradient_norm_sampled"):
             # An estimate fires nothing: where it jumps, the exact norm is read in its place.
             warm = state.seen >= self.params.warmup_steps
             if math.isfinite(norm) and not (warm and norm > self.params.factor * state.average):
                 self._learn(norm)
                 if state.row == 0:
                     yield self._healthy(step)
-        if "gradient_norm" not in frame.columns:
-            state.loss = next(
-                (v for v in reversed(losses.values()) if math.isfinite(v)), state.loss
-            )
+        for step, loss in losses:
+            yield from self._follow(step, loss)
         yield from self._put_together(whole, at)
 
     def _put_together(self, whole: Iterable[tuple[int, float]], at: Moment) -> Iterable[Outcome]:
@@ -136,12 +166,15 @@ class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
             yield self._healthy(step)
             return
         if state.row == 0:
-            state.first_step, state.first_ms, state.high = step, at.now_ms, 0.0
+            state.first_step, state.first_ms = step, at.now_ms
         state.row += 1
-        state.high = max(state.high, norm)
+        state.calm = 0
         follows = self._loss_follows()
         lasts = state.row >= params.for_steps and (follows or not tamed)
         if lasts or norm > params.factor**2 * state.average:
+            if not state.found:
+                state.found, state.after = True, []
+            state.norm = norm
             yield self._finding(norm, follows=follows)
 
     def _learn(self, norm: float) -> None:
@@ -150,21 +183,51 @@ class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
         weight = max(2 / (self.params.ema_steps + 1), 1 / state.seen)
         state.average += weight * (norm - state.average)
 
-    def _healthy(self, step: int) -> Clear:
+    def _follow(self, step: int, loss: float) -> Iterable[Outcome]:
+        """Take a loss: whether it stays up behind what was found."""
         state = self.state
+        if not math.isfinite(loss):
+            return
+        state.loss = loss
+        if not state.found or state.loss_before is None:
+            return
+        state.after = [*state.after, loss][-_STAYS:]
+        if state.calm == 0:
+            state.calm_since = step
+        state.calm += 1
+        if len(state.after) < _NEWEST:
+            return
+        newest = median(state.after[-_NEWEST:])
+        if not _is_up(newest, state.loss_before):
+            state.found = False
+        elif state.calm >= _LEVEL:
+            reason = (
+                f"the gradient norm is near its moving average since step {state.calm_since}; the "
+                f"loss has not come back: it is {newest:.4g} after {state.loss_before:.4g}, which "
+                "later norms are judged by"
+            )
+            state.found, state.loss_before = False, newest
+            yield Clear(step, since=state.calm_since, reason=reason)
+        elif len(state.after) >= _STAYS and _is_up(median(state.after), state.loss_before):
+            yield self._finding(state.norm, follows=True, stays=newest)
+
+    def _healthy(self, step: int) -> Clear | Holds:
+        state = self.state
+        if state.found and state.loss_before is not None:
+            return Holds(step)  # as long as the loss is up, or may be
         if state.loss is not None:
             state.loss_before = (
                 state.loss
                 if state.loss_before is None
                 else state.loss_before + 0.1 * (state.loss - state.loss_before)
             )
-        return Clear(step)
+        return Clear(step, reason=f"the gradient norm is near its moving average at step {step}")
 
     def _loss_follows(self) -> bool:
         loss, before = self.state.loss, self.state.loss_before
-        return loss is not None and before is not None and loss - before > abs(before)
+        return loss is not None and before is not None and _is_up(loss, before)
 
-    def _finding(self, norm: float, *, follows: bool) -> Finding:
+    def _finding(self, norm: float, *, follows: bool, stays: float | None = None) -> Finding:
         state, params = self.state, self.params
         average = max(state.average, 1e-30)
         facts = [
@@ -178,7 +241,12 @@ class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
             f"the gradient norm is {norm:.4g}, {norm / average:,.0f} times its moving average of "
             f"{average:.4g}, since step {state.first_step}"
         )
-        if follows:
+        if stays is not None:
+            reason += (
+                f"; the loss has followed and stays up: {stays:.4g} after {state.loss_before:.4g}, "
+                f"for {_STAYS} losses"
+            )
+        elif follows:
             reason += f"; the loss has followed: {state.loss:.4g} after {state.loss_before:.4g}"
         return Finding(
             subject=Subject(kind="scalar", name="gradient_norm"),
@@ -186,7 +254,7 @@ class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
             first_step=state.first_step,
             first_rank=state.lead.rank,
             onset_ms=state.first_ms,
-            severity="critical" if follows else None,
+            severity="critical" if stays is not None else None,
             evidence=Evidence(
                 facts=tuple(facts),
                 series=state.lead.series("gradient_norm", limit=params.factor * average),
@@ -196,6 +264,10 @@ class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
         )
 
 
-def _by_step(frame: StepFrame, column: str) -> dict[int, float]:
+def _points(frame: StepFrame, column: str) -> list[tuple[int, float]]:
     values = frame.column(column)
-    return {} if values is None else dict(zip(frame.steps.tolist(), values.tolist(), strict=True))
+    return [] if values is None else list(zip(frame.steps.tolist(), values.tolist(), strict=True))
+
+
+def _is_up(loss: float, before: float) -> bool:
+    return loss - before > abs(before)

@@ -23,6 +23,7 @@ from pydantic import Field
 
 from tocsin.schemas.issues import Evidence, Fact, Series, Subject
 from tocsin.schemas.telemetry import TensorFrame
+from tocsin.schemas.text import share_text
 from tocsin.stream_rules.rule import (
     SERIES_POINTS,
     Clear,
@@ -90,6 +91,7 @@ class LowPrecisionRange(Rule[LowPrecisionRangeParams, _State]):
         resolve_after_steps=20,
     )
     state_type = _State
+    by_part = True
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
         # The table of statistics comes in a frame of its own.
@@ -147,8 +149,8 @@ class LowPrecisionRange(Rule[LowPrecisionRangeParams, _State]):
             f"{share:.0f} % of the gradients are below the smallest normal number of their type, "
             f"most of them in {worst},"
             if name == "underflow"
-            else f"{share:.2g} % of the gradients of {worst} are near the largest number of their "
-            "type"
+            else f"{share_text(share)} % of the gradients of {worst} are near the largest number "
+            "of their type"
         )
         return Finding(
             about=name,

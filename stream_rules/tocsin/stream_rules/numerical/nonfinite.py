@@ -10,7 +10,9 @@ of the ranks that have reported the step, and one has not.
   are bad, where the summaries of the step say so (`nonfinite_forward`); else the loss.
 - Some gradients: the first in backward order. Neither, but a weight: that weight.
 
-Inputs and activations alone make no issue, unless `tensors` names them.
+Inputs and activations alone make no issue, unless `tensors` names them. A batch with a bad loss
+that the loop or a loss scaler has skipped is a warning; after some in a row the emitter sends the
+loss.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from tocsin.stream_rules.numerical.nonfinite_finding import (
     BRANCHES,
     origin_finding,
     scalar_finding,
+    skipped_finding,
 )
 from tocsin.stream_rules.numerical.nonfinite_forward import Forward, is_forward
 from tocsin.stream_rules.rule import (
@@ -57,6 +60,8 @@ from tocsin.stream_rules.whole_frames import is_asked_for
 HOLD_MS: Final = 1_000
 LATE_RANKS_HOLD_MS: Final = 5_000
 """Where it began in none of the ranks that have reported the step, and one has not."""
+
+SKIPPED: Final = "nonfinite_skipped"
 
 _COLLECTIONS: Final = (GRADIENTS, LOCAL, "weights", "optimizer_state")
 
@@ -81,10 +86,12 @@ class _State:
     skipped: dict[int, int] = field(default_factory=dict)
     lead: Lead = field(default_factory=Lead)
     forward: dict[int, Forward] = field(default_factory=dict)
+    skipped_at: int | None = None
+    """The step in place of which a bad batch was skipped lately."""
 
 
 class Nonfinite(Rule[NonfiniteParams, _State]):
-    """Evaluation losses and named scalars are a warning of their own, never a stop."""
+    """Evaluation losses, named scalars and skipped batches are warnings, never a stop."""
 
     meta = RuleMeta(
         name="nonfinite",
@@ -100,14 +107,15 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
             scalar("loss", mode=None),
             scalar("gradient_nonfinite"),
             scalar("gradient_norm"),
+            scalar(SKIPPED),
             scalar("log.*", mode=None),
             tensors("*"),
         ),
         capture_hint="the loss is seen when backward() is called on it, gradients when an "
         "optimizer of PyTorch steps",
-        remedy="Go back to the checkpoint named here. Look at the batch of the first bad step, at "
-        "divisions, logarithms and square roots before the first bad tensor, and at the learning "
-        "rate.",
+        remedy="Go back to a checkpoint from before the first bad step. Look at the batch of that "
+        "step, at divisions, logarithms and square roots before the first bad tensor, and at the "
+        "learning rate.",
         alias="ExplodingTensor",
         params=NonfiniteParams,
         branches=BRANCHES,
@@ -131,6 +139,11 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
         yield from self._named_scalars(frame, at)
         if frame.mode != "train" or not frame.steps.size:
             return
+        if frame.column(SKIPPED) is not None:
+            yield self._skipped(frame)
+            return
+        if self.state.skipped_at is not None:
+            yield from self._no_more_skipped(int(frame.steps[-1]))
         if self.state.lead.takes(frame):
             for _ in self.state.lead.points(frame, "loss"):
                 pass
@@ -251,6 +264,20 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
         if last - state.healthy_since >= self.meta.resolve_after_steps:
             state.open_since = state.healthy_since = None
         yield Clear(last, since=first)
+
+    def _skipped(self, frame: StepFrame) -> Outcome:
+        """The loop, or a loss scaler, has skipped a batch whose loss is bad: nothing is lost."""
+        step, rank = int(frame.steps[-1]), frame.speaker.rank
+        self.state.skipped_at = step
+        forward = self.state.forward.pop(rank, None)
+        began = None if forward is None else forward.origin(step)
+        return skipped_finding(frame, step, began)
+
+    def _no_more_skipped(self, step: int) -> Iterable[Outcome]:
+        since = self.state.skipped_at or 0
+        if step - since >= self.meta.resolve_after_steps:
+            self.state.skipped_at = None
+        yield Clear(step, about=SKIPPED, since=since)
 
     # -- the decision ----------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ BRANCHES: Final[Mapping[str, str]] = {
     "optimizer_state": "What the optimizer keeps of a parameter, and nothing before it.",
     "tensor": "A tensor that `tensors` names.",
     "evaluation_loss": "The loss of an evaluation. A warning.",
+    "skipped": "The loss of a batch that the loop, or a loss scaler, has skipped. A warning.",
     "scalar": "A scalar that the training logs itself. A warning.",
 }
 """Where it began."""
@@ -101,6 +102,26 @@ def scalar_finding(
         severity="warning",
         stop_worthy=False,
         evidence=Evidence(facts=(Fact(name=shown, value=value),)),
+    )
+
+
+def skipped_finding(frame: StepFrame, step: int, began: Origin | None) -> Finding:
+    """A batch whose loss is not finite, and with which no step was made: a warning."""
+    rank = frame.speaker.rank
+    where = f" of rank {rank}" if frame.speaker.world_size > 1 else ""
+    what = f"the loss{where} was not finite" if began is None else _has(began, step, where)
+    why = "No step was made with this batch, so the weights are as they were. After five such"
+    why += " batches in a row the rule stops the run: then a step may never follow."
+    return Finding(
+        about="nonfinite_skipped",
+        branch="skipped",
+        subject=Subject(kind="loss", name="loss") if began is None else _subject_of(began),
+        reason=f"{what} in front of step {step}, and the training skipped that batch",
+        first_step=step,
+        first_rank=rank,
+        severity="warning",
+        stop_worthy=False,
+        evidence=Evidence(facts=_bad_row(began), explanation=why),
     )
 
 

@@ -155,6 +155,7 @@ class PoorWeightInitialization(Rule[PoorWeightInitializationParams, _State]):
         resolve_after_steps=0,
     )
     state_type = _State
+    by_part = True
 
     # -- how long ----------------------------------------------------------------------------
 

@@ -99,6 +99,7 @@ class SaturatedActivation(Rule[SaturatedActivationParams, _State]):
         resolve_after_steps=0,
     )
     state_type = _State
+    by_part = True
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
         state = self.state

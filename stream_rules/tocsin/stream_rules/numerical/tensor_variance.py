@@ -91,6 +91,7 @@ class TensorVariance(Rule[TensorVarianceParams, _State]):
         resolve_after_steps=0,
     )
     state_type = _State
+    by_part = True
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
         params = self.params

@@ -5,6 +5,7 @@ rtol · abs(value) + atol, and the change that was measured within a step, where
 small. What counts is only a weight that its gradient could move: frozen parameters have none, and
 one that is below 1e-4 of the usual gradient (the upper quartile over the tensors, now or in the
 first summaries) is rounding noise, as that of a bias before a normalisation, or of a solved task.
+So is that of a bias below 1e-2 of the gradient of its layer's weight: in 16 bits it is that noisy.
 
 Parameters that have gradients and are in no optimizer do not move either: those are known after
 the first seven steps, by the branch `in_no_optimizer`; `unowned_gradients.py` says when that is a
@@ -107,7 +108,7 @@ class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
 
     meta = RuleMeta(
         name="unchanged_tensor",
-        version=2,
+        version=3,
         family="numerical",
         meaning="A weight gets gradients and does not change.",
         severity="warning",
@@ -134,6 +135,7 @@ class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
         resolve_after_steps=0,
     )
     state_type = _State
+    by_part = True
 
     def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
         self.state.groups.told(data)
@@ -142,6 +144,10 @@ class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
     def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
         self.state.groups.take(frame)
         return ()
+
+    def looks_at(self, frame: TensorFrame) -> bool:
+        own = frame.collection in ("weights", "gradients", "updates", COLLECTION)
+        return own or bool(self._asked(frame).any())
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
         state = self.state

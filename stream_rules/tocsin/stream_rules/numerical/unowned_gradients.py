@@ -1,9 +1,10 @@
 """Parameters that have gradients and are in no optimizer: nothing will ever change them.
 
-The training process looks for them twice in the first steps. It is a warning where the last layer
-of the model is among them, which nobody leaves untrained on purpose, or where the optimizer has
-parameters that belong to no module any more: those were replaced after it was made. Otherwise it is
-an info: a backbone whose gradients are computed and not used is only a waste.
+The training process looks for them twice in the first steps. It is a warning where they are of the
+model that is trained: what is frozen on purpose has `requires_grad` False, and no gradients; or
+where the optimizer has parameters that belong to no module any more: those were replaced after it
+was made. Otherwise it is an info: the network of a perceptual loss, or a critic, has gradients that
+nobody uses.
 """
 
 from __future__ import annotations
@@ -37,12 +38,11 @@ class UnownedGradients:
             return
         before, self.before = set(self.before), list(whole.rows)
         rows = [i for i, name in enumerate(whole.rows) if name in before]
-        last, inside, orphans = (whole.count(name) for name in ("last", "inside", "orphans"))
-        if not rows or last is None or inside is None or orphans is None:
+        inside, orphans = whole.count("inside"), whole.count("orphans")
+        if not rows or inside is None or orphans is None:
             return
         replaced = int(orphans.max())
-        head = bool(np.any((last[rows] > 0) & (inside[rows] > 0)))
-        severity: Severity = "warning" if replaced or head else "info"
+        severity: Severity = "warning" if replaced or bool(np.any(inside[rows] > 0)) else "info"
         name = whole.rows[rows[0]]
         others = f" and {len(rows) - 1} others" if len(rows) > 1 else ""
         why = (

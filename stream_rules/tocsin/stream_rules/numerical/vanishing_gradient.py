@@ -122,6 +122,7 @@ class VanishingGradient(Rule[VanishingGradientParams, _State]):
         resolve_after_steps=20,
     )
     state_type = _State
+    by_part = True
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
         state, losses = self.state, frame.column("loss")

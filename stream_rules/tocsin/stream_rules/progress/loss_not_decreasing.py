@@ -9,15 +9,16 @@ Looked at when the run has `num_steps` losses, and each time it has grown by hal
   its size or of the fall until then, whichever is larger.
 
 Either must hold `patience` times in a row. Losses of either sign, as policy gradients have, and
-those of several optimizers are no measure and not looked at. Before that, every 50 losses from the
-50th on, a run is flat too (`stuck`) whose loss is not known to have fallen by 2 %: the fall from
-the first third to the last, and twice its standard error, are less than that, at two looks in a
-row, although its weights have moved by a tenth of their size or more (the sum over the steps of the
-median ratio of update to weight). It must have begun anew, with an optimizer that had no past: a
-run that goes on may be on its plateau. Losses that are ever negative and several optimizers are
-left out. Of 22 healthy programs with up to eight seeds the slowest had fallen by 7.8 % at 60 losses
-with its weights moved so far, and by 33 % at 100; fine-tuning at a rate of 1e-6 had moved them by
-0.003. Shuffled labels had fallen by 0.4 % at 100, with weights moved by 0.2.
+those of optimizers that each have a loss of their own, are no measure and not looked at. Before
+that, every 50 losses from the 50th on, a run is flat too (`stuck`) whose loss is not known to have
+fallen by 2 %: the fall from the first third to the last, and twice its standard error, are less
+than that, at two looks in a row, although its weights have moved by a tenth of their size or more
+(the sum over the steps of the median ratio of update to weight). It must have begun anew, with an
+optimizer that had no past: a run that goes on may be on its plateau. Losses that are ever negative
+and several losses are left out. Of 22 healthy programs with up to eight seeds the slowest had
+fallen by 7.8 % at 60 losses with its weights moved so far, and by 33 % at 100; fine-tuning at a
+rate of 1e-6 had moved them by 0.003. Shuffled labels had fallen by 0.4 % at 100, with weights moved
+by 0.2.
 
 SageMaker Debugger's rule compares with the loss ten steps ago and alarms on each of 75 public GPT
 trainings that all completed; this one on none of them, and, let in at 136 places in the middle as
@@ -72,7 +73,7 @@ class LossNotDecreasingParams(Params):
 
     num_steps: int = Field(default=400, ge=1)
     """How many losses before the first look; against an earlier loss, also how far it is back.
-    Unit: steps."""
+    Unit: losses; against an earlier loss, steps."""
     diff_percent: float = Field(default=0.1, ge=0, lt=100)
     """What counts as a fall. Unit: percent of the loss."""
     increase_threshold_percent: float = Field(default=5.0, gt=0)
@@ -150,9 +151,9 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
             }
         },
         does_not_see="A plateau after the run has learned something: most runs end on one. Losses "
-        "of several optimizers, which work against each other, and those of either sign, which "
-        "are no measure, as with policy gradients. A run that goes on from a checkpoint, before "
-        "`num_steps` losses; one of less than 100 losses.",
+        "of several optimizers with a backward call each, which work against each other, and those "
+        "of either sign, which are no measure, as with policy gradients. A run that goes on from a "
+        "checkpoint, before `num_steps` losses; one of less than 100 losses.",
         resolve_after_steps=0,
     )
     state_type = _State
@@ -177,7 +178,7 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
             self.state = state = _State(
                 rank=rank, next_look=self.params.num_steps, beginning=state.beginning
             )
-        if at.run.optimizers > 1 and self.params.against == "beginning":
+        if at.run.one_loss is False and self.params.against == "beginning":
             return
         for step, loss in zip(frame.steps.tolist(), losses.tolist(), strict=True):
             if step <= state.last_step or not math.isfinite(loss):
@@ -255,7 +256,7 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
             state.stuck = False
             yield Clear(step, about="flat")
         moved = state.beginning.moved(step - state.first_step)
-        certain = at.run.optimizers == 1 and moved >= params.moved and state.beginning.is_new()
+        certain = at.run.one_loss is True and moved >= params.moved and state.beginning.is_new()
         if holds and state.early >= _EARLY_LOOKS and (state.stuck or certain):
             state.stuck, state.begin = True, begin
             finding = self._finding("flat", now, begin - needed)
@@ -263,7 +264,7 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
             yield replace(
                 finding,
                 branch="stuck",
-                reason=f"the loss has not fallen in {state.count:,} steps: the median is "
+                reason=f"the loss has not fallen in {state.count:,} losses: the median is "
                 f"{now:.4g}, {begin:.4g} at the beginning, though the weights have moved by "
                 f"{100 * moved:.0f} % of their norm",
                 evidence=finding.evidence.model_copy(update={"facts": facts}),
@@ -326,7 +327,7 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
         state = self.state
         first = state.first_step if why == "flat" else state.rising_step
         reason = (
-            f"the loss has not fallen in {state.count:,} steps: the median is {now:.4g}, "
+            f"the loss has not fallen in {state.count:,} losses: the median is {now:.4g}, "
             f"{state.begin:.4g} at the beginning"
             if why == "flat"
             else f"the loss has been rising since step {first}: the median is {now:.4g} after "

@@ -13,8 +13,9 @@ speed and measured against from then on.
 On a machine with two cores and four times as much work as they can do, 35 of 89 healthy trainings
 had a shift of 5 % for 50 steps and 24 one of 20 %; none lost five seconds by it.
 
-An info: steps grow by nature with a larger batch or a longer sequence, and where a machine is
-shared they come and go. A warning only where steps take more than twice as long, ten minutes are
+An info: steps grow by nature with a larger batch or a longer sequence. Where the machine is shared
+they come and go with what the others do: the info waits while the node's cores are wanted by more
+than they can do. A warning only where steps take more than twice as long, ten minutes are
 lost, and it is not the model's own work (forward and backward) alone that has grown, as larger
 batches make it. The branch names the part of a step that has grown most, on the clock of the
 training thread.
@@ -33,7 +34,9 @@ from pydantic import Field
 
 from tocsin.schemas.config_values import Duration
 from tocsin.schemas.issues import Evidence, Fact, Series, Subject
-from tocsin.schemas.telemetry import StepFrame
+from tocsin.schemas.runs import RunData, RunStarted
+from tocsin.schemas.telemetry import StepFrame, SystemFrame
+from tocsin.stream_rules.progress.crowding import SYSTEM, Crowding
 from tocsin.stream_rules.progress.step_parts import INPUTS, PARTS, step_parts
 from tocsin.stream_rules.rule import (
     SERIES_POINTS,
@@ -44,6 +47,7 @@ from tocsin.stream_rules.rule import (
     Params,
     Rule,
     RuleMeta,
+    event,
 )
 from tocsin.stream_rules.state_codec import StateArray
 from tocsin.stream_rules.whole_frames import Doubles
@@ -112,6 +116,7 @@ class _State:
     since_totals: StateArray = field(default_factory=lambda: np.zeros(0))
     steps: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
+    crowding: Crowding = field(default_factory=Crowding)
 
 
 class ThroughputRegression(Rule[ThroughputRegressionParams, _State]):
@@ -119,16 +124,17 @@ class ThroughputRegression(Rule[ThroughputRegressionParams, _State]):
 
     meta = RuleMeta(
         name="throughput_regression",
-        version=1,
+        version=2,
         family="progress",
         meaning="Steps take longer than they did in this run, and go on taking longer.",
         severity="info",
-        inputs=INPUTS,
+        inputs=(*INPUTS, *SYSTEM, event(RunStarted, beside=True)),
         comes="maybe",
         capture_hint="the time of steps is captured when an optimizer of PyTorch steps",
         remedy="See which part of the step has grown: the data loader, the file system, a GPU that "
         "is throttled, another program on the node, or a larger batch.",
-        does_not_see="A run that is slow from its beginning. How much is done in a step: twice the "
+        does_not_see="A run that is slow from its beginning, and slower steps on a node whose "
+        "cores are crowded, unless they are a warning. How much is done in a step: twice the "
         "batch in twice the time is told as slower steps.",
         branches={name: f"What has grown most is {words}." for name, words in _WORDS.items()},
         params=ThroughputRegressionParams,
@@ -141,7 +147,7 @@ class ThroughputRegression(Rule[ThroughputRegressionParams, _State]):
         if parts is None or (self.state.rank is not None and rank > self.state.rank):
             return
         if rank != self.state.rank:
-            self.state = _State(rank=rank)
+            self.state = _State(rank=rank, crowding=self.state.crowding)
         state = self.state
         for step, row in zip(frame.steps.tolist(), parts, strict=True):
             if step <= state.last_step:
@@ -156,6 +162,14 @@ class ThroughputRegression(Rule[ThroughputRegressionParams, _State]):
             if len(state.block) >= self.params.block:
                 block, state.block = state.block, _parts()
                 yield from self._judge(step, block)
+
+    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+        self.state.crowding.told(data)
+        return ()
+
+    def on_system(self, frame: SystemFrame, at: Moment) -> Iterable[Outcome]:
+        self.state.crowding.take(frame, at.now_ms)
+        return ()
 
     def _judge(self, step: int, block: Doubles) -> Iterable[Outcome]:
         state, params = self.state, self.params
@@ -198,8 +212,10 @@ class ThroughputRegression(Rule[ThroughputRegressionParams, _State]):
             and lost >= params.least / timedelta(seconds=1)
         )
         if holds and since.back == 0:
-            since.told = True
-            yield self._finding(usual, level, lost, since)
+            finding = self._finding(usual, level, lost, since)
+            if finding.severity is not None or since.told or not state.crowding.since(since.ms):
+                since.told = True
+                yield finding
         if since.count >= _NEW_LEVEL:
             state.usual, state.totals = _parts(), np.zeros(0)
             yield from self._over(step)

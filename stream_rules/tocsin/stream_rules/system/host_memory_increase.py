@@ -3,11 +3,14 @@
 Used is the resident memory of the job's processes together, at most what the whole node uses
 (pages that workers share are counted for each of them). The limit is that of the control group,
 else the machine's memory. What grows before the first step (a data set that is read) predicts
-nothing and is left out; a job without steps is watched after its first ten minutes. Branches, both
-with half of the limit in use:
+nothing and is left out; a job without steps is watched after its first ten minutes. Branches,
+`steady` and `fast` with half of the limit in use:
 
 - steady: a growth over at least five minutes, measured over five or 20, meets the limit within
   `horizon`;
+- graphs: the graphs of at least ten of the last losses are still in memory, in two looks in a row:
+  something keeps them, whatever the size of a graph and wherever the limit is; it is over when
+  they are gone;
 - fast: a growth over at least half a minute, by a tenth of the limit, meets it within the time
   that was seen. Who waits for five minutes then is too late.
 
@@ -26,7 +29,7 @@ from pydantic import Field
 
 from tocsin.schemas.config_values import Duration
 from tocsin.schemas.issues import Evidence, Fact, Subject
-from tocsin.schemas.telemetry import SystemFrame
+from tocsin.schemas.telemetry import StepFrame, SystemFrame
 from tocsin.stream_rules.rule import (
     Clear,
     Finding,
@@ -35,6 +38,7 @@ from tocsin.stream_rules.rule import (
     Params,
     Rule,
     RuleMeta,
+    scalar,
     system,
 )
 from tocsin.stream_rules.system.latch import Latch
@@ -44,6 +48,10 @@ _GIB: Final = 1 << 30
 _STARTING_US: Final = 600_000_000
 _STEADY_S: Final = 1200.0
 _FAST_SHARE: Final = 0.1
+
+_MOST_GRAPHS: Final = 10
+_LOOKS: Final = 2
+_GRAPHS: Final = "graphs"
 
 Branch = Literal["steady", "fast"]
 
@@ -68,6 +76,9 @@ class _Node:
 @dataclass(slots=True)
 class _State:
     nodes: dict[str, _Node] = field(default_factory=dict)
+    graphs: dict[int, int] = field(default_factory=dict)
+    """Looks in a row at which a rank's graphs were kept."""
+    told_of: int | None = None
 
 
 class HostMemoryIncrease(Rule[HostMemoryIncreaseParams, _State]):
@@ -75,9 +86,10 @@ class HostMemoryIncrease(Rule[HostMemoryIncreaseParams, _State]):
 
     meta = RuleMeta(
         name="host_memory_increase",
-        version=2,
+        version=3,
         family="system",
-        meaning="The job's memory grows so that it meets its limit within the hour.",
+        meaning="The job's memory grows so that it meets its limit within the hour, or the graphs "
+        "of past steps are kept.",
         severity="warning",
         comes="later",
         inputs=(
@@ -85,6 +97,7 @@ class HostMemoryIncrease(Rule[HostMemoryIncreaseParams, _State]):
             system("memory.limit_bytes", beside=True),
             system("memory.total_bytes", beside=True),
             system("memory.used_bytes", beside=True),
+            scalar("graphs_kept", beside=True),
         ),
         capture_hint="the node is sampled by the launcher, or by `tocsin sample`",
         remedy="Look for losses or outputs that are kept with their graph (use .item() or "
@@ -93,9 +106,11 @@ class HostMemoryIncrease(Rule[HostMemoryIncreaseParams, _State]):
         branches={
             "steady": "over minutes, and full within the horizon",
             "fast": "over half a minute, and full in about as long",
+            _GRAPHS: "the graphs of past steps are still in memory",
         },
         does_not_see="A limit of the process itself (ulimit -v), and memory that is neither "
-        "resident nor in the control group; a leak that is far from its limit.",
+        "resident nor in the control group; a leak that is far from its limit, unless it is of "
+        "graphs.",
         resolve_after_steps=0,
     )
     state_type = _State
@@ -117,6 +132,22 @@ class HostMemoryIncrease(Rule[HostMemoryIncreaseParams, _State]):
             node.trend.add(at_us / 1e6, value)
             node.quick.add(at_us / 1e6, value)
         yield from self._judge(frame.node, node, float(limits[-1]), at)
+
+    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+        kept = frame.column("graphs_kept")
+        if kept is None or not len(kept):
+            return
+        rank, state = frame.speaker.rank, self.state
+        if kept[-1] < _MOST_GRAPHS:
+            state.graphs.pop(rank, None)
+            if state.told_of == rank:
+                state.told_of = None
+                yield Clear(about=_GRAPHS)
+            return
+        looks = state.graphs[rank] = state.graphs.get(rank, 0) + 1
+        if looks >= _LOOKS and state.told_of in (None, rank):
+            state.told_of = rank
+            yield _of_graphs(rank, int(kept[-1]), int(frame.steps[-1]))
 
     def _judge(self, name: str, node: _Node, limit: float, at: Moment) -> Iterable[Outcome]:
         horizon_s = self.params.horizon.total_seconds()
@@ -166,3 +197,24 @@ class HostMemoryIncrease(Rule[HostMemoryIncreaseParams, _State]):
                 f"ninth of the last {'5 or 20 minutes' if branch == 'steady' else 'minute'}",
             ),
         )
+
+
+def _of_graphs(rank: int, kept: int, step: int) -> Finding:
+    return Finding(
+        about=_GRAPHS,
+        branch=_GRAPHS,
+        subject=Subject(kind="rank", name=f"rank {rank}"),
+        reason=f"the graphs of {kept} of the last 20 losses that were looked at, ten steps apart, "
+        "are still in memory: each step adds one",
+        first_step=max(0, step - 10 * kept),
+        first_rank=rank,
+        remedy="Look for what keeps a loss or an output with its graph: a list, or a running sum "
+        "such as `total += loss`. Keep `loss.item()` or `loss.detach()`.",
+        evidence=Evidence(
+            facts=(
+                Fact(name="graphs_kept", value=float(kept), limit=float(_MOST_GRAPHS)),
+                Fact(name="looked_at_steps", value=float(step)),
+            ),
+            explanation="a mark that was left in a graph is gone with it",
+        ),
+    )

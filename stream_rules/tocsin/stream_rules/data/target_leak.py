@@ -1,0 +1,160 @@
+"""`target_leak`: the answer is among the inputs, so that a language model learns to copy it.
+
+In a few of the first steps the training process compares the targets of a cross-entropy with the
+ids that the model's embeddings were given in the same step, at the places whose next token is
+another one: there a target is the token itself, or the next one, or neither. And it notes whether
+attention over these places may look at the next one, as its mask or its probabilities say.
+
+- `unshifted_targets`: at least `same` of the targets are the tokens themselves, and no place may
+  look at the next one: a model that reads in one direction is asked for what it has just read. Its
+  loss falls to zero, and it can continue no text.
+- `no_causal_mask`: at least `following` of the targets are the next tokens, and at least `ahead` of
+  the places may look at the next one in each attention that was seen. The loss falls far below what
+  can be known, in the evaluation, too; text is produced without those tokens, and is nonsense.
+
+Each is said after `for_looks` looks. An encoder that restores masked tokens has neither relation at
+the places that its loss counts; one that is given its own targets in both directions may be an
+autoencoder, and is left alone; a decoder whose attention to an encoder is open has a closed one, of
+its own, beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from pydantic import Field
+
+from tocsin.schemas.issues import Evidence, Fact, Subject
+from tocsin.schemas.observed import LossInputsSeen
+from tocsin.schemas.runs import RunData
+from tocsin.stream_rules.rule import Clear, Finding, Moment, Outcome, Params, Rule, RuleMeta, event
+
+_REASONS: Final = {
+    "unshifted_targets": "the targets of {function} are the tokens that the model has just read: "
+    "{share:.1f} % of {tokens} that differ from the next one",
+    "no_causal_mask": "the targets of {function} are the next tokens, and each attention may look "
+    "at them: at {ahead:.0f} % of {tokens} places or more",
+}
+_REMEDIES: Final = {
+    "unshifted_targets": "Shift them by one: logits[:, :-1] against tokens[:, 1:]. Models of "
+    "Hugging Face do it themselves when they are given labels.",
+    "no_causal_mask": "Give the attention is_causal=True, or a mask that hides what comes later.",
+}
+_LIMITS: Final = {
+    "unshifted_targets": ("targets_are_inputs", "ahead_most"),
+    "no_causal_mask": ("targets_are_next_inputs", "ahead_least"),
+}
+
+
+class TargetLeakParams(Params):
+    """Parameters of `target_leak`."""
+
+    same: float = Field(default=0.999, gt=0.5, le=1)
+    """How many targets are the tokens themselves. Unit: share."""
+    following: float = Field(default=0.9, gt=0.5, le=1)
+    """How many targets are the next tokens. Unit: share."""
+    ahead: float = Field(default=0.9, gt=0, le=1)
+    """How many places may look at the next one. Unit: share."""
+    for_looks: int = Field(default=2, ge=1)
+    """How many looks in a row. Unit: looks."""
+
+
+@dataclass(slots=True)
+class _State:
+    rank: int | None = None
+    branch: str = ""
+    step: int = -1
+    first_step: int = 0
+    looks: int = 0
+
+
+class TargetLeak(Rule[TargetLeakParams, _State]):
+    """One episode for each branch."""
+
+    meta = RuleMeta(
+        name="target_leak",
+        version=1,
+        family="data",
+        meaning="A language model is given the tokens that it is asked for.",
+        severity="warning",
+        comes="maybe",
+        inputs=(event(LossInputsSeen),),
+        capture_hint="the targets of a cross-entropy of torch.nn.functional are compared with what "
+        "an nn.Embedding is given in the first steps, unless the model is compiled",
+        remedy="Give the model only what comes before the token that it is asked for.",
+        does_not_see="Attention in kernels of other packages, models in which only some attentions "
+        "lack the mask or which have recurrent layers, too, embeddings that are no nn.Embedding, "
+        "prefixes that are put in front of the embedded tokens, compiled models, and what changes "
+        "after the first steps. A mask that is multiplied to the probabilities behind the softmax "
+        "is taken for none.",
+        params=TargetLeakParams,
+        branches={
+            "unshifted_targets": "The targets are the tokens that were just read.",
+            "no_causal_mask": "Attention may look at the next token, which is the target.",
+        },
+        resolve_after_steps=0,
+    )
+    state_type = _State
+
+    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+        if not isinstance(data, LossInputsSeen) or data.mode != "train":
+            return
+        state = self.state
+        if state.rank is not None and data.rank > state.rank:
+            return
+        if data.rank != state.rank:
+            self.state = state = _State(rank=data.rank)
+        if data.ahead_least is None or data.ahead_most is None or data.step < state.step:
+            return
+        branch = self._branch(data, data.ahead_least, data.ahead_most)
+        if branch != state.branch:
+            if state.branch:
+                yield Clear(data.step, about=state.branch)
+            state.branch, state.first_step, state.looks = branch, data.step, 0
+        if data.step > state.step or not state.looks:
+            state.step, state.looks = data.step, state.looks + 1
+        if branch and state.looks >= self.params.for_looks:
+            yield self._finding(branch, data, data.ahead_least, data.ahead_most)
+
+    def _branch(self, data: LossInputsSeen, least: float, most: float) -> str:
+        params = self.params
+        if (data.targets_are_inputs or 0.0) >= params.same and most <= 1 - params.same:
+            return "unshifted_targets"
+        if (data.targets_are_next_inputs or 0.0) >= params.following and least >= params.ahead:
+            return "no_causal_mask"
+        return ""
+
+    def _finding(self, branch: str, data: LossInputsSeen, least: float, most: float) -> Finding:
+        params, state = self.params, self.state
+        same, following = data.targets_are_inputs or 0.0, data.targets_are_next_inputs or 0.0
+        shares = {
+            "targets_are_inputs": (same, params.same),
+            "targets_are_next_inputs": (following, params.following),
+            "ahead_least": (least, params.ahead),
+            "ahead_most": (most, 1 - params.same),
+        }
+        limits = _LIMITS[branch]
+        return Finding(
+            about=branch,
+            branch=branch,
+            subject=Subject(kind="loss", name=data.function),
+            reason=_REASONS[branch].format(
+                function=data.function, share=100 * same, ahead=100 * least, tokens=data.tokens
+            ),
+            first_step=state.first_step,
+            first_rank=data.rank,
+            remedy=_REMEDIES[branch],
+            evidence=Evidence(
+                facts=(
+                    Fact(name="looks", value=float(state.looks), limit=float(params.for_looks)),
+                    *(
+                        Fact(name=name, value=share, limit=limit if name in limits else None)
+                        for name, (share, limit) in shares.items()
+                    ),
+                ),
+                explanation=f"a sample of {data.tokens:,} places of a batch whose next token is "
+                f"another one, at step {data.step}",
+            ),
+        )
