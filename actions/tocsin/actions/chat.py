@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,6 +24,7 @@ from tocsin.actions.message import Message, message_of
 from tocsin.actions.records import issue_of
 from tocsin.schemas.errors import MissingExtra, RecordError
 from tocsin.schemas.events import clip
+from tocsin.schemas.own_python import python_command, python_environment
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class ChatSender:
         self._guard = guard
         self._timeout_s = timeout_s
         self._place = place or ChatPlace()
-        self._command = command or (sys.executable, "-P", "-m", _MODULE)
+        self._command = command or python_command(_MODULE)
         self._room = asyncio.Semaphore(AT_ONCE)
 
     async def send(self, target: ChatTarget, notice: Notice) -> Outcome:
@@ -119,7 +119,7 @@ class ChatSender:
     async def _run(self, task: Task) -> Result | None:
         environ = {
             name: value
-            for name, value in os.environ.items()
+            for name, value in python_environment(os.environ).items()
             # A proxy would connect where the guard does not see.
             if not name.lower().endswith("_proxy")
         }

@@ -12,6 +12,7 @@ from pydantic import SecretStr
 
 from tocsin.actions.notify import chat_fault, notify_names, parse_notify
 from tocsin.actions.routing import Kind, Routing
+from tocsin.actions.run_addresses import RunAddresses
 from tocsin.actions.signature import webhook_key
 from tocsin.actions.webhook import WebhookTarget
 from tocsin.schemas.config import Config, read_config
@@ -25,6 +26,7 @@ from tocsin.schemas.config_receivers import (
 from tocsin.schemas.config_settings import value_of
 from tocsin.schemas.config_values import parse_http_url
 from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.issues import Issue
 from tocsin.schemas.yaml_loader import load
 
 _HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -100,11 +102,17 @@ def routing_of(
     *,
     path: Path | None = None,
     notify: Sequence[str] = (),
+    addresses: RunAddresses | None = None,
     stops_off: str | None = None,
 ) -> Routing:
     """The decisions of a configuration. Reads its file once more, for the places: may block."""
     kinds: dict[str, Kind] = {name: item.type for name, item in config.receivers.items()}
     kinds |= {address.name: address.kind for address in map(parse_notify, notify)}
+
+    def of_its_run(issue: Issue) -> list[tuple[str, Kind]]:
+        found = [] if addresses is None else addresses.of(issue.incarnation)
+        return [(address.name, address.kind) for address in found]
+
     return Routing(
         {rule.name: rule for rule in config.rules},
         notify_names(notify),
@@ -112,6 +120,7 @@ def routing_of(
         places(path),
         kinds,
         [name for name, item in config.receivers.items() if not item.send_resolved],
+        of_its_run,
     )
 
 

@@ -26,6 +26,10 @@ Failure = Literal[
 RETRIED_STATUSES: Final = frozenset({408, 425, 429})
 """Statuses below 500 that say: later."""
 
+LONGEST_RETRY_AFTER_MS: Final = 24 * 3_600_000
+LONGEST_RETRY_AFTER_TEXT: Final = 100
+"""Characters of a Retry-After header; an HTTP date has 29."""
+
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
@@ -150,16 +154,22 @@ def backoff_ms(delivery_id: str, attempts: int, policy: RetryPolicy) -> int:
 
 
 def retry_after_ms(text: str | None, now_ms: int) -> int | None:
-    """Milliseconds from now that a Retry-After header asks for; None if it says nothing."""
-    if text is None:
+    """Milliseconds from now that a Retry-After header asks for; None if it cannot be read.
+
+    At most `LONGEST_RETRY_AFTER_MS`. Raises nothing, whatever the peer has written.
+    """
+    if text is None or len(text) > LONGEST_RETRY_AFTER_TEXT:
         return None
     text = text.strip()
     if text.isascii() and text.isdigit() and len(text) <= 10:
-        return 1000 * int(text)
+        return min(1000 * int(text), LONGEST_RETRY_AFTER_MS)
     try:
         date = parsedate_to_datetime(text)
-    except ValueError:
+        if date.tzinfo is None:
+            date = date.replace(tzinfo=UTC)
+        asked_ms = round(date.timestamp() * 1000) - now_ms
+    # The standard library's parser has no closed list of errors: a number that is too large for a
+    # C integer, a zone of many hours or a part that is missing each raise something else.
+    except (ValueError, OverflowError, TypeError, IndexError, AttributeError):
         return None
-    if date.tzinfo is None:
-        date = date.replace(tzinfo=UTC)
-    return max(0, round(date.timestamp() * 1000) - now_ms)
+    return min(max(0, asked_ms), LONGEST_RETRY_AFTER_MS)

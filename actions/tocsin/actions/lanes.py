@@ -62,6 +62,7 @@ class Lanes:
         report: told what came of each; not of one that was cut off by `close`.
         crash: called with `attempting` and `attempted`.
         closers: called by `close`.
+        find: makes the lane of a receiver that is not among them, if there is one; may block.
     """
 
     def __init__(
@@ -71,16 +72,20 @@ class Lanes:
         *,
         crash: Callable[[str], None],
         closers: Sequence[Callable[[], Awaitable[None]]] = (),
+        find: Callable[[str], Lane | None] = lambda name: None,
     ) -> None:
         self._lanes = dict(lanes)
         self._report = report
         self._crash = crash
         self._closers = closers
+        self._find = find
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._flying: Counter[str] = Counter()
 
     def get(self, action: str) -> Lane | None:
-        """The lane of a receiver; None if the configuration has it not."""
+        """The lane of a receiver; None if there is none of that name. May block."""
+        if action not in self._lanes and (found := self._find(action)) is not None:
+            self._lanes[action] = found
         return self._lanes.get(action)
 
     def room(self, action: str) -> int:

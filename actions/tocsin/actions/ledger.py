@@ -35,6 +35,8 @@ class Settled:
     updated_ms: int
     attempts: int
     stop: bool
+    reason: str = ""
+    """Of a stop; other deliveries need none, and there are many of them."""
 
 
 class Ledger:
@@ -72,12 +74,11 @@ class Ledger:
         """Whether there is an entry."""
         return delivery_id in self._pending or delivery_id in self._settled
 
-    def state_of(self, delivery_id: str) -> DeliveryState | None:
-        """The state of a delivery; None if there is no entry."""
-        if delivery_id in self._pending:
-            return "pending"
-        settled = self._settled.get(delivery_id)
-        return None if settled is None else settled.state
+    def stop_of(self, delivery_id: str) -> tuple[DeliveryState, str] | None:
+        """State and reason of a stop's delivery; None if there is no entry."""
+        pending = self._pending.get(delivery_id)
+        found = pending or self._settled.get(delivery_id)
+        return None if found is None else (found.state, found.reason)
 
     def other_stop(self, run_id: str, incarnation: str, delivery_id: str) -> str | None:
         """That another stop was asked for, or took effect, for an incarnation; None if not."""
@@ -85,8 +86,8 @@ class Ledger:
         if other is None or other == delivery_id:
             return None
         if other in self._pending:
-            return f"a stop of this incarnation is under way (delivery {other})"
-        return f"this incarnation was stopped already (delivery {other})"
+            return "the run is being stopped already, for another issue"
+        return "the run was stopped already, for another issue"
 
     def read(self, delivery: Delivery) -> bool:
         """Take an entry of the topic in, unless ours is as new. Returns whether it was newer."""
@@ -219,6 +220,7 @@ class Ledger:
                 delivery.updated_ms,
                 delivery.attempts,
                 is_stop,
+                delivery.reason if is_stop else "",
             )
             heapq.heappush(self._old, (delivery.updated_ms, identity))
         else:

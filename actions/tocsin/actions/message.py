@@ -130,6 +130,14 @@ def _rows(issue: Issue, did: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield "What tocsin did", " ".join(did)
     if issue.remedy and issue.state != "resolved":
         yield "What to try", issue.remedy
+    if issue.last_notice:
+        yield (
+            "Last notice",
+            (
+                f"{plain_line(issue.rule)} has reached its limit of {issue.severity} notices for "
+                "this run. Further ones are not sent, but recorded: tocsin issues"
+            ),
+        )
     yield "Run", issue.run_id
     if issue.labels:
         shown = [f"{key}={value}" for key, value in list(issue.labels.items())[:_LABELS]]

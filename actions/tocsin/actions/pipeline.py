@@ -50,6 +50,7 @@ logger = logging.getLogger(__name__)
 
 _UNKNOWN_RECEIVER_MS: Final = 60_000
 _NOT_OURS_MS: Final = 2_000
+_AFTER_A_BUG_MS: Final = 60_000
 
 
 class ActionsService(Service):
@@ -59,6 +60,7 @@ class ActionsService(Service):
         routing: what is to be done about an issue.
         lanes: by receiver, and `stop`.
         closers: called at the end.
+        find_lane: makes the lane of a receiver that is not among them; may block.
         failures: says what could not be delivered.
     """
 
@@ -76,6 +78,7 @@ class ActionsService(Service):
         metrics: Metrics | None = None,
         crash: Callable[[str], None] = lambda name: None,
         closers: Sequence[Callable[[], Awaitable[None]]] = (),
+        find_lane: Callable[[str], Lane | None] = lambda name: None,
         failures: Failures = Failures(),  # noqa: B008  (frozen)
     ) -> None:
         self.inputs = (topics.issues,)
@@ -87,7 +90,7 @@ class ActionsService(Service):
         self._requested_by = requested_by
         self._failures = failures
         self._metrics = metrics or Metrics()
-        self._lanes = Lanes(lanes, self._report, crash=crash, closers=closers)
+        self._lanes = Lanes(lanes, self._report, crash=crash, closers=closers, find=find_lane)
         self._ledger = Ledger(policy)
         self._runs: dict[str, RunFacts] = {}
         self._outputs: list[Outgoing] = []
@@ -136,7 +139,7 @@ class ActionsService(Service):
         self._now_ms, self._owned = tick.now_ms, tick.owned
         poison: list[Poison] = []
         while self._inbox:
-            self._settle(self._inbox.popleft(), tick.now_ms)
+            self._settle_safely(self._inbox.popleft(), tick.now_ms)
         for record in records:
             if record.partition.topic != self._topics.issues:
                 self._follow(record)
@@ -224,15 +227,18 @@ class ActionsService(Service):
         if isinstance(issue, IssueResolved):
             self._withdraw_stop(issue, now_ms)
         for planned in self._routing.plan(issue):
-            identity = delivery_id(issue.issue_id, planned.action, issue.state)
+            identity = delivery_id(issue.issue_id, planned.action, issue.state, issue.times)
             if not self._ledger.knows(identity):
                 self._intend(identity, planned, event, issue, record.append_ms, now_ms)
 
     def _withdraw_stop(self, issue: Issue, now_ms: int) -> None:
         """An issue that was read late may be over: what has recovered is not stopped."""
-        for state in ("firing", "ongoing"):
-            stop = self._ledger.get(delivery_id(issue.issue_id, STOP, state))
-            if stop is None or stop.attempts or stop.delivery_id in self._lanes.busy():
+        for stop in self._ledger.pending(issue.run_id):
+            # Its condition may have come back since the stop was decided: `times` is higher then.
+            of_it = stop.issue_id == issue.issue_id and stop.issue_times <= issue.times
+            if stop.kind != STOP or not of_it:
+                continue
+            if stop.attempts or stop.delivery_id in self._lanes.busy():
                 continue
             why = "the issue was resolved before the stop was sent"
             self._decide(stop, Decision("suppressed", why), now_ms)
@@ -278,6 +284,16 @@ class ActionsService(Service):
             del self._runs[issue.run_id]
             facts = None
         return stops.before_asking(facts, issue.incarnation, delivery_id=identity, age_ms=age_ms)
+
+    def _settle_safely(self, result: Attempted, now_ms: int) -> None:
+        """Settle one attempt; a fault of ours in it counts as a failed attempt of it alone."""
+        try:
+            self._settle(result, now_ms)
+        except Exception:
+            logger.exception("attempt not settled", extra={"action": "actions"})
+            delivery = self._ledger.get(result.delivery_id)
+            if delivery is not None:
+                self._ledger.postpone(delivery, now_ms + _AFTER_A_BUG_MS)
 
     def _settle(self, result: Attempted, now_ms: int) -> None:
         before = self._ledger.get(result.delivery_id)
@@ -380,13 +396,16 @@ class ActionsService(Service):
         if lane is None or (delivery.kind == STOP and (delivery.attempts > 0 or late)):
             self._report(Attempted(delivery.delivery_id, None, now_ms))
             return
-        self._lanes.start(lane, Notice(delivery, now_ms, self._did(delivery.issue_id)))
+        self._lanes.start(lane, Notice(delivery, now_ms, self._did(delivery)))
 
-    def _did(self, issue_id: str) -> Sequence[str]:
+    def _did(self, notice: Delivery) -> Sequence[str]:
         """What was done about an issue beside notices, for the notices."""
-        begun = (delivery_id(issue_id, STOP, state) for state in ("firing", "ongoing"))
-        stop = next((found for one in begun if (found := self._ledger.state_of(one))), None)
-        return () if stop is None else (stops.SENTENCES[stop],)
+        begun = (
+            delivery_id(notice.issue_id, STOP, state, notice.issue_times)
+            for state in ("firing", "ongoing")
+        )
+        stop = next((found for one in begun if (found := self._ledger.stop_of(one))), None)
+        return () if stop is None else (stops.sentence(*stop),)
 
     async def _is_skipped(self, run_id: str) -> bool:
         try:

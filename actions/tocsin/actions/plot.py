@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tocsin.actions.message import Message
+from tocsin.schemas.own_python import python_command, python_environment
 from tocsin.schemas.text import number_text
 
 logger = logging.getLogger(__name__)
@@ -72,8 +73,7 @@ class Plotter:
     def __init__(
         self, *, timeout_s: float = TIMEOUT_S, command: Sequence[str] | None = None
     ) -> None:
-        # -P: nothing of the working folder, which is the user's, is imported.
-        self._command = command or (sys.executable, "-P", "-m", __name__)
+        self._command = command or python_command(__name__)
         self._timeout_s = timeout_s
         self._room = asyncio.Semaphore(_AT_ONCE)
         self._kept: OrderedDict[str, bytes] = OrderedDict()
@@ -111,7 +111,7 @@ class Plotter:
             stderr=asyncio.subprocess.DEVNULL,
             # matplotlib would read a matplotlibrc of the working folder.
             cwd="/",
-            env={**os.environ, "MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1"},
+            env={**python_environment(os.environ), "MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1"},
         )
         try:
             out, _ = await process.communicate(to_json(drawing).encode())

@@ -35,6 +35,7 @@ def new_delivery(
         incarnation=issue.incarnation,
         rule=issue.rule,
         issue_state=issue.state,
+        issue_times=issue.times,
         action=planned.action,
         kind=planned.kind,
         state="pending",

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from tocsin.schemas.config_problems import Loc
 from tocsin.schemas.config_sections import ActionEntry, RuleEntry, StopOptions
-from tocsin.schemas.issues import Issue, IssueOngoing
+from tocsin.schemas.issues import SEVERITIES, Issue, IssueOngoing
 
 Kind = Literal["webhook", "email", "chat", "sms", "lambda", "stop"]
 
@@ -36,6 +36,7 @@ class Routing:
     Attributes:
         rules: the config file's entries by instance name.
         notify: names of the receivers that `--notify` made.
+        notify_of: says which ones count for this issue's run alone, with their kinds.
         kinds: of the receivers, those of `--notify` included.
         firing_only: receivers that are not told when an issue is over.
         stops_off: why no stop is sent (`--no-stop`); None if stops are on.
@@ -48,19 +49,23 @@ class Routing:
     place: Callable[[Loc], str] = lambda loc: ".".join(map(str, loc))
     kinds: Mapping[str, Kind] = field(default_factory=dict)
     firing_only: Collection[str] = ()
+    notify_of: Callable[[Issue], Sequence[tuple[str, Kind]]] = lambda issue: ()
 
     def plan(self, issue: Issue) -> list[Planned]:
         """What to do, stop first; each action once.
 
-        A notice goes out when an issue fires, when it turns critical and when it is resolved; a
-        stop when it fires or turns critical, or as soon as it is not held back any more. A rule's
-        action list decides alone; without one a critical, stop-worthy issue stops its run.
+        A notice goes out when an issue fires, when it turns critical and when it is resolved,
+        unless this state is muted; a stop when it fires or gets graver, or as soon as it is not
+        held back any more. A rule's action list decides alone; without one a critical, stop-worthy
+        issue stops its run.
         """
-        if issue.state == "ongoing" and not issue.turned_critical:
-            released = isinstance(issue, IssueOngoing) and issue.stop_released
-            return [p for p in self._of_rule(issue) if released and p.kind == STOP]
+        if isinstance(issue, IssueOngoing) and not issue.turned_critical:
+            changed = issue.stop_released or issue.raised_from is not None
+            return [p for p in self._of_rule(issue) if changed and p.kind == STOP]
         planned: dict[str, Planned] = {}
         for item in [*self._of_rule(issue), *self._of_notify(issue)]:
+            if issue.muted and item.kind != STOP:
+                continue
             planned.setdefault(item.action, item)
         return sorted(planned.values(), key=lambda item: item.kind != STOP)
 
@@ -78,7 +83,9 @@ class Routing:
 
     def _entry(self, action: ActionEntry, issue: Issue, where: str) -> Planned | None:
         if action.kind == STOP:
-            return self._stop(where, action.options) if _may_stop(issue) else None
+            options = action.options or StopOptions()
+            stops = _may_stop(issue) and _worth_it(issue, options)
+            return self._stop(where, options) if stops else None
         if action.receiver is None:
             return None
         if issue.state == "resolved" and action.receiver in self.firing_only:
@@ -94,10 +101,15 @@ class Routing:
     def _of_notify(self, issue: Issue) -> list[Planned]:
         if issue.severity not in _NOTIFIED:
             return []
-        return [
-            Planned(name, self._kind(name), "--notify: issues from warning up")
-            for name in self.notify
-        ]
+        named = [*((name, self._kind(name)) for name in self.notify), *self.notify_of(issue)]
+        return [Planned(name, kind, "--notify: issues from warning up") for name, kind in named]
+
+
+def _worth_it(issue: Issue, options: StopOptions) -> bool:
+    """Whether a stop that a rule's action list names acts on this issue."""
+    if options.at is not None:
+        return SEVERITIES.index(issue.severity) >= SEVERITIES.index(options.at)
+    return issue.stop_worthy or issue.rule_may_stop is False
 
 
 def _may_stop(issue: Issue) -> bool:

@@ -18,6 +18,7 @@ from tocsin.actions.lanes import Lane, Notice
 from tocsin.actions.pipeline import ActionsService
 from tocsin.actions.receivers import receiver_lanes
 from tocsin.actions.routing import STOP
+from tocsin.actions.run_addresses import ReadAddresses, RunAddresses
 from tocsin.bus.port import Bus, BusUnavailable, Producer
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.worker import no_crash
@@ -68,6 +69,7 @@ def build_actions_service(
     secrets: Mapping[str, SecretStr],
     embedded: bool,
     notify: Sequence[str] = (),
+    kept_addresses: ReadAddresses | None = None,
     stop: bool = True,
     allow_cidr: Sequence[str] = (),
     config_path: Path | None = None,
@@ -86,6 +88,7 @@ def build_actions_service(
         embedded: whether it serves a run on this machine's own bus: webhooks may then reach
             private and loopback addresses.
         notify: the addresses of `--notify`.
+        kept_addresses: reads addresses of `--notify` that count for one launch each.
         stop: whether stops may be sent; False after `--no-stop`.
         allow_cidr: the networks of `--allow-cidr`.
         config_path: the file that `config` came from, so that decisions can name its lines; it is
@@ -101,23 +104,33 @@ def build_actions_service(
     stop_lane = _StopLane(bus, topics, key)
     lanes = {STOP: Lane(stop_lane.attempt, at_once=_STOPS_AT_ONCE)}
     closers: list[Callable[[], Awaitable[None]]] = [stop_lane.close]
-    receivers, receiver_closers = receiver_lanes(
-        config,
-        secrets,
-        guard=AddressGuard(private=embedded, allow=networks),
-        notify=notify,
-        folder=None if config_path is None else config_path.parent,
-        environ=environ,
-        software=software,
-    )
-    lanes |= receivers
-    closers += receiver_closers
+    addresses = None if kept_addresses is None else RunAddresses(kept_addresses)
+
+    def open_lanes(config: Config, notify: Sequence[str]) -> dict[str, Lane]:
+        opened, receiver_closers = receiver_lanes(
+            config,
+            secrets,
+            guard=AddressGuard(private=embedded, allow=networks),
+            notify=notify,
+            folder=None if config_path is None else config_path.parent,
+            environ=environ,
+            software=software,
+        )
+        closers.extend(receiver_closers)
+        return opened
+
+    def find_lane(name: str) -> Lane | None:
+        text = None if addresses is None else addresses.text_of(name)
+        return None if text is None else open_lanes(Config(), [text])[name]
+
+    lanes |= open_lanes(config, notify)
     return ActionsService(
         topics,
         routing_of(
             config,
             path=config_path,
             notify=notify,
+            addresses=addresses,
             stops_off=None if stop else "stops are switched off (--no-stop)",
         ),
         lanes,
@@ -126,5 +139,6 @@ def build_actions_service(
         metrics=metrics,
         crash=crash,
         closers=closers,
+        find_lane=find_lane,
         failures=Failures.of(config),
     )

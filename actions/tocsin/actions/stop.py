@@ -33,14 +33,20 @@ _CONFIRM_MS: Final = 60_000
 _NONCES: Final = uuid.UUID("0e1b8f1e-3a57-5a0e-9a0c-52a1c1f3c0de")
 
 
-SENTENCES: Final[Mapping[DeliveryState, str]] = {
-    "pending": "It asked the run to stop.",
-    "delivered": "It stopped the run.",
-    "rejected": "It asked the run to stop; the run refused.",
-    "expired": "It asked the run to stop; the run did not confirm it.",
-    "suppressed": "It did not stop the run, though that was asked for: the ledger says why.",
+_SENTENCES: Final[Mapping[DeliveryState, str]] = {
+    "pending": "It asked the run to stop",
+    "delivered": "It stopped the run",
+    "rejected": "It asked the run to stop; the run refused",
+    "expired": "It asked the run to stop; the run did not confirm it",
+    "suppressed": "It sent no stop",
 }
-"""What is said of a stop in each state of its delivery, where people are told of the issue."""
+
+
+def sentence(state: DeliveryState, reason: str) -> str:
+    """What people are told of a stop, with the reason of its delivery where it did not work."""
+    text = _SENTENCES[state]
+    why = reason.rstrip(".") if state not in ("pending", "delivered") else ""
+    return f"{text}: {why}." if why else f"{text}."
 
 
 @dataclass(frozen=True, slots=True)

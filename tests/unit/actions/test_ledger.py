@@ -90,7 +90,8 @@ def test_only_the_last_attempts_are_kept() -> None:
 def test_the_stop_of_an_incarnation_is_known_until_it_fails() -> None:
     ledger = Ledger()
     entry = ledger.write(delivery("stop"))
-    assert entry.delivery_id in (ledger.other_stop(entry.run_id, entry.incarnation, "d") or "")
+    other = ledger.other_stop(entry.run_id, entry.incarnation, "d")
+    assert other == "the run is being stopped already, for another issue"
     sent = attempted(ledger, entry, Outcome(sent=True))
     assert ledger.sent_stops() == [sent]
     ledger.decided(sent, Decision("rejected", "the run refused"), NOW_MS)

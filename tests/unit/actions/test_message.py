@@ -43,6 +43,13 @@ def full(*, resolved: bool = False) -> IssueFiring:
     )
 
 
+def test_the_last_notice_says_so() -> None:
+    last = full().model_copy(update={"last_notice": True})
+    label = "Last notice:"
+    assert label in message_of(last).text()
+    assert label not in message_of(full()).text()
+
+
 def test_the_message_says_everything_in_plain_text() -> None:
     text = message_of(full(), ["It asked the run to stop."]).text()
 

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from support.issue_records import issue
 from tocsin.actions.config import check_receivers, places, routing_of
 from tocsin.actions.notify import notify_names
 from tocsin.actions.routing import Planned, Routing
 from tocsin.schemas.config import Config, SectionRegistry, check_config
+from tocsin.schemas.issues import SEVERITIES, Issue, Severity
 
 HOOK = "https://hooks.example.com/ml?token=SECRET"
 
@@ -88,11 +91,68 @@ rules:
 """
     routing = routing_of(config_of(text))
     assert actions(routing.plan(issue())) == ["ml"]
-    stop_warning = issue(rule="loss_diverged", severity="warning", stop_worthy=False)
-    assert actions(routing.plan(stop_warning)) == ["stop", "ml"]
+    assert actions(routing.plan(issue(rule="loss_diverged"))) == ["stop", "ml"]
     assert routing.plan(issue(rule="exploding_gradient")) == []
     resolved = issue(rule="loss_diverged", resolved=True)
     assert actions(routing.plan(resolved)) == ["ml"]
+
+
+def of_a_stopping_rule(severity: Severity = "warning", **more: object) -> Issue:
+    """Of a rule that may stop by itself, but not for this one."""
+    made = issue(rule="nonfinite", severity=severity, stop_worthy=False)
+    return made.model_copy(update={"rule_may_stop": True, **more})
+
+
+def test_a_listed_stop_acts_on_what_is_worth_it() -> None:
+    text = """
+receivers:
+  ml: {type: webhook, url: "https://hooks.example.com/ml"}
+rules:
+  - nonfinite: [stop, ml]
+"""
+    routing = routing_of(config_of(text))
+    assert actions(routing.plan(of_a_stopping_rule())) == ["ml"]
+    assert actions(routing.plan(of_a_stopping_rule("critical"))) == ["ml"]
+    worth = of_a_stopping_rule("critical", stop_worthy=True)
+    assert actions(routing.plan(worth)) == ["stop", "ml"]
+    other = of_a_stopping_rule(rule_may_stop=False)
+    assert actions(routing.plan(other)) == ["stop", "ml"]
+    unknown = of_a_stopping_rule(rule_may_stop=None)
+    assert actions(routing.plan(unknown)) == ["ml"], "of a rules worker of an older release"
+
+
+@pytest.mark.parametrize(
+    ("at", "stopping"),
+    [
+        ("info", ["info", "warning", "critical"]),
+        ("warning", ["warning", "critical"]),
+        ("critical", ["critical"]),
+    ],
+)
+@pytest.mark.parametrize("rule_may_stop", [True, False, None])
+def test_a_stop_may_be_asked_for_from_a_severity_up(
+    at: str, stopping: list[str], rule_may_stop: bool | None
+) -> None:
+    routing = routing_of(config_of(f"rules:\n  - nonfinite: [{{stop: {{at: {at}}}}}]\n"))
+    found = [
+        severity
+        for severity in SEVERITIES
+        if routing.plan(of_a_stopping_rule(severity, rule_may_stop=rule_may_stop))
+    ]
+    assert found == stopping
+
+
+def test_an_issue_that_becomes_graver_is_stopped_for_once_it_is_grave_enough() -> None:
+    text = """
+receivers:
+  ml: {type: webhook, url: "https://hooks.example.com/ml"}
+rules:
+  - nonfinite: [{stop: {at: warning}}, ml]
+"""
+    routing = routing_of(config_of(text))
+    assert actions(routing.plan(of_a_stopping_rule("info"))) == ["ml"]
+    risen = issue(severity="warning", raised_from="info", stop_worthy=False)
+    assert actions(routing.plan(risen)) == ["stop"]
 
 
 def test_a_receiver_can_be_told_of_firings_only() -> None:
@@ -165,3 +225,12 @@ rules:
         (10, "duplicate_action"),
     ]
     assert not [problem for problem in problems if "SECRET" in str(problem)]
+
+
+def test_a_muted_state_notifies_nobody_but_still_stops() -> None:
+    routing = Routing({}, notify=("ops",))
+    muted = issue().model_copy(update={"muted": True, "times": 3})
+    assert actions(routing.plan(muted)) == ["stop"]
+    over = issue(resolved=True).model_copy(update={"muted": True})
+    assert routing.plan(over) == []
+    assert actions(routing.plan(issue(resolved=True))) == ["ops"]

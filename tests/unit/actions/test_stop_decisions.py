@@ -190,3 +190,10 @@ def test_a_stop_that_the_next_incarnation_follows_at_once_was_obeyed() -> None:
     assert verdict.state == "delivered"
     assert "exit code 79" in verdict.reason
     assert stops.before_asking(known, known.incarnation, delivery_id="d-2", age_ms=0) is None
+
+
+def test_people_are_told_why_a_stop_did_not_work() -> None:
+    assert stops.sentence("delivered", "left at step 9") == "It stopped the run."
+    why = "stops are switched off (--no-stop)"
+    assert stops.sentence("suppressed", why) == f"It sent no stop: {why}."
+    assert stops.sentence("rejected", "no trusted key.").endswith("refused: no trusted key.")
