@@ -27,6 +27,7 @@ def main() -> int:
         ["bus.py", *(["--kafka", kafka] if kafka else [])],
         ["rules.py"],
         ["capture.py", "--columns", "nothing", "tocsin", "full", "activations", "naive"],
+        ["short_steps.py"],
         ["sampler.py"],
         ["stop_latency.py"],
         *([["stop_latency.py", "--bus", kafka]] if kafka else []),

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from tocsin.emitter.activation_samples import statistics
-from tocsin.emitter.arrays import Doubles
+from tocsin.emitter.arrays import Doubles, narrowed
 from tocsin.emitter.host_copy import HostCopy
 from tocsin.emitter.tables import Table
 from tocsin.schemas.telemetry import COUNT_COLUMNS, STATISTIC_COLUMNS, Counts
@@ -119,7 +119,7 @@ class Readings:
             yield Table(
                 collection,
                 tuple(rows.names),
-                np.stack(rows.values).astype(np.float32),
+                narrowed(np.stack(rows.values)),
                 np.stack(rows.counts).astype(np.uint64),
                 columns,
                 count_columns,

@@ -6,7 +6,7 @@ All is taken from tensors without a graph. Nothing here waits for a GPU.
 from __future__ import annotations
 
 import math
-from typing import Final, TypeAlias, TypeGuard
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -38,26 +38,7 @@ MOST_ROWS: Final = 256
 CANCELLATION: Final = 1e-3
 """Below this share of the mean square, a variance from sum and norm is too inexact in float32."""
 
-PLAIN: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-"""Types that PyTorch calculates with: it cannot compare or add those of float8."""
-
 Sample: TypeAlias = npt.NDArray[np.float32] | Doubles
-
-
-def is_plain(tensor: object) -> TypeGuard[torch.Tensor]:
-    """Whether this is an ordinary tensor of real numbers that may be read now.
-
-    Not one of a tracer, of vmap or grad, spread over devices, or of a kind without such values.
-    """
-    return (
-        type(tensor) in (torch.Tensor, torch.nn.Parameter)
-        and isinstance(tensor, torch.Tensor)
-        and tensor.dtype in PLAIN
-        and tensor.layout is torch.strided
-        and not tensor.is_meta
-        and not tensor.is_nested
-        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-    )
 
 
 def spread(tensor: torch.Tensor, most: int = LOOKS) -> torch.Tensor:

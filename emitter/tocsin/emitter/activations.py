@@ -26,16 +26,16 @@ from tocsin.emitter.activation_readings import Reading, Readings
 from tocsin.emitter.activation_samples import (
     certainty,
     dead_share,
-    is_plain,
     share_beyond,
     spread,
 )
 from tocsin.emitter.compiled_activations import slots
 from tocsin.emitter.host_copy import is_recording
 from tocsin.emitter.plans import Selection
+from tocsin.emitter.readable import readable
 from tocsin.emitter.tables import Pending
 from tocsin.emitter.wall import Wall
-from tocsin.emitter.watched_calls import WatchedCalls
+from tocsin.emitter.watched_calls import Seer, WatchedCalls
 from tocsin.schemas.captured import Mode
 
 MAX_READINGS: Final = 2000
@@ -53,7 +53,7 @@ CUDA_GRAPHS: Final = (
 COMPILED: Final = "the model is compiled, and nothing of its modules was seen"
 
 
-class Activations:
+class Activations(Seer):
     """Which modules there are, and whether this step's are looked at."""
 
     def __init__(self) -> None:
@@ -130,15 +130,16 @@ class Activations:
         first = args[0] if args else None
         if known.kind is Kind.ROUTER:
             parts = routers.tensors_of(output, known.experts)
-            if parts is not None and is_plain(parts[0]):
-                self._read(known, parts[0].detach(), parts[1])
+            scores = None if parts is None else readable(parts[0])
+            if parts is not None and scores is not None:
+                self._read(known, scores, parts[1])
         elif known.kind is Kind.ATTENTION:
             seen = self._calls.pop(-id(module), 0)
-            key = args[1] if len(args) > 1 else first
-            if not seen and is_plain(first) and is_plain(key):
-                self._read(known, first, key)
-        elif is_plain(output):
-            self._read(known, output.detach(), first)
+            query, key = readable(first), readable(args[1] if len(args) > 1 else first)
+            if not seen and query is not None and key is not None:
+                self._read(known, query, key)
+        elif (numbers := readable(output)) is not None:
+            self._read(known, numbers, first)
 
     def see_slot(self, slot: int, x: torch.Tensor, y: torch.Tensor | None) -> None:
         """A module was called in a compiled graph."""
@@ -146,8 +147,9 @@ class Activations:
         known = None if module is None else self._known(module)
         if known is None or module is None or not self._counts(module, compiled=True):
             return
-        if is_plain(x):
-            self._read(known, x.detach(), y, slot=slot)
+        numbers = readable(x)
+        if numbers is not None:
+            self._read(known, numbers, y, slot=slot)
 
     def see_attention(
         self,
@@ -161,7 +163,8 @@ class Activations:
         slot: int | None = None,
     ) -> None:
         """The function of attention was called in this module's forward."""
-        if owner is None or self._found is None or not is_plain(query) or not is_plain(key):
+        query, key = readable(query), readable(key)
+        if owner is None or self._found is None or query is None or key is None:
             return
         name = self._found.names.get(id(owner))
         plan = self._plan
@@ -285,8 +288,8 @@ def _reading(known: Known, x: torch.Tensor, y: torch.Tensor | None) -> Reading |
         if dead is None:
             return None
         return Reading("activations", name, spread(x), ("dead",), (dead,))
-    if known.kind is Kind.SATURATING and y is not None and is_plain(y):
-        share = share_beyond(spread(y.detach()), *saturation(module))
+    if known.kind is Kind.SATURATING and (before := readable(y)) is not None:
+        share = share_beyond(spread(before), *saturation(module))
         return Reading("activations", name, spread(x), ("saturated",), (share,))
     if known.kind is Kind.BOUNDED:
         sample = spread(x)

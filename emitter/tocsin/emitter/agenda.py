@@ -54,6 +54,9 @@ _CLOSER_ELSE: Final = 5
 REVIEW_STEPS: Final = 32
 """Steps after which the intervals are chosen anew."""
 
+REVIEW_S: Final = 0.25
+"""The same in seconds, where steps are short and the intervals have stayed as they were."""
+
 Due = Mapping[Kind, tuple[CollectionPlan, ...]]
 """The collections that are due at a step, by what they are made of."""
 
@@ -80,7 +83,9 @@ class Agenda:
             self._plans[name] = (plan, schedule)
             if schedule.automatic:
                 weights[name] = (plan.floor, _WEIGHTS[plan.of])
-        self.budget: Final = Budget(settings.budget, weights)
+        self.budget: Final = Budget(settings.budget, weights, fixed=settings.pacing == "steps")
+        self.others: Final[dict[str, int]] = {}
+        """Intervals that are decided elsewhere, by name, to be told with the others."""
         self._closer_from = self._closer_until = 0
         self._closer_next = 0
         self.exact_until = 0
@@ -90,6 +95,7 @@ class Agenda:
         self._at = -1
         self._due: Due = NOTHING
         self._next = 0
+        self._review_steps = REVIEW_STEPS
         self.times: list[float] = []
         """Durations of the steps since the intervals were chosen, seconds."""
         self._tiers_s = 0.0
@@ -129,7 +135,7 @@ class Agenda:
             return step
         shares = self.budget.shares
         regular = (step + -step % shares[name].interval for name in (BLOCKS, NORMS))
-        return min(*regular, self._next - 1, step + REVIEW_STEPS - 1 - len(self.times))
+        return min(*regular, self._next - 1, step + self._review_steps - 1 - len(self.times))
 
     def affords(self, name: str, pass_s: float) -> bool:
         """Whether a pass of that cost would keep its shortest interval."""
@@ -155,11 +161,12 @@ class Agenda:
 
     def intervals(self) -> dict[str, int]:
         """Those of all collections that are summarised at intervals, by name."""
-        return {
+        found = {
             name: self.interval(name)
             for name, (_, schedule) in self._plans.items()
             if schedule.regular
         }
+        return {**found, **self.others}
 
     def look_closer(self, step: int, steps: int) -> None:
         """Summarise gradients and weights at each of the next `steps` steps, the others at each
@@ -185,14 +192,14 @@ class Agenda:
 
     @contextmanager
     def costs(self, *names: str, more: bool = False) -> Iterator[None]:
-        """Count the time inside as a pass of these collections; with `more` as a later part of
+        """Count the CPU time inside as a pass of these collections; with `more` as a later part of
         their last one.
         """
-        began = time.perf_counter()
+        began = time.thread_time()
         try:
             yield
         finally:
-            each = (time.perf_counter() - began) / max(1, len(names))
+            each = (time.thread_time() - began) / max(1, len(names))
             for name in names:
                 self.spent(name, each, more=more)
 
@@ -213,10 +220,13 @@ class Agenda:
             self._reviewed_s, self._tiers_s = spent_s, 0.0
             return
         self.times.append(step_time_s)
-        if len(self.times) < REVIEW_STEPS:
+        count = len(self.times)
+        if count < self._review_steps:
             return
-        base_s = max(0.0, spent_s - self._reviewed_s - self._tiers_s) / len(self.times)
-        self.budget.review(self.times, base_s)
+        base_s = max(0.0, spent_s - self._reviewed_s - self._tiers_s) / count
+        settled = self.budget.review(self.times, base_s)
+        longer = min(2 * count, round(REVIEW_S * count / max(1e-9, sum(self.times))))
+        self._review_steps = max(REVIEW_STEPS, longer) if settled else REVIEW_STEPS
         self.times.clear()
         self._reviewed_s, self._tiers_s = spent_s, 0.0
         self._next = 0

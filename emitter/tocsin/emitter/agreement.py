@@ -1,11 +1,16 @@
 """All ranks of one training leave at the same step.
 
-Rounds. Now and then the ranks take the maximum, over all of them, of two numbers: "I have heard a
-stop" and "so many edges until the next round". A round is started at one edge, asynchronously, and
-its result is taken at the next edge, by all ranks at the same one, since they count edges alike.
-Ranks that step together (DDP, FSDP: each backward waits for all) have all started a round before
-any of them comes to the next edge, so its result is there and nobody waits. A round costs 60-80
-microseconds on gloo; rounds are `ROUND_S` apart, so that is about 0.1 % of the time.
+Rounds. Now and then the ranks take the maximum, over all of them, of two numbers: what a rank knows
+(nothing, something went wrong, a stop was heard) and "so many edges until the next round". A round
+is started at one edge, asynchronously, and its result is taken at the next edge, by all ranks at
+the same one, since they count edges alike. Ranks that step together (DDP, FSDP: each backward waits
+for all) have all started a round before any of them comes to the next edge, so its result is there
+and nobody waits. A round costs 60-80 microseconds on gloo; rounds are `ROUND_S` apart, so that is
+about 0.1 % of the time.
+
+A rank sees itself that its loss is NaN, long before anybody has signed a command. From then on all
+ranks hold a round at each edge, for `ALERT_EDGES`: once a rank has heard, they leave two edges
+later, however short the steps are.
 
 Ranks that do not step together would wait for one another here. They may, for a small share of the
 time; beyond it, or when a round fails, the agreement ends for good and each rank leaves at its own
@@ -14,11 +19,13 @@ edge.
 At exit. A gloo thread that lets go of a tensor needs the interpreter; after its end that aborts the
 process (measured: SIGABRT at the exit of a healthy run). So there is one tensor for all rounds, and
 `close`, called before the group is destroyed and when the training ends, takes the round under way
-to its end; if it has none, its tensor is never freed.
+to its end; if it has none, its tensor is never freed, and later rounds have another.
 
 The collective runs on a gloo group of its own, made inside the wrapped `init_process_group`, where
 all ranks are. A rank without tocsin would never come to `new_group`; so the ranks first look for
-each other in the store, for `HERE_S` at most.
+each other in the store, for `HERE_S` at most. torch numbers the groups of a rank as they are made,
+and ranks whose numbers differ never meet in the user's next group: so whether this one is made is
+decided once for all ranks, by the first that has an answer.
 """
 
 from __future__ import annotations
@@ -28,11 +35,15 @@ import functools
 import logging
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from types import ModuleType
 from typing import TYPE_CHECKING, Final, ParamSpec, Protocol, TypeVar
+
+from tocsin.emitter.identity import rank_of
+from tocsin.emitter.wall import from_signal
 
 if TYPE_CHECKING:
     import torch
@@ -59,6 +70,13 @@ CLOSE_S: Final = 1.0
 HEARD_PATIENCE_S: Final = 5.0
 """Once a stop was heard a rank waits this long for the others, seconds."""
 
+ALERT_EDGES: Final = 256
+"""So many edges have a round each after something went wrong."""
+
+CALM_EDGES: Final = 4 * ALERT_EDGES
+"""And so many edges after it began, another such time may begin: the rounds cost time."""
+
+_NOTHING, _ALERT, _STOP = 0, 1, 2
 _MAX_INTERVAL: Final = 32
 _POLL_S: Final = 0.00005
 _SETTLE: Final = 8
@@ -86,7 +104,7 @@ class Round(Protocol):
 class Collective(Protocol):
     """Takes maxima over all ranks."""
 
-    def start(self, heard: int, interval: int) -> Round:
+    def start(self, known: int, interval: int) -> Round:
         """Begin a round; never waits. Raises RuntimeError: the group is gone."""
         ...
 
@@ -107,8 +125,15 @@ class Agreement:
         self._last_round_at: float | None = None
         self._edges_since = 0
         self._interval = 1
+        self._alerted = False
+        self._alert_began = -CALM_EDGES
         self.broken: str | None = None
         self.closed = False
+
+    def alert(self) -> None:
+        """Something went wrong here that a stop may follow; never waits."""
+        if self._edges - self._alert_began >= CALM_EDGES:
+            self._alerted = True
 
     def close(self) -> None:
         """Let go of the group, after the round under way; waits for that at most `CLOSE_S`."""
@@ -141,14 +166,19 @@ class Agreement:
                 if not self._await(self._round, heard):
                     self.broken = "the ranks do not step alike"
                     return False
-                leave, interval = self._round.result()
+                known, interval = self._round.result()
                 self._round = None
-                if leave:
+                if known >= _STOP:
                     return True
+                if known == _ALERT:
+                    self._alerted, self._alert_began = False, edge
+                if edge - self._alert_began < ALERT_EDGES:
+                    interval = 1
                 self._next_round = edge - 1 + max(1, interval)
             if edge >= self._next_round:
                 self._measure()
-                self._round = collective.start(int(heard), self._interval)
+                known = _STOP if heard else _ALERT if self._alerted else _NOTHING
+                self._round = collective.start(known, self._interval)
         except (RuntimeError, ValueError, TypeError) as error:
             self.broken = f"a round failed: {error}".splitlines()[0][:200]
         return False
@@ -179,21 +209,24 @@ class Agreement:
 
 
 class _GlooRound:
-    def __init__(self, work: dist.Work, numbers: torch.Tensor) -> None:
+    def __init__(self, work: dist.Work, numbers: torch.Tensor, forget: Callable[[], None]) -> None:
         self._work = work
         self._numbers = numbers
+        self._forget = forget
 
     def done(self) -> bool:
         return bool(self._work.is_completed())
 
     def result(self) -> tuple[int, int]:
         self._work.wait()
-        heard, interval = self._numbers.tolist()
-        return int(heard), int(interval)
+        known, interval = self._numbers.tolist()
+        return int(known), int(interval)
 
     def abandon(self) -> None:
         for each in (self._work, self._numbers):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
+        # The ranks that are late may still write to it: the next round needs a tensor of its own.
+        self._forget()
 
 
 class GlooCollective:
@@ -204,23 +237,27 @@ class GlooCollective:
         self._group = group
         self._numbers: torch.Tensor | None = None
 
-    def start(self, heard: int, interval: int) -> Round:
+    def start(self, known: int, interval: int) -> Round:
         """See Collective. There is at most one round at a time."""
         numbers = self._numbers
         if numbers is None:
             import torch
 
             numbers = self._numbers = torch.zeros(2, dtype=torch.int64, device="cpu")
-        numbers[0], numbers[1] = heard, interval
+        numbers[0], numbers[1] = known, interval
         maximum = self._dist.ReduceOp.MAX
         work = self._dist.all_reduce(numbers, op=maximum, group=self._group, async_op=True)
         if work is None:
             raise RuntimeError("this rank is not in the group")
-        return _GlooRound(work, numbers)
+        return _GlooRound(work, numbers, self._forget)
+
+    def _forget(self) -> None:
+        self._numbers = None
 
 
 _collective: GlooCollective | None = None
 _agreement: Agreement | None = None
+_trainings = 0
 
 
 def current() -> Agreement | None:
@@ -230,6 +267,44 @@ def current() -> Agreement | None:
         _agreement.close()
     _agreement = None if _collective is None else Agreement(_collective)
     return _agreement
+
+
+Place = tuple[tuple[int, int], Callable[[str], str]] | tuple[None, None]
+
+
+def ranks_here() -> Place:
+    """(rank, world size), and how the ranks agree on one training; None before they have met."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return None, None
+    return (dist.get_rank(), dist.get_world_size()), one_training
+
+
+def ranks_to_come(environ: Mapping[str, str]) -> bool:
+    """Whether this is one of several ranks that have torch, and have not met yet.
+
+    What one says before that it would say as a training of its own.
+    """
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or dist.is_initialized():
+        return False
+    return rank_of(environ)[2] > 1
+
+
+def one_training(claim: str) -> str:
+    """The same text on all ranks whose training begins now: that of the rank that came first.
+
+    `claim` is this rank's own. Through the store of the process group, so nobody waits for another;
+    each rank's n-th training is one with the others' n-th. Raises what torch does.
+    """
+    global _trainings
+    import torch.distributed as dist
+
+    if dist.get_world_size() < 2 or dist.get_backend() == "fake":
+        return claim
+    name, _trainings = f"tocsin/training/{_trainings}", _trainings + 1
+    store = dist.distributed_c10d._get_default_store()
+    return bytes(store.compare_set(name, "", claim)).decode() or claim
 
 
 def wrap_init_process_group(torch_distributed: ModuleType) -> None:
@@ -255,8 +330,12 @@ def _after(original: Callable[P, R], then: Callable[[], None]) -> Callable[P, R]
         result = original(*args, **kwargs)
         try:
             then()
-        except Exception:
-            logger.warning("ranks will leave at their own edges", exc_info=True)
+        # An emitter hook's wall: the process group is there, whatever ours does.
+        except Exception as error:
+            if from_signal(error):
+                raise
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            logger.warning("each rank leaves at its own edge when it is stopped: %s", reason)
         return result
 
     wrapped._tocsin = True  # type: ignore[attr-defined]  # marks it as wrapped
@@ -268,8 +347,10 @@ def _before(original: Callable[P, R], first: Callable[[], None]) -> Callable[P, 
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             first()
-        except Exception:
+        except Exception as error:
             # An emitter hook's wall: the user's call is made whatever ours does.
+            if from_signal(error):
+                raise
             logger.warning("the side group was not let go of in order", exc_info=True)
         return original(*args, **kwargs)
 
@@ -289,19 +370,29 @@ def _make_group(torch_distributed: ModuleType, environ: Mapping[str, str]) -> No
     if not environ.get("TOCSIN_RUN_ID"):
         return
     world_size, rank = torch_distributed.get_world_size(), torch_distributed.get_rank()
-    if world_size < 2:
+    if world_size < 2 or "fake" in torch_distributed.get_backend():
+        # The ranks of a fake group are one process, and gloo dies of its store by SIGSEGV.
         return
     store = torch_distributed.distributed_c10d._get_default_store()
     # A group that is made again meets a store that remembers; each making has its own names.
     turn = int(store.add(f"tocsin/turn/{rank}", 1))
+    # Counted before the rank is there, so that all who see all ranks see the same count.
+    store.add(f"tocsin/off/{turn}", int(environ.get("TOCSIN_STOP") == "off"))
     store.set(f"tocsin/here/{turn}/{rank}", environ.get("TOCSIN_JOB_ID", ""))
     names = [f"tocsin/here/{turn}/{other}" for other in range(world_size)]
-    store.wait(names, timedelta(seconds=HERE_S))
+    try:
+        store.wait(names, timedelta(seconds=HERE_S))
+        answer = "here" if store.add(f"tocsin/off/{turn}", 0) == 0 else "off"
+    except RuntimeError:
+        answer = f"not all ranks were there within {HERE_S:g} s"
+    answer = store.compare_set(f"tocsin/all/{turn}", "", answer).decode()
+    if answer not in ("here", "off"):
+        raise TimeoutError(answer)
     job_id = store.get(names[0]).decode()
     if job_id:
         # On other nodes another launcher made another one; an incarnation is equal on all ranks.
         os.environ["TOCSIN_JOB_ID"] = job_id
-    if environ.get("TOCSIN_STOP") == "off":
+    if answer == "off":
         return
     group = torch_distributed.new_group(backend="gloo", timeout=timedelta(seconds=GROUP_TIMEOUT_S))
     _collective = GlooCollective(torch_distributed, group)

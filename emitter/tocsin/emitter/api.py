@@ -20,13 +20,14 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, SupportsFloat
 
 from tocsin.emitter import install, user_values
+from tocsin.emitter.agreement import ranks_here, ranks_to_come
 from tocsin.emitter.current import current
 from tocsin.emitter.records import as_array, frame_of
 from tocsin.emitter.sender import say
@@ -34,7 +35,7 @@ from tocsin.emitter.services import Services, environment
 from tocsin.emitter.session import Session, succeeded
 from tocsin.emitter.settings import LAUNCHER, RUN_ID
 from tocsin.emitter.training import Training
-from tocsin.schemas.config import load_config
+from tocsin.schemas.config import load_config, shared_config
 from tocsin.schemas.config_capture import capture_config
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.runs import Outcome
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from tocsin.emitter.named_data import NamedData
 
 MAX_EARLY: Final = 100
-"""Calls of `log` before the first optimizer step that are kept until it comes."""
+"""Calls before the first optimizer step that are kept until it comes."""
 
 
 class Run:
@@ -56,7 +57,6 @@ class Run:
         self._session = session
         self._run_id = os.environ.get(RUN_ID, "")
         self._wall = session.wall
-        self._early: list[tuple[list[str], list[float], int | None]] = []
         self._finished = False
 
     @property
@@ -72,7 +72,8 @@ class Run:
     def watch(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Name the model, and the optimizer whose steps count where there are several.
 
-        Both are found without it; it settles what is the main one.
+        Both are found without it; it settles what is the main one, and names the model where it
+        cannot be found: after `gc.freeze()`, or in a very large heap.
 
         Raises:
             ConfigurationError: these are no torch module and optimizer.
@@ -87,6 +88,7 @@ class Run:
             raise ConfigurationError(
                 f"watch: expected a torch.optim.Optimizer, found {type(optimizer).__name__}"
             )
+        self._wall.call("api", self._name_model, model)
         if optimizer is not None:
             self._wall.call("api", self._prefer, optimizer)
 
@@ -197,7 +199,7 @@ class Run:
             frame = frame_of(training.speaker, numbers, kind[:64], at)
             training.frame(frame, urgent=bool(frame.counts[:, 2:].any()))
 
-        self._wall.call("api", send)
+        self._wall.call("api", self._say, send)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -239,34 +241,37 @@ class Run:
             self.finish("failed")
 
     def _training(self) -> Training:
-        training = self._session.begin()
+        training = self._session.begin(*ranks_here())
         self._session.announce({})
         return training
+
+    def _say(self, call: Callable[[], None]) -> None:
+        """Do it now, or once the ranks of this job know which training they are in."""
+        if self._session.training is None and ranks_to_come(os.environ):
+            self._keep(call)
+        else:
+            call()
+
+    def _keep(self, call: Callable[[], None]) -> None:
+        if len(self._session.early) < MAX_EARLY:
+            self._session.early.append(call)
 
     def _log(self, columns: list[str], numbers: list[float], step: int | None) -> bool:
         """Whether this is a step of a loop without torch."""
         torch_hooks = sys.modules.get("tocsin.emitter.torch_hooks")
-        if torch_hooks is not None and self._session.training is None:
-            if len(self._early) < MAX_EARLY:
-                self._early.append((columns, numbers, step))
-            return False
-        training = self._training()
-        watched = torch_hooks is not None and torch_hooks.hooks.capture is not None
-        for before in self._early:
-            self._row(training, *before, watched)
-        self._early.clear()
-        self._row(training, columns, numbers, step, watched)
-        return not watched
 
-    def _row(
-        self,
-        training: Training,
-        columns: list[str],
-        numbers: list[float],
-        step: int | None,
-        watched: bool,
-    ) -> None:
-        if watched:
+        def row() -> None:
+            self._row(columns, numbers, step)
+
+        if torch_hooks is not None and self._session.training is None:
+            self._keep(row)
+            return False
+        self._say(row)
+        return torch_hooks is None or torch_hooks.hooks.capture is None
+
+    def _row(self, columns: list[str], numbers: list[float], step: int | None) -> None:
+        training, torch_hooks = self._training(), sys.modules.get("tocsin.emitter.torch_hooks")
+        if torch_hooks is not None and torch_hooks.hooks.capture is not None:
             at = step if step is not None else training.last_step or 0
             training.row([f"log.{name}" for name in columns], numbers, step=at)
             return
@@ -279,7 +284,7 @@ class Run:
     def _mark(self, name: str, edge: str, duration_s: float | None) -> None:
         if self._finished:
             return
-        self._training().phase(str(name), edge, duration_s)
+        self._say(lambda: self._training().phase(str(name), edge, duration_s))
         watching = user_values.watching()
         if watching is not None:
             watching.phases.named(str(name), edge, time.perf_counter())
@@ -289,13 +294,21 @@ class Run:
         if watching is not None:
             user_values.add_loss(watching, self._session.training, name, number)
         else:
-            training = self._training()
-            training.row([f"loss.{name}"], [float(number)], step=training.next_step)
+            self._say(lambda: self._loss_row(name, float(number)))
+
+    def _loss_row(self, name: str, number: float) -> None:
+        training = self._training()
+        training.row([f"loss.{name}"], [number], step=training.next_step)
 
     def _data(self, data: NamedData) -> None:
         watching = user_values.watching()
         if watching is not None:
             user_values.look_at(watching, self._session.training, data)
+
+    def _name_model(self, model: torch.nn.Module) -> None:
+        from tocsin.emitter import torch_hooks
+
+        torch_hooks.hooks.name_model(model)
 
     def _prefer(self, optimizer: torch.optim.Optimizer) -> None:
         from tocsin.emitter import torch_hooks
@@ -303,11 +316,8 @@ class Run:
         torch_hooks.hooks.preferred = weakref.ref(optimizer)
 
     def _say_early(self) -> None:
-        if self._early:
-            training = self._training()
-            for before in self._early:
-                self._row(training, *before, False)
-            self._early.clear()
+        if self._session.early:
+            self._training()
 
 
 _run: Run | None = None
@@ -316,7 +326,7 @@ _inherited: Final[list[Run]] = []
 
 def _in_child() -> None:
     # The parent's run is not this process's: `start()` here begins a training of its own. What was
-    # inherited is kept: closing a copied SQLite connection could disturb the parent's.
+    # inherited is kept: to end it, the spool's file or the Kafka client in it, is up to the parent.
     global _run
     if _run is not None:
         _inherited.append(_run)
@@ -341,7 +351,8 @@ def start(
         run_id: the run's id; by default TOCSIN_RUN_ID, the scheduler's id, or a new one.
         labels: what rules and routes can match, beside TOCSIN_LABELS and the file's.
         config: the configuration file; by default TOCSIN_CONFIG, else ./tocsin.yaml, if there.
-        services: whether to start the helper where no launcher has done so.
+        services: whether to start the helper where no launcher has done so. On an embedded bus a
+            small process that hears stops, and takes in what is sent, is started in any case.
         capture: what to capture, as the section `capture` of the file says it, like
             `{"budget": "1%", "collections": {"gradients": {"every": 5}}}`. It is laid over what the
             file or the launcher says: its keys hold, and its collections one by one.
@@ -358,6 +369,8 @@ def start(
     services_here: Services | None = None
     if launched is None:
         loaded = load_config(None if config is None else Path(config), os.environ)
+        if loaded.shared is not None:
+            say(shared_config(loaded.shared))
         given = {**loaded.config.labels, **given}
         try:
             added = environment(run_id, loaded, os.environ, capture=over)

@@ -43,7 +43,8 @@ class Around:
         self.others = OtherOptimizers()
         self.marks_evaluations = True
         """Whether evaluations are marked here; a framework's callback knows better when."""
-        self._thread = 0
+        self.thread = 0
+        """The one that trains."""
 
     def forget(self) -> None:
         """The training is over; the next begins anew."""
@@ -54,13 +55,14 @@ class Around:
         self.named.forget()
         self.checks.forget()
         self.others = OtherOptimizers()
-        self._thread = 0
+        self.thread = 0
 
     def begin(self, training: Training, optimizers: Optimizers) -> None:
         """A training begins on this thread, with these optimizers."""
-        self._thread = threading.get_ident()
+        self.thread = threading.get_ident()
         root = optimizers.root
         self.checks.begin(training, optimizers)
+        self.data.begin(training)
 
         def say(edge: Edge, duration_s: float | None) -> bool:
             if edge == "begin" and not self.marks_evaluations:
@@ -88,10 +90,14 @@ class Around:
 
             self.phases.timer = DeviceTime(report, events_on(first.device), wall=self._wall)
 
+    def moved(self) -> None:
+        """The training goes on on this thread."""
+        self.thread = threading.get_ident()
+
     @property
     def on_its_thread(self) -> bool:
         """Whether this is the thread that trains."""
-        return threading.get_ident() == self._thread
+        return threading.get_ident() == self.thread
 
     # -- what the hooks see --------------------------------------------------------------------
 
@@ -115,12 +121,7 @@ class Around:
     @property
     def busy(self) -> bool:
         """Whether something here has more to do after a step than to look at the clock."""
-        return (
-            self.phases.timer is not None
-            or self.others.any
-            or self.named.any
-            or bool(self.loaders.news)
-        )
+        return self.phases.timer is not None or self.named.any or bool(self.loaders.news)
 
     # -- what capture asks and tells -------------------------------------------------------------
 
@@ -144,7 +145,7 @@ class Around:
         if self.phases.timer is not None:
             call("device time", self.phases.after_step, step)
         if self.others.any:
-            call("other optimizers", self._send_others, training, step, at_us)
+            self.send_others(training, step, at_us)
         if self.named.any:
             call("named losses", self.named.send, training, step, "train")
         if self.loaders.news:
@@ -162,8 +163,12 @@ class Around:
         self._wall.call("loaders", self.loaders.tell, training)
         self._wall.call("source checks", self.checks.close, training)
 
+    def send_others(self, training: Training, step: int, at_us: int) -> None:
+        """Say what the other optimizers have to say with this step of the main one."""
+        self._wall.call("other optimizers", self._send_others, training, step, at_us)
+
     def _send_others(self, training: Training, step: int, at_us: int) -> None:
         for row in self.others.take(step):
             columns, values = row.row()
             odd = not all(map(math.isfinite, values))
-            training.sender.row(StepRow(row.step, at_us, columns, values), urgent=odd)
+            training.step_row(StepRow(row.step, at_us, columns, values), urgent=odd)

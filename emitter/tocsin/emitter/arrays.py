@@ -88,7 +88,7 @@ class ExactRow:
             before, self._finite = self._finite, self._finite + n
             shift = mean - self._mean
             self._mean += shift * n / self._finite
-            self._spread += square_sum(apart) + shift**2 * before * n / self._finite
+            self._spread += square_sum(apart) + shift * shift * before * n / self._finite
 
     def row(self) -> tuple[Doubles, Counts]:
         """STATISTIC_COLUMNS, zeros where nothing is finite, and COUNT_COLUMNS."""
@@ -142,4 +142,12 @@ def row_of(array: Array) -> tuple[Doubles, Counts]:
 def as_float32(values: Doubles) -> Floats:
     """In float32; what is beyond its range becomes its largest number."""
     limit = float(np.finfo(np.float32).max)
-    return np.clip(values, -limit, limit).astype(np.float32)
+    return narrowed(np.clip(values, -limit, limit))
+
+
+def narrowed(values: Array) -> Floats:
+    """In float32; what is too small for it is zero, also where the user lets NumPy raise for that
+    (`numpy.seterr`).
+    """
+    with np.errstate(all="ignore"):
+        return values.astype(np.float32)

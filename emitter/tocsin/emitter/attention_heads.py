@@ -15,6 +15,7 @@ from torch import nn
 from tocsin.emitter.activation_readings import Reading
 from tocsin.emitter.activation_samples import thinned
 from tocsin.emitter.shards import is_distributed
+from tocsin.emitter.summaries import lengths
 
 HEADS: Final = 4
 QUERIES: Final = 32
@@ -81,7 +82,7 @@ def _longest(vectors: torch.Tensor) -> torch.Tensor:
     some = thinned(vectors, MOST_LENGTHS, whole=1)
     # In the order of memory it is quicker.
     some = some.permute(*sorted(range(3), key=lambda d: -some.stride(d)), 3)
-    return torch.linalg.vector_norm(some, dim=-1, dtype=torch.float32).max()
+    return lengths(some).max()
 
 
 def _logits(

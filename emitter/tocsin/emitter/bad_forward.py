@@ -4,14 +4,15 @@ What a forward pass keeps for its backward pass is looked through once, in forwa
 of the backward call of a loss that is known not to be finite: on the CPU alone, where that is known
 at once. The first operation with a bad number is named, by the module whose parameters it, or the
 last one before it, has used; or what went into it: a weight, or what was computed from none, a
-batch. At most `LOOKS` times in a training, and for `LIMIT_S` each time.
+batch. At most `LOOKS` times between two steps, `MAX_LOOKS` times in a training, and for `LIMIT_S`
+each time.
 
 What hooks of saved tensors have packed is never read: under activation checkpointing that would
 run the forward pass again. The first such tensor ends the look, since what is behind it may not
 be the first bad one.
 
 It is sent as a row of `activations`, `weights` or `inputs` of the step, with the count `order`, in
-front of the step's scalars.
+front of the step's scalars, once it is known whether a step was made: `SkippedSteps`.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ import numpy as np
 import torch
 from torch.autograd.graph import Node
 
-from tocsin.emitter.activation_samples import is_plain
+from tocsin.emitter.readable import is_readable
 from tocsin.emitter.tables import Table
 
 LOOKS: Final = 3
+MAX_LOOKS: Final = 20
 LIMIT_S: Final = 1.0
 MAX_NODES: Final = 50_000
 
@@ -67,12 +69,12 @@ def first_bad_value(loss: torch.Tensor, names: Mapping[int, str]) -> BadValue | 
 
     `names` are those of parameters, by their id.
     """
-    until = time.perf_counter() + LIMIT_S
+    until = time.thread_time() + LIMIT_S
     module = ""
     produced: dict[Node, str] = {}
     with torch.no_grad():
         for order, node in enumerate(_in_forward_order(loss)):
-            if time.perf_counter() > until:
+            if time.thread_time() > until:
                 return None
             own = ""
             for name, parameter in _parameters_of(node, names):
@@ -138,7 +140,7 @@ def _saved(node: Node) -> list[tuple[str, torch.Tensor]] | None:
             value = getattr(node, attribute)
         except RuntimeError:
             continue  # freed, or changed in place since
-        if is_plain(value) and value.device.type == "cpu" and value.numel():
+        if is_readable(value) and value.device.type == "cpu" and value.numel():
             found.append((attribute, value))
     return found
 
@@ -157,7 +159,7 @@ def _parameters_of(node: Node, names: Mapping[int, str]) -> Iterator[tuple[str, 
         for behind in (following, *_behind(following)):
             variable = getattr(behind, "variable", None)
             name = names.get(id(variable))
-            if name is not None and is_plain(variable) and variable.device.type == "cpu":
+            if name is not None and is_readable(variable) and variable.device.type == "cpu":
                 yield name, variable
 
 

@@ -62,7 +62,12 @@ class BlockReader:
             if type(gradient) is torch.Tensor and gradient.dtype is torch.float32:
                 try:
                     values = gradient.numpy().ravel("K")
-                except TypeError:  # a sparse one, or one on another device
+                except (TypeError, RuntimeError) as error:
+                    # A sparse one, or one on another device; else one that was computed with
+                    # `create_graph=True`, or whose sign is noted beside it.
+                    odd = gradient.requires_grad or gradient.is_neg()
+                    if isinstance(error, RuntimeError) and not odd:
+                        raise
                     if _is_elsewhere(gradient):
                         complete = False
                         continue

@@ -59,9 +59,14 @@ class Share:
 class Budget:
     """The intervals in force."""
 
-    def __init__(self, share: float, weights: Mapping[str, tuple[int, float]]) -> None:
-        """`share` of the step time; `weights[name]` is the floor in steps and the weight."""
+    def __init__(
+        self, share: float, weights: Mapping[str, tuple[int, float]], *, fixed: bool = False
+    ) -> None:
+        """`share` of the step time; `weights[name]` is the floor in steps and the weight. Where it
+        is `fixed` each keeps its floor, whatever it costs.
+        """
         self._share = share
+        self._fixed = fixed
         self.shares: Final = {
             name: Share(floor, weight, floor) for name, (floor, weight) in weights.items()
         }
@@ -83,13 +88,18 @@ class Budget:
         share = self.shares.get(name)
         return 1 if share is None else share.interval
 
-    def review(self, step_s: Sequence[float], base_s: float) -> None:
+    def review(self, step_s: Sequence[float], base_s: float) -> bool:
         """Choose the intervals anew from the newest step times and what a step without a pass
-        costs, both in seconds.
+        costs, both in seconds; whether they were chosen, and stay as they were.
         """
-        if not step_s or self._spent_s < ALLOWANCE_S:
-            return
-        allowed = max(self._share * median(step_s), LEAST_S)
+        if self._fixed or not step_s or self._spent_s < ALLOWANCE_S:
+            return False
+        before = [share.interval for share in self.shares.values()]
+        self._choose(median(step_s), base_s)
+        return before == [share.interval for share in self.shares.values()]
+
+    def _choose(self, step_s: float, base_s: float) -> None:
+        allowed = max(self._share * step_s, LEAST_S)
         left = max(allowed - base_s, LEFT * allowed)
         open_ = {name: share for name, share in self.shares.items() if share.costs}
         while open_:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from tocsin.bus.port import Bus, Producer, UnknownTopic
+from tocsin.bus.port import Outlet, UnknownTopic, Writer
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.topics import Topics
 
@@ -16,14 +16,14 @@ CLOSE_S: Final = 2.0
 class BusLink:
     """A bus and a producer on it."""
 
-    def __init__(self, open_bus: Callable[[], Bus], topics: Topics, *, create: bool) -> None:
+    def __init__(self, open_bus: Callable[[], Outlet], topics: Topics, *, create: bool) -> None:
         self._open = open_bus
         self._topics = topics
         self._create = create
-        self._bus: Bus | None = None
-        self._producer: Producer | None = None
+        self._bus: Outlet | None = None
+        self._producer: Writer | None = None
 
-    async def up(self) -> Producer:
+    async def up(self) -> Writer:
         """The producer. Raises whatever opening a bus raises."""
         if self._producer is None:
             bus = self._open()

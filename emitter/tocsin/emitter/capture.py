@@ -17,12 +17,14 @@ from typing import Final
 
 import numpy as np
 import torch
+from torch import nn
 
 from tocsin.emitter import checkpoints, models
 from tocsin.emitter.activations import activations
 from tocsin.emitter.agenda import CHECKSUMS, CHECKSUMS_EVERY, NORMS, Due
 from tocsin.emitter.around import Around
-from tocsin.emitter.bad_forward import LOOKS, first_bad_value
+from tocsin.emitter.backward_sharing import BackwardSharing
+from tocsin.emitter.bad_forward import LOOKS, MAX_LOOKS, first_bad_value
 from tocsin.emitter.checkpoints import Written
 from tocsin.emitter.checksums import Checksums
 from tocsin.emitter.chosen_activations import ActivationProbe
@@ -38,6 +40,7 @@ from tocsin.emitter.losses import Loss, LossBuffer, on_host
 from tocsin.emitter.optimizer_state import OPTIMIZER_STATE, OptimizerState
 from tocsin.emitter.plans import CollectionPlan
 from tocsin.emitter.quick_steps import MAX_GROUPS, QuickSteps
+from tocsin.emitter.skipped_steps import SkippedSteps
 from tocsin.emitter.step_report import AT_ONCE, Draft, Reporter
 from tocsin.emitter.summaries import dense
 from tocsin.emitter.tensor_rows import TensorRows, Wanted
@@ -45,7 +48,11 @@ from tocsin.emitter.training import Shape, Training
 from tocsin.emitter.updates import UpdateProbe
 from tocsin.emitter.watched import Optimizers, Watched
 from tocsin.schemas.events import clip
+from tocsin.schemas.observed import OptimizersSeen
 from tocsin.schemas.runs import Checkpoint, CheckpointWritten, Group
+from tocsin.schemas.steady_clock import unix_us
+
+SHARING: Final = "optimizers of one loss"
 
 MAX_WAITING: Final = 64
 """Steps whose numbers may be on their way from the GPU."""
@@ -66,6 +73,7 @@ class Capture:
         *,
         preferred: torch.optim.Optimizer | None = None,
         used: Collection[torch.optim.Optimizer] = (),
+        model: nn.Module | None = None,
     ) -> None:
         self.training: Final = training
         self._losses = losses
@@ -73,8 +81,10 @@ class Capture:
         self._clipped = clipped
         self._around = around
         self._quick: Final = quick
-        self._shared: list[Loss] = []
-        self.optimizers: Final = Optimizers(first, preferred, used)
+        self.shared: list[Loss] = []
+        """Losses that another optimizer has taken, for the one whose steps count."""
+        self.optimizers: Final = Optimizers(first, preferred, used, model)
+        self.optimizers.is_one_of_ranks = training.identity.world_size > 1
         self.agenda: Final = training.agenda
         training.is_evaluating = self._is_evaluating
         training.skipped_tensors = lambda: self._gradients.skipped + self._state.skipped
@@ -85,17 +95,30 @@ class Capture:
         self._reporter = Reporter(training, self.agenda)
         self._saved: deque[Written] = deque(maxlen=100)
         self._scaler: Final = LossScaler(training, losses)
+        self._skips: Final = SkippedSteps(training)
         of, wall = training.settings.of, training.wall
         self._activations: Final = ActivationProbe(self.agenda, wall, of("activations"))
         self.inputs: Final = InputProbe(self.agenda, wall, of("inputs"))
         self._local_s = 0.0
-        self._bad_looks = 0
+        self._bad_looks = self._all_looks = 0
         self._updates: Final = UpdateProbe()
+        self._sharing: Final = BackwardSharing()
         self._state: Final = OptimizerState()
         self._evaluated: Final = EvaluationLosses(training)
         self.evaluations: Final = EvaluationBatches(
-            training, self._activations, quick, lambda: self.optimizers.root
+            training,
+            self._activations,
+            quick,
+            lambda: self.optimizers.root,
+            lambda: around.on_its_thread,
         )
+        if self.optimizers.homeless:
+            training.wall.switch_off(
+                "model",
+                "no module was found that has the optimizer's parameters (after gc.freeze(), or in "
+                "a very large heap), so activations and names are missing; try "
+                "tocsin.emitter.start().watch(model)",
+            )
         activations.forget()
         around.begin(training, self.optimizers)
 
@@ -128,6 +151,13 @@ class Capture:
                 "cuda": torch.version.cuda if torch.cuda.is_available() else None,
             },
         }
+
+    def _tell_sharing(self, step: int) -> None:
+        if (found := self._sharing.news()) is not None:
+            optimizers, losses = found
+            self.training.emit(
+                OptimizersSeen(**self.training.who, optimizers=optimizers, losses=losses, step=step)
+            )
 
     def parameters(self) -> list[torch.Tensor]:
         """All parameters of all optimizers, each once."""
@@ -166,13 +196,17 @@ class Capture:
                 if "weights" in due:
                     self._updates.before(self.optimizers.of(optimizer).parameters)
 
-    def stepped(self, optimizer: torch.optim.Optimizer) -> int | None:
-        """An optimizer has made a step; the number of it if it is the primary's, else None."""
+    def stepped(self, optimizer: torch.optim.Optimizer, *, backward: bool = True) -> int | None:
+        """An optimizer has made a step; the number of it if it is the primary's, else None.
+
+        `backward`: whether there was a backward call since any optimizer's last step.
+        """
         now, wall = time.perf_counter(), self.training.wall
         watched = self.optimizers.of(optimizer)
+        wall.call(SHARING, self._sharing.stepped, optimizer, backward=backward)
         if not self.optimizers.counts(optimizer, watched):
             losses = self._losses.take()
-            self._shared = losses or self._shared
+            self.shared = losses or self.shared
             self._around.other_stepped(
                 optimizer,
                 losses,
@@ -183,7 +217,7 @@ class Capture:
             return None
         if models.found_inf(optimizer):
             # A fused optimizer under a GradScaler was called, and changed nothing.
-            self._losses.skip()
+            self._losses.skipped += 1
             self._drop_step()
             return None
         step_time = self.ended(now)
@@ -191,13 +225,16 @@ class Capture:
             self.evaluations.over(in_time=False)
         step = self.training.stepped(step_time)
         columns, values = self._scalars(optimizer, step_time)
+        if self._skips.any:
+            self._skips.made(step, columns, values)
+            self._bad_looks = 0
         # Several that step after one backward call share its loss, whoever comes first.
-        losses, self._shared = self._losses.take() or self._shared, []
+        losses, self.shared = self._losses.take() or self.shared, []
         if isinstance(optimizer, torch.optim.LBFGS):
             losses = losses[:1]  # the closure runs up to max_iter times a step
         draft = Draft(
             step=step,
-            at_us=time.time_ns() // 1000,
+            at_us=unix_us(),
             columns=columns,
             values=values,
             losses=on_host(losses),
@@ -228,13 +265,14 @@ class Capture:
         if self._saved:
             self.report_checkpoints()
         self._around.stepped(self.training, step, draft.at_us)
-        self._quick.allow(self, optimizer, self._quiet_until(step + 1))
+        wall.call(SHARING, self._tell_sharing, step)
         if self._local.active:
             spent_s = wall.spent.get(LOCAL_GRADIENTS, 0.0)
             self._local.plan(self.agenda, step + 1, spent_s - self._local_s)
             self._local_s = spent_s
         if step_time is not None and step > 1:
             self.agenda.stepped(step_time, wall.seconds)
+        self._quick.allow(self, optimizer, self._quiet_until(step + 1))
         return step
 
     def ended(self, now: float) -> float | None:
@@ -246,7 +284,7 @@ class Capture:
         """The first step from this one on that may have more to say than loss, times and rates."""
         if (
             self._waiting
-            or self._scaler.active
+            or self._skips.any
             or self._saved
             or self._evaluated.waiting
             or self.evaluations.busy
@@ -258,6 +296,17 @@ class Capture:
         ):
             return 0
         return min(self.agenda.quiet_until(step), self._around.wakes)
+
+    def usual_scaler(self) -> tuple[float, ...] | None:
+        """What a usual step has to say of a GradScaler; None: the step is not usual."""
+        return None if self._skips.any else self._scaler.usual()
+
+    def settled(self) -> None:
+        """A step went the quick way: what was kept for it is used up."""
+        self._losses.take()
+        self._clipped.clear()
+        self._readings.clear()
+        self.shared = []
 
     def _scalars(
         self, optimizer: torch.optim.Optimizer, step_time: float | None
@@ -296,17 +345,24 @@ class Capture:
     def scaler_updated(self, scaler: object, *, made_step: bool) -> None:
         """GradScaler.update: without an optimizer step before it, the step was skipped."""
         if self._scaler.updated(scaler, made_step=made_step):
+            self._quick.until = 0
             self._drop_step()
+
+    def batch_skipped(self) -> None:
+        """The loop has thrown away the gradients of what it computed since the last step."""
+        self._quick.until = 0
+        self._drop_step(by_loop=True)
 
     def bad_loss(self, loss: object) -> None:
         """This loss is not finite, and its backward call comes now."""
-        if isinstance(loss, torch.Tensor) and self._bad_looks < LOOKS and not is_recording():
+        if not isinstance(loss, torch.Tensor) or is_recording():
+            return
+        if self._bad_looks < LOOKS and self._all_looks < MAX_LOOKS:
             self._bad_looks += 1
+            self._all_looks += 1
             found = first_bad_value(loss, self.optimizers.names)
             if found is not None:
-                step, at_us = self.training.next_step, time.time_ns() // 1000
-                frame = found.table().frame(self.training.speaker, step, every=1, at_us=at_us)
-                self.training.frame(frame, urgent=True)
+                self._skips.hold_back(found)
 
     def evaluation_loss(self, name: str, loss: torch.Tensor) -> None:
         """A loss of one number that was computed without a gradient."""
@@ -347,7 +403,7 @@ class Capture:
                 )
             )
 
-    def close(self, timeout_s: float = 2.0) -> None:
+    def close(self, timeout_s: float) -> None:
         """Hand over what is still waiting for the GPU, for at most `timeout_s`."""
         until = time.monotonic() + timeout_s
         while self._flush() and time.monotonic() < until:
@@ -371,8 +427,8 @@ class Capture:
             wanted = [Wanted(p.name, self.optimizers.chosen(watched, p), p.columns) for p in plans]
             return TensorRows(names, flat, wanted) if flat else None
 
-    def _drop_step(self) -> None:
-        self._losses.take()
+    def _drop_step(self, *, by_loop: bool = False) -> None:
+        self._skips.skipped(self._losses.take(), by_loop=by_loop)
         self._clipped.clear()
         self._readings.clear()
         self._local.clear()

@@ -26,7 +26,10 @@ MAX_CALLS: Final = 256
 
 
 class _Call(NamedTuple):
-    parameters: frozenset[int]
+    ids: tuple[int, ...]
+    """Of all its parameters."""
+    parameters: frozenset[int] | None
+    """Of those that had a gradient; None: they are known to be those of the main optimizer."""
     norm: Loss
     limit: float
 
@@ -48,11 +51,14 @@ class Clipped:
 
         After: what `clip_grad_norm_` makes of the one before, as its documentation says.
         """
-        found = self._norms.values() if isinstance(self._norms, HostCopy) else self._norms
+        held = self._norms
+        found = held.values().tolist() if isinstance(held, HostCopy) else held
         before, after = 0.0, 0.0
         for norm, limit in zip(found, self._limits, strict=True):
-            before += float(norm) ** 2
-            after += (float(norm) * min(1.0, limit / (float(norm) + 1e-6))) ** 2
+            left = norm * min(1.0, limit / (norm + 1e-6))
+            # Not `** 2`, which raises where the square is beyond a float's range.
+            before += norm * norm
+            after += left * left
         return math.sqrt(before), math.sqrt(after)
 
 
@@ -61,6 +67,8 @@ class ClippedNorms:
 
     def __init__(self) -> None:
         self._calls: list[_Call] = []
+        self._whole: tuple[int, ...] = ()
+        """The parameters of a call that were all those of the main optimizer."""
 
     def add(self, parameters: object, norm: object, limit: float) -> None:
         """These parameters' gradients had that L2 norm together, and were clipped to `limit`."""
@@ -73,10 +81,17 @@ class ClippedNorms:
             return
         if isinstance(limit, torch.Tensor) and limit.device.type != "cpu":
             return  # it would have to be waited for
-        several = [parameters] if isinstance(parameters, torch.Tensor) else parameters
-        ids = frozenset(id(p) for p in several if p.grad is not None)
-        if ids:
-            self._calls = [*self._calls[1 - MAX_CALLS :], _Call(ids, number, float(limit))]
+        several = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        ids, have = tuple(map(id, several)), None
+        if ids != self._whole:
+            have = frozenset(id(p) for p in several if p.grad is not None)
+            if not have:
+                return
+        elif not any(p.grad is not None for p in several):
+            return
+        if len(self._calls) >= MAX_CALLS:
+            del self._calls[0]
+        self._calls.append(_Call(ids, have, number, float(limit)))
 
     @property
     def any(self) -> bool:
@@ -84,28 +99,59 @@ class ClippedNorms:
         return bool(self._calls)
 
     def take(self, parameters: Iterable[torch.Tensor]) -> Clipped | None:
-        """The norms of parts that make up these parameters; None if a part is missing, or was
-        clipped twice. None is left.
+        """The norms of parts that make up these parameters, those of the main optimizer; None if a
+        part is missing, or was clipped twice. None is left.
         """
         calls, self._calls = self._calls, []
         if not calls:
             return None
-        wanted = {id(p) for p in parameters if p.grad is not None}
-        found = [call for call in calls if not wanted.isdisjoint(call.parameters)]
-        whole = sum(len(call.parameters) for call in found) == len(wanted)
-        same = set().union(*(call.parameters for call in found)) == wanted
+        everyone = list(parameters)
+        wanted = {id(p) for p in everyone if p.grad is not None}
+        everybody = {id(p) for p in everyone}
+        parts = [
+            call.parameters or (wanted if everybody == set(call.ids) else frozenset(call.ids))
+            for call in calls
+        ]
+        found = [(call, part) for call, part in zip(calls, parts, strict=True) if wanted & part]
+        whole = sum(len(part) for _, part in found) == len(wanted)
+        same = set().union(*(part for _, part in found)) == wanted
         if not (whole and same and found):
             return None
-        return Clipped([call.norm for call in found], [call.limit for call in found])
+        if len(found) == 1:
+            ids = found[0][0].ids
+            self._whole = ids if set(ids) == everybody else ()
+        return Clipped([call.norm for call, _ in found], [call.limit for call, _ in found])
+
+    @property
+    def quick(self) -> Clipped | None:
+        """What `take` would return, where that is known without a look at the parameters: one call,
+        of all that the main optimizer has, whose norm is here and finite.
+        """
+        if len(self._calls) != 1:
+            return None
+        _, parts, norm, limit = self._calls[0]
+        if parts is not None or not isinstance(norm, float) or norm - norm != 0.0:
+            return None
+        return Clipped([norm], [limit])
 
     def forget(self, parameters: Iterable[torch.Tensor]) -> None:
         """Leave out what was clipped of these."""
-        gone = {id(p) for p in parameters}
-        self._calls = [call for call in self._calls if gone.isdisjoint(call.parameters)]
+        if self._calls:
+            gone = {id(p) for p in parameters}
+            self._calls = [
+                call
+                for call in self._calls
+                if gone.isdisjoint(call.ids if call.parameters is None else call.parameters)
+            ]
 
     def clear(self) -> None:
         """Forget them."""
         self._calls.clear()
+
+    def forget_all(self) -> None:
+        """Another training begins."""
+        self._calls.clear()
+        self._whole = ()
 
 
 def install(hooks: Hooks) -> None:
@@ -117,7 +163,7 @@ def install(hooks: Hooks) -> None:
     def clip_grad_norm_(
         parameters: object, max_norm: float, norm_type: float = 2.0, *args: object, **kwargs: object
     ) -> object:
-        if hooks.asleep or norm_type != 2 or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or hooks.asleep or norm_type != 2:
             return original(parameters, max_norm, norm_type, *args, **kwargs)
         if isinstance(parameters, Iterator):
             listed = list(parameters)

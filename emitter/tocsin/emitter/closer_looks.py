@@ -13,10 +13,10 @@ from typing import Final, Literal
 from tocsin.bus.port import Record
 from tocsin.emitter import link
 from tocsin.emitter.members import Members
-from tocsin.emitter.wall_clock import wall_ms
 from tocsin.schemas.control import LookCloser, look_closer_key
 from tocsin.schemas.errors import RecordError
 from tocsin.schemas.events import EVENT_TYPES
+from tocsin.schemas.steady_clock import unix_ms
 
 LOOK_CLOSER: Final = "look_closer"
 """The kind of the datagram to a rank: `steps`, and `reason` for people."""
@@ -34,7 +34,7 @@ class CloserLooks:
     """Judges the requests to one run, and tells the ranks that `members` knows of."""
 
     def __init__(
-        self, run_id: str, members: Members, *, now_ms: Callable[[], int] = wall_ms
+        self, run_id: str, members: Members, *, now_ms: Callable[[], int] = unix_ms
     ) -> None:
         self.key: Final = look_closer_key(run_id).encode()
         self.counts: Final[Counter[Reason]] = Counter()
@@ -44,9 +44,13 @@ class CloserLooks:
         self._last_ms: int | None = None
         self._last_issue = ""
 
-    def take(self, record: Record) -> Reason:
-        """Judge a record of that key, and hand it on if it is to be; never waits."""
-        reason, request = self._judge(record.value or b"")
+    def take(self, record: Record, *, earlier: bool = False) -> Reason:
+        """Judge a record of that key, and hand it on if it is to be; never waits.
+
+        Whether one is too old is asked of those that were there `earlier` than the listener: by two
+        clocks that may be apart.
+        """
+        reason, request = self._judge(record.value or b"", earlier=earlier)
         self.counts[reason] += 1
         if request is not None:
             self._last_ms, self._last_issue = self._now_ms(), request.issue_id
@@ -54,7 +58,7 @@ class CloserLooks:
                 link.send(trainer.socket, message(request))
         return reason
 
-    def _judge(self, value: bytes) -> tuple[Reason, LookCloser | None]:
+    def _judge(self, value: bytes, *, earlier: bool) -> tuple[Reason, LookCloser | None]:
         try:
             request = EVENT_TYPES.decode(value).data
         except RecordError:
@@ -64,7 +68,7 @@ class CloserLooks:
         if request.incarnation != self._members.incarnation:
             return "other_incarnation", None
         now_ms = self._now_ms()
-        if now_ms > request.not_after_ms:
+        if earlier and now_ms > request.not_after_ms:
             return "expired", None
         if request.issue_id == self._last_issue:
             return "repeated", None

@@ -5,7 +5,8 @@ call of `torch.nn.functional.cross_entropy` (which `CrossEntropyLoss` makes) wit
 targets. Of up to 1,000 classes labels and predictions are counted; the targets of more are tokens.
 
 In training each tenth step is looked at, one loss call of it, fewer where that would cost more than
-0.1 % of the time; in an evaluation as many batches as may cost 0.5 % of it, at least one. A look
+0.1 % of the time, but each hundredth at least; in an evaluation as many batches as may cost 0.5 %
+of it, at least one. Where capture is paced by steps it is each tenth step, and each batch. A look
 takes a sample of at most 4,096 rows; on a GPU the ids are copied without waiting. Behind the steps
 10, 20, 50, then each 100 steps, and at the end of an evaluation, the counts are sent as the
 collections `labels`, `confusion`, `tokens` and `input_channels`, and begin at zero again.
@@ -28,8 +29,10 @@ from tocsin.emitter.class_counts import MAX_CLASSES, ClassCounts, Ids
 from tocsin.emitter.host_copy import HostCopy, is_recording
 from tocsin.emitter.input_channels import ChannelLook, InputChannels, look
 from tocsin.emitter.named_data import NamedData
+from tocsin.emitter.readable import NUMBERS, readable
 from tocsin.emitter.tables import Table
 from tocsin.emitter.token_shares import TokenShares
+from tocsin.schemas.steady_clock import unix_us
 from tocsin.schemas.telemetry import Mode, TensorFrame
 
 if TYPE_CHECKING:
@@ -38,8 +41,13 @@ if TYPE_CHECKING:
 EVERY: Final = 10
 """Steps between two looks in training, at least."""
 
+AT_LEAST_EVERY: Final = 100
+"""Steps between two looks in training, at most: one in each record."""
+
 TRAIN_SHARE: Final = 0.001
 """Of the time of training that looking may cost."""
+
+INTERVALS: Final = (EVERY, 20, 50, AT_LEAST_EVERY)
 
 SEND_EVERY: Final = 100
 """Steps between two records of what was counted in training."""
@@ -68,6 +76,7 @@ class _Counted:
     tokens: TokenShares = field(default_factory=TokenShares)
     inputs: InputChannels = field(default_factory=InputChannels)
 
+    @np.errstate(all="ignore")
     def tables(self) -> list[Table]:
         return [*self.classes.take(), *self.tokens.take(), *self.inputs.take()]
 
@@ -103,11 +112,16 @@ class DataProbe:
 
     def __init__(self) -> None:
         self.spent_s = 0.0
-        """What all looks together have cost, seconds."""
+        """What all looks together have cost, seconds of CPU."""
         self.forget()
+
+    def begin(self, training: Training) -> None:
+        """A training begins."""
+        self._by_steps = training.settings.pacing == "steps"
 
     def forget(self) -> None:
         """Another training begins."""
+        self._by_steps = False
         self.due = True
         """Whether the next loss of a step of training is looked at."""
         self._named = False
@@ -130,12 +144,10 @@ class DataProbe:
         """Behind a call of that function."""
         if self._named or not self._wanted(mode):
             return
-        began = time.perf_counter()
-        scores = args[0] if args else kwargs.get("input")
-        target = args[1] if len(args) > 1 else kwargs.get("target")
-        if _plain(scores) and _plain(target) and not is_recording():
-            assert isinstance(scores, torch.Tensor)
-            assert isinstance(target, torch.Tensor)
+        began = time.thread_time()
+        scores = readable(args[0] if args else kwargs.get("input"))
+        target = readable(args[1] if len(args) > 1 else kwargs.get("target"), NUMBERS)
+        if scores is not None and target is not None and not is_recording():
             fits = target.dim() == max(0, scores.dim() - 1) and target.device == scores.device
             if fits and not target.is_floating_point():
                 ignored = kwargs.get("ignore_index", IGNORED)
@@ -151,7 +163,7 @@ class DataProbe:
             self._named = True
         if not self._wanted(mode) or is_recording():
             return
-        began = time.perf_counter()
+        began = time.thread_time()
         if labels is not None and predictions is not None and predictions.is_floating_point():
             self._look_at_classes(predictions, labels, mode)
         elif labels is not None:
@@ -173,7 +185,6 @@ class DataProbe:
         self, scores: torch.Tensor, target: torch.Tensor, mode: Mode, ignored: int = IGNORED
     ) -> None:
         with torch.no_grad():
-            scores, target = scores.detach(), target.detach()
             classes = scores.shape[min(1, scores.dim() - 1)]
             if target.numel() == 0 or classes < 2:
                 return
@@ -205,10 +216,10 @@ class DataProbe:
         if self._began is None:
             self._began, self._eval_spent = now, 0.0
             self.wakes = 0
-        return self._eval_spent <= SHARE * (now - self._began)
+        return self._by_steps or self._eval_spent <= SHARE * (now - self._began)
 
     def _paid(self, began: float, mode: Mode) -> None:
-        spent = time.perf_counter() - began
+        spent = time.thread_time() - began
         self.spent_s += spent
         if mode == "train":
             self.due = False
@@ -238,7 +249,14 @@ class DataProbe:
     def stepped(self, training: Training, step: int) -> None:
         """A step of training is over; to be called once it is `wakes` or later."""
         if step + 1 >= self._next:
-            self._next = step + 1 + self._interval(step)
+            every = self._interval(step)
+            if self.due and step >= AT_LEAST_EVERY and not self._by_steps:
+                every = AT_LEAST_EVERY  # no loss has come by: the next that does is looked at
+            if self._costs:
+                training.agenda.others["labels"] = every
+            self._next = step + 1 + every
+            if every == AT_LEAST_EVERY:
+                self._next -= step % every  # behind the step at which the record is sent
             self.due = True
         if self._waiting:
             self._poll()
@@ -253,13 +271,17 @@ class DataProbe:
 
     def _interval(self, step: int) -> int:
         """Steps to the look after the next."""
+        if self._by_steps:
+            return EVERY
         now = time.perf_counter()
         last, self._armed_at = self._armed_at, (step, now)
         if last is None or not self._costs or step == last[0]:
             return EVERY
         step_s = (now - last[1]) / (step - last[0])
         # The cheapest of the last: a first look pays for much that comes once.
-        return max(EVERY, round(min(self._costs) / max(1e-9, TRAIN_SHARE * step_s)))
+        wanted = round(min(self._costs) / max(1e-9, TRAIN_SHARE * step_s))
+        # Round ones, so that it is not one step for this look and the next for another.
+        return next((every for every in INTERVALS if every >= wanted), AT_LEAST_EVERY)
 
     def close(self, training: Training) -> None:
         """The training is over: send what was counted."""
@@ -284,7 +306,7 @@ class DataProbe:
                     values=table.values,
                     count_columns=table.count_columns,
                     counts=table.counts,
-                    at_us=time.time_ns() // 1000,
+                    at_us=unix_us(),
                     every=SEND_EVERY if mode == "train" else 1,
                 )
             )
@@ -298,19 +320,6 @@ def _next_record(step: int) -> int:
 
 def _apart(numel: int, wanted: int) -> int:
     return max(1, -(-numel // wanted))
-
-
-def _plain(thing: object) -> bool:
-    """Whether it is a tensor with numbers of its own that may be read here."""
-    return (
-        isinstance(thing, torch.Tensor)
-        and not thing.is_meta
-        and not thing.is_sparse
-        and not thing.is_complex()
-        and not hasattr(thing, "to_local")
-        and not torch._C._functorch.is_functorch_wrapped_tensor(thing)
-        and type(thing).__name__ != "FakeTensor"
-    )
 
 
 def _left_out(target: torch.Tensor, ignored: int) -> torch.Tensor:

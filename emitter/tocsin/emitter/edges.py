@@ -38,10 +38,11 @@ from tocsin.emitter.stop_training import STOPPED as STOPPED
 from tocsin.emitter.stop_training import StopTraining as StopTraining
 from tocsin.emitter.stop_training import take_over as take_over
 from tocsin.emitter.stop_training import taken_over
-from tocsin.emitter.wall_clock import wall_ms
+from tocsin.emitter.wall import from_signal
 from tocsin.schemas.control import StopAcknowledged, StopLeft, StopRefused, StopRequested
 from tocsin.schemas.events import Data, clip
 from tocsin.schemas.runs import CaptureDegraded
+from tocsin.schemas.steady_clock import unix_ms, unix_us
 from tocsin.schemas.telemetry import Speaker
 
 logger = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ class Rank:
         training: int = 0,
         agreed: agreement.Agreement | None = None,
         look_closer: Look | None = None,
-        now_ms: Callable[[], int] = wall_ms,
+        now_ms: Callable[[], int] = unix_ms,
     ) -> None:
         self.speaker: Final = speaker
         self.step = -1
@@ -144,6 +145,11 @@ class Rank:
         if not waiting:
             self._leave(command, edge, step)
 
+    def alert(self) -> None:
+        """Something went wrong: have the ranks ready to leave together; never waits."""
+        if self._agreed is not None:
+            self._agreed.alert()
+
     def leave(self) -> None:
         """The loop has ended for a stop that was taken over, or should have. Raises StopTraining
         then; otherwise nothing happens.
@@ -165,10 +171,10 @@ class Rank:
         verdict = decide(signed, facts, self._memory, self._now_ms())
         if verdict.why is not None:
             self.refused[verdict.why] += 1
-            if self.refused[verdict.why] == 1:
+            if self.refused[verdict.why] == 1 and verdict.command_id:
                 self._emit(
                     StopRefused(
-                        **self._who(), command_id=clip(verdict.command_id, 64), why=verdict.why,
+                        **self._who(), command_id=verdict.command_id, why=verdict.why,
                         reason=clip(verdict.text, 500),
                     )
                 )  # fmt: skip
@@ -246,20 +252,24 @@ class Rank:
         while not self._closed:
             try:
                 message = endpoint.receive()
-                if message is None:
-                    continue
-                if message["kind"] == "stop":
-                    signed = SignedCommand.of(message)
-                    if signed is not None:
-                        self.hear(signed)
-                elif message["kind"] == "look_closer" and self._look_closer is not None:
-                    self._look_closer(link.number(message, "steps"), link.text(message, "reason"))
             except OSError:
                 break
+            if message is None:
+                continue
+            try:
+                self._take(message)
             except Exception:
                 # The wall of this thread: one bad message must not end the listening.
                 logger.warning("a message was not understood", exc_info=True)
         endpoint.close()
+
+    def _take(self, message: link.Message) -> None:
+        if message["kind"] == "stop":
+            signed = SignedCommand.of(message)
+            if signed is not None:
+                self.hear(signed)
+        elif message["kind"] == "look_closer" and self._look_closer is not None:
+            self._look_closer(link.number(message, "steps"), link.text(message, "reason"))
 
     def _end_agreement(self, why: str, step: int) -> None:
         self._agreed = None
@@ -296,7 +306,7 @@ class Rank:
                 self._emit(
                     StopLeft(
                         **self._who(), command_id=command_id, issue_id=stop.issue_id,
-                        step=max(step, 0), edge=edge, left_us=time.time_ns() // 1000,
+                        step=max(step, 0), edge=edge, left_us=unix_us(),
                     )
                 )  # fmt: skip
             if self._launcher:
@@ -309,8 +319,10 @@ class Rank:
                 )  # fmt: skip
             if self._flush is not None:
                 self._flush(FLUSH_S)
-        except Exception:
+        except Exception as error:
             # An emitter hook's wall: the stop comes through even if it cannot be told.
+            if from_signal(error):
+                raise
             logger.warning("the stop could not be reported", exc_info=True)
         if not self._launcher:
             say(f"training stopped at step {step:,}: {stop.reason}")
@@ -362,10 +374,19 @@ def check(edge: Edge, step: int) -> None:
         if rank.awake:
             try:
                 rank.at_edge(edge, step)
-            except Exception:
+            except Exception as error:
                 # An emitter hook's wall: only the stop leaves, and that is no `Exception`.
+                if from_signal(error):
+                    raise
                 rank.awake = False
                 logger.warning("an edge has failed; the training goes on", exc_info=True)
+
+
+def alert() -> None:
+    """Something went wrong in this rank that a stop may follow. On the training's thread."""
+    rank = _rank
+    if rank is not None:
+        rank.alert()
 
 
 def finished() -> None:

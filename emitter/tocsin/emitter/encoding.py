@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import Final
 
 from tocsin.bus.port import Outgoing, Partition
 from tocsin.emitter.outbox import Item, Said, StepRow, pack
 from tocsin.schemas.events import Data, Event
 from tocsin.schemas.identity import new_id
-from tocsin.schemas.telemetry import Frame, Mode, Speaker, StepFrame, TensorFrame
+from tocsin.schemas.telemetry import Frame, Speaker, StepFrame, TensorFrame
 from tocsin.schemas.topics import Topics, telemetry_partition
 from tocsin.schemas.wire import meta_of
 
@@ -81,20 +83,53 @@ class Encoder:
 
 
 def _groups(items: Sequence[Item]) -> Iterator[tuple[str, list[Item]]]:
-    """What becomes one frame, with the name of its kind: rows of the same columns and mode, any
-    other item by itself.
+    """What becomes one frame, with the name of its kind: neighbouring rows of the same columns and
+    mode, any other item by itself.
 
-    Rows of a user's own scalars stand between those of the steps, so neighbours are not enough.
+    Rows between two other items are put in the order of their steps, since rules take a series as
+    it arrives and leave out a step below the last one.
     """
-    rows: dict[tuple[tuple[str, ...], Mode], list[Item]] = {}
+    rows: list[StepRow] = []
     for item in items:
         if isinstance(item, StepRow):
-            rows.setdefault((item.columns, item.mode), []).append(item)
+            rows.append(item)
             continue
-        yield from (("steps", same) for same in rows.values())
+        yield from _runs(rows)
         rows.clear()
         if isinstance(item, Said):
             yield item.data.event_type, [item]
         else:
             yield item.collection if isinstance(item, TensorFrame) else item.type, [item]
-    yield from (("steps", same) for same in rows.values())
+    yield from _runs(rows)
+
+
+def _runs(rows: Iterable[StepRow]) -> Iterator[tuple[str, list[Item]]]:
+    """Rows in the order of their steps, those of the same columns and mode together."""
+    joined = _joined(sorted(rows, key=attrgetter("step")))
+    for _, same in groupby(joined, key=attrgetter("columns", "mode")):
+        yield "steps", list(same)
+
+
+def _joined(rows: Iterable[StepRow]) -> Iterator[StepRow]:
+    """Neighbouring rows of one step and mode as one row, where they share no column: a user's own
+    scalars stand between the rows of the steps, and would cut each frame down to one row.
+    """
+    last: StepRow | None = None
+    for row in rows:
+        if last is None:
+            last = row
+        elif (row.step, row.mode) == (last.step, last.mode) and set(last.columns).isdisjoint(
+            row.columns
+        ):
+            last = StepRow(
+                row.step,
+                max(last.at_us, row.at_us),
+                last.columns + row.columns,
+                last.values + row.values,
+                row.mode,
+            )
+        else:
+            yield last
+            last = row
+    if last is not None:
+        yield last

@@ -16,11 +16,12 @@ from collections.abc import Callable
 from typing import Final, Literal
 
 import psutil
+from pydantic import Field
 
 from tocsin.emitter.identity import Who
 from tocsin.schemas.control import StopEscalated, StopExited
 from tocsin.schemas.events import Data, Model, clip
-from tocsin.schemas.fields import Incarnation
+from tocsin.schemas.fields import Id, Incarnation
 
 KILLED_S: Final = 10.0
 """How long the end of a process is waited for after SIGKILL, seconds."""
@@ -36,13 +37,13 @@ _STEPS: Final[tuple[tuple[signal.Signals, Literal["SIGTERM", "SIGKILL"]], ...]] 
 class StopOrder(Model):
     """One rank of this node was told to stop; its process is `pid`. On the helper's stdin, JSON."""
 
-    pid: int
-    rank: int
-    world_size: int = 1
+    pid: int = Field(gt=0, lt=2**31)
+    rank: int = Field(ge=0)
+    world_size: int = Field(default=1, ge=1)
     incarnation: Incarnation
-    command_id: str
-    issue_id: str | None = None
-    grace_s: float
+    command_id: Id
+    issue_id: Id | None = None
+    grace_s: float = Field(ge=0, le=86_400)
 
 
 class _Answerer(Who):

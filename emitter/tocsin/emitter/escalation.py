@@ -21,13 +21,12 @@ from tocsin.emitter import link
 from tocsin.emitter.edges import STOPPED
 from tocsin.emitter.job import Job
 from tocsin.emitter.members import Members
-from tocsin.emitter.stop_command import Facts, SignedCommand, Verdict, read_keys
+from tocsin.emitter.stop_command import Facts, SignedCommand, Verdict, read_keys, refusal
 from tocsin.emitter.summary import StopFigures
 from tocsin.schemas.control import (
     StopAcknowledged,
     StopEscalated,
     StopExited,
-    StopRefused,
     StopRequested,
 )
 from tocsin.schemas.events import Data, clip
@@ -156,18 +155,8 @@ class Stopper:
 
     def refuse(self, verdict: Verdict) -> None:
         """See Hands."""
-        why, command = verdict.why, verdict.command
-        if why is None:
-            return
-        self._answer(
-            StopRefused(
-                **self._who(),
-                command_id=verdict.command_id,
-                issue_id=None if command is None else command.issue_id,
-                why=why,
-                reason=clip(verdict.text, 500),
-            )
-        )
+        if verdict.why is not None:
+            self._answer(refusal(verdict, self._who()))
 
     def job_gone(self) -> None:
         """The job was seen to be gone, all of it: confirm the stops under way."""
@@ -259,6 +248,9 @@ class Stopper:
         stop.step = max(steps, default=None)
         if stop.how is None:
             stop.how = "edge" if steps else "itself"
+        elif stop.how == "SIGKILL" and exit_code == 128 + signal.SIGTERM:
+            # It was on its way out when the second signal came.
+            stop.how = "SIGTERM"
         stop.exit_code = exit_code
         for command in (stop.command, *stop.joined):
             self._answer(self._exited(stop, command))

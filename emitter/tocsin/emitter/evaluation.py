@@ -22,8 +22,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import torch
 from torch.nn.modules import loss as loss_modules
 
+from tocsin.emitter.held_functions import held
 from tocsin.emitter.host_copy import HostCopy, is_recording
 from tocsin.emitter.outbox import StepRow
+from tocsin.emitter.readable import readable
+from tocsin.schemas.steady_clock import unix_us
 
 if TYPE_CHECKING:
     from tocsin.emitter.hook_state import Hooks
@@ -120,8 +123,8 @@ class EvaluationLosses:
     def _send(self, at: At, value: float) -> None:
         odd = not math.isfinite(value)
         if at.due or odd:
-            row = StepRow(at.step, time.time_ns() // 1000, ("loss",), (value,), at.mode)
-            self._training.sender.row(row, urgent=odd)
+            row = StepRow(at.step, unix_us(), ("loss",), (value,), at.mode)
+            self._training.step_row(row, urgent=odd)
 
 
 class Evaluation:
@@ -142,12 +145,11 @@ class Evaluation:
             return False
         now = time.perf_counter()
         self._hooks.around.phases.evaluated(now, now)
-        if isinstance(value, torch.Tensor) and value.numel() == 1:
-            # The compiler calls functions with tensors that hold nothing.
-            plain = not value.is_meta and not _is_fake(value) and not hasattr(value, "to_local")
-            if plain and value.is_floating_point():
-                capture.evaluation_loss(name, value)
-                capture.evaluations.lost(name)
+        # The compiler calls functions with tensors that hold nothing.
+        loss = readable(value)
+        if loss is not None and loss.numel() == 1:
+            capture.evaluation_loss(name, loss)
+            capture.evaluations.lost(name)
         return True
 
     def on_function(
@@ -171,11 +173,16 @@ class Evaluation:
         if trains != training.is_evaluating() and PREDICT not in training.phases:
             self._hooks.around.data.cross_entropy(args, kwargs, "train" if trains else "eval")
 
-    def install(self) -> None:
-        """Put the hooks into torch."""
+    def install(self, *, late: bool = False) -> None:
+        """Put the hooks into torch. Where that is late, a function that the program has kept stays
+        what it is; loss modules that call it are seen still.
+        """
         self._modules()
-        for name in FUNCTIONS:
-            self._function(name)
+        functions = [getattr(torch.nn.functional, name) for name in FUNCTIONS]
+        kept = held(functions) if late else [False] * len(functions)
+        for name, is_kept in zip(FUNCTIONS, kept, strict=True):
+            if not is_kept:
+                self._function(name)
 
     def _modules(self) -> None:
         original, hooks = loss_modules._Loss.__call__, self._hooks
@@ -208,13 +215,19 @@ class Evaluation:
         @functools.wraps(original)
         def call(*args: object, **kwargs: object) -> object:
             result = original(*args, **kwargs)
-            if hooks.capture is None or _is_fake(result):
+            if hooks.capture is None:
                 return result
-            if classes and (data.due or not torch.is_grad_enabled()):
+            trains = torch.is_grad_enabled()
+            looks = classes and (data.due or not trains)
+            if trains and not (looks or checks.losses.due):
+                return result  # nearly all of them
+            if _is_fake(result):
+                return result
+            if looks:
                 hooks.wall.call("labels", self.on_classes, args, kwargs)
-            if checks.losses.due and torch.is_grad_enabled():
+            if trains and checks.losses.due:
                 checks.loss(name, args, kwargs)
-            if self._inside or torch.is_grad_enabled():
+            if self._inside or trains:
                 return result
             if hooks.wall.call("evaluation", self.on_function, name, result, args, kwargs):
                 hooks.check("evaluation")

@@ -12,7 +12,6 @@ Frames carry the mode, and the last step of training.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from tocsin.emitter.inputs import INPUTS, InputProbe
 from tocsin.emitter.plans import CollectionPlan
 from tocsin.emitter.tables import Pending
 from tocsin.schemas.captured import Mode
+from tocsin.schemas.steady_clock import unix_us
 
 if TYPE_CHECKING:
     from tocsin.emitter.quick_steps import QuickSteps
@@ -82,7 +82,7 @@ class _Said:
 
 
 class EvaluationBatches:
-    """Those of one training, on the thread that makes this."""
+    """Those of one training, on the thread that trains."""
 
     def __init__(
         self,
@@ -90,9 +90,10 @@ class EvaluationBatches:
         steps: ActivationProbe,
         quick: QuickSteps,
         root: Callable[[], nn.Module | None],
+        on_its_thread: Callable[[], bool],
     ) -> None:
         """`steps` looks at the steps of training, and makes room for batches; `root` gives the
-        model.
+        model; `on_its_thread`: whether this thread is the one that trains.
         """
         self._training: Final = training
         self._wall: Final = training.wall
@@ -103,7 +104,7 @@ class EvaluationBatches:
         self._modes: Final = {mode: batches for mode, batches in modes.items() if batches.on}
         self.on: Final = bool(self._modes)
         """Whether anything of evaluations is to be looked at."""
-        self._thread: Final = threading.get_ident()
+        self._on_its_thread: Final = on_its_thread
         self._waiting: deque[_Said] = deque(maxlen=MAX_WAITING)
         self._armed: tuple[_Batches, int] | None = None
         self._displaced = False
@@ -113,7 +114,7 @@ class EvaluationBatches:
     @property
     def busy(self) -> bool:
         """Whether the next step has something to end here."""
-        return (self._began or bool(self._waiting)) and PROBE not in self._wall.off
+        return (self._began or bool(self._waiting)) and not self._wall.rests(PROBE)
 
     def fed(self, batch: object) -> None:
         """A data loader has given a batch of an evaluation."""
@@ -126,7 +127,7 @@ class EvaluationBatches:
 
     def drained(self) -> None:
         """A data loader has no more batches."""
-        if self._began and threading.get_ident() == self._thread:
+        if self._began and self._on_its_thread():
             self._wall.call(PROBE, self._pause)
 
     def over(self, *, in_time: bool = True) -> None:
@@ -137,7 +138,7 @@ class EvaluationBatches:
 
     def _begin(self, batch: object) -> None:
         step = self._training.last_step
-        if step is None or threading.get_ident() != self._thread:
+        if step is None or not self._on_its_thread():
             return
         self._collect()
         self._began = self._fed = True
@@ -153,7 +154,7 @@ class EvaluationBatches:
 
     def _end(self, function: str) -> None:
         step = self._training.last_step
-        if step is None or threading.get_ident() != self._thread:
+        if step is None or not self._on_its_thread():
             return
         first, self._began = not self._began, True
         if first:
@@ -212,7 +213,7 @@ class EvaluationBatches:
     # -- what is sent -----------------------------------------------------------------------------
 
     def _keep(self, batches: _Batches, step: int, said: tuple[str, Pending]) -> None:
-        self._waiting.append(_Said(batches, step, time.time_ns() // 1000, *said))
+        self._waiting.append(_Said(batches, step, unix_us(), *said))
         self._poll()
 
     def _poll(self) -> None:

@@ -27,6 +27,7 @@ from tocsin.emitter.host_copy import HostCopy, is_recording
 from tocsin.emitter.outbox import StepRow
 from tocsin.emitter.torch_hooks import hooks
 from tocsin.emitter.training import Training
+from tocsin.schemas.steady_clock import unix_us
 from tocsin.schemas.telemetry import Mode
 
 P = ParamSpec("P")
@@ -229,9 +230,9 @@ class Framework:
     def _send(
         training: Training, step: int, mode: Mode, columns: list[str], values: list[float]
     ) -> None:
-        row = StepRow(step, time.time_ns() // 1000, tuple(columns), tuple(values), mode)
+        row = StepRow(step, unix_us(), tuple(columns), tuple(values), mode)
         odd = not all(math.isfinite(value) for value in values)
-        training.sender.row(row, urgent=odd)
+        training.step_row(row, urgent=odd)
 
 
 def loss_among(values: Mapping[str, object]) -> object:

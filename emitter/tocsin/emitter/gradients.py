@@ -126,6 +126,7 @@ class GradientReader:
         self._optimizers = optimizers
         self._blocks: dict[int, BlockReader] = {}
         self._mixed: dict[int, bool] = {}
+        self._read_at = {BLOCKS: -1, NORMS: -1}
         self.skipped = 0
         """Tensors that could not be read so far: meta, quantised, …"""
 
@@ -133,22 +134,25 @@ class GradientReader:
         """None if there are no gradients. `odd`: the loss is not finite; `at_once`: then, or if a
         block is not finite, all rows are read in this step.
         """
-        gradients = [g for _, p in reversed(watched.parameters) if (g := p.grad) is not None]
-        if not gradients:
-            return None
         agenda, optimizer = self._agenda, watched.optimizer()
+        due = agenda.due(step).get(GRADIENTS, ())
+        exact = step < agenda.exact_until or agenda.is_due(NORMS, step)
         reading = Reading(parts=watched.parts)
         if optimizer is not None:
             reading.is_primary = partial(self._optimizers.is_primary, optimizer)
-        due = agenda.due(step).get(GRADIENTS, ())
+        if not (due or exact or odd or agenda.is_due(BLOCKS, step)):
+            some = any(p.grad is not None for _, p in watched.parameters)
+            return reading if some else None
+        gradients = [g for _, p in reversed(watched.parameters) if (g := p.grad) is not None]
+        if not gradients:
+            return None
         wanted = [Wanted(p.name, self._optimizers.chosen(watched, p), p.columns) for p in due]
         on_cpu = gradients[0].is_cpu or self._some_on_cpu(optimizer, gradients, step)
-        exact = step < agenda.exact_until or agenda.is_due(NORMS, step)
         if on_cpu and not wanted and not odd and agenda.is_due(BLOCKS, step):
-            began = time.perf_counter()
+            began = time.thread_time()
             reader = self._blocks.setdefault(id(optimizer), BlockReader())
             blocks = reading.blocks = reader.read(gradients)
-            agenda.spent(BLOCKS, time.perf_counter() - began)
+            agenda.spent(BLOCKS, time.thread_time() - began, more=self._again(BLOCKS, step))
             odd = blocks.bad > 0
             if not odd and reader.jumped(blocks.norm):
                 exact = True
@@ -159,9 +163,14 @@ class GradientReader:
             with agenda.costs(*(each.collection for each in wanted)):
                 self._read_rows(reading, watched, wanted)
         if exact and (reading.rows is None or not reading.rows.whole):
-            with agenda.costs(NORMS):
+            with agenda.costs(NORMS, more=self._again(NORMS, step)):
                 self._read_norms(reading, watched)
         return reading
+
+    def _again(self, name: str, step: int) -> bool:
+        """Whether another optimizer's were read at this step: all of them together are one pass."""
+        before, self._read_at[name] = self._read_at[name], step
+        return before == step
 
     def _some_on_cpu(
         self, optimizer: torch.optim.Optimizer | None, gradients: Sequence[torch.Tensor], step: int

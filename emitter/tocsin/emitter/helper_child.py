@@ -9,16 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
-import time
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from tocsin.emitter.enforcer import StopOrder
 from tocsin.emitter.helper_process import DRAIN_S, NICE
 from tocsin.emitter.settings import BUS, RUN_ID
+from tocsin.schemas.own_python import python_command, python_environment
 
 MODULE: Final = "tocsin.console.helper"
 KILL_S: Final = 2.0
@@ -34,7 +32,7 @@ def helper_command(
     incarnation: str | None = None,
 ) -> tuple[str, ...]:
     """The command line of the helper of this run; with an incarnation it samples the node too."""
-    command = [sys.executable, "-m", MODULE, "--run-id", run_id, "--bus", bus_url]
+    command = [*python_command(MODULE), "--run-id", run_id, "--bus", bus_url]
     command += ["--since-ms", str(since_ms)]
     if config is not None:
         command += ["--config", str(config)]
@@ -45,12 +43,13 @@ def helper_command(
     return tuple(command)
 
 
-class HelperChild:
-    """The helper, running. When this process dies it sees the end of its stdin and stops."""
+class Child:
+    """A process of ours beside the training; it ends when its stdin does, so at our death too."""
 
-    def __init__(self, command: Sequence[str], log: Path) -> None:
-        """Start it. Raises OSError."""
-        environ = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    def __init__(self, command: Sequence[str], log: Path, passed: Sequence[int] = ()) -> None:
+        """Start it; it inherits the descriptors in `passed`. Raises OSError."""
+        environ = python_environment(os.environ)
+        environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         for name in (RUN_ID, BUS):  # it is told by its command line, and is no training itself
             environ.pop(name, None)
         with log.open("ab") as out:
@@ -62,52 +61,20 @@ class HelperChild:
                 stderr=out,
                 env=environ,
                 start_new_session=True,
+                pass_fds=passed,
             )
         self._pid = os.getpid()
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, self._popen.pid, NICE)
         _started.add(self)
-        self._order(f"job {os.getpid()}")
 
     @property
     def pid(self) -> int:
-        """The helper's."""
+        """Of the child."""
         return self._popen.pid
 
-    def stop(self, order: StopOrder) -> None:
-        """A rank was told to stop: let the helper end it if it does not leave. From any thread."""
-        self._order(f"stop {order.model_dump_json()}")
-
-    def left(self, pid: int) -> None:
-        """That rank has left its loop. From any thread."""
-        self._order(f"left {pid}")
-
-    def drain(self, timeout_s: float = DRAIN_S) -> int | None:
-        """The training is over: let it finish for at most `timeout_s`; its exit code, None if it
-        had to be ended.
-        """
-        if os.getpid() != self._pid:
-            return None
-        self._order(f"drain {timeout_s:g}")
-        until = time.monotonic() + timeout_s + KILL_S
-        try:
-            return self._popen.wait(timeout_s + KILL_S)
-        except subprocess.TimeoutExpired:
-            self._close()
-        try:
-            return self._popen.wait(max(0.1, until + KILL_S - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            self._popen.kill()
-            self._popen.wait()
-            return None
-        finally:
-            self._close()
-
-    def _order(self, order: str) -> None:
-        stdin = self._popen.stdin
-        if stdin is not None:
-            with contextlib.suppress(OSError, ValueError):
-                stdin.write(f"{order}\n".encode())
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process has started it, rather than one that was forked into this."""
+        return os.getpid() == self._pid
 
     def _close(self) -> None:
         if self._popen.stdin is not None:
@@ -115,13 +82,61 @@ class HelperChild:
                 self._popen.stdin.close()
 
 
-_started: Final[weakref.WeakSet[HelperChild]] = weakref.WeakSet()
+class HelperChild(Child):
+    """The helper, running."""
+
+    def __init__(self, command: Sequence[str], log: Path) -> None:
+        """Start it. Raises OSError."""
+        super().__init__(command, log)
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, self._popen.pid, NICE)
+        assert self._popen.stdin is not None
+        # For the listener too: a helper that is frozen must hold up neither.
+        os.set_blocking(self._popen.stdin.fileno(), False)
+        self._order(f"job {os.getpid()}")
+
+    @property
+    def orders(self) -> int | None:
+        """The descriptor of its stdin, for who gives it orders too; None once it is closed."""
+        stdin = self._popen.stdin
+        return None if stdin is None or stdin.closed else stdin.fileno()
+
+    def drain(self, timeout_s: float = DRAIN_S) -> int | None:
+        """The training is over: let it finish for at most `timeout_s` and `KILL_S`; its exit code,
+        None if it has not ended by then.
+        """
+        self._order(f"drain {timeout_s:g}")
+        try:
+            return self._popen.wait(timeout_s + KILL_S)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def close(self, timeout_s: float = KILL_S) -> None:
+        """EOF, and SIGKILL if it is still there after `timeout_s`.
+
+        Nobody else may hold `orders` any more: it would see no EOF.
+        """
+        self._close()
+        try:
+            self._popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            self._popen.wait()
+
+    def _order(self, order: str) -> None:
+        stdin = self._popen.stdin
+        if stdin is not None:
+            with contextlib.suppress(OSError, ValueError):
+                stdin.write(f"{order}\n".encode())
+
+
+_started: Final[weakref.WeakSet[Child]] = weakref.WeakSet()
 
 
 def _in_child() -> None:
-    # A forked worker that outlives us would hold the pipe open, and the helper would never end.
-    for helper in _started:
-        helper._close()
+    # A forked worker that outlives us would hold the pipe open, and the child would never end.
+    for child in _started:
+        child._close()
 
 
 os.register_at_fork(after_in_child=_in_child)

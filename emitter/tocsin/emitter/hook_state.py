@@ -10,22 +10,28 @@ import math
 import os
 import sys
 import weakref
+from collections.abc import Iterator
 from time import perf_counter
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 import torch
 
+from tocsin.emitter import unwatched
 from tocsin.emitter.activations import activations
+from tocsin.emitter.agreement import ranks_here
 from tocsin.emitter.around import Around
+from tocsin.emitter.cleared import Cleared
 from tocsin.emitter.clipping import ClippedNorms
 from tocsin.emitter.current import current
 from tocsin.emitter.local_gradients import LocalGradients
 from tocsin.emitter.losses import LossBuffer, loss_of, only
+from tocsin.emitter.other_threads import OtherThreads
 from tocsin.emitter.quick_steps import QuickSteps
 from tocsin.emitter.saves import Saves
 from tocsin.emitter.settings import RUN_ID
 from tocsin.emitter.shards import is_distributed
+from tocsin.emitter.uncompiled import leave_uncompiled
 from tocsin.emitter.wall import to_stderr
 
 if TYPE_CHECKING:
@@ -35,6 +41,12 @@ if TYPE_CHECKING:
 BACKWARDS_WITHOUT_STEP: Final = 16
 """Backward calls without an optimizer step after which each is an edge; or twice as many as this
 training has ever made between two steps, where that is more."""
+
+NO_STEP: Final = 50
+"""Backward calls without any optimizer step after which that is said, where gradients were cleared
+between them; `NO_STEP_AT_ALL` of them where they were not."""
+
+NO_STEP_AT_ALL: Final = 500
 
 
 class Hooks:
@@ -46,10 +58,13 @@ class Hooks:
         self.capture: Capture | None = None
         self.preferred: weakref.ref[torch.optim.Optimizer] | None = None
         """The optimizer whose steps count, if the user has said so."""
+        self.model: weakref.ref[torch.nn.Module] | None = None
+        """The model, if the user has said so."""
         self.asleep = False
         """True for good in a process that is not to be captured."""
         self.forked = False
         self.losses: Final = LossBuffer()
+        self.cleared: Final = Cleared()
         self.local: Final = LocalGradients()
         self.clipped: Final = ClippedNorms()
         self.around: Final = Around(self.wall)
@@ -61,6 +76,9 @@ class Hooks:
         self.made_step = False
         self.backwards = 0
         self.most_backwards = 0
+        self.threads: Final = OtherThreads()
+        self.discarded = False
+        """Whether gradients were cleared without a step."""
         self.scaled: tuple[int, torch.Tensor] | None = None
 
     def begin(self, optimizer: torch.optim.Optimizer) -> Capture | None:
@@ -68,20 +86,17 @@ class Hooks:
         if current.session is None and not os.environ.get(RUN_ID):
             return None
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if not distributed and (self.forked or _is_worker()):
+        if not distributed and not self._may_train():
             self.asleep = True
             return None
         # Only now: these import pydantic and the bus, which most processes never need.
         from tocsin.emitter.capture import Capture
         from tocsin.emitter.session import Session
 
-        place = None
-        if distributed:
-            place = (torch.distributed.get_rank(), torch.distributed.get_world_size())
         session = current.session or Session(os.environ, self.wall)
         current.session = session
         capture = Capture(
-            session.begin(place),
+            session.begin(*ranks_here()),
             optimizer,
             self.losses,
             self.local,
@@ -90,9 +105,11 @@ class Hooks:
             self.quick,
             preferred=self.preferred and self.preferred(),
             used=self.used,
+            model=self.model and self.model(),
         )
         self.capture = capture
         self.wall.call("checkpoints", self.saves.follow_frameworks)
+        self.wall.call("compiler", leave_uncompiled)
         session.before_end = capture.close
         session.announce(capture.shape())
         if capture.training.identity.world_size > 1:
@@ -100,23 +117,59 @@ class Hooks:
                 self.watch_local(parameter)
         return capture
 
+    def name_model(self, model: torch.nn.Module) -> None:
+        """The user says which model is trained."""
+        self.model = weakref.ref(model)
+        capture = self.capture
+        if capture is not None and capture.optimizers.root is not model:
+            capture.optimizers.take_model(model)
+            self.around.checks.begin(capture.training, capture.optimizers)
+
+    def _may_train(self) -> bool:
+        """Whether a training of this process, which is none of several ranks, is the job's."""
+        if not (self.forked or _is_worker()):
+            unwatched.claim(os.environ)
+            return True
+        if unwatched.is_loader_worker():
+            return False
+        # `start()` in a child has asked for it.
+        if current.session is not None or unwatched.may_train(os.environ):
+            return True
+        unwatched.tell("child", os.environ)
+        return False
+
+    def _end_training(self) -> None:
+        """Another training begins in this process, and what was computed last belongs to it."""
+        losses = self.losses.take()
+        if current.session is not None:
+            current.session.end_training()
+        preferred, model = self.preferred, self.model
+        self.forget()
+        self.preferred, self.model = preferred, model
+        for loss in losses:
+            self.losses.add(loss, begun=True)
+
     def forget(self) -> None:
         """The training was finished by its own code; the next step begins another."""
         if self.capture is not None:
             self.used.update(self.capture.optimizers.alive())
         self.capture, self.preferred, self.made_step = None, None, False
+        self.model = None
         self.wall.call("clean-up", self._clean_up)
         self.backwards = self.most_backwards = 0
+        self.discarded = False
         self.wall.report = to_stderr
 
     def _clean_up(self) -> None:
         activations.forget()
         self.stepping.clear()
         self.losses.clear()
+        self.cleared.forget()
         self.quick.forget()
         self.local.forget()
-        self.clipped.clear()
+        self.clipped.forget_all()
         self.around.forget()
+        self.threads.forget()
 
     def watch_local(self, parameter: torch.Tensor) -> None:
         """Look at this rank's own gradient of the parameter whenever it is complete."""
@@ -128,20 +181,34 @@ class Hooks:
                 parameter.register_post_accumulate_grad_hook(hook)
 
     def _on_local_gradient(self, place: int, parameter: torch.Tensor) -> None:
+        if torch.compiler.is_compiling():
+            return  # compiled autograd has it in its graph
         if not self.asleep and self.local.wants(place):
             self.wall.call("local_gradients", self.local.look, parameter)
 
     def before_step(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
         """In front of `Optimizer.step`."""
+        capture = self.capture
+        if capture is not None and not self.around.on_its_thread:
+            here = self.threads.step(optimizer, capture.optimizers)
+            if here is None:
+                unwatched.tell("thread", os.environ)
+                return
+            if here:
+                self.around.moved()
+                self.threads.moved()
+        if self.stepping and _running(self.stepping[-1]) <= (self.stepping[-1] is optimizer):
+            self.stepping.clear()  # a step that raised has had no end
+        known = None if self.capture is None or self.stepping else self.capture.optimizers
+        if known is not None and known.is_over(optimizer):
+            self._end_training()
         capture = self.capture or self.begin(optimizer)
         if capture is None:
             return
-        if self.stepping and _running(self.stepping[-1]) <= (self.stepping[-1] is optimizer):
-            self.stepping.clear()  # a step that raised has had no end
         self.stepping.append(optimizer)
         if len(self.stepping) == 1:
             self.wall.call("updates", capture.updating, optimizer)
-            if not closure:
+            if not (closure or _changes_gradients(optimizer)):
                 self.wall.call("gradients", capture.gradients, optimizer)
             self.around.phases.step_begins(perf_counter())
 
@@ -155,35 +222,77 @@ class Hooks:
         if self.stepping:
             return False  # inside the step of another optimizer, which is the one that counts
         self.around.phases.step_ends(perf_counter())
-        if closure:
-            # The closure has computed them in the middle of the step.
+        if closure or _changes_gradients(optimizer):
+            # They were computed, or became what was used, in the middle of the step.
             self.wall.call("gradients", capture.gradients, optimizer)
         self.made_step = True
+        self.cleared.had = False
         self.most_backwards = max(self.most_backwards, self.backwards)
-        self.backwards = 0
-        made = capture.stepped(optimizer) is not None
+        backward, self.backwards = self.backwards > 0, 0
+        made = capture.stepped(optimizer, backward=backward) is not None
+        if not self.around.on_its_thread:
+            self.threads.stepped(optimizer)
         # What we have done up to now is of no phase.
         self.around.phases.step_ends(perf_counter())
         return made
 
     def on_backward(self, tensors: object) -> None:
         """In front of a backward call."""
+        if self.threads.any and self.threads.train_here(self.around.thread):
+            return
         scaled, self.scaled = self.scaled, None
         unscaled = scaled[1] if scaled is not None and scaled[0] == id(only(tensors)) else None
+        if self.cleared.had and not self.stepping:
+            self.look_for_skipped()
         loss = loss_of(tensors, unscaled)
         if loss is not None:
+            if self.capture is None:
+                self.cleared.begun_from(only(tensors))
             self.losses.add(loss, begun=self.capture is not None)
             if isinstance(loss, float) and not math.isfinite(loss) and self.capture is not None:
                 self.wall.call("origin", self.capture.bad_loss, only(tensors))
         self.local.backward = self.backwards
         self.backwards += 1
+        if self.capture is None:
+            self._look_for_steps()
         activations.due = False
         self.around.loaders.backward()
         if not self.stepping:
-            self.around.checks.backward()
+            self.around.checks.backward(tensors)
         if self.capture is not None:
             self.capture.training.activity += 1
             self.around.phases.backward_begins(perf_counter())
+
+    def backward_ended(self) -> None:
+        """Behind a backward call."""
+        if self.threads.any and self.threads.train_here(self.around.thread):
+            return
+        if not self.stepping and self.losses.held and not self.cleared.is_left():
+            self.cleared.backward_ended(self._parameters())
+        if self.capture is not None:
+            self.around.phases.backward_ends(perf_counter())
+
+    def _parameters(self) -> Iterator[torch.Tensor]:
+        return iter(()) if self.capture is None else self.capture.optimizers.each_parameter()
+
+    def _look_for_steps(self) -> None:
+        """Before the first step: say it where none of an optimizer seems to come."""
+        enough = NO_STEP if self.discarded else NO_STEP_AT_ALL
+        job = current.session is not None or os.environ.get(RUN_ID)
+        if self.backwards == enough and job and not _is_worker() and not self.forked:
+            unwatched.tell("no_step", os.environ)
+
+    def look_for_skipped(self) -> None:
+        """In front of a backward call: whether the loop has cleared the gradients in place of a
+        step.
+        """
+        if not self.cleared.is_gone(self._parameters()):
+            return
+        self.discarded = True
+        if self.capture is None:
+            self.losses.take()
+        else:
+            self.capture.batch_skipped()
 
     def on_scale(self, before: object, after: object) -> None:
         """Behind `GradScaler.scale`."""
@@ -194,6 +303,7 @@ class Hooks:
     def on_scaler_update(self, scaler: object) -> bool:
         """Behind `GradScaler.update`; whether there is a training."""
         made_step, self.made_step = self.made_step, False
+        self.cleared.had = False
         if self.capture is None:
             if not made_step:
                 self.losses.skip()
@@ -237,6 +347,14 @@ def _is_worker() -> bool:
     """Whether this is a child of multiprocessing, or a worker of a data loader."""
     process = sys.modules.get("multiprocessing.process")
     return process is not None and process.parent_process() is not None
+
+
+def _changes_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the user's hooks may change the gradients behind ours, in front of the step; they are
+    read behind it then. Not where other hooks of the user's may clear them there first.
+    """
+    before = getattr(optimizer, "_optimizer_step_pre_hooks", None)
+    return bool(before) and not getattr(optimizer, "_optimizer_step_post_hooks", None)
 
 
 def _running(optimizer: torch.optim.Optimizer) -> int:

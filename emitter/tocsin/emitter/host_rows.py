@@ -145,7 +145,7 @@ def _large_row(
     mean, mean_square = total / n, squares / n
     if not math.isfinite(total + squares + l1):
         return exact_row(tensor)
-    variance = mean_square - mean**2
+    variance = mean_square - mean * mean
     if variance < CANCELLATION * mean_square:
         variance = _variance(tensor, n, mean)
     row = (low, high, mean, variance**0.5, l1, squares**0.5, max(-low, high))
@@ -177,4 +177,4 @@ def _variance(tensor: torch.Tensor, n: int, mean: float) -> float:
         apart = x - x.dtype.type(mean)
         squares += square_sum(apart)
         shift += float(np.einsum("i->", apart))
-    return max(squares / n - (shift / n) ** 2, 0.0)
+    return max(squares / n - (shift / n) * (shift / n), 0.0)

@@ -13,7 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tocsin.emitter.arrays import as_float32
 from tocsin.emitter.host_copy import HostCopy
+from tocsin.emitter.readable import NUMBERS, readable
 from tocsin.emitter.tables import Table
 
 VALUES: Final = 16_384
@@ -50,12 +52,11 @@ class ChannelLook:
 
 def look(name: str, batch: torch.Tensor) -> ChannelLook | None:
     """Look at a batch of inputs; None if it holds no real numbers, or none at all."""
-    batch = batch.detach()
-    plain = batch.layout is torch.strided and not batch.is_nested
-    if not plain or batch.is_meta or batch.is_complex() or batch.numel() == 0:
+    numbers = readable(batch, NUMBERS)
+    if numbers is None or numbers.numel() == 0:
         return None
     with torch.no_grad():
-        values = _sample(batch).to(torch.float32)
+        values = _sample(numbers).to(torch.float32)
         finite = torch.isfinite(values)
         known = finite.sum(1, dtype=torch.float32)
         some = known.clamp(min=1)
@@ -131,12 +132,11 @@ class InputChannels:
             counts.append(counted.astype(np.uint64))
         if not names:
             return []
-        limit = float(np.finfo(np.float32).max)
         return [
             Table(
                 "input_channels",
                 tuple(names),
-                np.clip(np.concatenate(values), -limit, limit).astype(np.float32),
+                as_float32(np.concatenate(values)),
                 np.concatenate(counts),
                 columns=("mean", "std", "min", "max"),
                 count_columns=("numel", "nonfinite"),
@@ -144,6 +144,7 @@ class InputChannels:
         ]
 
 
+@np.errstate(all="ignore")
 def _together(looks: Sequence[ChannelLook]) -> ChannelLook:
     """Several looks at an input as one; those with another number of channels are left out."""
     if len(looks) == 1:

@@ -15,11 +15,13 @@ from types import ModuleType
 from tocsin.emitter.settings import RUN_ID
 
 
-def torch_loaded(torch: ModuleType) -> None:
-    """Put the hooks into torch, once per process. `torch` has just been executed."""
+def torch_loaded(torch: ModuleType, *, late: bool = False) -> None:
+    """Put the hooks into torch, once per process. `torch` has just been executed; if `late`, some
+    time ago.
+    """
     from tocsin.emitter import torch_hooks
 
-    torch_hooks.install()
+    torch_hooks.install(late=late)
     if os.environ.get(RUN_ID) and torch.distributed.is_available():
         from tocsin.emitter import agreement
 
@@ -37,7 +39,7 @@ def when_torch_is_there() -> None:
     """Call `torch_loaded` now if torch is imported, else once it is."""
     torch = sys.modules.get("torch")
     if torch is not None:
-        torch_loaded(torch)
+        torch_loaded(torch, late=True)
     elif not any(isinstance(finder, _Waiting) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Waiting())
 

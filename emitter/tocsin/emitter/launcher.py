@@ -12,6 +12,8 @@ import logging
 import os
 import signal
 import sys
+import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -31,16 +33,18 @@ from tocsin.emitter.members import Members
 from tocsin.emitter.plan import LaunchPlan, job_environment
 from tocsin.emitter.process_group import Reaper, become_subreaper, process_lives
 from tocsin.emitter.signals import ENDING, ForwardedSignals
-from tocsin.emitter.stop_command import read_keys, trusted_paths
+from tocsin.emitter.stop_command import read_keys, trusted_paths, untrusted_places
 from tocsin.emitter.summary import Summary, decide_end
 from tocsin.emitter.terminal import Terminal
-from tocsin.emitter.wall_clock import wall_ms
+from tocsin.emitter.unwatched import LINES
 from tocsin.schemas.deliveries import Delivery
 from tocsin.schemas.errors import TocsinError
 from tocsin.schemas.events import Data
 from tocsin.schemas.identity import incarnation_id
 from tocsin.schemas.issues import IssueFiring
-from tocsin.schemas.runs import Outcome
+from tocsin.schemas.own_python import python_environment
+from tocsin.schemas.runs import Outcome, RunView
+from tocsin.schemas.steady_clock import unix_ms
 from tocsin.schemas.telemetry import Speaker
 from tocsin.schemas.topics import Topics
 
@@ -94,6 +98,9 @@ class _Launch:
         self._watch: Watch | None = None
         self._cancelled: signal.Signals | None = None
         self._hurry = asyncio.Event()
+        self._judged_at = time.monotonic()
+        self._unjudged = False
+        self._told_off: set[str] = set()
         self._budget = EndBudget(plan.drain_s)
         self._starting: asyncio.Task[Job | None] | None = None
         self._key_paths = trusted_paths(os.environ, plan.trusted_keys)
@@ -115,9 +122,9 @@ class _Launch:
         with contextlib.suppress(OSError):
             print(f"{launcher_report.PREFIX}{line}", file=sys.stderr, flush=True)
 
-    def note(self, line: str | None) -> None:
-        """The same, unless `--quiet`."""
-        if line is not None and not self.plan.quiet:
+    def note(self, line: str | None, *, wrong: bool = False) -> None:
+        """The same, unless `--quiet`, which lets lines through about what is `wrong`."""
+        if line is not None and (wrong or not self.plan.quiet):
             self.say(line)
 
     async def run(self) -> int:
@@ -190,6 +197,8 @@ class _Launch:
     ) -> Job | None:
         """Bus, helper, RunStarted, job; None if there is no bus and one is required."""
         plan, environ = self.plan, dict(os.environ)
+        for line in plan.warnings:
+            self.say(line)
         try:
             environ = await self._start_watching(stack, environ)
         except Exception as error:
@@ -237,7 +246,7 @@ class _Launch:
             return
         log = plan.helper_log or runtime / "helper.log"
         # Our hook is for the job's pythons; the helper would watch itself.
-        own = {**environ, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+        own = python_environment({**environ, "PYTHONPATH": os.environ.get("PYTHONPATH", "")})
         self._helper = HelperProcess(plan.helper, own, self._reaper, log, self.say)
         try:
             self._helper.start()
@@ -246,10 +255,10 @@ class _Launch:
             self.say(f"the helper cannot be started: {error}; records are kept, nobody reads them")
 
     def _begin_tasks(self, watch: Watch) -> Listener:
-        watch.begin("publish", watch.voice.publish())
+        watch.begin("publish", watch.voice.publish(watch.producer))
         looks = CloserLooks(self.plan.run_id, self._members)
         listener = Listener(self._topics, self.plan.run_id, self._stopper, looks=looks)
-        watch.begin("listen", listener.listen(watch.bus))
+        watch.begin("listen", listener.keep_listening(watch.bus))
         watch.begin("follow", watch.follow(self._take_record))
         watch.begin("heartbeats", keep_beating(self.plan, self._members, watch.voice))
         if self._helper is not None:
@@ -262,8 +271,11 @@ class _Launch:
         stop: StopState = "off"
         if self.plan.stop:
             stop = "trusted_key" if len(read_keys(self._key_paths)) else "no_trusted_key"
+            for why in untrusted_places(self._key_paths):
+                self.note(why)
         if stop == "no_trusted_key":
             self.note("no trusted key: stops of this run will be refused")
+        self._keep({self._members.first})
         watch.voice.say(run_started(self.plan, self._members.first, self._restarts, stop))
         await watch.voice.flush(FLUSH_S)
 
@@ -282,22 +294,45 @@ class _Launch:
 
     async def _housekeep(self, job: Job) -> None:
         told = self._watch is None
+        unwatched: set[str] = set()
         while True:
             await asyncio.sleep(_REAP_S)
             self._reaper.reap()
+            for kind in self._members.unwatched.keys() - unwatched:
+                unwatched.add(kind)
+                self.note(LINES[kind])
             if not told and job.duration_s() > UNHEARD_S:
                 told = True
                 if self._members.pythons == 0:
-                    self.note(launcher_report.unheard_line(self.plan.command))
+                    self.note(launcher_report.unheard_line(self.plan.command), wrong=True)
+            self._look_whether_judged()
+
+    def _look_whether_judged(self) -> None:
+        """Say once that nobody judges the run, and once that somebody does again."""
+        silent_s = time.monotonic() - self._judged_at
+        if self._watch is None or (silent_s > self.plan.judged_within_s) == self._unjudged:
+            return
+        self._unjudged = not self._unjudged
+        if self._unjudged:
+            log = None if self._helper is None else self._helper.log
+            self.say(launcher_report.unjudged_line(self._watch.bus.url, silent_s, log))
+        else:
+            self.say("the rules report on this run again")
 
     def _take_record(self, record: Record) -> None:
-        news = self._own.apply(record, self._members.incarnations(), wall_ms())
+        news = self._own.apply(record, self._members.incarnations(), unix_ms())
         if news is None:
             return
         if isinstance(news, IssueFiring) and (news.state != "ongoing" or news.turned_critical):
-            self.note(launcher_report.issue_line(news))
+            self.note(launcher_report.issue_line(news), wrong=news.severity != "info")
         elif isinstance(news, Delivery):
-            self.note(launcher_report.delivery_line(news))
+            undelivered = news.state in ("rejected", "expired")
+            self.note(launcher_report.delivery_line(news), wrong=undelivered)
+        elif isinstance(news, RunView):
+            self._judged_at = time.monotonic()
+            if news.capture is not None:
+                for line in launcher_report.switched_off_lines(news.capture, self._told_off):
+                    self.note(line, wrong=True)
         if self.plan.observe is not None:
             self.plan.observe(news, record.append_ms)
 
@@ -305,7 +340,7 @@ class _Launch:
         """What the stop has to say: on the bus and on the terminal."""
         if self._watch is not None:
             self._watch.voice.say(data)
-        self.note(launcher_report.stop_line(data, command=self._stopper.command))
+        self.note(launcher_report.stop_line(data, command=self._stopper.command), wrong=True)
 
     def _keeping(self) -> frozenset[int]:
         """Children of ours that are not the job's."""
@@ -349,11 +384,28 @@ class _Launch:
         ended = self._own.ended(self._members.incarnation)
         finished = helper is not None and helper.returncode == 0 and ended
         if not finished and not self._is_settled():
-            left = self._own.open_deliveries()
-            self.note(launcher_report.left_over_line(left, ended, drain_s, watch.bus.url))
+            left, plan = self._own.open_deliveries(), self.plan
+            self._keep(self._members.incarnations())
+            line = launcher_report.left_over_line(left, ended, drain_s, watch.bus.url, plan.again)
+            self.note(line, wrong=bool(left) or self._members.steps() > 0)
+        elif self.plan.kept is not None:
+            with contextlib.suppress(OSError):
+                self.plan.kept.forget()
+
+    def _keep(self, incarnations: Collection[str]) -> None:
+        """Let another process go on with notices to the addresses of `--notify`."""
+        if self.plan.kept is None:
+            return
+        try:
+            self.plan.kept.keep(incarnations)
+        except OSError as error:
+            self.say(
+                f"the addresses of --notify cannot be kept ({error.strerror or error}): what is "
+                "not delivered at the end of this run is lost"
+            )
 
     def _is_settled(self) -> bool:
-        return self._own.settled(self._members.incarnation, wall_ms())
+        return self._own.settled(self._members.incarnation, unix_ms())
 
     def sum_up(self, job: Job | None, exit_code: int = 0) -> int:
         """Write the summary and the last line; returns the exit code of the launcher.
@@ -365,11 +417,13 @@ class _Launch:
         plan = self.plan
         outcome, exit_code = self._end(returncode)
         steps = max(self._own.steps(), self._members.steps())
+        judged = self._own.judged_steps(self._members.incarnation, steps)
         summary = Summary(
             run_id=plan.run_id,
             outcome=outcome,
             exit_code=exit_code,
             steps=steps,
+            judged_steps=judged,
             duration_s=duration_s,
             issues=list(self._own.issues.values()),
             rules=self._own.rules(),
@@ -384,7 +438,10 @@ class _Launch:
                 self.say(f"the summary cannot be written: {error}")
         if self._watch is not None:
             unsaid = self._watch.voice.unsaid
-            self.note(launcher_report.end_line(summary, unsaid=unsaid, again=plan.again))
+            line = launcher_report.end_line(
+                summary, unsaid=unsaid, again=plan.again, unwatched=self._members.unwatched
+            )
+            self.note(line, wrong=judged < steps)
         return exit_code
 
     def _end(self, returncode: int) -> tuple[Outcome, int]:
@@ -396,5 +453,7 @@ class _Launch:
         await self._stopper.close()
         if self._helper is not None:
             await self._helper.close(self._budget.left_s(HELPER_CLOSE_S))
+            if self._helper.ended_well:
+                self._helper.log.unlink(missing_ok=True)
         if self._watch is not None:
             await self._watch.close(self._budget.left_s(FLUSH_S))

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
+from tocsin.emitter.plans import FLOOR
 from tocsin.emitter.summary import Summary
+from tocsin.emitter.wall import switched_off
 from tocsin.schemas.control import (
     StopAcknowledged,
     StopEscalated,
     StopExited,
+    StopExpired,
     StopRefused,
     StopRequested,
 )
 from tocsin.schemas.deliveries import Delivery
 from tocsin.schemas.events import Data
 from tocsin.schemas.issues import SHORT_ID, Issue, gravest
+from tocsin.schemas.runs import CaptureFigures
 from tocsin.schemas.text import plain_line
 
 PREFIX = "tocsin: "
@@ -62,6 +67,8 @@ def stop_line(data: Data, *, command: StopRequested | None = None) -> str | None
             return f"  the job is stopped: it left {how}"
         case StopRefused():
             return f"a stop was refused ({data.why}): {plain_line(data.reason)}"
+        case StopExpired():
+            return f"a stop had expired: {plain_line(data.reason)}"
         case _:
             return None
 
@@ -71,26 +78,45 @@ def asked_by(command: StopRequested) -> str:
     return "" if command.issue_id is not None else plain_line(command.requested_by) or "somebody"
 
 
-def end_line(summary: Summary, *, unsaid: int = 0, again: Sequence[str] = ()) -> str:
+def end_line(
+    summary: Summary,
+    *,
+    unsaid: int = 0,
+    again: Sequence[str] = (),
+    unwatched: Mapping[str, Collection[int]] | None = None,
+) -> str:
     """`1,200 steps watched, 1 issue, overhead 0.3 %; tocsin why 1a2b3c4d`.
 
-    A person's stop is said again; that of an issue decides which issue is pointed to.
+    A person's stop is repeated; that of an issue decides which issue is pointed to. Steps that no
+    rule has seen are never counted as watched.
 
     Args:
         summary: what is to be summed up.
         unsaid: how many records of the launcher's own were not sent.
         again: options with which another command finds the same bus.
+        unwatched: kinds of trainings that were not watched, and the processes in which they were.
     """
     steps, issues, capture = summary.steps, summary.issues, summary.capture
     stop = None if summary.stop is None else summary.stop.command
-    watched = "no training seen" if steps == 0 else f"{_count(steps, 'step')} watched"
-    line = f"{watched}, {_count(len(issues), 'issue')}"
+    found = _count(len(issues), "issue")
+    if steps == 0:
+        line = f"no training seen, {found}"
+    elif summary.judged_steps >= steps:
+        line = f"{_count(steps, 'step')} watched, {found}"
+    elif summary.judged_steps == 0 and not issues:
+        line = f"{_count(steps, 'step')} recorded, none of them judged: no rules have read them"
+    else:
+        line = f"{_count(steps, 'step')} recorded, only {summary.judged_steps:,} judged, {found}"
     if capture is not None and steps:
-        line += f", overhead {capture.overhead_percent:.1f} %"
+        line += f", {overhead(capture)}"
         if capture.dropped:
             line += f", {_count(capture.dropped, 'record')} dropped"
+        if capture.not_watched:
+            line += f"; not watched: {plain_line(', '.join(capture.not_watched))}"
     if unsaid:
         line += f", {_count(unsaid, 'record')} of the launcher not sent"
+    if unwatched:
+        line += f", not watched: {', '.join(_unwatched(*each) for each in unwatched.items())}"
     if stop is not None and (person := asked_by(stop)):
         line += f", stopped by {person}: {plain_line(stop.reason)}"
     stopping = [issue for issue in issues if stop is not None and issue.issue_id == stop.issue_id]
@@ -99,13 +125,65 @@ def end_line(summary: Summary, *, unsaid: int = 0, again: Sequence[str] = ()) ->
     return line
 
 
+SHORT_RUN_S: Final = 60.0
+"""A share of less time than this would be that of imports and first looks."""
+
+SHORT_STEP_S: Final = 0.004
+"""Steps below which the budget is 20 µs each, and summaries come less often for it."""
+
+
+def overhead(capture: CaptureFigures) -> str:
+    """What watching has cost: `overhead 0.3 %`, of a short run `overhead 0.4 s`.
+
+    Of short steps, how often they are summarised, too: `steps of 2 ms: summaries every 500 steps`.
+    """
+    if 0 < capture.stepping_s < SHORT_RUN_S:
+        cost = f"overhead {capture.spent_s:.1f} s"
+    else:
+        cost = f"overhead {capture.overhead_percent:.1f} %"
+    every = capture.intervals.get("gradients", 0)
+    step_s = capture.step_s
+    if step_s is None or step_s >= SHORT_STEP_S or every <= FLOOR["gradients"]:
+        return cost
+    return f"{cost} (steps of {1e3 * step_s:.1g} ms: gradients summarised every {every:,} steps)"
+
+
+def switched_off_lines(figures: CaptureFigures, told: set[str]) -> list[str]:
+    """A line for each part of capture that is off and not in `told` yet; it is from now on."""
+    lines = []
+    for text in figures.degraded:
+        probe, _, reason = text.partition(": ")
+        if probe in figures.not_watched and probe not in told:
+            told.add(probe)
+            lines.append(plain_line(switched_off(probe, reason)))
+    return lines
+
+
+def _unwatched(kind: str, pids: Collection[int]) -> str:
+    match kind:
+        case "child":
+            return f"trainings in {_count(len(pids), 'child process', 'child processes')}"
+        case "thread":
+            return "trainings in further threads"
+        case _:
+            return "a training without steps of a torch.optim.Optimizer"
+
+
 def left_over_line(
-    open_deliveries: Sequence[Delivery], ended: bool, drain_s: float, bus_url: str
+    open_deliveries: Sequence[Delivery],
+    ended: bool,
+    drain_s: float,
+    bus_url: str,
+    again: Sequence[str] = (),
 ) -> str:
-    """What was not done when the drain was over, and how to finish it."""
+    """What was not done when the drain was over, and how to finish it.
+
+    `again` are options with which another command finds the same configuration and bus.
+    """
+    options = [*again, *(() if "--bus" in again else ("--bus", bus_url))]
     if not ended:
         how = (
-            f"`tocsin rules --bus {bus_url}` goes on with it"
+            f"`{shlex.join(['tocsin', 'rules', *options])}` goes on with it"
             if bus_url.startswith("embedded:")
             else f"look whether `tocsin rules` runs on {bus_url}"
         )
@@ -113,7 +191,21 @@ def left_over_line(
     names = plain_line(", ".join(sorted({delivery.action for delivery in open_deliveries})))
     count = _count(len(open_deliveries), "delivery", "deliveries")
     what = f"{count} not final ({names})" if open_deliveries else "deliveries may be left"
-    return f"{what} after {drain_s:g} s; `tocsin actions --bus {bus_url}` finishes what is left"
+    command = shlex.join(["tocsin", "actions", *options])
+    return f"{what} after {drain_s:g} s; `{command}` finishes what is left"
+
+
+def unjudged_line(bus_url: str, seconds: float, log: Path | None) -> str:
+    """Nobody judges the run, though it is recorded. `log` is that of the run's own helper."""
+    if log is not None:
+        return (
+            f"NOT JUDGED: this run's rules have reported nothing for {seconds:.0f} s; the run is "
+            f"recorded, but nothing is found or stopped (see {log})"
+        )
+    return (
+        f"NOT JUDGED: no rules worker has reported on this run for {seconds:.0f} s; the run is "
+        f"recorded, but nothing is found or stopped until `tocsin rules` runs on {bus_url}"
+    )
 
 
 def unheard_line(command: Sequence[str]) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from typing import Final
 
 from tocsin.bus.port import LATEST, Bus, From, Partition, Reader, Record
 from tocsin.schemas.deliveries import Delivery
 from tocsin.schemas.errors import RecordError
 from tocsin.schemas.events import Data, Event
-from tocsin.schemas.issues import Issue, IssueFiring
+from tocsin.schemas.issues import Issue, IssueFiring, IssueOngoing
 from tocsin.schemas.runs import CaptureFigures, RunView
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
 from tocsin.schemas.wire import decode, read_meta
@@ -24,15 +25,39 @@ UNANSWERED_MS: Final = 3_000
 OVER: Final = frozenset({"ended", "lost"})
 
 
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A state of an issue that was news, and when it was read."""
+
+    issue: Issue
+    at_ms: int
+
+    @property
+    def answerable(self) -> bool:
+        """Whether there may be a delivery for it: a notice or a stop."""
+        if isinstance(self.issue, IssueOngoing):
+            return self.issue.raised_from is not None or self.issue.stop_released
+        return self.issue.state == "firing" or not self.issue.muted
+
+    def says_the_same(self, issue: Issue) -> bool:
+        mine = self.issue
+        return (mine.state, mine.severity, mine.times) == (
+            issue.state,
+            issue.severity,
+            issue.times,
+        )
+
+
 class OwnRun:
     """What was read so far. Pure: records in, news out."""
 
     def __init__(self, run_id: str) -> None:
+        # The newest of each, over all the times of an issue.
         self.issues: dict[str, Issue] = {}
         self.deliveries: dict[str, Delivery] = {}
         self.views: dict[str, RunView] = {}
         self._run_id = run_id
-        self._first_read_ms: dict[str, int] = {}
+        self._newest: dict[str, _Read] = {}
 
     def apply(
         self, record: Record, incarnations: AbstractSet[str], now_ms: int
@@ -53,12 +78,12 @@ class OwnRun:
             before = self.deliveries.get(data.key)
             self.deliveries[data.key] = data
             return None if before is not None and before.state == data.state else data
-        found = self.issues.get(data.issue_id)
-        self.issues[data.issue_id] = data
-        self._first_read_ms.setdefault(data.issue_id, now_ms)
-        if found is None or (found.state, found.severity) != (data.state, data.severity):
-            return data
-        return None
+        found = self._newest.get(data.issue_id)
+        self.issues[data.issue_id] = data.overall()
+        if found is not None and found.says_the_same(data):
+            return None
+        self._newest[data.issue_id] = _Read(data, now_ms)
+        return data
 
     def ended(self, incarnation: str) -> bool:
         """Whether the rules have seen the end of that incarnation."""
@@ -74,15 +99,24 @@ class OwnRun:
         """Whether nothing more is to be expected about that incarnation."""
         if not self.ended(incarnation) or self.open_deliveries():
             return False
-        answered = {delivery.issue_id for delivery in self.deliveries.values()}
+        answered = {
+            (delivery.issue_id, delivery.issue_times, delivery.issue_state)
+            for delivery in self.deliveries.values()
+        }
         return all(
-            issue_id in answered or now_ms - read_ms > UNANSWERED_MS
-            for issue_id, read_ms in self._first_read_ms.items()
+            not read.answerable
+            or now_ms - read.at_ms > UNANSWERED_MS
+            or (issue_id, read.issue.times, read.issue.state) in answered
+            for issue_id, read in self._newest.items()
         )
 
     def steps(self) -> int:
         """Steps over all incarnations of this job, as the rules have counted."""
         return sum(view.last_step + 1 for view in self.views.values() if view.last_step is not None)
+
+    def judged_steps(self, incarnation: str, steps: int) -> int:
+        """How many of a job's `steps` the rules have seen; all, once they have seen its end."""
+        return steps if self.ended(incarnation) else min(self.steps(), steps)
 
     def rules(self) -> Mapping[str, str]:
         """Rule -> status, of the newest incarnation that has a view."""

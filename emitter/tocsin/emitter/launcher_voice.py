@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Final
 
 from tocsin.bus.port import BusError, Outgoing, Partition, Producer
-from tocsin.emitter.wall_clock import wall_ms
 from tocsin.schemas.errors import RecordTooLarge, UnavailableError
 from tocsin.schemas.events import Data, Event
 from tocsin.schemas.identity import new_id
+from tocsin.schemas.steady_clock import unix_ms
 from tocsin.schemas.topics import Topics, telemetry_partition
 from tocsin.schemas.wire import meta_of
 
@@ -26,20 +26,21 @@ _PAUSE_S: Final = 0.5
 
 
 class Voice:
-    """Puts events about one run on its telemetry partition, as one speaker."""
+    """Puts events about one run on its telemetry partition, as one speaker.
+
+    It outlives a bus: what is said between two buses waits for the next one.
+    """
 
     def __init__(
         self,
-        producer: Producer,
         topics: Topics,
         run_id: str,
         *,
         who: str = "launcher",
-        now_ms: Callable[[], int] = wall_ms,
+        now_ms: Callable[[], int] = unix_ms,
         observe: Callable[[Data, int], None] | None = None,
     ) -> None:
         self.dropped = 0
-        self._producer = producer
         self._partition = Partition(topics.telemetry, telemetry_partition(run_id))
         self._key = run_id.encode()
         self._source = f"/runs/{run_id}/{who}"
@@ -72,8 +73,14 @@ class Voice:
         if self._observe is not None:
             self._observe(data, now_ms)
 
-    async def publish(self) -> None:
-        """Publish what is queued, for ever; while the bus is away, try again."""
+    async def publish(self, producer: Producer) -> None:
+        """Publish what is queued by way of `producer`, for ever; while its bus is away, try again.
+
+        Once cancelled it may be called again, with another producer; what was not acknowledged is
+        published again.
+        """
+        if self._queue:
+            self._waiting.set()
         while True:
             await self._waiting.wait()
             self._waiting.clear()
@@ -81,7 +88,7 @@ class Voice:
                 batch = list(self._queue)[:100]
                 try:
                     async with asyncio.timeout(PUBLISH_S):
-                        await self._producer.publish(batch)
+                        await producer.publish(batch)
                 except (UnavailableError, TimeoutError):
                     await asyncio.sleep(_PAUSE_S)
                     continue

@@ -36,6 +36,7 @@ class Watch:
         self,
         bus: Bus,
         voice: Voice,
+        producer: Producer,
         view: Reader,
         plan: LaunchPlan,
         say: Callable[[str], None],
@@ -43,6 +44,7 @@ class Watch:
     ) -> None:
         self.bus: Final = bus
         self.voice: Final = voice
+        self.producer: Final = producer
         self._view = view
         self._plan = plan
         self._topics = Topics(plan.bus_prefix)
@@ -51,7 +53,7 @@ class Watch:
         self._left = left
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._endpoint: link.Endpoint | None = None
-        self._heard: Callable[[link.Message], None] | None = None
+        self._heard: Callable[[link.Message], object] | None = None
         self._report: NodeReport | None = None
 
     @classmethod
@@ -80,11 +82,11 @@ class Watch:
             stack.push_async_callback(_close, view, left)
             producer = await bus.producer()
             stack.push_async_callback(_close, producer, left)
-        voice = Voice(producer, topics, plan.run_id, observe=plan.observe)
-        return cls(bus, voice, view, plan, say, left)
+        voice = Voice(topics, plan.run_id, observe=plan.observe)
+        return cls(bus, voice, producer, view, plan, say, left)
 
     def listen_to_processes(
-        self, runtime: Path, heard: Callable[[link.Message], None]
+        self, runtime: Path, heard: Callable[[link.Message], object]
     ) -> link.Endpoint:
         """Bind the launcher's socket in `runtime`; each message goes to `heard`. Raises OSError."""
         endpoint = link.Endpoint(runtime / link.LAUNCHER_SOCKET)

@@ -18,7 +18,7 @@ from torch import nn
 
 from tocsin.emitter.activation_kinds import is_compiled
 from tocsin.emitter.current import current
-from tocsin.emitter.watched_calls import WatchedCalls
+from tocsin.emitter.watched_calls import Seer, WatchedCalls
 from tocsin.schemas.events import clip
 from tocsin.schemas.observed import ModeSeen
 
@@ -41,7 +41,7 @@ def is_switchable(module: nn.Module) -> bool:
     return isinstance(module, nn.RNNBase | nn.MultiheadAttention) and module.dropout > 0
 
 
-class LayerModes:
+class LayerModes(Seer):
     """Those of one training's model."""
 
     def __init__(self) -> None:
@@ -71,6 +71,12 @@ class LayerModes:
         the first pass of a checkpointed layer, or a momentum encoder.
         """
         self._found = False
+
+    @property
+    def changed(self) -> bool:
+        """Whether the model was put into another mode since the last step."""
+        root = None if self._root is None else self._root()
+        return root is not None and root.training is not self._known
 
     def backward(self) -> None:
         """The first backward call of a step is about to begin."""

@@ -1,8 +1,8 @@
 """Datagrams between the processes of one job on one node: who is there, and "stop".
 
-Standard library only, so that it can be used before anything else of ours is imported. A message
-is one JSON object of at most `MAX_BYTES` in one Unix datagram; nothing here waits for a peer: a
-message that cannot be taken now is lost, and `send` says so.
+Standard library and one module of ours that needs no more, so that it can be used before anything
+else is imported. A message is one JSON object of at most `MAX_BYTES` in one Unix datagram; nothing
+here waits for a peer: a message that cannot be taken now is lost, and `send` says so.
 
     process -> launcher   hello, left, finished, restart_blocked
     launcher -> process   stop (signed bytes), look_closer, no_restart
@@ -13,17 +13,18 @@ address of a Unix socket holds 107 bytes.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-import secrets
 import shutil
 import socket
-import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
+
+from tocsin.schemas.private_folders import SHARED, make_private, remove_socket, user_folder
 
 MAX_BYTES: Final = 60_000
 """Longest message; a Unix datagram of this size passes with the kernel's default buffers."""
@@ -43,15 +44,26 @@ class Endpoint:
 
     def __init__(self, path: Path) -> None:
         """Bind `path`, in place of what a dead process left there. Raises OSError."""
-        self.path: Final = path
-        self._pid = os.getpid()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         try:
-            path.unlink(missing_ok=True)
-            self._socket.bind(str(path))
+            remove_socket(str(path))
+            sock.bind(str(path))
         except OSError:
-            self._socket.close()
+            sock.close()
             raise
+        self._hold(path, sock)
+
+    @classmethod
+    def inherited(cls, path: Path, descriptor: int) -> Self:
+        """The one at `path` that another process has bound and handed over as `descriptor`."""
+        endpoint = cls.__new__(cls)
+        endpoint._hold(path, socket.socket(fileno=descriptor))
+        return endpoint
+
+    def _hold(self, path: Path, sock: socket.socket) -> None:
+        self.path = path
+        self._pid = os.getpid()
+        self._socket = sock
         self._socket.setblocking(False)
 
     def fileno(self) -> int:
@@ -85,12 +97,16 @@ class Endpoint:
             if message is not None:
                 found.append(message)
 
+    def hand_over(self) -> None:
+        """Close our copy only: another process has inherited it."""
+        self._socket.close()
+
     def close(self) -> None:
         """Take the file away and close; a second time does nothing."""
         if self._socket.fileno() < 0:
             return
         if os.getpid() == self._pid:
-            self.path.unlink(missing_ok=True)
+            remove_socket(str(self.path))
         self._socket.close()
 
 
@@ -143,33 +159,25 @@ def number(message: Message, name: str, default: int = 0) -> int:
 def private_folder(environ: Mapping[str, str]) -> Path:
     """`${XDG_RUNTIME_DIR:-/tmp}/tocsin-UID`, made if needed, usable by its user alone.
 
-    Where somebody else owns that name, or the path leaves no room for a socket's name, it is a
-    fresh temporary folder.
+    Where neither can be used, or the path leaves no room for a socket's name, it is a fresh
+    temporary folder.
 
     Raises:
         OSError: no folder can be made.
     """
-    name = f"tocsin-{os.getuid()}"
-    for base in (environ.get("XDG_RUNTIME_DIR"), "/tmp"):
-        if not base or len(os.fsencode(base)) + len(name) + _ROOM_FOR_NAME > _MAX_ADDRESS:
-            continue
-        folder = Path(base) / name
-        try:
-            folder.mkdir(mode=0o700, exist_ok=True)
-            facts = folder.lstat()
-        except OSError:
-            continue
-        mine = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid()
-        if mine and not facts.st_mode & 0o077 and os.access(folder, os.W_OK):
-            return folder
-    return Path(tempfile.mkdtemp(prefix="tocsin-", dir="/tmp"))
+    folder = user_folder(environ, longest=_MAX_ADDRESS - _ROOM_FOR_NAME)
+    if folder is not None:
+        # Somebody may have been faster.
+        with contextlib.suppress(OSError):
+            return make_private(folder)
+    return Path(tempfile.mkdtemp(prefix="tocsin-", dir=SHARED))
 
 
 def job_folder(environ: Mapping[str, str]) -> Path:
     """A fresh folder `j-XXXX` for one job, 0700. Raises OSError."""
     parent = private_folder(environ)
     while True:
-        folder = parent / f"j-{secrets.token_hex(4)}"
+        folder = parent / f"j-{os.urandom(4).hex()}"
         try:
             folder.mkdir(mode=0o700)
         except FileExistsError:
@@ -180,9 +188,7 @@ def job_folder(environ: Mapping[str, str]) -> Path:
 def shared_job_folder(environ: Mapping[str, str], job_id: str) -> Path:
     """The folder that all processes of a job on this node find by themselves. Raises OSError."""
     digest = hashlib.sha256(job_id.encode()).hexdigest()[:8]
-    folder = private_folder(environ) / f"s-{digest}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder
+    return make_private(private_folder(environ) / f"s-{digest}")
 
 
 def remove_folder(folder: Path) -> None:

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
@@ -24,19 +25,22 @@ from tocsin.emitter.edges import Emit
 from tocsin.emitter.identity import Who, who_speaks
 from tocsin.emitter.members import Members, Trainer
 from tocsin.emitter.process_group import process_lives
+from tocsin.emitter.sender import say
 from tocsin.emitter.stop_command import (
     STOP,
+    UNKNOWN_MS,
     Facts,
     Memory,
     SignedCommand,
     Verdict,
     decide,
     read_keys,
+    refusal,
     trusted_paths,
 )
-from tocsin.emitter.wall_clock import wall_ms
-from tocsin.schemas.control import StopAcknowledged, StopRefused, StopRequested
-from tocsin.schemas.events import clip
+from tocsin.emitter.unwatched import LINES
+from tocsin.schemas.control import StopAcknowledged, StopRequested
+from tocsin.schemas.steady_clock import unix_ms
 from tocsin.schemas.telemetry import Speaker
 from tocsin.schemas.topics import Topics, issue_partition
 from tocsin.schemas.wire import read_signature
@@ -71,7 +75,7 @@ class Hands(Protocol):
         ...
 
     def refuse(self, verdict: Verdict) -> None:
-        """Answer with a refusal. Not called more than `ANSWERED` times."""
+        """Answer with a refusal to the command that it names. Called at most `ANSWERED` times."""
         ...
 
 
@@ -85,7 +89,7 @@ class Listener:
         hands: Hands,
         *,
         looks: CloserLooks | None = None,
-        now_ms: Callable[[], int] = wall_ms,
+        now_ms: Callable[[], int] = unix_ms,
     ) -> None:
         """`looks` hears what rules ask for beside stops."""
         self.counts: Final[Counter[str]] = Counter()
@@ -108,14 +112,28 @@ class Listener:
         finally:
             await reader.close()
 
+    async def keep_listening(self, bus: Bus) -> None:
+        """The same, begun again whenever the bus breaks it off. On a bus that is open."""
+        away = False
+        while True:
+            try:
+                await self.listen(bus)
+            except Exception as error:
+                # The listener's wall: a run that nobody can stop is worse than a line too many.
+                _log_outage("the bus cannot be read for stops now", error, again=away)
+                away = True
+                await asyncio.sleep(_PAUSE_S)
+
     async def wait_ready(self, timeout_s: float = READY_S) -> None:
         """Wait, within a bound, until what comes now is told from what was there before."""
         await asyncio.to_thread(self.ready.wait, timeout_s)
 
     async def _read(self, reader: Reader, before: int) -> None:
         away = False
+        emptied_s = time.monotonic()
         while True:
             try:
+                asked_s = time.monotonic()
                 records = await reader.poll(timeout_s=_POLL_S)
             except BusError as error:
                 _log_outage("the control topic cannot be read now", error, again=away)
@@ -124,34 +142,58 @@ class Listener:
                 continue
             away = False
             for record in records:
-                self.take(record, earlier=record.offset < before)
+                earlier = record.offset < before
+                waited_ms = UNKNOWN_MS if earlier else round(1000 * (time.monotonic() - emptied_s))
+                try:
+                    self.take(record, earlier=earlier, waited_ms=waited_ms)
+                except Exception:
+                    # The listener's wall: whoever may write here must not be able to deafen it.
+                    self._log_failure(record)
 
-    def take(self, record: Record, *, earlier: bool = False) -> Verdict | None:
-        """Judge one record and act on it; None if it is not a stop command to this run."""
+            # What is not among these came later than the bus was asked for them.
+            emptied_s = asked_s
+
+    def _log_failure(self, record: Record) -> None:
+        self.counts["failed"] += 1
+        level = logging.WARNING if self.counts["failed"] == 1 else logging.DEBUG
+        logger.log(
+            level, "a record of the control topic was left aside", exc_info=True,
+            extra={"offset": record.offset},
+        )  # fmt: skip
+
+    def take(self, record: Record, *, earlier: bool = False, waited_ms: int = 0) -> Verdict | None:
+        """Judge one record and act on it; None if it is not a stop command to this run.
+
+        It was there before this listener if `earlier`, and lay unread for at most `waited_ms`.
+        """
         if record.value is None or not record.key.startswith(self._prefix):
             return None
         if self._looks is not None and record.key == self._looks.key:
-            self._looks.take(record)
+            self._looks.take(record, earlier=earlier)
         if not record.key.endswith(b"/stop"):
             return None
         signed = SignedCommand(record.key, record.value, read_signature(record.headers))
-        verdict = decide(signed, self._hands.facts(), self._memory, self._now_ms())
+        verdict = decide(
+            signed, self._hands.facts(), self._memory, self._now_ms(), waited_ms=waited_ms
+        )
         self.counts[verdict.reason] += 1
         command = verdict.command
-        if command is not None and verdict.reason != "repeated":
-            self._memory.note(signed, command)
         if verdict.why is not None:
-            if not earlier and self._refused < ANSWERED:
+            # One that does not even say which command it is has nobody who waits for an answer.
+            if verdict.command_id and not earlier and self._refused < ANSWERED:
                 self._refused += 1
                 self._hands.refuse(verdict)
         elif command is not None:
             self._act(verdict.reason, verdict.text, signed, command)
+        if command is not None and verdict.reason != "repeated":
+            # Last: what could not be obeyed is not used up.
+            self._memory.note(signed, command)
         return verdict
 
     def _act(self, reason: str, text: str, signed: SignedCommand, command: StopRequested) -> None:
         if reason == "obey":
-            self._memory.obey(command)
             self._hands.obey(signed, command)
+            self._memory.obey(command)
         elif reason == "already_stopping":
             self._hands.join(command)
         elif reason == "already_ended":
@@ -159,9 +201,10 @@ class Listener:
 
 
 class ThreadListener:
-    """The listener of a node without a launcher: a daemon thread of local rank 0 (`start()`).
+    """The listener of a node without a launcher (`start()`): a daemon thread of local rank 0, or on
+    an embedded bus of a process that local rank 0 has started.
 
-    It hands commands to the ranks of its node that said hello to `folder`/launcher.sock. It never
+    It hands commands to the ranks of its node that said hello to `endpoint`. It never
     escalates: `on_obeyed` tells somebody who can of each rank, and `on_left` that the rank of that
     pid has left its loop; both are called on its thread. Ranks answer for themselves; refusals go
     through `emit`.
@@ -173,22 +216,18 @@ class ThreadListener:
         topics: Topics,
         speaker: Speaker,
         emit: Emit,
-        folder: Path,
+        endpoint: link.Endpoint,
         *,
         environ: Mapping[str, str] = os.environ,
         on_obeyed: Callable[[Trainer, StopRequested], None] | None = None,
         on_left: Callable[[int], None] | None = None,
         beside: Callable[[Bus], Coroutine[None, None, None]] | None = None,
     ) -> None:
-        """Bind the socket, so that ranks can say hello from now on. `beside` runs on the same bus.
-
-        Raises:
-            OSError: the socket cannot be bound.
-        """
+        """`endpoint` is closed with the listener. `beside` runs on the same bus."""
         self.members: Final = Members(speaker.incarnation, process_lives)
         looks = CloserLooks(speaker.run_id, self.members)
         self.listener: Final = Listener(topics, speaker.run_id, self, looks=looks)
-        self._endpoint = link.Endpoint(folder / link.LAUNCHER_SOCKET)
+        self._endpoint = endpoint
         self._open_bus = open_bus
         self._speaker = speaker
         self._emit = emit
@@ -248,17 +287,8 @@ class ThreadListener:
 
     def refuse(self, verdict: Verdict) -> None:
         """See Hands."""
-        why = verdict.why
-        if why is None:
-            return
-        self._emit(
-            StopRefused(
-                **self._who(self.members.incarnation),
-                command_id=verdict.command_id,
-                why=why,
-                reason=clip(verdict.text, 500),
-            )
-        )
+        if verdict.why is not None:
+            self._emit(refusal(verdict, self._who(self.members.incarnation)))
 
     def _who(self, incarnation: str) -> Who:
         return {**who_speaks(self._speaker), "incarnation": incarnation}
@@ -269,7 +299,7 @@ class ThreadListener:
         except asyncio.CancelledError:
             pass
         except Exception:
-            # The wall of this thread: the training goes on; no stop reaches it any more.
+            # Without an event loop: the training goes on; no stop reaches it any more.
             logger.warning("no stop can reach this run from now on", exc_info=True)
 
     async def _main(self) -> None:
@@ -281,7 +311,8 @@ class ThreadListener:
                 try:
                     async with self._open_bus() as bus, _running(self._beside, bus):
                         await self.listener.listen(bus)
-                except BusError as error:
+                except Exception as error:
+                    # The wall of this thread, which tries again.
                     _log_outage("the bus cannot be read for stops now", error, again=away)
                     away = True
                     await asyncio.sleep(_PAUSE_S)
@@ -290,7 +321,11 @@ class ThreadListener:
 
     def _hellos(self) -> None:
         for message in self._endpoint.drain():
-            self.members.heard(message)
+            before = len(self.members.unwatched)
+            if not self.members.heard(message):
+                continue
+            if len(self.members.unwatched) > before:
+                say(LINES[link.text(message, "what")])
             if self._on_left is not None and message["kind"] in ("left", "finished"):
                 self._on_left(link.number(message, "pid"))
 
@@ -313,6 +348,6 @@ async def _running(
             logger.warning("what ran beside the listener has failed", exc_info=end)
 
 
-def _log_outage(what: str, error: BusError, *, again: bool) -> None:
+def _log_outage(what: str, error: Exception, *, again: bool) -> None:
     """Once per outage: stderr is the job's."""
     logger.log(logging.DEBUG if again else logging.WARNING, "%s: %s", what, error)

@@ -27,7 +27,7 @@ import numpy.typing as npt
 import torch
 
 from tocsin.emitter.agenda import LOCAL, NORMS, Agenda
-from tocsin.emitter.arrays import BLOCK, block
+from tocsin.emitter.arrays import BLOCK, block, narrowed
 from tocsin.emitter.host_copy import HostCopy, is_recording
 from tocsin.emitter.summaries import dense, exact_row, norms
 from tocsin.emitter.tables import Table
@@ -243,7 +243,7 @@ class LocalGradients:
                 return
             number = float(norm)
         if math.isfinite(number):
-            self._squares[key] = number**2
+            self._squares[key] = number * number
         else:
             self._found(key, gradient)
 
@@ -259,7 +259,7 @@ class LocalGradients:
             return
         values, counts = exact_row(flat)
         if counts[2] + counts[3]:
-            self._bad[key] = (np.append(values, self.backward).astype(np.float32), counts)
+            self._bad[key] = (narrowed(np.append(values, self.backward)), counts)
         else:  # its square alone is too large for a float32
             self._partly = True
 
@@ -268,7 +268,7 @@ def _readable(gradient: torch.Tensor) -> npt.NDArray[np.float32] | None:
     """Its numbers in the order of memory, not copied, if NumPy can have them so."""
     if type(gradient) is not torch.Tensor or gradient.dtype is not torch.float32:
         return None
-    if not gradient.is_cpu or gradient.requires_grad:
+    if not gradient.is_cpu or gradient.requires_grad or gradient.is_neg():
         return None
     try:
         found: npt.NDArray[np.float32] = gradient.numpy().ravel("K")

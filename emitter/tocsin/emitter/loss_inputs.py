@@ -2,7 +2,8 @@
 
 A sample of the scores and targets of a few calls, in the first steps and rarely after them, and
 the name of the operation that made the scores, which autograd knows. Rules judge it
-(`loss_input_mismatch`, `collapsed_predictions`). In a compiled graph a loss is not seen.
+(`loss_input_mismatch`, `collapsed_predictions`, `target_leak`). In a compiled graph a loss is not
+seen.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from tocsin.emitter.host_copy import HostCopy, is_recording
+from tocsin.emitter.readable import NUMBERS, is_readable, readable
+from tocsin.emitter.token_targets import PendingTargets, StepTokens
 from tocsin.schemas.events import clip
 from tocsin.schemas.observed import LossInputsSeen
 
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 OF_CLASSES: Final = ("cross_entropy", "nll_loss")
 OF_PROBABILITIES: Final = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
 OF_NUMBERS: Final = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+IGNORED: Final = -100
 FUNCTIONS: Final = (*OF_CLASSES, *OF_PROBABILITIES, *OF_NUMBERS)
 
 AT: Final = (0, 1, 2, 3, 4, 5, 8, 12, 20, 30, 50, 75, 100)
@@ -72,15 +76,21 @@ class LossInputs:
         self._calls = 0
         self._waiting: deque[_Look] = deque(maxlen=MAX_WAITING)
 
-    def see(self, name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
-        """A loss function of that name was called in training, in a step that is due."""
+    def see(
+        self,
+        name: str,
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        tokens: StepTokens | None = None,
+    ) -> None:
+        """A loss function of that name was called in training, in a step that is due, behind a
+        forward pass that has read these tokens, where that is known.
+        """
         if self._calls >= CALLS or name not in FUNCTIONS or is_recording():
             return
         scores = args[0] if args else kwargs.get("input")
-        target = args[1] if len(args) > 1 else kwargs.get("target")
-        if not isinstance(scores, torch.Tensor) or not isinstance(target, torch.Tensor):
-            return
-        if not (_plain(scores) and _plain(target) and scores.is_floating_point()):
+        target = readable(args[1] if len(args) > 1 else kwargs.get("target"), NUMBERS)
+        if target is None or not is_readable(scores):
             return
         if scores.numel() < 2 or target.numel() == 0 or scores.device != target.device:
             return
@@ -88,7 +98,13 @@ class LossInputs:
             return
         self._calls += 1
         with torch.no_grad():
-            self._waiting.append(_Look(name, scores, target))
+            of_tokens = None
+            if tokens is not None and name in OF_CLASSES and not target.is_floating_point():
+                ignored = args[4] if len(args) > 4 else kwargs.get("ignore_index")
+                ignored = ignored if isinstance(ignored, int) else IGNORED
+                classes = scores.shape[min(1, scores.dim() - 1)]
+                of_tokens = tokens.compare(target, classes, ignored)
+            self._waiting.append(_Look(name, scores, target, of_tokens))
 
     def stepped(self, training: Training, step: int) -> None:
         """A step is over: send what has arrived, and say what is looked at next."""
@@ -107,12 +123,19 @@ class LossInputs:
 class _Look:
     """A sample of one call, on the host or on its way."""
 
-    def __init__(self, name: str, scores: torch.Tensor, target: torch.Tensor) -> None:
+    def __init__(
+        self,
+        name: str,
+        scores: torch.Tensor,
+        target: torch.Tensor,
+        tokens: PendingTargets | None = None,
+    ) -> None:
         self.step: int | None = None
+        self._tokens = tokens
         self._name = name
         self._made_by = made_by(scores)
         self._broadcast = name in OF_NUMBERS and _compares_each_with_each(scores, target)
-        scores, target = scores.detach(), target.detach()
+        scores = scores.detach()
         rows = _classes_last(scores) if name in OF_CLASSES else _samples(scores)
         self._rows, self._width = rows.shape
         self._of_classes = name in OF_CLASSES or (scores.dim() == 2 and 1 < scores.shape[1] <= 1000)
@@ -137,7 +160,7 @@ class _Look:
     @property
     def ready(self) -> bool:
         """Whether the numbers are on the host and the step is over; never waits."""
-        if self.step is None:
+        if self.step is None or (self._tokens is not None and not self._tokens.ready):
             return False
         return not isinstance(self._packed, HostCopy) or self._packed.ready()
 
@@ -156,6 +179,8 @@ class _Look:
         wanted: list[float | None] = [None] * 4
         if self._numbers:
             wanted = [*left]
+        tokens = None if self._tokens is None else self._tokens.result()
+        ahead = None if tokens is None else tokens.ahead
         return LossInputsSeen(
             **training.who,
             function=self._name,
@@ -175,6 +200,11 @@ class _Look:
             target_spread=None if wanted[2] is None or wanted[2] < 0 else wanted[2],
             unreachable=wanted[3] if self._made_by in _RANGES else None,
             broadcast=self._broadcast,
+            tokens=0 if tokens is None else tokens.compared,
+            targets_are_inputs=None if tokens is None else tokens.same,
+            targets_are_next_inputs=None if tokens is None else tokens.following,
+            ahead_least=min(ahead) if ahead else None,
+            ahead_most=max(ahead) if ahead else None,
         )
 
 
@@ -196,19 +226,6 @@ def _word(name: str) -> str:
     """`LogSoftmaxBackward0` as `log_softmax`."""
     bare = re.sub(r"Backward\d*$", "", name.rpartition("::")[2])
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", bare).lower().strip("_")
-
-
-def _plain(thing: torch.Tensor) -> bool:
-    return (
-        thing.layout is torch.strided
-        and not thing.is_meta
-        and not thing.is_complex()
-        and not thing.is_nested
-        and not thing.is_quantized
-        and not hasattr(thing, "to_local")
-        and not torch._C._functorch.is_functorch_wrapped_tensor(thing)
-        and type(thing).__name__ != "FakeTensor"
-    )
 
 
 def _classes_last(scores: torch.Tensor) -> torch.Tensor:

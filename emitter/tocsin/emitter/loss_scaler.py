@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Final
 
 import torch
@@ -11,6 +10,7 @@ from tocsin.emitter.host_copy import HostCopy, is_recording
 from tocsin.emitter.losses import LossBuffer
 from tocsin.emitter.outbox import StepRow
 from tocsin.emitter.training import Training
+from tocsin.schemas.steady_clock import unix_us
 
 COPY_EVERY: Final = 100
 """Updates after which the scale is copied from a GPU; after each skipped step it is, too."""
@@ -26,7 +26,6 @@ class LossScaler:
         self.active = False
         self._training = training
         self._losses = losses
-        self._loss_said = False
         self._scale: float | None = None
         self._copy: HostCopy | None = None
         self._updates = 0
@@ -37,12 +36,7 @@ class LossScaler:
         self._look(scaler, skipped=not made_step)
         if made_step:
             return False
-        lost = self._losses.nonfinite()
-        self._losses.skip()
-        if lost is not None and not self._loss_said:
-            # Not the scaler's business: the loss itself is bad, and no step may ever follow.
-            self._loss_said = True
-            self._say("loss", lost)
+        self._losses.skipped += 1
         if self._losses.skipped % SAY_EVERY == 0:
             self._say("scaler_skipped", float(self._losses.skipped))
         return True
@@ -57,7 +51,14 @@ class LossScaler:
             columns.append("scaler_scale")
             values.append(self._scale)
         self._losses.skipped = 0
-        self._loss_said = False
+
+    def usual(self) -> tuple[float, ...] | None:
+        """What `take` would add to a usual step; None: there is more to say."""
+        if self._losses.skipped:
+            return None
+        if not self.active:
+            return ()
+        return (0.0,) if self._scale is None else (0.0, self._scale)
 
     def _look(self, scaler: object, *, skipped: bool) -> None:
         if self._copy is not None and self._copy.ready():
@@ -73,5 +74,5 @@ class LossScaler:
 
     def _say(self, column: str, value: float) -> None:
         """A scalar of the step that should have come."""
-        row = StepRow(self._training.next_step, time.time_ns() // 1000, (column,), (value,))
-        self._training.sender.row(row, urgent=True)
+        row = StepRow(self._training.next_step, unix_us(), (column,), (value,))
+        self._training.step_row(row, urgent=True)

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
 from tocsin.emitter import link
+from tocsin.emitter.unwatched import LINES
 
 KEPT: Final = 100
 """Trainings whose ranks are known at once; of older ones that are over, only their steps are."""
+
+_MAX_UNWATCHED: Final = 10_000
+_MAX_PID: Final = 2**22
+_MAX_NUMBER: Final = 2**53
+_NUMBERS: Final = ("rank", "world_size", "restart_count", "training", "step")
+_INCARNATION: Final = re.compile(r"[A-Za-z0-9._:@+=-]{0,64}")
 
 
 @dataclass(slots=True)
@@ -46,6 +54,8 @@ class Members:
         self.first: Final = first
         self.pythons = 0
         self.agents: dict[int, Agent] = {}
+        self.unwatched: dict[str, set[int]] = {}
+        """Kinds of trainings that are not watched, and the processes that have told of them."""
         self._lives = lives
         self._newest = first
         self._incarnations = {first}
@@ -94,8 +104,10 @@ class Members:
         """Steps that the ranks said they made, the most of a rank, over all trainings."""
         return self._steps_before + sum(_steps(ranks) for ranks in self._ranks.values())
 
-    def heard(self, message: link.Message) -> None:
-        """Take one message; what is not understood is left aside."""
+    def heard(self, message: link.Message) -> bool:
+        """Take one message; False if it is not understood, which changes nothing."""
+        if not _sound(message):
+            return False
         match message["kind"], message.get("role"):
             case "hello", "trainer":
                 self._trainer(message)
@@ -109,9 +121,12 @@ class Members:
                 agent = self.agents.get(link.number(message, "pid"))
                 if agent is not None:
                     agent.blocked = True
+            case "unwatched", _:
+                self._unwatched(link.text(message, "what"), link.number(message, "pid"))
             case ("left" | "finished") as kind, _:
                 self._ended(message, left=kind == "left")
         self._changed.set()
+        return True
 
     async def until(self, condition: Callable[[], bool], *, timeout_s: float) -> bool:
         """Wait until messages have made `condition` true; False after `timeout_s`."""
@@ -144,6 +159,12 @@ class Members:
             )
         )
 
+    def _unwatched(self, what: str, pid: int) -> None:
+        if what in LINES:
+            pids = self.unwatched.setdefault(what, set())
+            if len(pids) < _MAX_UNWATCHED:
+                pids.add(pid)
+
     def _forget_the_oldest(self) -> None:
         """A script may train thousands of times, one after the other."""
         while len(self._ranks) > KEPT:
@@ -162,6 +183,15 @@ class Members:
                 trainer.left_at = step
             else:
                 trainer.finished = True
+
+
+def _sound(message: link.Message) -> bool:
+    """Whether its numbers are some, and its incarnation one that can stand in a record."""
+    if not _INCARNATION.fullmatch(link.text(message, "incarnation")):
+        return False
+    if "pid" in message and not 0 < link.number(message, "pid") <= _MAX_PID:
+        return False
+    return all(-1 <= link.number(message, name) < _MAX_NUMBER for name in _NUMBERS)
 
 
 def _steps(ranks: list[Trainer]) -> int:

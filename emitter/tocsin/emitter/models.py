@@ -8,15 +8,31 @@ and one in front of each forward call would be traced by torch.compile.
 from __future__ import annotations
 
 import gc
+import itertools
 import numbers
+import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import FrameType, FunctionType, ModuleType
 from typing import Final
 
 import torch
 from torch import nn
 
-from tocsin.emitter.shards import Stage, place_of, stage_class, stages_by_parameter
+from tocsin.emitter.shards import Cuts, place_of, stage_class
+
+DEAR_S: Final = 0.3
+MOST_S: Final = 3.0
+SHARE: Final = 0.01
+"""Going through the heap takes at most `MOST_S` seconds and that share of the process's CPU time,
+where once takes more than `DEAR_S`."""
+
+_MAX_VALUES: Final = 1000
+_NOT_THE_PROGRAM: Final = ("tocsin.", "torch.", "_pytest", "importlib")
+
+_AT_ONCE: Final = 50_000
+"""Objects that are gone through before another thread gets its turn."""
 
 _WRAPPERS: Final = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
 _MARKS: Final = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
@@ -24,43 +40,115 @@ _MARKS: Final = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_mod
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Live modules and optimizers; the stages of a pipeline by the ids of their parameters."""
+    """Live modules, optimizers, and stages of a pipeline."""
 
     modules: tuple[nn.Module, ...]
     optimizers: tuple[torch.optim.Optimizer, ...]
-    stages: Mapping[int, Stage] = field(default_factory=dict)
+    stages: tuple[object, ...]
+
+
+class _Walks:
+    """What going through the heap has cost in this process, in CPU seconds of the thread."""
+
+    def __init__(self) -> None:
+        self.all_s = self.last_s = 0.0
+
+    @property
+    def too_dear(self) -> bool:
+        """Whether there must be no more: each costs a lot, and so did those before."""
+        most_s = MOST_S + SHARE * time.process_time()
+        return self.last_s > DEAR_S and self.all_s + self.last_s > most_s
+
+    def forget(self) -> None:
+        """As in a new process."""
+        self.all_s = self.last_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        """One more."""
+        self.all_s, self.last_s = self.all_s + seconds, seconds
+
+
+walks: Final = _Walks()
 
 
 def find() -> Found:
-    """All modules and optimizers of this process that are alive."""
-    module_types: dict[type, int] = {}
+    """All modules and optimizers of this process that are alive, as far as the collector knows.
+
+    None where the heap is so large that looking has become too dear: see `in_sight`.
+    """
+    if walks.too_dear:
+        return Found((), (), ())
+    began = time.thread_time()
+    stage_type = stage_class()
+    optimizer_types = _with_subclasses(torch.optim.Optimizer)
+    module_types = _with_subclasses(nn.Module)
+    stage_types = {} if stage_type is None else _with_subclasses(stage_type)
+    wanted = {*optimizer_types, *module_types, *stage_types}
     modules: list[nn.Module] = []
     optimizers: list[torch.optim.Optimizer] = []
     stages: list[object] = []
-    stage_type = stage_class()
-    for thing in gc.get_objects():
+    things = gc.get_objects()
+    for start in range(0, len(things), _AT_ONCE):
+        part = things[start : start + _AT_ONCE]
         # `type`, not `isinstance`: a lazy proxy would answer `__class__` with code of its own.
-        kind = type(thing)
-        which = module_types.get(kind)
-        if which is None:
-            which = _kind(kind, stage_type)
-            module_types[kind] = which
-        if which == 1:
-            modules.append(thing)
-        elif which == 2:
-            optimizers.append(thing)
-        elif which == 3:
-            stages.append(thing)
-    return Found(tuple(modules), tuple(optimizers), stages_by_parameter(stages))
+        kinds = map(id, map(type, part))
+        for thing in itertools.compress(part, map(wanted.__contains__, kinds)):
+            if id(type(thing)) in module_types:
+                modules.append(thing)
+            elif id(type(thing)) in optimizer_types:
+                optimizers.append(thing)
+            else:
+                stages.append(thing)
+    del things
+    walks.add(time.thread_time() - began)
+    return Found(tuple(modules), tuple(optimizers), tuple(stages))
 
 
-def _kind(kind: type, stage_type: type | None) -> int:
-    mro = type.__dict__["__mro__"].__get__(kind)
-    if nn.Module in mro:
-        return 1
-    if torch.optim.Optimizer in mro:
-        return 2
-    return 3 if stage_type is not None and stage_type in mro else 0
+def may_be_hidden() -> bool:
+    """Whether there may be modules that `find` has not found."""
+    return gc.get_freeze_count() > 0 or walks.too_dear
+
+
+def in_sight() -> list[nn.Module]:
+    """Modules that are in global variables of the program, or in attributes of what is: also those
+    that the collector does not list after `gc.freeze()`. What only a function's variables hold is
+    not found.
+    """
+    found: dict[int, nn.Module] = {}
+    spaces = {id(main.__dict__): main.__dict__} if (main := sys.modules.get("__main__")) else {}
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not str(frame.f_globals.get("__name__", "")).startswith(_NOT_THE_PROGRAM):
+            spaces[id(frame.f_globals)] = frame.f_globals
+        frame = frame.f_back
+    for space in spaces.values():
+        for value in list(space.values())[:_MAX_VALUES]:
+            for held in (value, *_attributes(value)):
+                if issubclass(type(held), nn.Module):
+                    found.update((id(module), module) for module in held.modules())
+    return list(found.values())
+
+
+def _attributes(value: object) -> list[object]:
+    if isinstance(value, type | ModuleType | FunctionType):
+        return []
+    try:
+        held = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return []
+    return list(held.values())[:_MAX_VALUES] if type(held) is dict else []
+
+
+def _with_subclasses(kind: type) -> dict[int, type]:
+    """By their ids: a metaclass may compare its classes as it likes, and give them no hash."""
+    found, waiting = {id(kind): kind}, [kind]
+    while waiting:
+        subclasses: list[type] = type.__subclasses__(waiting.pop())
+        for each in subclasses:
+            if id(each) not in found:
+                found[id(each)] = each
+                waiting.append(each)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +165,7 @@ class Names:
 def name_parameters(
     parameters: Sequence[torch.Tensor],
     modules: Iterable[nn.Module],
-    stages: Mapping[int, Stage] | None = None,
+    cuts: Cuts | None = None,
 ) -> Names:
     """Name these parameters after the module that holds most of them.
 
@@ -88,7 +176,7 @@ def name_parameters(
     by_id: dict[int, str] = {}
     order: dict[int, int] = {}
     taken: set[str] = set()
-    stages = stages or {}
+    cuts = cuts or {}
     first: nn.Module | None = None
     for root in _roots(wanted, modules):
         named = [(n, p) for n, p in root.named_parameters() if id(p) in wanted]
@@ -105,7 +193,7 @@ def name_parameters(
                 n += 1
             taken.add(unique)
             order[id(parameter)] = len(order)
-            by_id[id(parameter)] = unique + place_of(parameter, stages.get(id(parameter))).suffix
+            by_id[id(parameter)] = unique + place_of(parameter, cuts.get(id(parameter), ())).suffix
     return Names(by_id, order, first)
 
 

@@ -20,7 +20,9 @@ from tocsin.emitter.compiled_activations import slots
 from tocsin.emitter.current import current
 from tocsin.emitter.host_copy import HostCopy, is_recording
 from tocsin.emitter.layer_modes import is_switchable
-from tocsin.emitter.watched_calls import WatchedCalls
+from tocsin.emitter.readable import readable
+from tocsin.emitter.token_targets import StepTokens
+from tocsin.emitter.watched_calls import Seer, WatchedCalls, attention_functions
 
 PROBE: Final = "module calls"
 MAX_MODULES: Final = 10_000
@@ -34,6 +36,8 @@ class Seen:
 
     trained: int = 0
     silent: int = 0
+    given: tuple[object, ...] | None = None
+    """Type and shape, but for the samples, of what it was first given."""
 
 
 class Calls:
@@ -42,6 +46,7 @@ class Calls:
     def __init__(self, owners: dict[int, int]) -> None:
         self._owners: Final = owners
         self.by_module: Final[dict[int, Seen]] = {}
+        """In the order of their first calls."""
 
     def owner(self, parameter: torch.Tensor) -> int | None:
         """The module without children that this parameter belongs to; None: to none that is known.
@@ -62,7 +67,7 @@ class FirstInputs:
         self.kind: Final = type(layer).__name__
         self.name: Final = name
         with torch.no_grad():
-            values = _sample(given.detach())
+            values = _sample(given)
             self.count: Final = values.numel()
             whole = (values == values.round()).all().to(torch.float32)
             apart = values.std(0).mean() if values.shape[0] > 1 else values.new_full((), -1.0)
@@ -83,7 +88,7 @@ class FirstInputs:
         return [float(number) for number in numbers]
 
 
-class ModuleCalls:
+class ModuleCalls(Seer):
     """Watches the calls of a model's modules in steps that are armed."""
 
     def __init__(self) -> None:
@@ -99,7 +104,11 @@ class ModuleCalls:
         self._owners: dict[int, int] = {}
         self._kinds: tuple[type[nn.Module], ...] = ()
         self._calls: Calls | None = None
+        self._embeds = False
+        self._recurrent: tuple[weakref.ref[nn.Module], ...] = ()
         self._first_seen = False
+        self.tokens: StepTokens | None = None
+        """What embeddings were given since `arm`, and how far attention looks."""
         self.first: FirstInputs | None = None
         """What the first layer was given, where that is of interest."""
         self.switched_on = False
@@ -123,7 +132,11 @@ class ModuleCalls:
         if not self._kinds:
             return False
         self._calls, self._first_seen, self.first = Calls(self._owners), not inputs, None
+        layers = [layer for layer in (ref() for ref in self._recurrent) if layer is not None]
+        self.tokens = StepTokens(layers) if self._embeds else None
         self._watched.put_classes(self._kinds)
+        if self._embeds:
+            self._watched.put_attention()
         self.due = True
         return True
 
@@ -135,6 +148,7 @@ class ModuleCalls:
 
     def stop(self) -> None:
         """Look no more, until armed again."""
+        self.tokens = None
         if self.due:
             self.due = False
             self._watched.restore()
@@ -154,7 +168,14 @@ class ModuleCalls:
         is_causal: bool,
         scale: float | None,
     ) -> None:
-        """Of no interest here."""
+        """The function of attention was called."""
+        if self.tokens is not None:
+            self.tokens.attended(query, key, mask, is_causal=is_causal)
+
+    def see_softmax(self, result: object) -> None:
+        """A softmax over the last dimension was called."""
+        if self.tokens is not None:
+            self.tokens.softmaxed(result)
 
     def _scan(self, root: nn.Module) -> bool:
         modules = list(root.named_modules())
@@ -173,6 +194,12 @@ class ModuleCalls:
             if own or is_switchable(module):
                 kinds[type(module)] = None
         self._kinds = tuple(kinds)
+        functions = {id(function) for function in attention_functions()}
+        # A model that keeps such a function as its own could not be pickled while it is watched.
+        held = any(id(value) in functions for _, m in modules for value in m.__dict__.values())
+        self._embeds = not held and any(issubclass(kind, nn.Embedding) for kind in kinds)
+        recurrent = (m for _, m in modules if isinstance(m, nn.RNNBase | nn.RNNCellBase))
+        self._recurrent = tuple(map(weakref.ref, recurrent))
         return True
 
     def _see(self, module: nn.Module, args: tuple[object, ...]) -> None:
@@ -181,32 +208,30 @@ class ModuleCalls:
             return
         if torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
             return
-        seen = calls.by_module.setdefault(id(module), Seen())
+        seen = calls.by_module.get(id(module))
+        if seen is None:
+            seen = calls.by_module[id(module)] = Seen(given=_shape(args))
         if not torch.is_grad_enabled():
             seen.silent += 1
             if module.training and is_switchable(module):
                 self.switched_on = True
             return
         seen.trained += 1
+        if self.tokens is not None and isinstance(module, nn.Embedding):
+            self.tokens.embedded(args[0] if args else None)
         if self._first_seen or not module.__dict__.get("_parameters"):
             return
         self._first_seen = True
-        given = args[0] if args else None
-        if isinstance(module, _READERS) and isinstance(given, torch.Tensor) and _plain(given):
+        given = readable(args[0] if args else None)
+        if given is None or given.dim() < 2 or given.numel() < 2:
+            return
+        if isinstance(module, _READERS):
             self.first = FirstInputs(module, name, given)
 
 
-def _plain(given: torch.Tensor) -> bool:
-    return (
-        type(given) in (torch.Tensor, nn.Parameter)
-        and given.layout is torch.strided
-        and given.is_floating_point()
-        and not given.is_meta
-        and not given.is_nested
-        and not torch._C._functorch.is_functorch_wrapped_tensor(given)
-        and given.numel() > 1
-        and given.dim() > 1
-    )
+def _shape(args: tuple[object, ...]) -> tuple[object, ...] | None:
+    given = args[0] if args else None
+    return (given.dtype, *given.shape[1:]) if isinstance(given, torch.Tensor) else None
 
 
 def _sample(given: torch.Tensor) -> torch.Tensor:

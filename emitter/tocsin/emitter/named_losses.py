@@ -8,7 +8,6 @@ own, as the losses of evaluations are: whoever reads them takes the mean.
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +15,7 @@ import torch
 
 from tocsin.emitter.host_copy import HostCopy, is_recording, on_device
 from tocsin.emitter.outbox import StepRow
+from tocsin.schemas.steady_clock import unix_us
 from tocsin.schemas.telemetry import Mode
 
 if TYPE_CHECKING:
@@ -93,4 +93,4 @@ def _send(training: Training, step: int, mode: Mode, names: list[str], values: l
     columns = tuple(f"loss.{name}" for name in sums)
     cells = tuple(total / n for total, n in sums.values())
     odd = not all(map(math.isfinite, cells))
-    training.sender.row(StepRow(step, time.time_ns() // 1000, columns, cells, mode), urgent=odd)
+    training.step_row(StepRow(step, unix_us(), columns, cells, mode), urgent=odd)

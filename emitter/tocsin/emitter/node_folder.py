@@ -14,7 +14,6 @@ import contextlib
 import hashlib
 import json
 import os
-import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,7 +22,8 @@ from typing import Final
 from tocsin.emitter import link
 from tocsin.emitter.proc_files import ROOT
 from tocsin.emitter.sampler_lock import NodeLock
-from tocsin.emitter.wall_clock import wall_ms
+from tocsin.schemas.private_folders import make_private
+from tocsin.schemas.steady_clock import unix_ms
 
 NODE_FOLDER: Final = "TOCSIN_NODE_FOLDER"
 MAX_BYTES: Final = 60_000
@@ -75,9 +75,9 @@ class NodeFolder:
     """The folder, made if needed."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError: it cannot be made."""
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.path: Final = path
+        """Raises OSError: it cannot be made, or is not this user's alone."""
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path: Final = make_private(path)
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> NodeFolder:
@@ -100,9 +100,9 @@ class NodeFolder:
             registration,
             pid=pid,
             started=started_at(pid) or 0,
-            at_ms=registration.at_ms or wall_ms(),
+            at_ms=registration.at_ms or unix_ms(),
         )
-        entry = Entry(self.path / f"{own.key}-{pid}-{secrets.token_hex(4)}{_SUFFIX}", own)
+        entry = Entry(self.path / f"{own.key}-{pid}-{os.urandom(4).hex()}{_SUFFIX}", own)
         entry.write(own)
         self._sweep()
         return entry

@@ -67,7 +67,8 @@ class OtherSteps:
         values = self.found.values() if isinstance(self.found, HostCopy) else self.found
         cells, at = [], 0
         for count in self.counts:
-            cells.append(float(np.mean([float(v) for v in values[at : at + count]])))
+            one = count == 1
+            cells.append(float(values[at] if one else np.mean(values[at : at + count])))
             at += count
         return tuple(self.columns), tuple(cells)
 

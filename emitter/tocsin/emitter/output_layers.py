@@ -11,6 +11,7 @@ from torch import nn
 
 from tocsin.emitter.activation_readings import Reading
 from tocsin.emitter.activation_samples import rows_of
+from tocsin.emitter.summaries import lengths
 
 MOST_TOKENS: Final = 256
 FEWEST_TOKENS: Final = 32
@@ -52,13 +53,13 @@ def embeddings(tables: Iterable[tuple[str, weakref.ref[nn.Module]]]) -> Iterable
         if values.is_meta or not values.is_floating_point() or values.numel() == 0:
             continue
         apart = -(-values.shape[0] // MOST_ROWS)
-        lengths = torch.linalg.vector_norm(values[::apart], dim=-1, dtype=torch.float32)
-        longest = lengths.max(dim=0)
+        found = lengths(values[::apart])
+        longest = found.max(dim=0)
         yield Reading(
             "embeddings",
             name,
             columns=("row_norm_mean", "row_norm_max"),
-            values=(lengths.mean(), longest.values),
+            values=(found.mean(), longest.values),
             count_columns=("numel", "row_of_max"),
-            counts=(float(lengths.numel()), longest.indices * apart),
+            counts=(float(found.numel()), longest.indices * apart),
         )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from tocsin.bus.port import Bus
 from tocsin.emitter import settings
@@ -21,15 +21,32 @@ Observer = Callable[[Data, int], None]
 """Told each record about this run that the launcher reads or makes, with its time (Unix, ms)."""
 
 
+class Kept(Protocol):
+    """Addresses that another process can go on with."""
+
+    def keep(self, incarnations: Collection[str], /) -> None:
+        """Keep them for the issues of these. Raises OSError."""
+        ...
+
+    def forget(self) -> None:
+        """Nothing is left to go on with. Raises OSError."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPlan:
     """One launch. `open_bus` gives the bus that `bus_url` names, not yet entered.
 
     `helper` is the command line of the helper process, or empty on a bus that others serve; it is
     driven through its stdin, see `tocsin.emitter.helper_process`. `config` is the configuration
-    file, for the job's processes; `capture` its section as JSON. `stop` False is `--no-stop`. `say`
-    gets each line for the terminal, without the prefix; by default it goes to stderr as
-    `tocsin: LINE`. `again` are options with which another command finds this bus.
+    file, for the job's processes; `helper_log` is where the helper writes, kept only if it did not
+    end well; `capture` its section as JSON. `stop` False is `--no-stop`.
+
+    `say` gets each line for the terminal, without the prefix; by default it goes to stderr as
+    `tocsin: LINE`. `warnings` are lines for its start. Without a word from the rules for
+    `judged_within_s` seconds the launcher warns that nobody judges the run; its own heartbeats make
+    them report each 10 s. `again` are options with which another command finds this bus.
+    `kept` holds the addresses of `--notify` for the command that finishes what is left.
     """
 
     command: tuple[str, ...]
@@ -44,12 +61,15 @@ class LaunchPlan:
     stop: bool = True
     trusted_keys: tuple[Path, ...] = ()
     drain_s: float = DRAIN_S
+    judged_within_s: float = 60.0
     quiet: bool = False
     summary: Path | None = None
     require_bus: bool = False
     helper: tuple[str, ...] = ()
     helper_log: Path | None = None
     again: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    kept: Kept | None = None
     say: Callable[[str], None] | None = None
     observe: Observer | None = None
 

@@ -8,7 +8,6 @@ lacks (bfloat16, float8), and of one on a GPU, which is waited for.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -18,6 +17,7 @@ import numpy.typing as npt
 from tocsin.emitter.arrays import as_float32, is_numbers, real_numbers, row_of
 from tocsin.emitter.row_quantiles import ROW_COLUMNS, quantile_rows, sample_of
 from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.steady_clock import unix_us
 from tocsin.schemas.telemetry import COUNT_COLUMNS, Speaker, TensorFrame
 
 HELP: Final = (
@@ -81,7 +81,7 @@ def frame_of(
         values=np.hstack((values, quantile_rows(samples))),
         count_columns=COUNT_COLUMNS,
         counts=np.array([counts for _, counts in rows], np.uint64),
-        at_us=time.time_ns() // 1000,
+        at_us=unix_us(),
     )
 
 

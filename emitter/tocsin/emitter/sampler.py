@@ -35,6 +35,7 @@ from tocsin.emitter.pressure import PressureSamples
 from tocsin.emitter.proc_files import ROOT
 from tocsin.emitter.process_tree import ProcessTree
 from tocsin.emitter.sender import say
+from tocsin.schemas.steady_clock import unix_us
 from tocsin.schemas.telemetry import Speaker, SystemFrame
 
 __all__ = ["INTERVAL_S", "PACKED_S", "Machine", "Node", "Packer", "Sample", "Sampler"]
@@ -286,7 +287,7 @@ class Sampler(Generic[F]):
         try:
             due_s = time.monotonic()
             while not self._ending.is_set():
-                self._hand(loop, self._take(time.monotonic(), time.time_ns() // 1000))
+                self._hand(loop, self._take(time.monotonic(), unix_us()))
                 due_s = max(due_s + self._interval_s, time.monotonic())
                 self._ending.wait(due_s - time.monotonic())
             self._hand(loop, self._flush())

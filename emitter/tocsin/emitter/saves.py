@@ -100,7 +100,6 @@ class Saves:
         self._hooks: Final = hooks
         self._known: Final[set[object]] = set()
         self._inside: Final = threading.local()
-        self._thread = 0
 
     def install(self) -> None:
         """Put the hook into torch."""
@@ -109,8 +108,7 @@ class Saves:
         torch.serialization.save = save
 
     def follow_frameworks(self) -> None:
-        """Put hooks into what was imported; called on the thread that trains."""
-        self._thread = threading.get_ident()
+        """Put hooks into what was imported."""
         for module_name, class_name, method, target in METHODS:
             kind = getattr(sys.modules.get(module_name), class_name, None)
             if isinstance(kind, type) and (kind, method) not in self._known:
@@ -154,7 +152,7 @@ class Saves:
         finally:
             ended = time.perf_counter()
             self._inside.now = False
-            if threading.get_ident() == self._thread:
+            if self._hooks.around.on_its_thread:
                 wall.call("phases", self._hooks.around.phases.wrote, began, ended)
             wall.call("checkpoints", training.phase, "checkpoint", "end", ended - began)
         written = wall.call("checkpoints", target, args, kwargs, result)

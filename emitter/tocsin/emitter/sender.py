@@ -22,7 +22,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Final
 
-from tocsin.bus.port import Bus, Outgoing
+from tocsin.bus.port import Outgoing, Outlet
 from tocsin.emitter.bus_link import CLOSE_S, BusLink, advice
 from tocsin.emitter.daemon_pool import DaemonPool, check_descriptors
 from tocsin.emitter.encoding import Address, Encoder
@@ -40,9 +40,11 @@ from tocsin.emitter.outbox import (
     worth_of,
 )
 from tocsin.emitter.pace import COALESCE_S, SPACING_S, Pace
+from tocsin.emitter.wall import from_signal
 from tocsin.schemas.errors import RecordTooLarge
 from tocsin.schemas.events import Data, clip
 from tocsin.schemas.runs import CaptureDegraded, CheckpointWritten, Heartbeat, PhaseMark
+from tocsin.schemas.steady_clock import unix_ms
 from tocsin.schemas.telemetry import TensorFrame
 
 PUBLISH_S: Final = 15.0
@@ -54,6 +56,11 @@ FLUSH_WITHOUT_BUS_S: Final = 1.0
 
 DRAIN_S: Final = 1.0
 """How often the bounds are kept while a publish takes its time."""
+
+TURN_S: Final = FLUSH_S + CLOSE_S
+"""How long the sender of the training before may take to end."""
+
+_TURN_LOOK_S: Final = 0.02
 
 RESTARTS: Final = 8
 """Failures of the loop itself in a row, with pauses as after those of the bus: half a minute."""
@@ -75,19 +82,22 @@ class Sender:
 
     def __init__(
         self,
-        open_bus: Callable[[], Bus],
+        open_bus: Callable[[], Outlet],
         address: Address,
         *,
         outbox: Outbox | None = None,
         heartbeat: Callable[[], Data] | None = None,
         heartbeat_s: float = 10.0,
         tell: Callable[[str], None] = say,
+        after: Sequence[threading.Thread] = (),
     ) -> None:
+        """It publishes nothing while one of `after` lives, for `TURN_S` at most."""
         self._open_bus = open_bus
         self._address = address
         self._heartbeat = heartbeat
         self._heartbeat_s = heartbeat_s
         self._tell = tell
+        self._after = tuple(after)
         self._forks = forks.watched()
         self._inbox: deque[tuple[Item, Worth]] = deque()
         self._inbox_bytes = 0  # about: two threads may count at once
@@ -131,7 +141,7 @@ class Sender:
 
     def say(self, data: Data) -> None:
         """Send an event; all but marks at once."""
-        said = Said(data, time.time_ns() // 1_000_000)
+        said = Said(data, unix_ms())
         if isinstance(data, PhaseMark | CheckpointWritten):
             self._put(said, Worth.MARKS, False)
         else:
@@ -165,7 +175,9 @@ class Sender:
                 return False
             try:
                 return flushed.result(min(timeout_s - waited, FLUSH_WITHOUT_BUS_S / 4))
-            except TimeoutError:
+            except TimeoutError as error:
+                if from_signal(error):
+                    raise
                 continue
         return False
 
@@ -341,6 +353,7 @@ class Sender:
 
     async def _publish(self, link: BusLink, records: Sequence[Outgoing]) -> bool:
         """Publish, again and again; False if it was given up because of closing."""
+        await self._wait_for_turn()
         pause_s = FIRST_PAUSE_S
         while True:
             try:
@@ -375,6 +388,15 @@ class Sender:
                         self._told.clear()
                         self._tell(f"the bus answers again; {self.dropped:,} records were dropped")
                 return True
+
+    async def _wait_for_turn(self) -> None:
+        # What is told of a training once the next one has been heard is late, and left out.
+        until = time.monotonic() + TURN_S
+        while any(each.is_alive() for each in self._after):
+            if self._closing or time.monotonic() > until:
+                break
+            await asyncio.sleep(_TURN_LOOK_S)
+        self._after = ()
 
     def _degrade(self, probe: str, error: Exception) -> None:
         """Say once that records of a kind are lost."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Final
@@ -11,17 +10,18 @@ from typing import Final
 from tocsin.bus.place import default_place
 from tocsin.bus.port import Bus
 from tocsin.emitter import facts, link
-from tocsin.emitter.enforcer import StopOrder
 from tocsin.emitter.helper_child import HelperChild, helper_command
+from tocsin.emitter.helper_process import DRAIN_S
 from tocsin.emitter.identity import (
+    launch_job_id,
+    node_key,
     rank_of,
-    resolve_job_id,
     resolve_run_id,
     restart_count,
     scheduler_job,
 )
 from tocsin.emitter.listener import ThreadListener
-from tocsin.emitter.members import Trainer
+from tocsin.emitter.listener_child import ListenerChild
 from tocsin.emitter.node_folder import Entry, NodeFolder, Registration
 from tocsin.emitter.node_report import NodePlan, NodeReport
 from tocsin.emitter.sender import say
@@ -36,16 +36,13 @@ from tocsin.emitter.settings import (
     lay_over,
 )
 from tocsin.emitter.stop_command import STOP, STOP_KEYS, trusted_paths
-from tocsin.emitter.training import Training, bus_opener
+from tocsin.emitter.training import Training, kafka_opener
 from tocsin.schemas.config import LoadedConfig
 from tocsin.schemas.config_settings import resolve_settings
-from tocsin.schemas.control import StopRequested
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.identity import incarnation_id
+from tocsin.schemas.steady_clock import unix_ms
 from tocsin.schemas.topics import Topics
-
-FIRST_RECORD_S: Final = 1.5
-"""How long the listener waits for the sender's first record before it opens the bus, seconds."""
 
 LEFTOVERS: Final = 3
 """Exit code of a helper that leaves something in the ledger."""
@@ -69,16 +66,18 @@ def environment(
             "try start(run_id=...), or TOCSIN_RUN_ID"
         )
     settings = resolve_settings(loaded.config, base)
-    job_id = resolve_job_id(base)
+    # Of several ranks each has its own at first; they agree when their process group is made, and
+    # again when a training begins.
+    job_id = launch_job_id(base)
+    run_id = resolve_run_id(run_id, base)
+    folder = node_key(base, run_id) if several else job_id
     found = {
-        RUN_ID: resolve_run_id(run_id, base),
+        RUN_ID: run_id,
+        JOB_ID: job_id,
         PREFIX: settings.bus.prefix,
         CAPTURE: lay_over(loaded.config.capture.model_dump_json(exclude_defaults=True), capture),
-        RUNTIME_DIR: str(link.shared_job_folder(base, job_id)),
+        RUNTIME_DIR: str(link.shared_job_folder(base, folder)),
     }
-    if not several or JOB_ID in base or scheduler_job(base) is not None:
-        # Else rank 0's is handed to all when the process group is made.
-        found[JOB_ID] = job_id
     url = settings.bus.url
     if url.startswith("embedded:"):
         if settings.bus_origin == "default":
@@ -116,7 +115,7 @@ class Services:
         self._log: Final = self._folder / "helper.log"
         self._mine = rank_of(environ)[1] == 0
         environ[LAUNCHER] = str(self._folder / link.LAUNCHER_SOCKET)
-        self._listener: ThreadListener | None = None
+        self._listener: ThreadListener | ListenerChild | None = None
         self._helper: HelperChild | None = None
         self._entry: Entry | None = None
         self._base: Final = loaded.folder
@@ -126,10 +125,10 @@ class Services:
             command = helper_command(
                 added[RUN_ID],
                 added[BUS],
-                since_ms=time.time_ns() // 1_000_000,
+                since_ms=unix_ms(),
                 config=loaded.path,
                 stop=environ.get(STOP) != "off",
-                incarnation=_first_incarnation(added, environ),
+                incarnation=incarnation_id(added[RUN_ID], added[JOB_ID], restart_count(environ), 0),
             )
             self._helper = HelperChild(command, self._log)
 
@@ -139,14 +138,13 @@ class Services:
             self._register(training)
         if not self._mine:
             return
-        open_bus = bus_opener(self._environ.get(BUS), self._environ)
-
-        def open_after_the_first_record() -> Bus:
-            # It is the sender that makes the topics of an embedded bus. In the listener's thread.
-            until = time.monotonic() + FIRST_RECORD_S
-            while training.sender.records == 0 and time.monotonic() < until:
-                time.sleep(0.01)
-            return open_bus()
+        url = self._environ[BUS]
+        if url.startswith("embedded:"):
+            orders = None if self._helper is None else self._helper.orders
+            self._listener = ListenerChild(
+                training.speaker, url, self._environ[PREFIX], self._folder, orders
+            )
+            return
 
         async def sample(bus: Bus) -> None:
             topics = Topics(self._environ[PREFIX])
@@ -158,17 +156,16 @@ class Services:
             report.node.root_pid = os.getpid()
             await report.run()
 
-        self._listener = ThreadListener(
-            open_after_the_first_record,
+        listener = ThreadListener(
+            kafka_opener(url, self._environ),
             Topics(self._environ[PREFIX]),
             training.speaker,
             training.emit,
-            self._folder,
-            on_obeyed=None if self._helper is None else self._enforce,
-            on_left=None if self._helper is None else self._helper.left,
+            link.Endpoint(self._folder / link.LAUNCHER_SOCKET),
             beside=sample if self._samples else None,
         )
-        self._listener.start()
+        self._listener = listener
+        listener.start()
 
     def _register(self, training: Training) -> None:
         """For whoever samples this node: this process is one of the run's."""
@@ -186,30 +183,19 @@ class Services:
         except OSError as error:
             say(f"this process is not registered for `tocsin sample`: {error}")
 
-    def _enforce(self, trainer: Trainer, command: StopRequested) -> None:
-        """Without a launcher it is the helper that ends a rank which does not leave."""
-        if self._helper is not None:
-            self._helper.stop(
-                StopOrder(
-                    pid=trainer.pid,
-                    rank=trainer.rank,
-                    world_size=trainer.world_size,
-                    incarnation=command.incarnation,
-                    command_id=command.command_id,
-                    issue_id=command.issue_id,
-                    grace_s=command.grace_s,
-                )
-            )
-
     def close(self) -> None:
         """End both, and take the environment back; waits for the helper's deliveries."""
         try:
             if self._entry is not None:
                 self._entry.remove()
-            if self._helper is not None:
-                self._report(self._helper.drain())
+            helper = self._helper if self._helper is not None and self._helper.is_ours else None
+            code = None if helper is None else helper.drain()
             if self._listener is not None:
+                # Before the helper's fallback: the listener holds the pipe on which it sees EOF.
                 self._listener.close()
+            if helper is not None:
+                helper.close()
+                self._report(code)
             if self._mine:
                 link.remove_folder(self._folder)
         finally:
@@ -222,6 +208,11 @@ class Services:
     def _report(self, code: int | None) -> None:
         if code == LEFTOVERS:
             say("some deliveries are not done; `tocsin actions` on the same bus finishes them")
+        elif code is None:
+            say(
+                f"rules and actions did not finish within {DRAIN_S:g} s; "
+                "`tocsin rules` and `tocsin actions` on the same bus finish their work"
+            )
         elif code != 0:
             try:
                 lines = self._log.read_text(errors="replace").strip().splitlines()
@@ -229,10 +220,3 @@ class Services:
                 lines = []
             last = f": {lines[-1]}" if lines else ""
             say(f"the helper with rules and actions ended with {code}{last}")
-
-
-def _first_incarnation(added: Mapping[str, str], environ: Mapping[str, str]) -> str | None:
-    """Of this job's first training; None while the job is not known yet."""
-    if JOB_ID not in added:
-        return None
-    return incarnation_id(added[RUN_ID], added[JOB_ID], restart_count(environ), 0)

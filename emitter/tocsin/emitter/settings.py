@@ -7,10 +7,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Literal, cast, get_args
 
 from tocsin.emitter.plans import DEFAULT_PLANS, NEVER, CollectionPlan, Schedule
 from tocsin.schemas.captured import KINDS, MODES, Kind, modes_of
+
+Pacing = Literal["time", "steps"]
+"""What decides how often is looked where no interval is given: what a look takes and what the
+budget allows, or the number of the step alone. By steps the same training is looked at in the same
+places on any machine, whatever that costs: for recordings that are compared.
+"""
 
 DEFAULT_BUDGET: Final = 0.005
 DEFAULT_BUS: Final = "embedded:.tocsin/bus.db"
@@ -34,10 +40,12 @@ class CaptureSettings:
     Attributes:
         budget: the share of the step time that capture may take, above 0 and at most 1.
         plans: the collections by name, those that are off too.
+        pacing: what decides the intervals that are not given.
     """
 
     budget: float = DEFAULT_BUDGET
     plans: Mapping[str, CollectionPlan] = field(default_factory=lambda: DEFAULT_PLANS)
+    pacing: Pacing = "time"
 
     @property
     def collections(self) -> tuple[str, ...]:
@@ -54,7 +62,8 @@ class CaptureSettings:
 
 
 def capture_settings(text: str) -> CaptureSettings:
-    """Read the section `capture` as JSON, in the form of the configuration file.
+    """Read the section `capture` as JSON, in the form of the configuration file; `pacing`, which
+    that has not, too.
 
     Empty text gives the defaults. Keys that this release does not know are left out: it may be a
     newer one that has launched the job, and it has checked them.
@@ -74,7 +83,7 @@ def capture_settings(text: str) -> CaptureSettings:
                 plans[name] = replace(DEFAULT_PLANS[name], schedules=NEVER)
         else:
             plans[name] = _plan(name, options)
-    return CaptureSettings(budget, MappingProxyType(plans))
+    return CaptureSettings(budget, MappingProxyType(plans), _pacing(section.get("pacing", "time")))
 
 
 def lay_over(text: str, over: str) -> str:
@@ -175,6 +184,13 @@ def _kind(raw: object, where: str) -> Kind:
         if raw == kind:
             return kind
     raise ValueError(f"{where}: expected 'of' as one of {', '.join(KINDS)}")
+
+
+def _pacing(raw: object) -> Pacing:
+    for pacing in get_args(Pacing):
+        if raw == pacing:
+            return cast("Pacing", pacing)
+    raise ValueError(f"pacing: expected one of {', '.join(get_args(Pacing))}, found {raw!r}")
 
 
 def _share(raw: object) -> float:

@@ -1,21 +1,23 @@
 """Checks that only the training process can make: faults that no number of a step shows.
 
-Whether gradients arrive and are cleared, what losses and the first layer are given, which mode the
-layers are in, whether a schedule is stepped. Each part has a wall of its own. All of it happens in
-the first steps and rarely after them; each step pays for two looks at an attribute.
+Whether gradients arrive and are cleared, whether frozen weights were ever trained, whether the
+graphs of past steps are kept, what losses and the first layer are given, which mode the layers are
+in, whether a schedule is stepped. Each part has a wall of its own. All of it happens in the first
+steps and rarely after them; each step pays for two looks at an attribute.
 """
 
 from __future__ import annotations
 
 import sys
-import time
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import torch
 
-from tocsin.emitter import layer_modes, module_calls, schedules
+from tocsin.emitter import frozen_weights, layer_modes, module_calls, schedules
+from tocsin.emitter.frozen_weights import FrozenWeights
+from tocsin.emitter.kept_graphs import KeptGraphs
 from tocsin.emitter.layer_modes import LayerModes
 from tocsin.emitter.loss_inputs import LossInputs
 from tocsin.emitter.missing_gradients import (
@@ -26,9 +28,10 @@ from tocsin.emitter.missing_gradients import (
 from tocsin.emitter.module_calls import Calls, FirstInputs, ModuleCalls
 from tocsin.emitter.tables import Table
 from tocsin.emitter.uncleared import Uncleared
-from tocsin.emitter.wall import Wall
+from tocsin.emitter.wall import REST, Wall
 from tocsin.schemas.events import clip
 from tocsin.schemas.observed import LayerInputsSeen
+from tocsin.schemas.steady_clock import unix_us
 
 if TYPE_CHECKING:
     from tocsin.emitter.training import Training
@@ -44,8 +47,10 @@ RENEWALS: Final = 3
 FIRST_INPUTS: Final = 3
 """Steps whose first layer's inputs are told."""
 
-GRADIENTS, LOSSES, MODES, SCHEDULES, CALLS = (
+GRADIENTS, FROZEN, GRAPHS, LOSSES, MODES, SCHEDULES, CALLS = (
     "gradient flow",
+    frozen_weights.PROBE,
+    "kept graphs",
     "loss inputs",
     layer_modes.PROBE,
     "schedules",
@@ -63,7 +68,9 @@ class SourceChecks:
         self._uncleared: Final = Uncleared()
         self._missing: Final = MissingGradients()
         self._untracked: Final = UntrackedGradients()
+        self._frozen: Final = FrozenWeights()
         self._calls: Final = ModuleCalls()
+        self._graphs: Final = KeptGraphs()
         self._training: Training | None = None
         self._optimizers: Optimizers | None = None
         self._reset()
@@ -88,6 +95,8 @@ class SourceChecks:
         for part in (self.losses, self.modes, self._uncleared, self._missing, self._calls):
             part.forget()
         self._untracked.forget()
+        self._frozen.forget()
+        self._graphs.forget()
         self._reset()
 
     def begin(self, training: Training, optimizers: Optimizers) -> None:
@@ -97,8 +106,8 @@ class SourceChecks:
 
     # -- what the hooks see ----------------------------------------------------------------------
 
-    def backward(self) -> None:
-        """A backward call is about to begin, outside of any optimizer's step."""
+    def backward(self, tensors: object) -> None:
+        """A backward call from these tensors is about to begin, outside of any optimizer's step."""
         training = self._training
         if training is None:
             return
@@ -109,14 +118,17 @@ class SourceChecks:
             self._step = step
             if self._calls.due:
                 self._wall.call(CALLS, self._called, step)
-            self._wall.call(MODES, self.modes.backward)
+            if self.modes.changed:
+                self._wall.call(MODES, self.modes.backward)
+            if step >= self._graphs.next_mark:
+                self._wall.call(GRAPHS, self._graphs.backward, tensors, step)
         if self._uncleared.watches:
             self._wall.call(GRADIENTS, self._uncleared.backward, step)
 
     def loss(self, name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
         """A loss function was called with gradients on, in a step whose losses are looked at."""
         if self._training is not None:
-            self._wall.call(LOSSES, self.losses.see, name, args, kwargs)
+            self._wall.call(LOSSES, self.losses.see, name, args, kwargs, self._calls.tokens)
 
     def silent_loss(self, *, evaluating: bool) -> None:
         """A loss was computed without gradients."""
@@ -153,6 +165,10 @@ class SourceChecks:
             return
         call(GRADIENTS, self._gradients, training, optimizers, optimizer, step)
         call(GRADIENTS, self._renewals, training, optimizer, step)
+        if not self._frozen.over:
+            call(FROZEN, self._frozen_weights, training, optimizers, step)
+        if step >= self._graphs.next_look:
+            call(GRAPHS, self._kept_graphs, training, step)
         call(LOSSES, self.losses.stepped, training, step)
         call(CALLS, self._arm, training, optimizers, step)
         due = step in SCHEDULES_AT or self._epoch_news
@@ -176,11 +192,13 @@ class SourceChecks:
             return 0
         schedule = next((at for at in SCHEDULES_AT if at > step), sys.maxsize)
         armed = step + 1 if self._calls.due else sys.maxsize
-        found = [schedule, armed]
-        if GRADIENTS not in self._wall.off:
+        found = [schedule, armed, max(step + 1, self._graphs.next_look)]
+        if self._wall.rests(GRADIENTS) or self._wall.rests(LOSSES):
+            found.append(step + REST)
+        if not self._wall.rests(GRADIENTS):
             # The calls of a step are watched from the end of the one before.
             found.append(self._missing.next - bool(self._missing.suspects))
-        if LOSSES not in self._wall.off:
+        if not self._wall.rests(LOSSES):
             found.append(self.losses.wakes)
         return min(found)
 
@@ -218,6 +236,17 @@ class SourceChecks:
             found = self._untracked.again(optimizers)
             if found is not None:
                 self._send(training, found, step)
+
+    def _frozen_weights(self, training: Training, optimizers: Optimizers, step: int) -> None:
+        calls = self._seen if self._stepping == step else None
+        table = self._frozen.look(optimizers, calls, step)
+        if table is not None:
+            self._send(training, table, step)
+
+    def _kept_graphs(self, training: Training, step: int) -> None:
+        kept = self._graphs.look(step)
+        if kept is not None:
+            training.row(("graphs_kept",), (kept,), step=step)
 
     def _renewals(self, training: Training, optimizer: torch.optim.Optimizer, step: int) -> None:
         """Count the steps in a row that were made by an optimizer which was not there before."""
@@ -268,6 +297,8 @@ class SourceChecks:
             )
         if step + 1 in CALLS_AT or (step + 1 == self._missing.next and self._missing.suspects):
             self._calls.arm(optimizers.root, inputs=self._inputs_told < FIRST_INPUTS)
+        else:
+            self._calls.stop()  # no backward call has ended the step that was watched
 
     def _say_schedule(
         self, training: Training, optimizer: torch.optim.Optimizer, step: int
@@ -278,7 +309,7 @@ class SourceChecks:
             training.row(columns, (float(made), float(self._epochs)), step=step)
 
     def _send(self, training: Training, table: Table, step: int) -> None:
-        at_us = time.time_ns() // 1000
+        at_us = unix_us()
         training.frame(table.frame(training.speaker, step, every=1, at_us=at_us))
 
 

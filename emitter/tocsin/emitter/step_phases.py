@@ -33,6 +33,9 @@ from tocsin.emitter.device_time import DeviceTime
 MARKED_S: Final = 0.1
 """Evaluations shorter than this are not marked as a phase; a loop may have one at each step."""
 
+_USUAL: Final = ("forward_s", "backward_s", "optimizer_s")
+_LOADING: Final = (*_USUAL, "data_wait_s")
+
 Edge = Literal["begin", "end"]
 Say = Callable[[Edge, float | None], bool]
 
@@ -206,13 +209,13 @@ class StepPhases:
     @property
     def usual_columns(self) -> tuple[str, ...]:
         """The names that belong to `take_usual`."""
-        loads = ("data_wait_s",) if self._loads else ()
-        return ("forward_s", "backward_s", "optimizer_s", *loads)
+        return _LOADING if self._loads else _USUAL
 
     def take_usual(self) -> tuple[float, ...]:
         """The seconds of the usual phases since the last call; they begin at zero again."""
-        wait = (self._wait,) if self._loads else ()
-        found = (self._forward, self._backward, self._optimizer, *wait)
+        found: tuple[float, ...] = (self._forward, self._backward, self._optimizer)
+        if self._loads:
+            found = (*found, self._wait)
         self._forward = self._backward = self._optimizer = self._wait = 0.0
         return found
 

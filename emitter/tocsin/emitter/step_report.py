@@ -77,6 +77,8 @@ class Reporter:
         self.each_loss: Final = self._losses == Schedule()
         """Whether each step says its loss, which is the default: none has to ask."""
 
+    # The user may have asked NumPy to raise where numbers get too large or too small.
+    @np.errstate(all="ignore")
     def finish(self, draft: Draft) -> None:
         """Send what a step has to say; all its numbers are here."""
         columns, numbers = [], []
@@ -108,7 +110,7 @@ class Reporter:
         columns += draft.columns
         numbers += draft.values
         row = StepRow(draft.step, draft.at_us, tuple(columns), tuple(numbers))
-        self._training.sender.row(row, urgent=odd)
+        self._training.step_row(row, urgent=odd)
         self.odd_streak = self.odd_streak + 1 if odd else 0
         if odd:
             self.last_odd = draft.step
@@ -164,7 +166,7 @@ class Reporter:
     ) -> None:
         if not table.names:
             return
-        began = time.perf_counter()
+        began = time.thread_time()
         frame = table.frame(
             self._training.speaker,
             draft.step,
@@ -173,7 +175,7 @@ class Reporter:
         )
         self._training.frame(frame, urgent=urgent)
         if every is None:
-            self._agenda.spent(table.collection, time.perf_counter() - began, more=True)
+            self._agenda.spent(table.collection, time.thread_time() - began, more=True)
 
     def finite_at(self, step: int) -> bool:
         """Whether the weights after this step are finite, from what was seen so far."""

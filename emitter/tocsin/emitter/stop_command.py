@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Literal
 
 from tocsin.emitter import link
-from tocsin.schemas.control import StopRequested
+from tocsin.schemas.control import StopExpired, StopRefused, StopRequested
 from tocsin.schemas.errors import ConfigurationError, RecordError, SignatureError
-from tocsin.schemas.events import EVENT_TYPES
-from tocsin.schemas.signing import Signature, TrustedKeys, keys_folder
+from tocsin.schemas.events import EVENT_TYPES, clip
+from tocsin.schemas.signing import Signature, TrustedKeys, keys_folder, why_untrusted
 
 Why = Literal[
     "bad_signature",
@@ -31,6 +31,12 @@ Reason = Literal["obey", "repeated", "already_stopping", "already_ended"] | Why
 
 STOP_KEYS: Final = "TOCSIN_STOP_KEYS"
 STOP: Final = "TOCSIN_STOP"
+
+SKEW_MS: Final = 86_400_000
+"""So far the clocks of sender and reader may be apart where it is known how long a command lay."""
+
+UNKNOWN_MS: Final = 2**62
+"""As `waited_ms`: it is not known; clocks alone decide."""
 
 _REMEMBERED: Final = 1_000
 
@@ -65,7 +71,7 @@ class SignedCommand:
         try:
             key = base64.b64decode(link.text(message, "key"), validate=True)
             value = base64.b64decode(link.text(message, "value"), validate=True)
-        except binascii.Error:
+        except ValueError:  # text that is not ASCII among them
             return None
         signature = Signature(link.text(message, "key_id"), link.text(message, "signature"))
         return cls(key, value, signature)
@@ -119,11 +125,17 @@ class Verdict:
                 return why
 
 
-def decide(signed: SignedCommand, facts: Facts, memory: Memory, now_ms: int) -> Verdict:
+def decide(
+    signed: SignedCommand, facts: Facts, memory: Memory, now_ms: int, *, waited_ms: int = 0
+) -> Verdict:
     """Judge a command. Reads `memory`, never writes it.
 
     `obey` is given at most once per incarnation; the same bytes again are `repeated`, which is what
     a sender does that died before it knew: they take no effect and are no attack.
+
+    `waited_ms` is how long at most it lay on the bus unread. That, not the clocks of two machines,
+    says whether it came in time: a command is worth something once, to one incarnation, so a clock
+    that is wrong by up to `SKEW_MS` can do no harm.
     """
     claimed = _command_id(signed.value)
     try:
@@ -154,9 +166,8 @@ def decide(signed: SignedCommand, facts: Facts, memory: Memory, now_ms: int) -> 
         return verdict("replayed", "its nonce was used by another command")
     if command.incarnation != facts.incarnation:
         return verdict("other_incarnation", f"the incarnation is now {facts.incarnation}")
-    if now_ms > command.not_after_ms:
-        late_s = (now_ms - command.not_after_ms) / 1000
-        return verdict("expired", f"read {late_s:.1f} s after it had expired")
+    if (expired := _expired(command, now_ms, waited_ms)) is not None:
+        return verdict("expired", expired)
     if facts.stops_off:
         return verdict("stops_off", "the run was started with --no-stop")
     if command.incarnation in memory.obeyed:
@@ -164,6 +175,42 @@ def decide(signed: SignedCommand, facts: Facts, memory: Memory, now_ms: int) -> 
     if facts.over:
         return verdict("already_ended", facts.over)
     return verdict("obey")
+
+
+def refusal(verdict: Verdict, who: Mapping[str, object]) -> StopRefused | StopExpired:
+    """What a listener answers to a command that it does not obey; `who` are the answer's fields
+    that say who answers.
+    """
+    command = verdict.command
+    answer = {
+        **who,
+        "command_id": verdict.command_id,
+        "issue_id": None if command is None else command.issue_id,
+        "reason": clip(verdict.text, 500),
+    }
+    if verdict.why == "expired" and command is not None:
+        return StopExpired.model_validate({**answer, "not_after_ms": command.not_after_ms})
+    return StopRefused.model_validate({**answer, "why": verdict.why})
+
+
+def _expired(command: StopRequested, now_ms: int, waited_ms: int) -> str | None:
+    """Why a command is worth nothing any more; None if it still is."""
+    late_ms = now_ms - command.not_after_ms
+    in_time = waited_ms <= max(0, command.not_after_ms - command.requested_ms)
+    if late_ms <= 0 or (in_time and late_ms <= SKEW_MS):
+        return None
+    return (
+        f"read {late_ms / 1000:,.1f} s after it had expired: the clock here says "
+        f"{_utc(now_ms)}, and it was valid until {_utc(command.not_after_ms)} by the clock of who "
+        "sent it; if it was sent just now, one of the two clocks is wrong"
+    )
+
+
+def _utc(at_ms: int) -> str:
+    try:
+        return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):
+        return f"{at_ms} ms"
 
 
 def trusted_paths(environ: Mapping[str, str], configured: tuple[Path, ...] = ()) -> list[Path]:
@@ -178,7 +225,12 @@ def read_keys(paths: list[Path]) -> TrustedKeys:
     """Read now, for a key may have been added or withdrawn. What cannot be read is not trusted."""
     trusted: list[Path] = []
     for path in paths:
-        files = sorted(path.glob("*.pub")) if path.is_dir() else [path]
+        try:
+            files = sorted(path.glob("*.pub")) if path.is_dir() else [path]
+        except OSError:
+            continue
+        if why_untrusted(path) is not None:
+            continue
         for file in files:
             try:
                 TrustedKeys.read([file])
@@ -186,6 +238,11 @@ def read_keys(paths: list[Path]) -> TrustedKeys:
                 continue
             trusted.append(file)
     return TrustedKeys.read(trusted)
+
+
+def untrusted_places(paths: list[Path]) -> list[str]:
+    """The sentences about those of the files and folders to which others can write."""
+    return [why for path in paths if (why := why_untrusted(path)) is not None]
 
 
 def _command_id(value: bytes) -> str:

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from tocsin.emitter.wall import from_signal
+
 logger = logging.getLogger(__name__)
 
 STOPPED: Final = 79
@@ -51,7 +53,9 @@ def taken_over(stop: StopTraining) -> bool:
     """Whether a framework ends its loop for it, so that it need not be raised here."""
     try:
         return _taker is not None and _taker(stop)
-    except Exception:
+    except Exception as error:
+        if from_signal(error):
+            raise
         # An emitter hook's wall: then it is raised, as without that framework.
         logger.warning("the stop could not be taken over", exc_info=True)
         return False

@@ -14,24 +14,18 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from tocsin.emitter.arrays import Doubles, Rows
+from tocsin.emitter.arrays import Doubles, Rows, narrowed
 from tocsin.emitter.device_rows import PackedRows
 from tocsin.emitter.host_rows import exact_row, host_rows
+from tocsin.emitter.readable import NUMBERS, types
 from tocsin.schemas.telemetry import Counts, Floats
 
 __all__ = ["Rows", "Summary", "dense", "exact_row", "norms", "rows_of_norms"]
 
 
-def _types(*names: str) -> frozenset[torch.dtype]:
-    """Those of them that this PyTorch has."""
-    found = (getattr(torch, name, None) for name in names)
-    return frozenset(dtype for dtype in found if dtype is not None)
-
-
-_READABLE: Final = _types(
-    *("float32", "float64", "float16", "bfloat16", "complex32", "complex64", "complex128"),
+_ELEMENTS: Final = NUMBERS | types(
+    *("complex32", "complex64", "complex128"),
     *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"),
-    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"),
 )
 """Types with one number in each element; packed ones (float4, bits) have none to read."""
 
@@ -59,7 +53,7 @@ def dense(tensor: torch.Tensor) -> torch.Tensor | None:
     if local is not None:
         tensor = local()
     tensor = tensor.detach()
-    if tensor.is_meta or tensor.is_quantized or tensor.dtype not in _READABLE:
+    if tensor.is_meta or tensor.is_quantized or tensor.dtype not in _ELEMENTS:
         return None
     if tensor.layout is torch.jagged or tensor.is_nested or is_traceable_wrapper_subclass(tensor):
         return None
@@ -87,6 +81,12 @@ def norms(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         # There one call is a few launches for all of them; on a CPU it saves nothing.
         return torch.stack(torch._foreach_norm(list(tensors)))
     return torch.stack([_norm(tensor) for tensor in tensors])
+
+
+def lengths(vectors: torch.Tensor) -> torch.Tensor:
+    """The L2 norms over the last dimension, summed in float32 at least, as float32."""
+    wide = torch.float64 if vectors.dtype is torch.float64 else torch.float32
+    return torch.linalg.vector_norm(vectors, dim=-1, dtype=wide).float()
 
 
 def _norm(tensor: torch.Tensor) -> torch.Tensor:
@@ -142,4 +142,4 @@ def rows_of_norms(norm: Floats | Doubles, numel: Sequence[int]) -> tuple[Floats,
     counts[:, 0] = numel
     counts[:, 1] = np.isnan(norm)
     counts[:, 2] = np.isinf(norm)
-    return np.where(np.isfinite(norm), norm, 0).astype(np.float32).reshape(-1, 1), counts
+    return narrowed(np.where(np.isfinite(norm), norm, 0)).reshape(-1, 1), counts

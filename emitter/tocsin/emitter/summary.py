@@ -33,12 +33,13 @@ class StopFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What the contract names, before it is JSON."""
+    """What the contract names, before it is JSON. `judged_steps` are those that rules have seen."""
 
     run_id: str
     outcome: Outcome
     exit_code: int
     steps: int
+    judged_steps: int
     duration_s: float
     issues: Sequence[Issue] = ()
     rules: Mapping[str, str]
@@ -55,6 +56,7 @@ class Summary:
             "outcome": self.outcome,
             "exit_code": self.exit_code,
             "steps": self.steps,
+            "judged_steps": self.judged_steps,
             "duration_s": round(self.duration_s, 3),
             "issues": [_issue(issue) for issue in self.issues],
             "rules": dict(sorted(self.rules.items())),

@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from tocsin.emitter.arrays import narrowed
 from tocsin.emitter.class_counts import Ids
 from tocsin.emitter.tables import Table
 
@@ -56,7 +57,7 @@ class TokenShares:
             names.append(OTHER)
             kept.append(rest)
         found = np.asarray(kept, np.uint64).reshape(-1, 1)
-        shares = (found / self._total).astype(np.float32)
+        shares = narrowed(found / self._total)
         self._forget()
         return [Table("tokens", tuple(names), shares, found, ("share",), ("count",))]
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import functools
 import os
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
@@ -38,9 +39,12 @@ from torch.optim.optimizer import (
 from tocsin.emitter import activations, clipping, schedules
 from tocsin.emitter.current import current
 from tocsin.emitter.evaluation import Evaluation
+from tocsin.emitter.held_functions import held
 from tocsin.emitter.hook_state import BACKWARDS_WITHOUT_STEP, Hooks
 from tocsin.emitter.quick_steps import PROBE
 from tocsin.emitter.settings import RUN_ID
+from tocsin.emitter.uncompiled import leave_uncompiled, leave_uncompiled_with_callees
+from tocsin.emitter.wall import Wall
 
 if TYPE_CHECKING:
     from tocsin.emitter.capture import Capture
@@ -52,8 +56,10 @@ hooks: Final = Hooks()
 _installed = False
 
 
-def install() -> None:
-    """Put the hooks into torch; a second time does nothing."""
+def install(*, late: bool = False) -> None:
+    """Put the hooks into torch; a second time does nothing. `late`: the program has had torch
+    before, and may have kept functions of it.
+    """
     global _installed
     if _installed:
         return
@@ -62,16 +68,27 @@ def install() -> None:
         _optimizers,
         _backward,
         _grad_scaler,
-        _clipping,
-        _evaluations,
+        partial(_clipping, late=late),
+        partial(_evaluations, late=late),
         _data_loaders,
         _data_parallel,
         _save,
         _activations,
         _schedules,
     ):
-        hooks.wall.call(place.__name__.strip("_"), place)
+        name = place.func.__name__ if isinstance(place, partial) else place.__name__
+        hooks.wall.call(name.strip("_"), place)
     os.register_at_fork(after_in_child=_in_child)
+    hooks.wall.call("compiler", _leave_uncompiled)
+
+
+def _leave_uncompiled() -> None:
+    leave_uncompiled()
+    leave_uncompiled_with_callees(
+        Wall.call,
+        Hooks.check,
+        *(_before_step, _after_step, _is_quick, _was_quick, _is_usual, _backward_ended),
+    )
 
 
 def _optimizers() -> None:
@@ -84,6 +101,8 @@ def _before_step(
 ) -> None:
     if torch.compiler.is_compiling():
         _before_step_apart(optimizer, args, kwargs)
+    elif hooks.threads.any and hooks.threads.ignores(optimizer):
+        return
     elif not hooks.asleep and not _is_quick(optimizer, args, kwargs):
         hooks.wall.call("steps", hooks.before_step, optimizer, closure=_has_closure(args, kwargs))
 
@@ -96,8 +115,12 @@ def _after_step(
         return
     if hooks.capture is None:
         return
-    if _was_quick(optimizer):
-        hooks.check("optimizer_step")
+    if hooks.wall.off:
+        hooks.wall.stepped()
+    made = _was_quick(optimizer)
+    if made is not None:
+        if made:
+            hooks.check("optimizer_step")
         return
     made = hooks.wall.call("steps", hooks.after_step, optimizer, closure=_has_closure(args, kwargs))
     # With the probe off every step of any optimizer is an edge still.
@@ -122,7 +145,7 @@ def _is_quick(
         return False
 
 
-def _was_quick(optimizer: torch.optim.Optimizer) -> bool:
+def _was_quick(optimizer: torch.optim.Optimizer) -> bool | None:
     try:
         return hooks.quick.after(optimizer)
     # The wall, without its cost.
@@ -147,8 +170,9 @@ def _backward() -> None:
     def backward(*args: object, **kwargs: object) -> None:
         if not hooks.asleep:
             tensors = args[0] if args else kwargs.get("tensors")
-            hooks.wall.call("losses", hooks.on_backward, tensors)
-        if hooks.capture is None:
+            if not _is_usual(tensors):
+                hooks.wall.call("losses", hooks.on_backward, tensors)
+        if hooks.asleep:
             original(*args, **kwargs)
         else:
             try:
@@ -161,9 +185,19 @@ def _backward() -> None:
     torch.autograd.backward = backward
 
 
+def _is_usual(tensors: object) -> bool:
+    try:
+        return hooks.quick.backward(tensors)
+    # The wall, without its cost.
+    except Exception as error:
+        hooks.quick.until = 0
+        hooks.wall.call(PROBE, _fail, error)
+        return False
+
+
 def _backward_ended() -> None:
     try:
-        hooks.around.phases.backward_ends(perf_counter())
+        hooks.backward_ended()
     # The wall, without its cost: at each step.
     except Exception as error:
         hooks.wall.call("phases", _fail, error)
@@ -191,12 +225,13 @@ def _grad_scaler() -> None:
     scaler.scale, scaler.update = scale, update
 
 
-def _clipping() -> None:
-    clipping.install(hooks)
+def _clipping(*, late: bool) -> None:
+    if not (late and any(held([torch.nn.utils.clip_grad_norm_]))):
+        clipping.install(hooks)
 
 
-def _evaluations() -> None:
-    Evaluation(hooks).install()
+def _evaluations(*, late: bool) -> None:
+    Evaluation(hooks).install(late=late)
 
 
 def _activations() -> None:
@@ -252,8 +287,8 @@ def _save() -> None:
 
 def _in_child() -> None:
     # The sender's thread is not in a forked child, and the child is not a rank; unless it becomes
-    # one with a process group of its own. What it inherited is kept: closing a copied SQLite
-    # connection could disturb the parent's.
+    # one with a process group of its own. What it inherited is kept: to end it, the
+    # spool's file or the Kafka client in it, is up to the parent.
     hooks.forked = True
     _inherited.append((current.session, hooks.capture))
     current.session = None

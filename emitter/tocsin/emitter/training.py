@@ -11,30 +11,31 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from threading import Thread
 from typing import Final, Literal, TypedDict
 
-from tocsin.bus.configured import open_configured_bus
-from tocsin.bus.port import Bus
+from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.port import Bus, Outlet
+from tocsin.bus.spool import SpooledBus
 from tocsin.bus.urls import open_bus
 from tocsin.emitter import edges, facts, stop_command
 from tocsin.emitter.agenda import Agenda
 from tocsin.emitter.encoding import Address
 from tocsin.emitter.identity import Identity, Who, who_speaks
 from tocsin.emitter.outbox import StepRow
-from tocsin.emitter.sender import FLUSH_S, Sender
+from tocsin.emitter.sender import FLUSH_S, Sender, say
 from tocsin.emitter.settings import (
     BUS,
     DEFAULT_BUS,
     DEFAULT_PREFIX,
     HEARTBEAT_S,
     LABELS,
+    LAUNCHER,
     PREFIX,
     CaptureSettings,
     parse_labels,
 )
-from tocsin.emitter.wall import Wall
-from tocsin.schemas.config import load_config
-from tocsin.schemas.config_settings import resolve_secrets, resolve_settings
+from tocsin.emitter.wall import Wall, switched_off
 from tocsin.schemas.events import Data, clip
 from tocsin.schemas.runs import (
     CaptureDegraded,
@@ -46,10 +47,15 @@ from tocsin.schemas.runs import (
     RunEnded,
     RunStarted,
 )
+from tocsin.schemas.steady_clock import unix_ms, unix_us
 from tocsin.schemas.telemetry import TensorFrame
 from tocsin.schemas.topics import Topics
 
 logger = logging.getLogger(__name__)
+
+
+SETTINGS: Final = "settings"
+"""What is off where settings cannot be read: they, and nothing that is watched."""
 
 
 class Shape(TypedDict, total=False):
@@ -67,9 +73,17 @@ class Training:
     """A training under way. Counts steps; `next_step` is the one in progress, from 0."""
 
     def __init__(
-        self, identity: Identity, settings: CaptureSettings, wall: Wall, environ: Mapping[str, str]
+        self,
+        identity: Identity,
+        settings: CaptureSettings,
+        wall: Wall,
+        environ: Mapping[str, str],
+        *,
+        after: Sequence[Thread] = (),
     ) -> None:
-        """Start the sender's thread. Raises ConfigurationError, RuntimeError."""
+        """Start the sender's thread, which sends once those of `after` have ended: they send the
+        rest of the training before. Raises ConfigurationError, RuntimeError.
+        """
         self.identity: Final = identity
         self.settings: Final = settings
         self.wall: Final = wall
@@ -84,12 +98,13 @@ class Training:
         self.left = False
         self._activity_at_step = 0
         self._labels = parse_labels(environ.get(LABELS, ""))
+        self._launched = bool(environ.get(LAUNCHER))
         self._wall_before = 0.0
         self._began = time.monotonic()
         self._stepping_s = 0.0
         self._ended = False
         self.sender: Final = Sender(
-            bus_opener(environ.get(BUS), environ),
+            outlet_opener(environ.get(BUS), environ),
             Address(
                 topics=Topics(environ.get(PREFIX, DEFAULT_PREFIX)),
                 speaker=self.speaker,
@@ -98,6 +113,7 @@ class Training:
             ),
             heartbeat=self.heartbeat,
             heartbeat_s=HEARTBEAT_S,
+            after=after,
         )
         self.sender.start()
         wall.report = self._report
@@ -116,7 +132,7 @@ class Training:
         """Say that it has begun, and listen for stops."""
         self.emit(self._started(shape, labels))
         for probe, reason in list(self.wall.off.items()):
-            self._report(probe, reason)
+            self._degraded(probe, reason)
         self.wall.call(
             "stop",
             edges.started,
@@ -143,12 +159,21 @@ class Training:
     def row(
         self, columns: Sequence[str], values: Sequence[float], *, step: int, urgent: bool = False
     ) -> None:
-        """Send scalars; never waits."""
-        now_us = time.time_ns() // 1000
-        self.sender.row(StepRow(step, now_us, tuple(columns), tuple(values)), urgent=urgent)
+        """Send scalars of training as of now; never waits."""
+        self.step_row(StepRow(step, unix_us(), tuple(columns), tuple(values)), urgent=urgent)
+
+    def step_row(self, row: StepRow, *, urgent: bool = False) -> None:
+        """Send scalars; never waits. `urgent`: something is wrong with them, and a stop may follow,
+        for which the ranks get ready.
+        """
+        if urgent:
+            edges.alert()
+        self.sender.row(row, urgent=urgent)
 
     def frame(self, frame: TensorFrame, *, urgent: bool = False) -> None:
-        """Send a summary; never waits."""
+        """Send a summary; never waits. `urgent` as for `step_row`."""
+        if urgent:
+            edges.alert()
         self.sender.frame(frame, urgent=urgent)
 
     def stepped(self, step_time_s: float | None) -> int:
@@ -195,13 +220,21 @@ class Training:
         return CaptureFigures(
             overhead_percent=round(100 * spent / lasted, 3) if lasted > 0 else 0.0,
             budget_percent=100 * self.settings.budget,
+            spent_s=round(self.wall.seconds, 3),
+            stepping_s=round(lasted, 3),
+            step_s=lasted / (self.next_step - 2) if self.next_step > 2 else None,
             intervals=self.agenda.intervals(),
             records=self.sender.records,
             dropped=self.sender.dropped,
             skipped_tensors=self.skipped_tensors(),
             degraded=tuple(
-                clip(f"{probe}: {reason}", 500) for probe, reason in self.wall.off.items()
-            ),
+                clip(f"{probe}: {reason}", 500)
+                for found in (self.wall.off, self.wall.came_back)
+                for probe, reason in list(found.items())
+            )[:64],
+            not_watched=tuple(
+                clip(probe, 100) for probe in list(self.wall.off) if probe != SETTINGS
+            )[:64],
         )
 
     def heartbeat(self) -> Heartbeat:
@@ -218,6 +251,12 @@ class Training:
 
     def end(self, outcome: Outcome, reason: str = "", *, timeout_s: float = FLUSH_S) -> None:
         """Say that it is over, wait for acknowledgement up to `timeout_s`, and stop sending."""
+        if not self._ended:
+            self.say_end(outcome, reason)
+            self.sender.close(timeout_s)
+
+    def say_end(self, outcome: Outcome, reason: str = "") -> None:
+        """Say that it is over, once; does not wait."""
         if self._ended:
             return
         self._ended = True
@@ -235,7 +274,6 @@ class Training:
                 capture=self.figures(),
             )
         )
-        self.sender.close(timeout_s)
 
     def _started(self, shape: Shape, labels: Mapping[str, str]) -> RunStarted:
         return RunStarted(
@@ -262,6 +300,11 @@ class Training:
         )
 
     def _report(self, probe: str, reason: str) -> None:
+        if not self._launched:  # a launcher says it itself
+            say(switched_off(probe, reason))
+        self._degraded(probe, reason)
+
+    def _degraded(self, probe: str, reason: str) -> None:
         self.emit(
             CaptureDegraded(
                 **self.who, probe=clip(probe, 100), reason=clip(reason, 500), step=self.last_step
@@ -277,17 +320,38 @@ def stop_state(environ: Mapping[str, str]) -> Literal["trusted_key", "no_trusted
     return "trusted_key" if keys else "no_trusted_key"
 
 
-def bus_opener(url: str | None, environ: Mapping[str, str]) -> Callable[[], Bus]:
-    """Opens the bus of that URL, again and again; a relative path means today's working folder.
+def outlet_opener(url: str | None, environ: Mapping[str, str]) -> Callable[[], Outlet]:
+    """Opens the way to the bus of that URL, again and again; a relative path means today's working
+    folder.
 
-    How to log in to a Kafka bus is in the configuration (TOCSIN_CONFIG, else ./tocsin.yaml), which
+    No file of an embedded bus is opened in a training's process: it writes to a spool.
+    """
+    if url is not None and url.startswith("kafka:"):
+        return kafka_opener(url, environ)
+    folder = facts.working_folder()
+
+    def open_spool() -> Outlet:
+        bus = open_bus(url, folder=folder, explicit=url is not None)
+        assert isinstance(bus, EmbeddedBus)
+        return SpooledBus(bus.path, unix_ms)
+
+    return open_spool
+
+
+def kafka_opener(url: str, environ: Mapping[str, str]) -> Callable[[], Bus]:
+    """Opens the Kafka bus of that URL, again and again.
+
+    How to log in is in the configuration (TOCSIN_CONFIG, else ./tocsin.yaml), which
     is read whenever the bus is opened.
     """
     folder = facts.working_folder()
-    if url is None or not url.startswith("kafka:"):
-        return lambda: open_bus(url, folder=folder, explicit=url is not None)
 
     def open_kafka() -> Bus:
+        # They need YAML, of which a job may have a module of its own.
+        from tocsin.bus.configured import open_configured_bus
+        from tocsin.schemas.config import load_config
+        from tocsin.schemas.config_settings import resolve_secrets, resolve_settings
+
         loaded = load_config(None, environ, folder=folder)
         bus = resolve_settings(loaded.config, environ, bus=url).bus
         secrets = resolve_secrets(loaded.config, environ, folder=loaded.folder)

@@ -17,6 +17,7 @@ from typing import Final
 import torch
 
 from tocsin.emitter.host_copy import HostCopy, is_recording
+from tocsin.emitter.readable import readable
 
 ENOUGH: Final = 2
 """Steps in a row after which it is said."""
@@ -56,8 +57,8 @@ class Uncleared:
         self._parameter = None
         found: torch.Tensor | None = None
         for _, parameter in parameters:
-            grad = parameter.grad
-            if grad is None or not _plain(grad) or grad.numel() > _LARGEST:
+            grad = readable(parameter.grad)
+            if grad is None or not 0 < grad.numel() <= _LARGEST:
                 continue
             if found is not None and found.numel() <= parameter.numel():
                 continue
@@ -71,13 +72,17 @@ class Uncleared:
         parameter = None if self._parameter is None else self._parameter()
         if parameter is None:
             return
+        if not (self._left or self.streak or self._waiting) and parameter.grad is None:
+            # Cleared to None, as before: there is nothing to close but the step.
+            self._window, self._open = step, True
+            return
         if step != self._window:
             self.over()
             self._window, self._open, self._left = step, True, True
         elif not self._left:
             return
-        grad = parameter.grad
-        if grad is None or not _plain(grad):
+        grad = readable(parameter.grad)
+        if grad is None:
             self._left = False
         elif grad.is_cpu:
             self._left = _some(grad)
@@ -86,7 +91,7 @@ class Uncleared:
             self._open = False
         else:
             with torch.no_grad():
-                self._copies.append(HostCopy(grad.detach().reshape(-1)[:_VALUES].float()))
+                self._copies.append(HostCopy(grad.reshape(-1)[:_VALUES].float()))
 
     def over(self) -> None:
         """The step of the window that is open is over."""
@@ -123,18 +128,8 @@ class Uncleared:
         return None
 
 
-def _plain(grad: torch.Tensor) -> bool:
-    return (
-        type(grad) is torch.Tensor
-        and grad.layout is torch.strided
-        and grad.is_floating_point()
-        and not grad.is_meta
-        and grad.numel() > 0
-    )
-
-
 def _some(grad: torch.Tensor) -> bool:
     """Whether there is a number that is not zero among the first ones."""
-    if grad.dtype is torch.float32 and not grad.requires_grad:
+    if grad.dtype is torch.float32 and not grad.is_neg():
         return bool(grad.numpy().ravel("K")[:_VALUES].any())  # a tenth of the time of the other way
-    return bool(grad.detach().reshape(-1)[:_VALUES].any())
+    return bool(grad.reshape(-1)[:_VALUES].any())

@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from tocsin.emitter.arrays import Array, Doubles
+from tocsin.emitter.arrays import Array, Doubles, narrowed
 from tocsin.emitter.host_copy import HostCopy
 from tocsin.emitter.host_rows import as_numpy
 from tocsin.emitter.summaries import dense
@@ -66,7 +66,7 @@ class Updates:
         norms = norms * np.asarray(self.factors)[:, None]
         good = np.flatnonzero(np.isfinite(norms).all(axis=1))
         counts = np.asarray(self.numel, np.uint64)[good].reshape(-1, 1)
-        return tuple(self.names[i] for i in good), norms[good].astype(np.float32), counts
+        return tuple(self.names[i] for i in good), narrowed(norms[good]), counts
 
 
 class UpdateProbe:

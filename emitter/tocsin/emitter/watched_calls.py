@@ -11,10 +11,11 @@ theirs in its place.
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 from collections.abc import Callable, Iterable
-from types import FrameType
-from typing import Final, Protocol
+from types import FrameType, SimpleNamespace
+from typing import Final
 
 import torch
 from torch import nn
@@ -26,18 +27,36 @@ FRAMES: Final = 12
 """Callers of the function of attention among which its module is looked for."""
 
 
-class Seer(Protocol):
+class Seer:
     """Who is told of calls, while `due`."""
 
     due: bool
 
     def see(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
         """A module was called, with these arguments by position."""
-        ...
+        raise NotImplementedError
 
     def stop(self) -> None:
         """Something was wrong with it: no more of this step."""
-        ...
+        raise NotImplementedError
+
+    def called(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
+        """`see`, behind the wall."""
+        current.wall.call("activations", self.see, module, args, output)
+        if "activations" in current.wall.off:
+            self.stop()
+
+    def traced(self, result: object, args: tuple[object, ...]) -> None:
+        """A compiler traces a call."""
+        if IN_GRAPHS and not torch.compiler.is_exporting():
+            slot = take_slot(False)
+            if slot != NONE:
+                look(result, args, slot)
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...], dict[str, object]]:
+        # Who pickles a class by value (cloudpickle, of one in `__main__`) has our call in it: it
+        # works without us, and does nothing but the call.
+        return SimpleNamespace, (), {"due": False, "traced": operator.is_}
 
     def see_attention(
         self,
@@ -49,7 +68,11 @@ class Seer(Protocol):
         scale: float | None,
     ) -> None:
         """The function of attention was called, in the forward of `owner`."""
-        ...
+        raise NotImplementedError
+
+    def see_softmax(self, result: object) -> None:
+        """A softmax over the last dimension has put this out, where `put_attention` is asked."""
+        raise NotImplementedError
 
 
 class WatchedCalls:
@@ -60,6 +83,7 @@ class WatchedCalls:
         self._seer: Final = seer
         self._classes: Final[list[type[nn.Module]]] = []
         self._functions: tuple[Callable[..., object], Callable[..., object]] | None = None
+        self._softmaxes: Final[list[tuple[object, Callable[..., object] | None, object]]] = []
         self._ours: Final[set[object]] = set()
 
     def watch(self, kind: type[nn.Module]) -> bool:
@@ -83,11 +107,25 @@ class WatchedCalls:
         for kind in {type(module) for module in modules}:
             if self.watch(kind):
                 self._classes.append(kind)
+        self._put_function()
+
+    def _put_function(self) -> None:
         if self._functions is None:
             original = nn.functional.scaled_dot_product_attention
             watched = _watched_attention(original, self._seer)
             self._functions = original, watched
             nn.functional.scaled_dot_product_attention = watched
+
+    def put_attention(self) -> None:
+        """Watch the function of attention, and softmaxes, with which others write their own, until
+        `restore`.
+        """
+        self._put_function()
+        for home in (nn.functional, torch, torch.Tensor):
+            watched = _watched_softmax(home.softmax, self._seer)
+            # That of tensors is inherited.
+            self._softmaxes.append((home, home.__dict__.get("softmax"), watched))
+            home.softmax = watched
 
     def put_classes(self, kinds: Iterable[type[nn.Module]]) -> bool:
         """Watch the calls of these classes alone, until `restore`; whether there is one."""
@@ -106,6 +144,13 @@ class WatchedCalls:
             if call in self._ours:
                 del kind.__call__
                 self._ours.discard(call)
+        while self._softmaxes:
+            home, before, ours = self._softmaxes.pop()
+            if vars(home).get("softmax") is ours:
+                if before is None:
+                    del home.softmax  # type: ignore[attr-defined]  # it is there
+                else:
+                    home.softmax = before  # type: ignore[attr-defined]  # a module has it
         if self._functions is not None:
             original, watched = self._functions
             if nn.functional.scaled_dot_product_attention is watched:
@@ -133,15 +178,10 @@ def _watched_call(base: type[nn.Module], seer: Seer) -> Callable[..., object]:
         result = base.__call__(self, *args, **kwargs)
         # First of all, so that a compiler sees a constant and nothing that changes.
         if torch.compiler.is_dynamo_compiling():
-            if IN_GRAPHS and not torch.compiler.is_exporting():
-                slot = take_slot(False)
-                if slot != NONE:
-                    look(result, args, slot)
+            seer.traced(result, args)
             return result
         if seer.due:
-            current.wall.call("activations", seer.see, module, args, result)
-            if "activations" in current.wall.off:
-                seer.stop()
+            seer.called(module, args, result)
         return result
 
     return call
@@ -171,6 +211,29 @@ def _watched_attention(original: Callable[..., object], seer: Seer) -> Callable[
     scaled_dot_product_attention.__qualname__ = "scaled_dot_product_attention"
     scaled_dot_product_attention.__doc__ = original.__doc__
     return scaled_dot_product_attention
+
+
+def attention_functions() -> tuple[object, ...]:
+    """What `put_attention` would replace in torch's modules, as it stands there."""
+    functions = nn.functional
+    return functions.scaled_dot_product_attention, functions.softmax, torch.softmax
+
+
+def _watched_softmax(original: Callable[..., object], seer: Seer) -> Callable[..., object]:
+    @functools.wraps(original)
+    def softmax(input: object, *args: object, **kwargs: object) -> object:
+        result = original(input, *args, **kwargs)
+        if not torch.compiler.is_dynamo_compiling() and seer.due:
+            dim = args[0] if args else kwargs.get("dim")
+            current.wall.call("attention", _see_softmax, seer, result, dim)
+        return result
+
+    return softmax
+
+
+def _see_softmax(seer: Seer, result: object, dim: object) -> None:
+    if isinstance(result, torch.Tensor) and dim in (-1, result.dim() - 1):
+        seer.see_softmax(result)
 
 
 def _see(

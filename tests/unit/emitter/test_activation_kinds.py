@@ -17,11 +17,12 @@ from torch.nn import functional
 
 from tocsin.emitter import activation_readings, attention_heads, routers, torch_hooks
 from tocsin.emitter.activation_kinds import SIGMOID_LIMIT, TANH_LIMIT, output_head
-from tocsin.emitter.activation_samples import is_plain, rows_of, spread, statistics, thinned
+from tocsin.emitter.activation_samples import rows_of, spread, statistics, thinned
 from tocsin.emitter.activations import activations
 from tocsin.emitter.compiled_activations import slots
 from tocsin.emitter.current import current
 from tocsin.emitter.plans import CollectionPlan
+from tocsin.emitter.readable import is_readable
 from tocsin.emitter.tables import Table
 from tocsin.schemas.captured import MODES, Mode
 from tocsin.schemas.telemetry import COUNT_COLUMNS, STATISTIC_COLUMNS
@@ -443,7 +444,7 @@ def test_what_cannot_be_calculated_with_is_not_read() -> None:
     assert look(Narrow(), x) == []
     assert "activations" not in current.wall.off
     types = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-    assert all(is_plain(x.to(dtype)) for dtype in types)
+    assert all(is_readable(x.to(dtype)) for dtype in types)
 
 
 def test_nothing_is_changed_kept_or_drawn() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -138,3 +139,21 @@ def test_what_was_spent_before_the_first_step_is_not_the_steps(
     for step in range(2 * REVIEW_STEPS + 1):
         made.stepped(0.1, spent_s=33.0 + step * 1e-5)
     assert base == pytest.approx([1e-5, 1e-5])
+
+
+def test_intervals_that_stay_are_chosen_less_often_where_steps_are_short() -> None:
+    def reviewed(step_s: float) -> list[int]:
+        made, found = agenda(), []
+        for step in range(1000):
+            if step % 100 == 0:
+                made.spent("gradients", 0.1)  # more than is free
+            made.stepped(step_s, spent_s=0.0)
+            if not made.times and step:
+                found.append(step)
+        return found
+
+    short, long = (reviewed(step_s) for step_s in (0.001, 0.1))
+    assert [b - a for a, b in itertools.pairwise(long)] == [REVIEW_STEPS] * (len(long) - 1)
+    apart = [b - a for a, b in itertools.pairwise(short)]
+    assert apart[0] == REVIEW_STEPS
+    assert max(apart) == 250

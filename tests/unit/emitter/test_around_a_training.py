@@ -12,10 +12,11 @@ import torch
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from support.captured import captured, said
+from support.captured import Said, captured, said
 from tocsin.emitter.api import Run
 from tocsin.emitter.hook_state import Hooks
 from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.observed import OptimizersSeen
 from tocsin.schemas.runs import (
     CaptureDegraded,
     CheckpointWritten,
@@ -163,7 +164,9 @@ def test_a_gan_keeps_its_series_apart(tmp_path: Path) -> None:
             squares = [p.grad.square().sum() for p in generator.parameters()]
             g_norms.append(float(sum(squares)) ** 0.5)
             large.step()
-    steps = said(tmp_path).steps()
+    found = said(tmp_path)
+    assert sharing(found) == [(2, 2)]
+    steps = found.steps()
     assert sorted(steps) == list(range(6))
     for i in range(6):
         assert steps[i]["loss"] == pytest.approx(g_losses[i], rel=1e-5)
@@ -187,8 +190,28 @@ def test_two_that_step_after_one_backward_share_its_loss(tmp_path: Path, first: 
             optimizers[first].step()
             optimizers[1 - first].step()
             model.zero_grad()
-    steps = said(tmp_path).steps()
+    found = said(tmp_path)
+    steps = found.steps()
     assert [steps[i]["loss"] for i in range(3)] == pytest.approx(losses, rel=1e-5)
+    assert sharing(found) == [(2, 1)]
+
+
+def sharing(found: Said) -> list[tuple[int, int]]:
+    """How many optimizers and losses there are, as often as it was told."""
+    return [(one.optimizers, one.losses) for one in found.of(OptimizersSeen)]
+
+
+def test_one_that_steps_half_as_often_shares_the_loss_of_the_other(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 1))
+    often, rarely = (torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model)
+    with captured(tmp_path):
+        for step in range(4):
+            model(torch.randn(8, 6)).square().mean().backward()
+            if step % 2:
+                rarely.step()
+            often.step()
+            model.zero_grad()
+    assert sharing(said(tmp_path))[-1] == (2, 1)
 
 
 def test_what_the_user_names(tmp_path: Path) -> None:

@@ -36,6 +36,14 @@ def test_the_first_passes_are_free() -> None:
     assert made.interval("gradients") == LADDER[-1]
 
 
+def test_one_that_is_fixed_keeps_its_floors_whatever_they_cost() -> None:
+    made = Budget(0.005, WEIGHTS, fixed=True)
+    for name in WEIGHTS:
+        made.add(name, 10.0)
+    made.review([1e-3] * 32, 1.0)
+    assert [made.interval(name) for name in WEIGHTS] == [1, 10, 10]
+
+
 def test_what_fits_keeps_its_floor_and_leaves_the_rest_to_the_others() -> None:
     made = budget(blocks=1e-4, gradients=5e-3, weights=5e-3)
     made.review([1.0] * 32, 1e-5)  # 5 ms a step: all fits

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,8 @@ import pytest
 import torch
 
 from support.captured import captured, said
-from tocsin.bus.embedded import EmbeddedProducer
 from tocsin.bus.port import BusUnavailable
+from tocsin.bus.spool import SpoolWriter, has_spools
 from tocsin.emitter import (
     capture,
     clipping,
@@ -24,6 +25,7 @@ from tocsin.emitter import (
     hook_state,
     torch_hooks,
     training,
+    wall,
 )
 from tocsin.schemas.runs import CaptureDegraded, RunEnded
 
@@ -106,7 +108,7 @@ def test_an_exception_in_a_hook_switches_off_that_probe_alone(
         watched = train(tmp_path)
         assert list(hooks.wall.off) == [probe]
     assert_same(plain, watched)
-    if not (tmp_path / "bus.db").exists() or not said(tmp_path).events:
+    if not has_spools(tmp_path / "bus.db") or not said(tmp_path).events:
         assert f"capture of {probe} was switched off" in capsys.readouterr().err
         return
     (degraded,) = said(tmp_path).of(CaptureDegraded)
@@ -127,7 +129,7 @@ def test_a_bus_that_is_away_is_said_once_and_drops(
 
         return refuse
 
-    monkeypatch.setattr(training, "bus_opener", away)
+    monkeypatch.setattr(training, "outlet_opener", away)
     with captured(tmp_path):
         watched = train(tmp_path)
     assert_same(plain, watched)
@@ -140,8 +142,11 @@ def test_a_deleted_bus_file_does_no_harm(tmp_path: Path) -> None:
         train(tmp_path, 2)
         assert hooks.capture is not None
         assert hooks.capture.training.sender.flush(10.0)
-        for file in tmp_path.glob("bus.db*"):
-            file.unlink()
+        for part in tmp_path.glob("bus.db*"):
+            if part.is_dir():
+                shutil.rmtree(part)
+            else:
+                part.unlink()
         watched = train(tmp_path)
     assert_same(plain, watched)
     assert said(tmp_path).of(RunEnded)
@@ -153,7 +158,7 @@ def test_a_full_disk_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     async def full(*args: object) -> None:
         raise BusUnavailable("database or disk is full")
 
-    monkeypatch.setattr(EmbeddedProducer, "publish", full)
+    monkeypatch.setattr(SpoolWriter, "publish", full)
     with captured(tmp_path):
         watched = train(tmp_path)
     assert_same(plain, watched)
@@ -263,3 +268,31 @@ def test_nothing_is_left_on_the_users_objects(tmp_path: Path) -> None:
     assert set(vars(optimizer)) == before[2]
     assert not model._forward_pre_hooks
     assert model.state_dict().keys() == {"weight", "bias"}
+
+
+def test_a_part_that_failed_once_is_watched_again_after_a_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    original = capture.Capture.gradients
+    calls: list[int] = []
+
+    def fail_once(self: capture.Capture, optimizer: torch.optim.Optimizer) -> None:
+        calls.append(len(calls))
+        if len(calls) == 1:
+            raise MemoryError
+        original(self, optimizer)
+
+    monkeypatch.setattr(capture.Capture, "gradients", fail_once)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with captured(tmp_path) as hooks:
+        for step in range(wall.REST + 30):
+            model(torch.ones(3, 2)).mean().backward()
+            optimizer.step()
+            if step == 5:
+                assert list(hooks.wall.off) == ["gradients"]
+        assert (hooks.wall.off, list(hooks.wall.came_back)) == ({}, ["gradients"])
+    assert "capture of gradients was switched off (MemoryError: )" in capsys.readouterr().err
+    found = said(tmp_path).of(RunEnded)[-1].capture
+    assert found is not None
+    assert (found.degraded, found.not_watched) == (("gradients: MemoryError: ",), ())

@@ -356,3 +356,32 @@ def test_what_cannot_be_read_is_counted(tmp_path: Path) -> None:
     assert ended.capture is not None
     assert ended.capture.degraded == ()
     assert ended.capture.skipped_tensors >= 2
+
+
+@pytest.mark.parametrize("cleared_behind", [False, True])
+def test_gradients_are_those_that_the_optimizers_own_hooks_leave(
+    tmp_path: Path, cleared_behind: bool
+) -> None:
+    model, optimizer = model_and_optimizer()
+    used = []
+
+    def enlarge(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        for parameter in model.parameters():
+            parameter.grad.mul_(1000)
+        used.append(math.sqrt(sum(float(p.grad.double().pow(2).sum()) for p in model.parameters())))
+
+    def clear(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        optimizer.zero_grad()
+
+    optimizer.register_step_pre_hook(enlarge)
+    if cleared_behind:
+        optimizer.register_step_post_hook(clear)
+    with captured(tmp_path):
+        for step in range(3):
+            optimizer.zero_grad()
+            model(batch(step)).pow(2).mean().backward()
+            optimizer.step()
+    told = [values["gradient_norm"] for _, values in sorted(said(tmp_path).steps().items())]
+    # Where nothing is left behind the step, they are told as they were in front of it.
+    factor = 0.001 if cleared_behind else 1.0
+    np.testing.assert_allclose(told, np.array(used) * factor, rtol=1e-5)

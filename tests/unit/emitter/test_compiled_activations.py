@@ -18,14 +18,15 @@ from tocsin.emitter.compiled_activations import slots
 from tocsin.emitter.settings import RUN_ID
 from tocsin.emitter.tables import Table
 
+# When tests are collected, so before any of them compiles a model: then the hooks would be late.
+torch_hooks.install()
+
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 
 
 @pytest.fixture(autouse=True)
 def hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    torch_hooks.install()
-    if slots.late:
-        pytest.skip("another test had a compiled model when the hooks came")
+    assert not slots.late
     monkeypatch.setattr(torch_hooks.hooks, "asleep", True)
     monkeypatch.setattr(slots, "cuda_graphs", False)
     monkeypatch.setenv(RUN_ID, "r1")

@@ -12,10 +12,12 @@ import torch
 from torch.nn import functional
 
 from tocsin.emitter import data_probe
+from tocsin.emitter.agenda import Agenda
 from tocsin.emitter.class_counts import ClassCounts
 from tocsin.emitter.data_probe import DataProbe
 from tocsin.emitter.input_channels import InputChannels, look
 from tocsin.emitter.named_data import check_data
+from tocsin.emitter.settings import CaptureSettings, Pacing
 from tocsin.emitter.token_shares import TokenShares
 from tocsin.emitter.training import Training
 from tocsin.schemas.errors import ConfigurationError
@@ -25,9 +27,11 @@ from tocsin.schemas.telemetry import Speaker, TensorFrame
 class Sink:
     """Stands for a training: keeps the frames that it is given."""
 
-    def __init__(self) -> None:
+    def __init__(self, pacing: Pacing = "time") -> None:
         self.speaker = Speaker(run_id="r", incarnation="0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11")
         self.last_step = 7
+        self.settings = CaptureSettings(pacing=pacing)
+        self.agenda = Agenda(self.settings)
         self.frames: list[TensorFrame] = []
 
     def frame(self, frame: TensorFrame) -> None:
@@ -37,6 +41,17 @@ class Sink:
     def counts(self, collection: str, mode: str = "train") -> dict[str, list[int]]:
         (frame,) = [f for f in self.frames if (f.collection, f.mode) == (collection, mode)]
         return dict(zip(frame.rows, frame.counts.tolist(), strict=True))
+
+
+class Ticks:
+    """A clock that goes on by so many seconds whenever it is looked at."""
+
+    def __init__(self, tick_s: float) -> None:
+        self.now_s, self.tick_s = 0.0, tick_s
+
+    def __call__(self) -> float:
+        self.now_s += self.tick_s
+        return self.now_s
 
 
 def closed(probe: DataProbe) -> Sink:
@@ -291,6 +306,43 @@ def test_short_steps_are_looked_at_less_often(monkeypatch: pytest.MonkeyPatch) -
         probe.stepped(cast(Training, sink), step)
     assert looked[:3] == [0, 1, 11]
     assert {b - a for a, b in pairwise(looked[3:])} == {100}
+    assert sink.agenda.intervals()["labels"] == 100
+
+
+def test_however_much_a_look_costs_each_record_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tocsin.emitter.data_probe.time.thread_time", Ticks(1.0))
+    probe, sink = DataProbe(), Sink()
+    batch = torch.zeros(6, 4), torch.zeros(6, dtype=torch.int64)
+    for step in range(1000):
+        probe.cross_entropy(batch, {}, "train")
+        probe.stepped(cast(Training, sink), step)
+    sent = {f.step for f in sink.frames if f.collection == "labels"}
+    assert {300, 400, 500, 600, 700, 800, 900} <= sent
+
+
+def test_paced_by_steps_no_clock_decides_what_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tocsin.emitter.data_probe.time.thread_time", Ticks(1.0))
+    monkeypatch.setattr("tocsin.emitter.data_probe.time.perf_counter", Ticks(1e-6))
+    probe, sink = DataProbe(), Sink(pacing="steps")
+    probe.begin(cast(Training, sink))
+    batch = torch.zeros(6, 4), torch.zeros(6, dtype=torch.int64)
+    for step in range(200):
+        probe.cross_entropy(batch, {}, "train")
+        probe.stepped(cast(Training, sink), step)
+    for _ in range(9):
+        probe.cross_entropy(batch, {}, "eval")
+    probe.close(cast(Training, sink))
+    sent = [(f.mode, f.step, int(f.counts[0, 0])) for f in sink.frames if f.collection == "labels"]
+    assert sent == [
+        ("train", 10, 12),
+        ("train", 20, 6),
+        ("train", 50, 18),
+        ("train", 100, 30),
+        ("train", 7, 60),
+        ("eval", 7, 54),
+    ]
 
 
 def test_an_evaluation_is_not_slowed_down(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,6 +353,7 @@ def test_an_evaluation_is_not_slowed_down(monkeypatch: pytest.MonkeyPatch) -> No
         return clock[0]
 
     monkeypatch.setattr("tocsin.emitter.data_probe.time.perf_counter", now)
+    monkeypatch.setattr("tocsin.emitter.data_probe.time.thread_time", now)
     probe = DataProbe()
     batch = torch.zeros(6, 4), torch.zeros(6, dtype=torch.int64)
     for _ in range(100):

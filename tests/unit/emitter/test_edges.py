@@ -6,13 +6,16 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import cast
 
 import pytest
+import torch
 
 from support.stops import StopSigner
 from support.waiting import wait_until
 from tocsin.emitter import edges, link
-from tocsin.emitter.agreement import Agreement
+from tocsin.emitter.agreement import Agreement, GlooCollective
 from tocsin.emitter.edges import Rank, StopTraining
 from tocsin.schemas.control import StopAcknowledged, StopLeft, StopRefused
 from tocsin.schemas.events import Data
@@ -310,12 +313,44 @@ def test_ranks_leave_one_edge_after_the_round_that_said_so(place: Place) -> None
     rank.at_edge("optimizer_step", 1)
     with pytest.raises(StopTraining):
         rank.at_edge("optimizer_step", 2)
-    assert [heard for heard, _ in peers.rounds] == [0, 1]
+    assert [known for known, _ in peers.rounds] == [0, 2]
     rank.close()
 
 
+def test_after_a_bad_loss_there_is_a_round_at_each_edge_for_a_while() -> None:
+    peers = Peers()
+    agreement = Agreement(peers, clock=Ticking(0.001))
+
+    def rounds_of(edges: int) -> int:
+        before = len(peers.rounds)
+        for _ in range(edges):
+            assert not agreement.at_edge(False)
+        return len(peers.rounds) - before
+
+    rounds_of(200)
+    assert rounds_of(100) < 10
+    agreement.alert()
+    # The round under way, or the next one, tells all ranks.
+    rounds_of(32)
+    assert rounds_of(100) == 100
+    # NaN for ever: the rounds are not.
+    for _ in range(20):
+        agreement.alert()
+        rounds_of(10)
+    assert rounds_of(300) < 30
+
+
+def test_the_alert_of_one_rank_hastens_all() -> None:
+    told = iter([(0, 30), (1, 30), *[(0, 30)] * 100])
+    peers = Peers(answers=lambda _known, _interval: next(told))
+    agreement = Agreement(peers, clock=Ticking(0.001))
+    for _ in range(40):
+        agreement.at_edge(False)
+    assert len(peers.rounds) > 8
+
+
 def test_a_rank_that_heard_nothing_leaves_with_the_others(place: Place) -> None:
-    peers = Peers(answers=lambda heard, interval: (1, interval))
+    peers = Peers(answers=lambda _known, interval: (2, interval))
     rank = rank_with(place, Agreement(peers))
     rank.at_edge("optimizer_step", 0)
     with pytest.raises(StopTraining, match="another rank"):
@@ -380,6 +415,32 @@ def test_the_end_takes_the_last_round_to_its_end_or_keeps_it() -> None:
         agreement.close()
         assert peers.abandoned == abandoned
         assert not agreement.at_edge(True)
+
+
+def test_a_round_that_was_given_up_keeps_its_tensor_for_itself() -> None:
+    under_way: list[torch.Tensor] = []
+
+    class Late:
+        def is_completed(self) -> bool:
+            return False
+
+    def all_reduce(numbers: torch.Tensor, **options: object) -> Late:
+        under_way.append(numbers)
+        return Late()
+
+    module = cast(
+        ModuleType,
+        SimpleNamespace(ReduceOp=SimpleNamespace(MAX="max"), all_reduce=all_reduce),
+    )
+    collective = GlooCollective(module, None)
+    first = Agreement(collective, clock=Ticking(0.3))
+    first.at_edge(False)
+    first.close()
+    second = Agreement(collective, clock=Ticking(0.3))
+    second.at_edge(True)
+    # The rank that was late comes, with an old maximum.
+    under_way[0].fill_(0)
+    assert under_way[1].tolist() == [2, 1]
 
 
 def test_a_rank_whose_group_was_destroyed_leaves_alone(place: Place) -> None:

@@ -66,7 +66,7 @@ def test_a_session_leaves_a_later_excepthook_of_the_user() -> None:
 def test_what_fails_at_the_end_does_not_keep_the_rest_of_the_end_from_happening(
     tmp_path: Path,
 ) -> None:
-    def fail() -> None:
+    def fail(_: float) -> None:
         raise OSError("planted")
 
     wall = Wall()

@@ -18,8 +18,10 @@ from tocsin.emitter import link
 from tocsin.emitter.escalation import Stopper
 from tocsin.emitter.job import Job
 from tocsin.emitter.members import KEPT, Members
-from tocsin.schemas.control import StopAcknowledged, StopEscalated, StopExited
+from tocsin.emitter.stop_command import Verdict
+from tocsin.schemas.control import StopAcknowledged, StopEscalated, StopExited, StopExpired
 from tocsin.schemas.events import Data
+from tocsin.stream_rules.stop_view import answered
 
 
 @dataclass
@@ -161,3 +163,41 @@ async def test_thousands_of_trainings_cost_no_more_than_the_last_ones(place: Pla
     assert members.steps() == 10 * 3 * KEPT
     assert len(members.incarnations()) == 3 * KEPT
     assert sum(bool(members.ranks(f"i{number}")) for number in range(3 * KEPT)) == KEPT + 1
+
+
+async def test_what_ends_a_job_is_what_its_exit_code_says(place: Place) -> None:
+    """SIGTERM takes effect when SIGKILL is sent already."""
+
+    class Late(Pretended):
+        def terminate(self, number: signal.Signals, *, keeping: frozenset[int]) -> None:
+            self.signals.append(number)
+            if number is signal.SIGKILL:
+                self.returncode = 128 + signal.SIGTERM
+
+    place.job = Late()
+    place.hello("i1")
+    command_id = place.obey("i1", grace_s=0.01)
+    await until(lambda: place.job is not None and place.job.returncode is not None)
+    place.stopper.job_gone()
+    assert place.job.signals == [signal.SIGTERM, signal.SIGKILL]
+    assert place.exits() == [(command_id, "SIGTERM", 143)]
+    assert place.stopper.figures is not None
+    assert place.stopper.figures.how == "SIGTERM"
+    await place.stopper.close()
+
+
+async def test_a_command_that_was_read_too_late_is_told_as_expired(place: Place) -> None:
+    command = place.signer.command("r1", "i1")
+    place.stopper.refuse(Verdict("expired", "too late", command, command.command_id))
+    (said,) = place.said
+    assert isinstance(said, StopExpired)
+    assert (said.command_id, said.reason) == (command.command_id, "too late")
+    assert said.not_after_ms == command.not_after_ms
+    view = answered(None, said, 5)
+    assert view is not None
+    assert (view.state, view.reason) == ("expired", "too late")
+    acknowledged = StopAcknowledged(
+        run_id="r1", incarnation="i1", role="launcher", command_id="another"
+    )
+    assert answered(view, acknowledged, 6) != view
+    assert answered(answered(None, acknowledged, 5), said, 6) == answered(None, acknowledged, 5)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from support.stops import StopSigner
+from tocsin.emitter.launcher_report import overhead
 from tocsin.emitter.summary import StopFigures, Summary, decide_end
 from tocsin.schemas.issues import Evidence, Fact, IssueFiring, Subject
 from tocsin.schemas.runs import CaptureFigures, Checkpoint
@@ -63,6 +64,7 @@ def test_the_summary_is_as_contracted(tmp_path: Path) -> None:
         outcome="stopped",
         exit_code=79,
         steps=14,
+        judged_steps=14,
         duration_s=1.23456,
         issues=[issue()],
         rules={"nonfinite": "issues_found"},
@@ -74,8 +76,8 @@ def test_the_summary_is_as_contracted(tmp_path: Path) -> None:
     summary.write(path)
     found = json.loads(path.read_text())
     assert list(found) == [
-        "version", "run_id", "outcome", "exit_code", "steps", "duration_s", "issues", "rules",
-        "deliveries", "stop", "capture",
+        "version", "run_id", "outcome", "exit_code", "steps", "judged_steps", "duration_s",
+        "issues", "rules", "deliveries", "stop", "capture",
     ]  # fmt: skip
     assert found["version"] == 1
     assert list(found["issues"][0]) == [
@@ -87,15 +89,45 @@ def test_the_summary_is_as_contracted(tmp_path: Path) -> None:
     assert found["stop"]["how"] == "edge"
     assert found["stop"]["last_good_checkpoint"]["path"] == "a.pt"
     assert found["capture"] == {
-        "overhead_percent": 0.3, "budget_percent": None, "intervals": {}, "records": 10,
-        "dropped": 0, "skipped_tensors": 0, "degraded": [],
+        "overhead_percent": 0.3, "spent_s": 0.0, "stepping_s": 0.0, "step_s": None,
+        "budget_percent": None, "intervals": {}, "records": 10,
+        "dropped": 0, "skipped_tensors": 0, "degraded": [], "not_watched": [],
     }  # fmt: skip
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_summary_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
     summary = Summary(
-        run_id="r1", outcome="completed", exit_code=0, steps=0, duration_s=0.0, rules={}
+        run_id="r1",
+        outcome="completed",
+        exit_code=0,
+        steps=0,
+        judged_steps=0,
+        duration_s=0.0,
+        rules={},
     )
     with pytest.raises(OSError, match="absent"):
         summary.write(tmp_path / "absent" / "summary.json")
+
+
+@pytest.mark.parametrize(
+    ("stepping_s", "step_s", "every", "says"),
+    [
+        (12.0, 0.1, 10, "overhead 0.4 s"),
+        (600.0, 0.1, 10, "overhead 0.3 %"),
+        (600.0, 0.1, 500, "overhead 0.3 %"),
+        (600.0, 0.002, 10, "overhead 0.3 %"),
+        (600.0, 0.002, 500,
+         "overhead 0.3 % (steps of 2 ms: gradients summarised every 500 steps)"),
+        (12.0, 0.0004, 2000,
+         "overhead 0.4 s (steps of 0.4 ms: gradients summarised every 2,000 steps)"),
+    ],
+)  # fmt: skip
+def test_what_watching_has_cost_in_words(
+    stepping_s: float, step_s: float, every: int, says: str
+) -> None:
+    figures = CaptureFigures(
+        overhead_percent=0.3, spent_s=0.42, stepping_s=stepping_s, step_s=step_s,
+        intervals={"gradients": every}, records=10, dropped=0,
+    )  # fmt: skip
+    assert overhead(figures) == says

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from tocsin.bus.port import Partition, Record
 from tocsin.emitter import launcher_report
@@ -9,7 +9,7 @@ from tocsin.emitter.summary import StopFigures, Summary
 from tocsin.schemas.control import StopAcknowledged, StopExited, StopRefused, StopRequested
 from tocsin.schemas.deliveries import Delivery, DeliveryState
 from tocsin.schemas.events import Data, Event
-from tocsin.schemas.issues import IssueFiring, IssueOngoing, Subject
+from tocsin.schemas.issues import IssueFiring, IssueOngoing, IssueResolved, Origin, Subject
 from tocsin.schemas.runs import CaptureFigures, RunState, RunView
 from tocsin.schemas.wire import meta_of
 
@@ -81,6 +81,38 @@ def test_an_issue_that_nobody_is_told_about_does_not_hold_up_the_end() -> None:
     assert own.settled("i1", UNANSWERED_MS + 1)
 
 
+def test_a_state_is_answered_by_its_own_delivery_alone() -> None:
+    own = OwnRun("r1")
+    own.apply(record(issue()), MINE, 0)
+    own.apply(record(delivery("delivered")), MINE, 0)
+    own.apply(record(issue(IssueResolved)), MINE, 100)
+    own.apply(record(delivery("delivered", delivery_id="e", issue_state="resolved")), MINE, 100)
+    own.apply(record(issue(times=2)), MINE, 200)
+    own.apply(record(view("ended")), MINE, 300)
+    assert not own.settled("i1", 300)
+    own.apply(record(delivery("delivered", delivery_id="f", issue_times=2)), MINE, 400)
+    assert own.settled("i1", 400)
+    own.apply(record(issue(IssueOngoing, times=2)), MINE, 400)
+    own.apply(record(issue(IssueResolved, times=3, muted=True)), MINE, 400)
+    assert own.settled("i1", 400), "nobody is notified of these"
+
+
+def test_an_issue_that_comes_back_is_news_and_as_grave_as_it_was() -> None:
+    own = OwnRun("r1")
+    own.apply(record(issue(times=2)), MINE, 0)
+    milder = issue(
+        times=3, severity="warning", peak_severity="critical", first_step=2400,
+        origin=Origin(step=1200, rank=1, onset_ms=5),
+    )  # fmt: skip
+    assert own.apply(record(milder), MINE, 0) == milder
+    (kept,) = own.issues.values()
+    assert (kept.severity, kept.first_step, kept.times) == ("critical", 1200, 3)
+    again = issue(IssueOngoing, times=3, raised_from="warning", first_step=2400)
+    assert own.apply(record(again), MINE, 0) == again
+    assert own.apply(record(again), MINE, 0) is None
+    assert own.apply(record(issue(times=4)), MINE, 0) is not None
+
+
 def test_an_older_view_does_not_replace_a_newer_one() -> None:
     own = OwnRun("r1")
     own.apply(record(view("ended", next_offset=9, last_step=4)), MINE, 0)
@@ -88,6 +120,16 @@ def test_an_older_view_does_not_replace_a_newer_one() -> None:
     assert own.ended("i1")
     own.apply(record(view("ended", incarnation="i2", last_step=9)), MINE, 0)
     assert own.steps() == 5 + 10
+
+
+def test_only_steps_that_the_rules_have_seen_are_judged() -> None:
+    own = OwnRun("r1")
+    assert own.judged_steps("i1", 50) == 0
+    own.apply(record(view(last_step=29)), MINE, 0)
+    assert own.judged_steps("i1", 50) == 30
+    assert own.judged_steps("i1", 20) == 20
+    own.apply(record(view("ended", last_step=29, next_offset=9)), MINE, 0)
+    assert own.judged_steps("i1", 50) == 50, "the rest was lost on the way, and is counted so"
 
 
 def test_figures_of_all_incarnations_are_joined() -> None:
@@ -104,6 +146,18 @@ def test_figures_of_all_incarnations_are_joined() -> None:
     assert (joined.budget_percent, joined.intervals) == (0.5, {"weights": 50, "x": 1})
 
 
+def test_what_is_off_is_told_once_when_it_happens() -> None:
+    figures = CaptureFigures(
+        overhead_percent=0.1, records=5, dropped=0,
+        degraded=("gradients: OSError: planted", "phases: back: again"), not_watched=("gradients",),
+    )  # fmt: skip
+    told: set[str] = set()
+    assert launcher_report.switched_off_lines(figures, told) == [
+        "capture of gradients was switched off (OSError: planted); the training goes on"
+    ]
+    assert launcher_report.switched_off_lines(figures, told) == []
+
+
 def test_the_lines_for_people() -> None:
     line = "critical: nonfinite at step 1,200, rank 1, layer.weight: NaN in it"
     assert launcher_report.issue_line(issue()) == line
@@ -114,12 +168,20 @@ def test_the_lines_for_people() -> None:
     figures = CaptureFigures(overhead_percent=0.31, records=5, dropped=0)
     end = "1,200 steps watched, 0 issues, overhead 0.3 %"
     assert end_line(1200, [], figures) == end
+    off = figures.model_copy(update={"not_watched": ("gradients", "phases")})
+    assert end_line(1200, [], off) == f"{end}; not watched: gradients, phases"
     more = "1 step watched, 1 issue; tocsin why 0a1b2c3d"
     found = issue(issue_id="0a1b2c3d-4e5f")
     assert end_line(1, [found]) == more
+    blind = "1,200 steps recorded, none of them judged: no rules have read them, overhead 0.3 %"
+    assert end_line(1200, [], figures, judged=0) == blind
+    half = "1,200 steps recorded, only 1,100 judged, 0 issues"
+    assert end_line(1200, judged=1100) == half
     lost = "1 step watched, 0 issues, 2 records of the launcher not sent"
     assert end_line(1, unsaid=2) == lost
     assert end_line(0, [], figures) == "no training seen, 0 issues"
+    seen = "no training seen, 0 issues, not watched: trainings in 2 child processes"
+    assert end_line(0, unwatched={"child": {7, 8}}) == seen
 
 
 def end_line(
@@ -127,15 +189,18 @@ def end_line(
     issues: Sequence[IssueFiring] = (),
     capture: CaptureFigures | None = None,
     *,
+    judged: int | None = None,
     stop: StopRequested | None = None,
     unsaid: int = 0,
     again: Sequence[str] = (),
+    unwatched: Mapping[str, Collection[int]] | None = None,
 ) -> str:
     summary = Summary(
         run_id="r1", outcome="completed", exit_code=0, steps=steps, duration_s=1.0, issues=issues,
+        judged_steps=steps if judged is None else judged,
         rules={}, stop=None if stop is None else StopFigures(command=stop), capture=capture,
     )  # fmt: skip
-    return launcher_report.end_line(summary, unsaid=unsaid, again=again)
+    return launcher_report.end_line(summary, unsaid=unsaid, again=again, unwatched=unwatched)
 
 
 def command(**changes: object) -> StopRequested:
@@ -182,5 +247,8 @@ def test_the_lines_that_say_what_to_do() -> None:
         "1 delivery not final (chat) after 15 s; `tocsin actions --bus embedded:/b` finishes "
         "what is left"
     )
+    again = ["--config", "my file.yaml", "--bus", "embedded:b"]
+    left = launcher_report.left_over_line([], True, 15, "embedded:/b", again)
+    assert "`tocsin actions --config 'my file.yaml' --bus embedded:b` finishes" in left
     assert launcher_report.interpreter_of(["python3", "x.py"]) == "python3"
     assert launcher_report.interpreter_of(["/bin/true"]) is None

@@ -310,6 +310,7 @@ def test_a_command_that_comes_after_the_end_is_answered_so(tmp_path: Path) -> No
 
 HELPER = """
 import os, sys
+sys.stdout = open(os.path.dirname(__file__) + "/told.log", "a")
 print("up", os.getpid(), os.nice(0), os.getsid(0) == os.getpid(), flush=True)
 for line in sys.stdin:
     print(line.strip(), flush=True)
@@ -325,7 +326,7 @@ def helper_option(tmp_path: Path, text: str = HELPER) -> str:
 
 
 def log_of(tmp_path: Path) -> list[str]:
-    path = tmp_path / "helper.log"
+    path = tmp_path / "told.log"
     return path.read_text().splitlines() if path.exists() else []
 
 
@@ -339,6 +340,7 @@ def test_the_helper_is_niced_apart_and_told_to_drain(tmp_path: Path) -> None:
     assert re.fullmatch(r"up \d+ 10 True", up)
     assert told == f"job {(tmp_path / 'pid').read_text().strip()}"
     assert 4 < float(drain.removeprefix("drain ")) <= 5
+    assert not (tmp_path / "helper.log").exists(), "the log of one that ended well is removed"
 
 
 def test_a_helper_that_dies_is_started_again_and_told_again(tmp_path: Path) -> None:
@@ -355,6 +357,14 @@ def test_a_helper_that_dies_is_started_again_and_told_again(tmp_path: Path) -> N
     (tmp_path / "go").touch()
     assert job.wait() == 0
     assert "starting it again" in job.err
+
+
+def test_a_run_that_nobody_judges_is_not_called_watched(tmp_path: Path) -> None:
+    helper = f"{PYTHON} -c 'raise SystemExit(1)'"
+    job = start(tmp_path, "sleep", "2", helper=helper, judged_within_s="0.3", quiet="yes")
+    assert job.wait() == 0
+    assert job.err.count("NOT JUDGED: this run's rules have reported nothing") == 1
+    assert str(tmp_path / "helper.log") in job.err
 
 
 def test_the_helper_ends_with_a_killed_launcher(tmp_path: Path) -> None:
@@ -508,7 +518,7 @@ def test_a_job_in_the_background_is_not_in_the_way(tmp_path: Path) -> None:
 def terminal(tmp_path: Path, *command: str) -> pexpect.spawn[str]:
     words = command_line(tmp_path, *command)
     return pexpect.spawn(
-        words[0], words[1:], env=environment(tmp_path), cwd=str(tmp_path), timeout=30,
+        words[0], words[1:], env=environment(tmp_path), cwd=str(tmp_path), timeout=120,
         encoding="utf-8", echo=False,
     )  # fmt: skip
 

@@ -51,7 +51,8 @@ def test_drain_takes_all_and_skips_rubbish(endpoint: link.Endpoint) -> None:
 
 def test_a_closed_endpoint_leaves_no_file_and_a_dead_one_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "e.sock"
-    path.touch()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as dead:
+        dead.bind(str(path))
     endpoint = link.Endpoint(path)
     endpoint.close()
     endpoint.close()

@@ -9,16 +9,19 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from support.stops import StopSigner, outgoing
 from support.waiting import until
 from tocsin.bus.embedded import EmbeddedBus
-from tocsin.bus.port import Record
-from tocsin.emitter import link
+from tocsin.bus.port import BusUnavailable, Reader, Record
+from tocsin.emitter import link, listener
 from tocsin.emitter.listener import ANSWERED, Listener, ThreadListener
 from tocsin.emitter.stop_command import (
+    SKEW_MS,
+    UNKNOWN_MS,
     Facts,
     Memory,
     SignedCommand,
@@ -94,9 +97,35 @@ def test_a_signed_command_under_another_key_is_malformed(signer: StopSigner) -> 
     assert reason_of(rubbish, facts_of(signer)) == "malformed"
 
 
-def test_an_expired_command_is_refused(signer: StopSigner) -> None:
-    late = signer.sign(signer.command("r1", "i1", not_after_ms=NOW_MS - 1))
-    assert reason_of(late, facts_of(signer)) == "expired"
+MINUTE_MS = 60_000
+
+
+@pytest.mark.parametrize(
+    ("ahead_ms", "waited_ms", "reason"),
+    [
+        (0, 0, "obey"),
+        (15 * MINUTE_MS, 0, "obey"),
+        (15 * MINUTE_MS, MINUTE_MS, "obey"),
+        (-15 * MINUTE_MS, 0, "obey"),
+        (SKEW_MS, MINUTE_MS, "obey"),
+        # It lay there for longer than it was meant for, as far as anybody knows.
+        (15 * MINUTE_MS, MINUTE_MS + 1, "expired"),
+        (MINUTE_MS + 1, UNKNOWN_MS, "expired"),
+        (MINUTE_MS, UNKNOWN_MS, "obey"),
+        (10 * 365 * SKEW_MS, 0, "expired"),
+    ],
+)
+def test_a_command_is_in_time_by_what_it_waited_and_not_by_two_clocks(
+    signer: StopSigner, ahead_ms: int, waited_ms: int, reason: str
+) -> None:
+    command = signer.command("r1", "i1", requested_ms=NOW_MS, not_after_ms=NOW_MS + MINUTE_MS)
+    verdict = decide(
+        signer.sign(command), facts_of(signer), Memory(), NOW_MS + ahead_ms, waited_ms=waited_ms
+    )
+    assert verdict.reason == reason
+    if reason == "expired":
+        assert "the clock here says" in verdict.text
+        assert verdict.text.count("UTC") == 2
 
 
 def test_stops_that_are_off_are_refused(signer: StopSigner) -> None:
@@ -187,6 +216,31 @@ def record(signed: SignedCommand, run_id: str = "r1") -> Record:
     return Record(out.partition, 0, NOW_MS, out.key, out.value, out.headers)
 
 
+def test_a_command_that_came_while_the_bus_was_away_has_expired(
+    signer: StopSigner, hands: RecordedHands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader could not read for ten minutes; the command was good for one."""
+    monotonic = [0.0]
+    monkeypatch.setattr("tocsin.emitter.listener.time.monotonic", lambda: monotonic[0])
+    sent = signer.command("r1", "i1", requested_ms=NOW_MS, not_after_ms=NOW_MS + MINUTE_MS)
+    signed = signer.sign(sent)
+    ear = Listener(Topics(), "r1", hands, now_ms=lambda: NOW_MS + 10 * MINUTE_MS)
+
+    class Away:
+        async def poll(self, *, timeout_s: float) -> list[Record]:
+            monotonic[0] += 300.0
+            if monotonic[0] < 900.0:
+                raise BusUnavailable("away")
+            if monotonic[0] > 900.0:
+                raise asyncio.CancelledError
+            return [record(signed)]
+
+    monkeypatch.setattr(listener, "_PAUSE_S", 0.0)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(ear._read(cast(Reader, Away()), 0))
+    assert ear.counts == Counter(expired=1)
+
+
 def test_one_effect_per_incarnation(signer: StopSigner, hands: RecordedHands) -> None:
     listener = Listener(Topics(), "r1", hands)
     first = signer.command("r1", "i1")
@@ -261,7 +315,7 @@ def test_the_listener_in_a_thread_hands_the_signed_bytes_to_the_ranks(
         topics,
         Speaker(run_id="r1", incarnation="i1"),
         said.append,
-        tmp_path,
+        link.Endpoint(tmp_path / link.LAUNCHER_SOCKET),
         environ={"TOCSIN_STOP_KEYS": str(keys)},
         on_obeyed=lambda _trainer, _command: obeyed.set(),
         on_left=lambda pid: left.set() if pid == os.getpid() else None,

@@ -102,7 +102,7 @@ def test_at_most_one_in_a_minute_is_handed_on(node: Node) -> None:
 def test_what_is_not_for_this_training_now_is_left_aside(node: Node) -> None:
     looks, good = node.looks, record(request())
     assert looks.take(record(request(incarnation="i0"))) == "other_incarnation"
-    assert looks.take(record(request(not_after_ms=NOW_MS - 1))) == "expired"
+    assert looks.take(record(request(not_after_ms=NOW_MS - 1)), earlier=True) == "expired"
     assert looks.take(record(request(run_id="r2"))) == "malformed"
     for value in (b"", b"{}", b"\xff", (good.value or b"").replace(b"look_closer", b"ended")):
         forged = Record(PLACE, 0, NOW_MS, good.key, value, good.headers)
@@ -151,8 +151,9 @@ def test_from_the_bus_to_the_training_of_a_rank(
         told.set()
 
     asyncio.run(publish())
+    endpoint = link.Endpoint(tmp_path / link.LAUNCHER_SOCKET)
     listener = ThreadListener(
-        lambda: EmbeddedBus(path), topics, speaker, lambda data: None, tmp_path
+        lambda: EmbeddedBus(path), topics, speaker, lambda data: None, endpoint
     )
     listener.start()
     try:

@@ -27,13 +27,12 @@ class Sink:
     """Stands for a training: keeps what it is given."""
 
     def __init__(self) -> None:
-        self.sender = self
         self.rows: list[StepRow] = []
         self.events: list[Data] = []
         self.last_step = 3
         self.who = {"run_id": "r", "incarnation": "0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11"}
 
-    def row(self, row: StepRow, *, urgent: bool = False) -> None:
+    def step_row(self, row: StepRow, *, urgent: bool = False) -> None:
         self.rows.append(row)
 
     def emit(self, data: Data) -> None:

@@ -14,10 +14,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from support.captured import Said, captured, said
 from tocsin.emitter.gradients import GradientReader
 from tocsin.emitter.hook_state import Hooks
+from tocsin.emitter.quick_steps import QuickSteps
 
 NOTHING = (
-    '{"collections": {"gradients": "off", "weights": "off", "activations": "off", '
-    '"optimizer_state": "off"}}'
+    '{"pacing": "steps", "collections": {"gradients": "off", "weights": "off", '
+    '"activations": "off", "optimizer_state": "off"}}'
 )
 Change = Callable[[int, torch.optim.Optimizer], object]
 
@@ -182,7 +183,7 @@ def test_a_model_that_is_gone_is_not_kept(tmp_path: Path) -> None:
                 optimizer.step()
             gone.append(weakref.ref(model.weight))
             del model, optimizer
-        gc.collect()
+            gc.collect()
         assert [ref() for ref in gone] == [None, None, None]
         assert hooks.capture is not None
         assert hooks.wall.off == {}
@@ -205,3 +206,173 @@ def test_a_larger_optimizer_of_a_training_before_has_no_part_in_this_one(tmp_pat
             kept = optimizer  # alive, and the larger
     assert kept is not optimizer
     assert sorted(said(tmp_path / "b").steps()) == list(range(5))
+
+
+Loop = Callable[[int], None]
+"""Trains one step of that number."""
+
+
+def loop(*, clips: bool = False, batches: int = 1, scales: bool = False) -> Loop:
+    model, inputs = linear(), torch.ones(2, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, enabled=scales)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        for i in range(batches):
+            loss = model(inputs * (i + 1)).pow(2).mean() / (number + 1)
+            scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        if clips and number != 20:  # one step in which nothing is clipped
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+
+    return step
+
+
+def adversaries() -> Loop:
+    first, second = linear(), torch.nn.Linear(4, 3)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (first, second)]
+
+    def step(number: int) -> None:
+        for model, optimizer in zip((second, first), reversed(optimizers), strict=True):
+            optimizer.zero_grad()
+            (model(torch.ones(2, 4)).pow(2).mean() / (number + 1)).backward()
+            optimizer.step()
+
+    return step
+
+
+def in_backward() -> Loop:
+    model = torch.nn.Sequential(linear(), *(torch.nn.Linear(3, 3) for _ in range(3)))
+    own = {p: torch.optim.SGD([p], lr=0.01) for p in model.parameters()}
+
+    def update(parameter: torch.Tensor) -> None:
+        own[parameter].step()
+        own[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(update)
+    return lambda number: model(torch.ones(2, 4)).pow(2).mean().backward()
+
+
+def unseen() -> Loop:
+    """Gradients that no backward call has made."""
+    model = linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(number: int) -> None:
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, 0.01)
+        optimizer.step()
+
+    return step
+
+
+def told(folder: Path, step: Loop, steps: int) -> list[tuple[int, dict[str, float]]]:
+    """What is said of each step, without what depends on the clock."""
+    folder.mkdir()
+    with captured(folder, TOCSIN_CAPTURE=NOTHING) as hooks:
+        for number in range(steps):
+            step(number)
+            if number == 4:
+                hurry(hooks)
+        assert hooks.wall.off == {}
+    return [
+        (number, {name: value for name, value in cells.items() if not name.endswith("_s")})
+        for number, _, cells in said(folder).rows
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "least"),
+    [
+        (loop, 20),
+        (lambda: loop(clips=True), 20),
+        (lambda: loop(batches=3), 20),
+        (lambda: loop(clips=True, batches=2), 20),
+        (lambda: loop(scales=True), 20),
+        (lambda: loop(scales=True, clips=True), 20),
+        (adversaries, 40),
+        (in_backward, 160),
+        (unseen, 20),
+    ],
+    ids=["plain", "clip", "accumulate", "both", "scaler", "scaler and clip", "two", "in backward",
+         "no loss"],
+)  # fmt: skip
+def test_quick_steps_say_bit_for_bit_what_the_long_way_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[], Loop], least: int
+) -> None:
+    quick = [0]
+    after = QuickSteps.after
+
+    def count(self: QuickSteps, optimizer: torch.optim.Optimizer) -> bool | None:
+        made = after(self, optimizer)
+        quick[0] += made is not None
+        return made
+
+    monkeypatch.setattr(QuickSteps, "after", count)
+    torch.manual_seed(0)
+    short = told(tmp_path / "quick", make(), 45)
+    assert quick[0] >= least
+    monkeypatch.setattr(QuickSteps, "before", lambda self, optimizer, given: False)
+    torch.manual_seed(0)
+    assert told(tmp_path / "long", make(), 45) == short
+
+
+class Outer(torch.optim.Optimizer):  # type: ignore[misc]  # torch has no types here
+    """Has another optimizer make its step."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, {})
+        self.inner = inner
+
+    def step(self, closure: None = None) -> None:
+        self.inner.step()
+
+
+@pytest.mark.parametrize("fresh", [True, False], ids=["new", "known"])
+def test_the_step_of_an_optimizer_inside_of_another_is_part_of_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: bool
+) -> None:
+    def nested() -> Loop:
+        model = linear()
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        kept = None if fresh else Outer(inner)
+
+        def step(number: int) -> None:
+            model(torch.ones(2, 4)).pow(2).mean().backward()
+            outer = number in (12, 20, 21)
+            (inner if not outer else kept or Outer(inner)).step()
+            inner.zero_grad()
+
+        return step
+
+    short = told(tmp_path / "quick", nested(), 30)
+    # The three of the outer one are no steps of the main one.
+    assert [number for number, cells in short if "lr.0" in cells] == list(range(27))
+    monkeypatch.setattr(QuickSteps, "before", lambda self, optimizer, given: False)
+    assert told(tmp_path / "long", nested(), 30) == short
+
+
+def test_a_batch_that_is_thrown_away_between_quick_steps_is_no_part_of_the_next(
+    tmp_path: Path,
+) -> None:
+    model = linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    with captured(tmp_path, TOCSIN_CAPTURE=NOTHING) as hooks:
+        for number in range(40):
+            for scale in (100.0, 1.0) if number % 10 == 5 else (1.0,):
+                optimizer.zero_grad(set_to_none=number % 20 == 5)
+                loss = model(torch.full((2, 4), scale)).pow(2).mean()
+                loss.backward()
+            losses.append(loss.item())
+            optimizer.step()
+            if number == 2:
+                hurry(hooks)
+        assert hooks.wall.off == {}
+    found = said(tmp_path)
+    assert_all_told(found, losses)
+    assert "micro_batches" not in {name for cells in found.steps().values() for name in cells}

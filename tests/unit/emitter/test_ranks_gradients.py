@@ -160,6 +160,35 @@ def test_names_say_which_part_a_rank_holds(scenario: Launch) -> None:
         assert set(parted[rank, 0].rows) == want
 
 
+@pytest.mark.parametrize("name", ["flat", "flat_views"])
+def test_flat_shards_are_named_and_make_the_norm(scenario: Launch, name: str) -> None:
+    found = scenario(name)
+    assert found.said.of(CaptureDegraded) == []
+    assert found.issues == []
+    parts = found.column("gradient_norm_local_part")
+    whole = found.seen[0]["whole"]
+    norms = [math.hypot(parts[0][step], parts[1][step]) for step in range(len(whole))]
+    assert norms == pytest.approx(whole, rel=1e-4)
+    frames = found.frames("gradients")
+    for rank in RANKS:
+        rows = frames[rank, 0].rows
+        assert all(row.endswith(f"@shard{rank}") for row in rows)
+        plain = [row.partition("@")[0] for row in rows]
+        if name == "flat":
+            assert sorted(plain) == ["_flat_param", "big._flat_param"]
+        else:
+            # What lies on the other rank altogether is no parameter of this one.
+            assert ("big.bias" in plain, "head.bias" in plain) == (rank == 1, rank == 1)
+            assert frames[rank, 0].counts[:, 0].all()
+
+
+def test_a_nan_of_one_rank_is_named_with_flat_shards(scenario: Launch) -> None:
+    found = scenario("flat_bad")
+    (issue,) = [i for i in found.issues if i.rule == "nonfinite"]
+    assert (issue.first_rank, issue.first_step) == (1, BAD)
+    assert {i.rule for i in found.issues} == {"nonfinite"}
+
+
 def test_stages_of_a_pipeline_add_up_and_are_named(scenario: Launch) -> None:
     found = scenario("pipeline")
     assert found.issues == []

@@ -12,7 +12,7 @@ from tocsin.emitter.agenda import BLOCKS, LOCAL, NORMS, Agenda
 from tocsin.emitter.arrays import BLOCK
 from tocsin.emitter.local_gradients import EXACT_ROWS, LocalGradients, LocalReading
 from tocsin.emitter.settings import CaptureSettings
-from tocsin.emitter.shards import MARK, Stage, base_name, place_of
+from tocsin.emitter.shards import MARK, WHOLE, Cut, base_name, place_of
 
 NAN = float("nan")
 
@@ -236,11 +236,16 @@ def test_a_parameter_is_watched_once() -> None:
 
 def test_a_stage_is_in_the_name_and_a_whole_tensor_is_not() -> None:
     plain = parameter(2)
-    assert place_of(plain) == ("", 1)
-    place = place_of(plain, Stage(number=3, ranks=4))
+    assert place_of(plain) == WHOLE
+    place = place_of(plain, [Cut("pp3", ranks=4)])
     assert (place.suffix, place.parts) == ("@pp3", 4)
     assert base_name(f"layers.0.weight{place.suffix}") == "layers.0.weight"
     assert not set(MARK) & set("[]*?!.$^()|+\\")
+    assert place_of(plain, [Cut("pp3", 4), Cut("shard0", 2, empty=True)]) == (
+        "@pp3-shard0",
+        8,
+        True,
+    )
 
 
 def test_rows_that_are_not_exact_say_at_least_one() -> None:

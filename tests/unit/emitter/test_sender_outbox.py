@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from support.captured import said
-from support.waiting import wait_until
+from support.waiting import SOON_S, wait_until
 from tocsin.bus.embedded import EmbeddedBus, EmbeddedProducer
 from tocsin.bus.port import BusUnavailable, Outgoing
 from tocsin.emitter.encoding import Address
 from tocsin.emitter.outbox import Item, Outbox, Said, StepRow, Worth, pack, worth_of
 from tocsin.emitter.pace import CALM_S, EARLY_S, HURRIES, SPACING_S, Pace
 from tocsin.emitter.sender import Sender
+from tocsin.schemas.events import Data
 from tocsin.schemas.runs import CaptureDegraded, Heartbeat, PhaseMark, RunEnded
 from tocsin.schemas.telemetry import (
     COUNT_COLUMNS,
@@ -165,6 +166,26 @@ def test_records_are_numbered_and_coalesced(tmp_path: Path) -> None:
     assert len(found.of(RunEnded)) == 1
 
 
+def test_the_sender_lives_while_it_waits_for_the_one_before(tmp_path: Path) -> None:
+    over = threading.Event()
+    beats: list[bool] = []
+
+    def heartbeat() -> Data:
+        beats.append(True)
+        return Heartbeat(run_id="r1", incarnation="i1", last_step=len(beats))
+
+    before = threading.Thread(target=over.wait, daemon=True)
+    before.start()
+    sender = make(tmp_path, [], heartbeat=heartbeat, heartbeat_s=0.01, after=[before])
+    sender.start()
+    sender.say(ended())
+    wait_until(lambda: len(beats) > 3)
+    assert not (tmp_path / "bus.db").exists()
+    over.set()
+    assert sender.close(10.0)
+    assert len(said(tmp_path).of(RunEnded)) == 1
+
+
 def test_large_frames_are_split(tmp_path: Path) -> None:
     sender = make(tmp_path, [])
     sender.start()
@@ -211,8 +232,8 @@ def test_exit_is_bounded_without_a_bus(tmp_path: Path) -> None:
     sender.say(PhaseMark(run_id="r1", incarnation="i1", name="x", edge="begin"))
     wait_until(lambda: told)
     began = time.monotonic()
-    assert not sender.close(5.0)
-    assert time.monotonic() - began < 4.0
+    assert not sender.close(4 * SOON_S)
+    assert time.monotonic() - began < SOON_S
     assert len(told) == 1
 
 

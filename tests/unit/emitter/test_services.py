@@ -11,9 +11,11 @@ from typing import cast
 import pytest
 
 from support.captured import said
-from support.waiting import wait_until
+from support.waiting import SOON_S, wait_until
 from tocsin.bus.embedded import EmbeddedBus
 from tocsin.emitter import services, settings
+from tocsin.emitter.helper_child import HelperChild
+from tocsin.emitter.listener import ThreadListener
 from tocsin.emitter.node_folder import NODE_FOLDER, NodeFolder
 from tocsin.emitter.sampler import Node, Sample
 from tocsin.emitter.services import Services
@@ -32,7 +34,9 @@ async def make(path: Path) -> None:
 def test_the_node_is_sampled_where_there_is_no_helper(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool
 ) -> None:
-    monkeypatch.setattr(services, "bus_opener", lambda *_: lambda: EmbeddedBus(tmp_path / "bus.db"))
+    monkeypatch.setattr(
+        services, "kafka_opener", lambda *_: lambda: EmbeddedBus(tmp_path / "bus.db")
+    )
     taken: list[float] = []
     sample = Node.sample
 
@@ -58,7 +62,7 @@ def test_the_node_is_sampled_where_there_is_no_helper(
     )
     running.listen(cast(Training, training))
     listener = running._listener
-    assert listener is not None
+    assert isinstance(listener, ThreadListener)
     # The second sample begins when the first one is there.
     wait_until(lambda: listener.listener.ready.is_set() and (len(taken) > 1 or not wanted))
     # Whoever samples or does not, `tocsin sample` finds the run.
@@ -69,3 +73,31 @@ def test_the_node_is_sampled_where_there_is_no_helper(
     samples = said(tmp_path).samples
     assert bool(samples) is wanted
     assert all(frame.speaker.incarnation == "i1" for frame in samples)
+
+
+def test_a_helper_that_drains_for_too_long_sees_the_end_of_its_stdin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = tmp_path / "ended"
+    monkeypatch.setattr(
+        services,
+        "helper_command",
+        lambda *_, **__: ("sh", "-c", f"cat > {tmp_path / 'orders'}; touch {ended}"),
+    )
+    drain, close = HelperChild.drain, HelperChild.close
+    monkeypatch.setattr(HelperChild, "drain", lambda self: drain(self, 0.1))
+    monkeypatch.setattr(HelperChild, "close", lambda self: close(self, SOON_S))
+    asyncio.run(make(tmp_path / "bus.db"))
+    runtime = tmp_path / "runtime"
+    runtime.mkdir()
+    added = {
+        settings.RUN_ID: "r1", settings.JOB_ID: "j1", settings.PREFIX: "tocsin",
+        settings.BUS: f"embedded:{tmp_path / 'bus.db'}", settings.RUNTIME_DIR: str(runtime),
+    }  # fmt: skip
+    running = Services({}, added, load_config(None, {}, folder=tmp_path), helper=True)
+    training = types.SimpleNamespace(speaker=Speaker(run_id="r1", incarnation="i1"))
+    running.listen(cast(Training, training))
+    running.close()
+    assert ended.exists()
+    assert "drain 0.1\n" in (tmp_path / "orders").read_text()
+    assert "did not finish" in capsys.readouterr().err

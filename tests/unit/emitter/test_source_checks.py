@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import warnings
 from collections.abc import Callable, Iterator
@@ -71,6 +72,7 @@ def watched(
         with captured(tmp_path) as hooks:
             training()
             assert hooks.wall.off == {}
+        gc.collect()
         return said(tmp_path)
 
     # Another test of this process may have compiled a model: from then on calls are left alone.
@@ -446,3 +448,43 @@ def test_a_schedule_that_is_stepped_is_counted(watched: Watch) -> None:
         train(net, optimizer, steps=25, after=lambda step: schedule.step())
 
     assert column(watched(training), "schedule_steps")[0] == (20, 20.0)
+
+
+# -- graphs that are kept -----------------------------------------------------------------------
+
+
+def keeping(how: str, steps: int = 160) -> None:
+    net = nn.Linear(8, 3)
+    optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+    x, y = batch(8)
+    kept: list[torch.Tensor] = []
+    total = torch.zeros(())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        out = net(x)
+        loss = functional.cross_entropy(out, y)
+        loss.backward()
+        optimizer.step()
+        if how == "losses":
+            kept.append(loss)
+        elif how == "outputs":
+            kept.append(out)
+        elif how == "sum":
+            total = total + loss
+        elif how == "numbers":
+            kept.append(loss.detach())
+
+
+@pytest.mark.parametrize("how", ["losses", "outputs", "sum"])
+def test_graphs_that_are_kept_are_counted(
+    watched: Callable[[Callable[[], object]], Said], how: str
+) -> None:
+    found = column(watched(lambda: keeping(how)), "graphs_kept")
+    assert found[0] == (50, 4.0)
+    assert found[-1] == (150, 14.0)
+
+
+def test_graphs_that_go_with_their_step_are_no_news(
+    watched: Callable[[Callable[[], object]], Said],
+) -> None:
+    assert column(watched(lambda: keeping("numbers")), "graphs_kept") == []

@@ -35,12 +35,11 @@ class Sink:
     def __init__(self) -> None:
         self.settings = CaptureSettings()
         self.speaker = Speaker(run_id="r1", incarnation="i1")
-        self.sender = SimpleNamespace(row=self._row)
         self.next_step = 0
         self.rows: list[dict[str, float]] = []
         self.frames: list[TensorFrame] = []
 
-    def _row(self, row: StepRow, *, urgent: bool) -> None:
+    def step_row(self, row: StepRow, *, urgent: bool) -> None:
         self.rows.append(dict(zip(row.columns, row.values, strict=True)))
 
     def frame(self, frame: TensorFrame, *, urgent: bool) -> None:

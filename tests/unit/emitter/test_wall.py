@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from tocsin.emitter.wall import Wall
+from tocsin.emitter.wall import REST, TRIALS, Wall
 
 
 def failing(error: BaseException) -> Callable[[], None]:
@@ -126,3 +126,42 @@ def test_what_could_not_be_reported_is_reported_later() -> None:
     assert [probe for probe, _ in said] == ["one", "two"]
     wall.say_what_is_off()
     assert len(said) == 2
+
+
+def passed(wall: Wall, steps: int) -> None:
+    for _ in range(steps):
+        wall.stepped()
+
+
+def test_a_probe_that_failed_is_tried_again_after_a_rest_and_then_is_back() -> None:
+    wall, said = Wall(), []
+    wall.report = lambda probe, reason: said.append(probe)
+    wall.call("probe", failing(OSError("once")))
+    passed(wall, REST - 1)
+    assert wall.call("probe", lambda: 3) is None
+    assert wall.rests("probe")
+    passed(wall, 1)
+    assert wall.call("probe", lambda: 3) == 3
+    assert (wall.off, wall.came_back, said) == ({}, {"probe": "OSError: once"}, ["probe"])
+
+
+def test_a_probe_that_fails_at_each_trial_stays_off_and_is_told_once() -> None:
+    wall, said, tried = Wall(), [], []
+
+    def fail() -> None:
+        tried.append(True)
+        raise OSError("planted")
+
+    wall.report = lambda probe, reason: said.append(probe)
+    for _ in range(10 * REST):
+        wall.call("probe", fail)
+        wall.stepped()
+    assert (len(tried), said) == (1 + TRIALS, ["probe"])
+    assert wall.off == {"probe": "OSError: planted"}
+
+
+def test_what_was_switched_off_on_purpose_is_not_tried_again() -> None:
+    wall = Wall()
+    wall.call("probe", wall.switch_off, "probe", "planted")
+    passed(wall, 2 * REST)
+    assert wall.call("probe", lambda: 3) is None

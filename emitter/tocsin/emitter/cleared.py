@@ -1,0 +1,119 @@
+"""Whether a loop has thrown gradients away: computed by a backward call, and gone before a step.
+
+A loop that skips a bad batch clears the gradients instead of making a step; then the loss of that
+batch is not part of the next step. Whether something is left is looked at in one parameter, the
+witness, when a backward call follows another without a step between; in all of them where it looks
+cleared there. A plain loop pays for a look at an attribute behind each backward call.
+
+On a GPU a gradient that is there counts as left: whether it is zero would have to be waited for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Iterable
+from typing import Final
+
+import torch
+
+_VALUES: Final = 16
+_WHOLE: Final = 4096
+"""Numbers up to which all of a gradient is looked at."""
+
+_FRUITLESS: Final = 3
+_PAUSE: Final = 100
+"""Backward calls without a look for a witness, after `_FRUITLESS` that have left no gradient."""
+
+_MAX_NODES: Final = 2000
+
+
+class Cleared:
+    """Follows the gradients from one backward call to the next."""
+
+    def __init__(self) -> None:
+        self._witness: weakref.ref[torch.Tensor] | None = None
+        self.had = False
+        """Whether a backward call since the last step has left a gradient."""
+        self._fruitless = 0
+        self._pause = 0
+
+    def forget(self) -> None:
+        """Another training begins."""
+        self._witness = None
+        self.had = False
+        self._fruitless = self._pause = 0
+
+    def begun_from(self, loss: object) -> None:
+        """A backward call begins before any optimizer is known: take a parameter of its graph."""
+        if isinstance(loss, torch.Tensor) and (self._witness is None or self._witness() is None):
+            found = _a_leaf(loss)
+            self._witness = None if found is None else weakref.ref(found)
+
+    def is_left(self) -> bool:
+        """Whether a gradient is in the witness, behind a backward call; False: it is not known."""
+        witness = None if self._witness is None else self._witness()
+        if witness is None or witness.grad is None:
+            return False
+        self.had = True
+        return True
+
+    def backward_ended(self, parameters: Iterable[torch.Tensor]) -> None:
+        """A backward call is over; `parameters` are those of all optimizers, read when needed."""
+        if self.is_left():
+            return
+        if self._pause:
+            self._pause -= 1
+            return
+        for parameter in parameters:
+            if parameter.grad is not None:
+                self._witness, self.had, self._fruitless = weakref.ref(parameter), True, 0
+                return
+        self._fruitless += 1
+        if self._fruitless >= _FRUITLESS:
+            self._pause = _PAUSE
+
+    def is_gone(self, parameters: Iterable[torch.Tensor]) -> bool:
+        """Whether no gradient is left of those that there were; asked in front of a backward call.
+
+        The next one begins anew.
+        """
+        had, self.had = self.had, False
+        if not had:
+            return False
+        witness = None if self._witness is None else self._witness()
+        first = () if witness is None else (witness,)
+        for parameter in itertools.chain(first, parameters):
+            grad = parameter.grad
+            if grad is not None and _is_left(grad):
+                return False
+        return True
+
+
+def _is_left(grad: torch.Tensor) -> bool:
+    """Whether there is a number that is not zero, as far as that is known without waiting."""
+    if type(grad) is not torch.Tensor or not grad.is_cpu or grad.layout is not torch.strided:
+        return True
+    grad = grad.detach()
+    some = grad.dtype is torch.float32 and grad.numel() and not grad.is_neg()
+    if some and grad.numpy().flat[0] != 0.0:
+        return True  # as nearly always, for a tenth of the time
+    if grad.numel() > _WHOLE:
+        grad = grad.reshape(-1)[:_VALUES] if grad.is_contiguous() else grad[:1]
+    return bool(grad.any())
+
+
+def _a_leaf(loss: torch.Tensor) -> torch.Tensor | None:
+    """Some tensor that this loss's backward call leaves a gradient in."""
+    waiting = [] if loss.grad_fn is None else [loss.grad_fn]
+    seen = set(waiting)
+    while waiting and len(seen) < _MAX_NODES:
+        node = waiting.pop()
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, torch.Tensor):
+            return variable
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return None
