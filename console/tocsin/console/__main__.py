@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import importlib.util
-import logging
 import os
 import sys
-import time
+
+from tocsin.schemas.own_python import leave_users_modules
+
+if __name__ == "__main__" or os.path.basename(sys.argv[0]) == "tocsin":
+    # A project's modules must not stand in for those that the commands need.
+    leave_users_modules()
+
+import asyncio
+import importlib.util
+import os
+import sys
 from collections.abc import Coroutine
 from enum import StrEnum
 from pathlib import Path
@@ -22,6 +29,7 @@ from tocsin.console.command_options import BusOption, ConfigOption, HttpOption, 
 from tocsin.console.worker_log import log_to_stderr
 from tocsin.schemas.errors import ConfigurationError, MissingExtra
 from tocsin.schemas.identity import check_run_id
+from tocsin.schemas.steady_clock import unix_ms
 
 # Each command imports what it needs when it is called: `tocsin run` must not wait for what only
 # `tocsin demo` uses.
@@ -211,7 +219,7 @@ def status(
         print_status(
             view,
             bus_url=url,
-            now_ms=time.time_ns() // 1_000_000,
+            now_ms=unix_ms(),
             console=standard_output(),
             again=_again(config, bus),
         )
@@ -234,15 +242,20 @@ def check(
         ),
     ] = None,
     json_output: JsonOption = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Name all rules, not only their number.")
+    ] = False,
 ) -> None:
     """Check the configuration: all that is wrong, with its place, or what holds.
 
-    The exit code is 0 if it can be used, 2 if not.
+    The exit code is 0 if it can be used, 2 if not. Without FILE, secrets and trusted keys that are
+    not on this machine count; of a FILE that is named, they are noted.
     """
     from tocsin.console.check import as_json, as_text, check_files
 
     found = check_files(files or (), os.environ, Path.cwd())
-    typer.echo(as_json(found) if json_output else "\n".join(map(as_text, found)))
+    texts = [as_text(checked, verbose=verbose) for checked in found]
+    typer.echo(as_json(found) if json_output else "\n".join(texts))
     raise typer.Exit(2 if any(checked.problems for checked in found) else 0)
 
 
@@ -260,11 +273,14 @@ def init(
     file: Annotated[
         Path, typer.Argument(metavar="[FILE]", help="The file to write; it must not be there yet.")
     ] = Path("tocsin.yaml"),
+    full: Annotated[
+        bool, typer.Option("--full", help="Write all keys and all rules, with their defaults.")
+    ] = False,
 ) -> None:
-    """Write a configuration that changes nothing, with an example of everything in comments."""
+    """Write a configuration that changes nothing, with examples in comments."""
     from tocsin.console.init import write_config
 
-    write_config(file)
+    write_config(file, full=full)
     typer.echo(f"wrote {file}; what holds with it: tocsin check {file}")
 
 
@@ -336,8 +352,6 @@ def _say(error: Exception) -> None:
 
 def main() -> None:
     """The console script. Mistakes of the user are sentences, not tracebacks."""
-    # What aiokafka says, the bus says better, as an error; the workers have a log (`worker_log`).
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     try:
         app(prog_name="tocsin")
     except (ConfigurationError, BusError) as error:

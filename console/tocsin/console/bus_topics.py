@@ -31,7 +31,12 @@ def topics_json(url: str, states: Sequence[TopicState]) -> str:
 def print_topics(url: str, states: Sequence[TopicState], console: Console) -> None:
     """A table, and what to do where something is missing or differs."""
     console.print(f"bus {url}", highlight=False)
-    table = Table("topic", "partitions", "clean-up", "keeps", "records", "size", "state", box=None)
+    table = Table(box=None, padding=(0, 1))
+    # A name is needed whole, to be typed; the line fits into 80 columns with the default prefix.
+    for heading in ("topic", "parts", "clean-up", "keeps", "records", "size", "state"):
+        table.add_column(
+            heading, no_wrap=True, overflow="fold" if heading == "topic" else "ellipsis"
+        )
     for state in states:
         spec = state.spec
         keeps = spec.retention_ms if spec.cleanup == "delete" else None
@@ -39,7 +44,7 @@ def print_topics(url: str, states: Sequence[TopicState], console: Console) -> No
             spec.name,
             str(spec.partitions),
             spec.cleanup,
-            "newest of a key" if keeps is None else f"{keeps // 3_600_000} h",
+            "last value" if keeps is None else f"{keeps // 3_600_000} h",
             f"{state.records:,}" if state.exists else "-",
             _size(state.size_bytes),
             _verdict(state),
@@ -55,7 +60,7 @@ def print_topics(url: str, states: Sequence[TopicState], console: Console) -> No
 def _verdict(state: TopicState) -> str:
     if not state.exists:
         return "[red]missing[/]"
-    return "[yellow]differs[/]" if state.differs else "[green]as it should be[/]"
+    return "[yellow]differs[/]" if state.differs else "[green]ok[/]"
 
 
 def _size(size_bytes: int | None) -> str:

@@ -11,12 +11,17 @@ from typing import Final
 from tocsin.console.setting import section_registry
 from tocsin.emitter.plans import CollectionPlan, Schedule
 from tocsin.emitter.settings import capture_settings
-from tocsin.schemas.config import Config, check_config, config_path, read_config
+from tocsin.emitter.stop_command import STOP_KEYS
+from tocsin.schemas.config import Config, check_config, config_path, read_config, shared_config
 from tocsin.schemas.config_hidden import hide_lines
 from tocsin.schemas.config_problems import Finding, Loc, Problem, split_lines
-from tocsin.schemas.config_sections import RuleEntry
-from tocsin.schemas.config_settings import SecretUnavailable, resolve_secrets, resolve_settings
+from tocsin.schemas.config_sections import ActionEntry, RuleEntry
+from tocsin.schemas.config_settings import missing_secrets, resolve_settings
 from tocsin.schemas.config_values import format_percent
+from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.issues import SEVERITIES, Severity
+from tocsin.schemas.private_folders import why_shared
+from tocsin.schemas.signing import TrustedKeys
 from tocsin.schemas.yaml_loader import load
 from tocsin.stream_rules.catalogue import built_in
 from tocsin.stream_rules.custom.checking import load_apart
@@ -28,6 +33,9 @@ NO_FILE: Final = "defaults"
 
 _AUTO: Final = "auto"
 
+_SHORT: Final = 10
+"""How many rules are named where nobody has asked for the names."""
+
 
 @dataclass(frozen=True, slots=True)
 class Told:
@@ -36,11 +44,13 @@ class Told:
     Attributes:
         match: labels a run must have, each with its patterns.
         actions: `stop` and receivers, in the file's order.
+        stops_at: the severity from which an issue stops its run; None if none does.
     """
 
     rule: str
     match: Mapping[str, Sequence[str]]
     actions: Sequence[str]
+    stops_at: Severity | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,28 +108,47 @@ def check_files(files: Sequence[Path], environ: Mapping[str, str], folder: Path)
     if not found:
         config = Config()
         return [Checked(source=NO_FILE, text="", problems=(), holds=holds(config, environ))]
-    return [check_file(path, environ, folder) for path in found]
+    return [check_file(path, environ, folder, here=not files) for path in found]
 
 
-def check_file(path: Path, environ: Mapping[str, str], folder: Path) -> Checked:
-    """Check one file. Raises as `check_files` does."""
+def check_file(
+    path: Path, environ: Mapping[str, str], folder: Path, *, here: bool = False
+) -> Checked:
+    """Check one file. Raises as `check_files` does.
+
+    `here` says that it is to be used here: secrets and keys that are not on this machine are
+    problems then, else notes.
+    """
     text = read_config(folder / path)
     customs = Loaded()
+    shared = why_shared(folder / path)
 
     def load(entries: Sequence[RuleEntry]) -> Iterable[Finding]:
         nonlocal customs
+        if shared is not None:
+            return ()
         customs = load_apart(entries, folder=(folder / path).parent)
         return customs.findings
 
-    config, problems = check_config(text, str(path), section_registry(load))
+    registry = section_registry(load)
+    if here:
+        base = (folder / path).parent
+        registry.register("secrets", lambda config: _missing_secrets(config, environ, base))
+        registry.register("stop", lambda config: _missing_keys(config, environ, base))
+    config, problems = check_config(text, str(path), registry, shared=shared)
     if config is None:
         return Checked(source=str(path), text=text, problems=problems)
+    notes = [] if shared is None else [shared_config(shared)]
+    if not here:
+        base = (folder / path).parent
+        missing = [*_missing_secrets(config, environ, base), *_missing_keys(config, environ, base)]
+        notes += [finding.message for finding in missing]
     return Checked(
         source=str(path),
         text=text,
         problems=(),
         warnings=_warnings(config, text, str(path), customs.specs),
-        notes=_missing_secrets(config, environ, (folder / path).parent),
+        notes=notes,
         holds=holds(config, environ, customs=customs.specs),
     )
 
@@ -148,15 +177,15 @@ def holds(
         rules_on=on,
         rules_off=[name for name in built_in().names() if name not in on],
         receivers={name: receiver.type for name, receiver in config.receivers.items()},
-        told=[_told(entries[name]) for name in on if name in entries],
+        told=[_told(entries[spec.name], spec) for spec in specs if spec.name in entries],
         stopping=[spec.name for spec in specs if spec.name not in entries and _stops(spec)],
         budget=format_percent(capture.budget),
         captured={name: _schedules(capture.plans[name]) for name in capture.collections},
     )
 
 
-def as_text(checked: Checked) -> str:
-    """For people: each problem with its line and a caret, or a summary."""
+def as_text(checked: Checked, *, verbose: bool = False) -> str:
+    """For people: each problem with its line and a caret, or a summary; verbose names all rules."""
     lines = split_lines(checked.text)
     out = [_with_code(problem).render(lines) for problem in checked.problems]
     out += [_with_code(warning, "warning: ").render(lines) for warning in checked.warnings]
@@ -166,8 +195,10 @@ def as_text(checked: Checked) -> str:
         out.append(f"{checked.source}: {count:,} problem{'s' if count > 1 else ''}")
     if checked.holds is not None:
         good = f"{checked.source}: no problems"
+        if checked.notes:
+            good += " in the file; whether it can be used here, the notes say"
         out.append("no file: the defaults hold" if checked.source == NO_FILE else good)
-        out += [f"  {line}" for line in _summary(checked.holds)]
+        out += [f"  {line}" for line in _summary(checked.holds, verbose=verbose)]
     return "\n".join(out)
 
 
@@ -187,9 +218,17 @@ def as_json(all_checked: Iterable[Checked]) -> str:
     return json.dumps({"version": 1, "files": files}, indent=2, ensure_ascii=False)
 
 
-def _told(entry: RuleEntry) -> Told:
+def _told(entry: RuleEntry, spec: RuleSpec) -> Told:
     actions = [action.receiver or action.kind for action in entry.actions or ()]
-    return Told(entry.name, entry.match, actions)
+    stop = next((action for action in entry.actions or () if action.kind == "stop"), None)
+    return Told(entry.name, entry.match, actions, _stops_at(stop, spec) if stop else None)
+
+
+def _stops_at(stop: ActionEntry, spec: RuleSpec) -> Severity:
+    if stop.options is not None and stop.options.at is not None:
+        return stop.options.at
+    # Of a rule that may stop by itself only what is worth it counts; those issues are critical.
+    return spec.severity or ("critical" if spec.rule.meta.stop_worthy else SEVERITIES[0])
 
 
 def _stops(spec: RuleSpec) -> bool:
@@ -218,7 +257,7 @@ def _schedules(plan: CollectionPlan) -> str:
     return " and ".join(found)
 
 
-def _summary(holds: Holds) -> Iterator[str]:
+def _summary(holds: Holds, *, verbose: bool) -> Iterator[str]:
     def row(label: str, value: str) -> str:
         return f"{label:<11}{value}"
 
@@ -227,9 +266,7 @@ def _summary(holds: Holds) -> Iterator[str]:
         yield row("labels", ", ".join(f"{key}={value}" for key, value in holds.labels.items()))
     if holds.secrets:
         yield row("secrets", ", ".join(f"{name} ({at})" for name, at in holds.secrets.items()))
-    counted = [("on", holds.rules_on), ("off", holds.rules_off)]
-    rules = [f"{len(names)} {what}: {', '.join(names)}" for what, names in counted if names]
-    yield row("rules", "; ".join(rules))
+    yield row("rules", "; ".join(_rules(holds, verbose=verbose)))
     captured = [
         name if when == _AUTO else f"{name} {when}" for name, when in holds.captured.items()
     ]
@@ -239,12 +276,28 @@ def _summary(holds: Holds) -> Iterator[str]:
     for told in holds.told:
         match = ", ".join(f"{key}={'|'.join(some)}" for key, some in told.match.items())
         where = f" (runs with {match})" if match else ""
-        yield row("told", f"{told.rule}{where}: {', '.join(told.actions) or 'nothing'}")
+        actions = [
+            f"stop at {told.stops_at}" if action == "stop" else action for action in told.actions
+        ]
+        yield row("told", f"{told.rule}{where}: {', '.join(actions) or 'nothing'}")
     others = "all others" if holds.told else "all rules"
     if len(holds.told) < len(holds.rules_on):
         yield row("told", f"{others}: the terminal of the run")
     if holds.stopping:
         yield row("stops", f"critical issues of {', '.join(holds.stopping)} stop their run")
+
+
+def _rules(holds: Holds, *, verbose: bool) -> Iterator[str]:
+    """How many are on and off. A short list is named whole, of a longer one what differs from the
+    defaults; verbose names all."""
+    usual = {rule.meta.name for rule in built_in() if rule.meta.by_default}
+    counted = {"on": holds.rules_on, "off": holds.rules_off}
+    for what, names in counted.items():
+        other = [name for name in names if (name in usual) == (what == "off")]
+        named = names if verbose or len(names) <= _SHORT else other if len(other) <= _SHORT else ()
+        if names:
+            among = "among them " if len(named) < len(names) else ""
+            yield f"{len(names)} {what}" + (f": {among}{', '.join(named)}" if named else "")
 
 
 def _origin(origin: str, variable: str) -> str:
@@ -260,13 +313,28 @@ def _problem(problem: Problem) -> Mapping[str, object]:
     return {key: getattr(problem, key) for key in shown}
 
 
-def _missing_secrets(config: Config, environ: Mapping[str, str], folder: Path) -> Sequence[str]:
-    """Secrets that are not on this machine: where the file is only checked, that is no mistake."""
-    try:
-        resolve_secrets(config, environ, folder=folder)
-    except SecretUnavailable as error:
-        return str(error).splitlines()
-    return ()
+def _missing_secrets(config: Config, environ: Mapping[str, str], folder: Path) -> Iterator[Finding]:
+    """Secrets with which nothing would start on this machine."""
+    for name, why in missing_secrets(config, environ, folder=folder).items():
+        part = "file" if config.secrets[name].file else "env"
+        # Who writes the secret itself in the place of a name should not see it again.
+        yield Finding(
+            ("secrets", name, part), f"secret {name!r}: {why}", "secret_missing", hide_value=True
+        )
+
+
+def _missing_keys(config: Config, environ: Mapping[str, str], folder: Path) -> Iterator[Finding]:
+    """Paths of trusted keys without any: each stop would be refused on this machine."""
+    if environ.get(STOP_KEYS):
+        return
+    for index, key in enumerate(config.stop.trusted_keys or ()):
+        try:
+            why = "" if TrustedKeys.read([folder / key]) else f"{key}: there is no public key"
+        except ConfigurationError as error:
+            why = str(error)
+        if why:
+            hint = "a file like keys/actions.pub, or a folder of such files"
+            yield Finding(("stop", "trusted_keys", index), why, "no_trusted_key", hint)
 
 
 def _warnings(

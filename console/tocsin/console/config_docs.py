@@ -29,8 +29,8 @@ _HEAD: Final = """\
 # Configuration
 
 None is needed. What follows is all that a `tocsin.yaml` can say. `tocsin init` writes one with
-everything in comments; `tocsin check` says all that is wrong with one, with line and column, or
-what holds with it:
+what is needed first in comments, `tocsin init --full` with everything; `tocsin check` says all that
+is wrong with one, with line and column, or what holds with it:
 
 ```console
 $ tocsin init
@@ -88,7 +88,12 @@ Each entry is a rule with its actions, a rule with `off`, or a mapping with thes
 _ACTIONS: Final = """\
 An entry of `actions` is `stop`, the name of a receiver, or `{stop: {…}}` with options. The list
 alone decides what is done. Without one, issues are lines on the run's terminal, and critical issues
-of the rules for which it is said below stop their run.
+of the rules that are marked below as stopping stop their run.
+
+`stop` in the list of a rule that may stop by itself acts on the same issues as without a list: a
+NaN in an evaluation score is a warning of `nonfinite` and stops nothing. `{stop: {at: warning}}`
+stops at warnings, too. `stop` in the list of any other rule acts on each of its issues.
+`tocsin check` shows the severity at which each rule stops a run.
 
 ### Options of `stop`
 
@@ -98,10 +103,13 @@ _CODES: Final = """
 ## What `tocsin check` answers
 
 One line for each problem, `file:line:column: message [code]`, the line itself with a caret, and
-what to try. The exit code is 0, or 2 if there is any problem; warnings and notes (a secret that is
-not on this machine, for example) leave it at 0. With `--json` it is one object: `version` (1) and
-`files`, each with `file`, `ok`, `problems` and `warnings` (`line`, `column`, `code`, `message`,
-`hint`), `notes`, and `holds`: what the file means, or null. The codes:
+what to try. The exit code is 0, or 2 if there is any problem; warnings and notes leave it at 0.
+Without FILE the configuration of this folder is meant, as `tocsin run` would use it: a secret or a
+trusted key that is not on this machine is a problem. With FILE it is a note.
+
+With `--json` it is one object: `version` (1) and `files`, each with `file`, `ok`, `problems` and
+`warnings` (`line`, `column`, `code`, `message`, `hint`), `notes`, and `holds`: what the file means,
+or null. The codes:
 
 """
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
@@ -28,6 +27,7 @@ from tocsin.console.demo_receiver import DemoReceiver
 from tocsin.console.demo_timeline import Moment, Told, timeline
 from tocsin.console.views import read_all
 from tocsin.schemas.errors import RecordError
+from tocsin.schemas.own_python import python_command, python_environment
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
 from tocsin.schemas.wire import decode, read_meta
 
@@ -168,7 +168,7 @@ class Demo:
                 )
             )
             environ = {
-                **os.environ,
+                **python_environment(os.environ),
                 HOOK_VARIABLE: receiver.secret,
                 "TOCSIN_CONFIG": str(config),
                 # A variable of the user's would come before the file.
@@ -208,7 +208,7 @@ class Demo:
         log = (self._folder / "workers.log").open("wb")
         return [
             await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "tocsin.console", *command,
+                *python_command("tocsin.console", *command),
                 env=environ, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
             )
             for command in (["rules"], ["actions", "--allow-cidr", "127.0.0.0/8"])
@@ -218,10 +218,10 @@ class Demo:
         run_id = f"demo-{scenario.name}-{uuid.uuid4().hex[:6]}"
         summary = self._folder / f"{run_id}.json"
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tocsin.console", "run",
+            *python_command("tocsin.console"), "run",
             "--run-id", run_id, "--label", f"scenario={scenario.name}",
             "--summary", str(summary), "--drain", str(DRAIN_S),
-            "--", sys.executable, "-m", scenario.module, "--threads", "1", *scenario.arguments,
+            "--", *python_command(scenario.module), "--threads", "1", *scenario.arguments,
             env=environ, stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         )  # fmt: skip

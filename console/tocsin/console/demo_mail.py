@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import re
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from aiosmtpd.smtp import SMTP
+
+from tocsin.schemas.steady_clock import unix_ms
 
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -56,7 +57,7 @@ class DemoMailbox:
         name = _UNSAFE.sub("-", f"mail-{len(self.mails) + 1}-{mail['X-Tocsin-Run']}.html")
         path = self._folder / name
         path.write_text(page_of(mail), encoding="utf-8")
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = unix_ms()
         self.mails.append(Mail(str(mail["Subject"]), issue_id, path, now_ms))
         return "250 OK"
 

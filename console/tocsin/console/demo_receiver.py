@@ -6,7 +6,6 @@ import base64
 import hashlib
 import hmac
 import secrets
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from aiohttp import web
 from tocsin.schemas.errors import RecordError
 from tocsin.schemas.events import EVENT_TYPES
 from tocsin.schemas.issues import IssueFiring
+from tocsin.schemas.steady_clock import unix_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,7 @@ class DemoReceiver:
             request.headers.get("webhook-signature", ""),
             body,
         )
-        self.received.append(
-            Received(webhook_id, verified, _issue(body), time.time_ns() // 1_000_000)
-        )
+        self.received.append(Received(webhook_id, verified, _issue(body), unix_ms()))
         return web.Response(status=204 if verified else 401)
 
     def _verify(self, webhook_id: str, timestamp: str, signatures: str, body: bytes) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -58,22 +59,46 @@ class Orders:
         await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
         )
-        while line := await reader.readline():
-            word, _, value = line.decode(errors="replace").strip().partition(" ")
+        while True:
             try:
-                if word == "job":
-                    self.job = int(value)
-                elif word == "drain":
-                    self.drain_s = float(value)
-                elif word == "stop":
-                    self.stops.append(StopOrder.model_validate_json(value))
-                elif word == "left":
-                    self.stops.append(int(value))
+                line = await reader.readline()
             except ValueError:
-                logger.warning("an order that is none: %r", line[:100], extra={"action": "order"})
-            self.changed.set()
+                # Longer than the reader's limit: it has thrown that part away.
+                logger.warning("an order that is too long", extra={"action": "order"})
+                continue
+            if not line:
+                break
+            self.take(line)
         self.gone = True
         self.changed.set()
+
+    def take(self, line: bytes) -> None:
+        """One line. What is no order changes nothing."""
+        word, _, value = line.decode(errors="replace").strip().partition(" ")
+        try:
+            if word == "job":
+                self.job = _pid(value)
+            elif word == "drain":
+                self.drain_s = _seconds(value)
+            elif word == "stop":
+                self.stops.append(StopOrder.model_validate_json(value))
+            elif word == "left":
+                self.stops.append(_pid(value))
+        except ValueError:
+            logger.warning("an order that is none: %r", line[:100], extra={"action": "order"})
+        self.changed.set()
+
+
+def _pid(text: str) -> int:
+    if not 0 < (pid := int(text)) < 2**31:
+        raise ValueError(f"{pid} is no process")
+    return pid
+
+
+def _seconds(text: str) -> float:
+    if not 0 <= (seconds := float(text)) < math.inf:
+        raise ValueError(f"{seconds} is no duration")
+    return seconds
 
 
 class Helper:
@@ -190,14 +215,12 @@ class Helper:
 
 
 class _Enforcement:
-    """Ends ranks that do not leave; opens its voice on the bus with the first order."""
+    """Ends ranks that do not leave; what it tells is published from the first order on."""
 
     def __init__(self, bus: Bus, setting: Setting, run_id: str) -> None:
         self._bus = bus
-        self._topics = setting.topics
-        self._run_id = run_id
         self._enforcer = Enforcer(run_id, self._answer)
-        self._voice: Voice | None = None
+        self._voice = Voice(setting.topics, run_id, who="helper")
         self._producer: Producer | None = None
         self._publishing: asyncio.Task[None] | None = None
 
@@ -208,14 +231,14 @@ class _Enforcement:
 
     async def take(self, stops: list[StopOrder | int]) -> None:
         """Carry out what was ordered by now, and clear the list."""
-        if stops and self._voice is None:
+        if stops and self._publishing is None:
             try:
                 self._producer = await self._bus.producer()
             except BusError as error:
-                logger.warning("stops are not told: %s", error, extra={"action": "stop"})
+                logger.warning("stops are not told yet: %s", error, extra={"action": "stop"})
             else:
-                self._voice = Voice(self._producer, self._topics, self._run_id, who="helper")
-                self._publishing = asyncio.create_task(self._voice.publish(), name="answers")
+                publishing = self._voice.publish(self._producer)
+                self._publishing = asyncio.create_task(publishing, name="answers")
         orders = list(stops)
         stops.clear()
         for order in orders:
@@ -227,7 +250,7 @@ class _Enforcement:
     async def close(self) -> None:
         """Give up what is under way, and publish what was said."""
         await self._enforcer.close()
-        if self._voice is not None and self._publishing is not None:
+        if self._publishing is not None:
             await self._voice.flush(ANSWERS_S)
             self._publishing.cancel()
             await asyncio.wait({self._publishing})
@@ -236,8 +259,7 @@ class _Enforcement:
 
     def _answer(self, data: Data) -> None:
         logger.info("%s", data, extra={"action": "stop"})
-        if self._voice is not None:
-            self._voice.say(data)
+        self._voice.say(data)
 
 
 def _signing_key() -> SigningKey:

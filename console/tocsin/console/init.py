@@ -1,4 +1,4 @@
-"""`tocsin init`: a configuration with an example of everything, in comments.
+"""`tocsin init`: a configuration with examples in comments, of what is needed first or of all.
 
 A comment that begins with "# " explains; any other is an example, which works once its "#" is
 removed. An example may use what those above it define.
@@ -21,6 +21,64 @@ EXAMPLE: Final = re.compile(r"^( *)#(?! \S)(?=.)", re.MULTILINE)
 """The mark of a line that is an example; removing it, all but the indentation, uncomments it."""
 
 _WIDTH: Final = 100
+
+_FIRST: Final = """\
+# What tocsin watches, whom it tells and what it may stop. Nothing here is needed: as it stands,
+# this file changes nothing, and all rules run at their defaults.
+#
+# A line that begins with "# " explains. One that begins with "#" and anything else is an example:
+# remove the "#" to use it. An example may use names from examples above it.
+#
+# What is wrong with this file, or what holds with it:  tocsin check
+# All keys and all rules, as examples like these:       tocsin init --full everything.yaml
+version: 1
+
+# Labels of each run. Rules can match them; --label adds to them.
+labels:
+  #team: vision
+
+# Secrets have a name here and their value in a file or a variable of the environment.
+secrets:
+  #mail-password: {env: TOCSIN_MAIL_PASSWORD}
+  #slack-url: {file: secrets/slack-url}
+
+# What the parts of tocsin talk over. Default: embedded:.tocsin/bus.db, one file, no server. With
+# Kafka, `tocsin rules` and `tocsin actions` run as workers for all machines.
+bus:
+  #url: kafka://kafka-1:9092,kafka-2:9092
+
+# Whom issues are sent to. `tocsin run --notify URL|ADDRESS` adds one for a single run.
+receivers:
+  # A mail through the server of TOCSIN_SMTP (smtp://USER:PASSWORD@HOST:PORT), or one of its own.
+  #ml-mail: {type: email, to: [me@example.com]}
+  #vision-mail:
+  #  type: email
+  #  to: [vision@example.com]
+  #  smtp: {host: mail.example.com, username: tocsin, password: {secret: mail-password}}
+  # A message to Slack, Discord, Telegram and others; the URL is a secret.
+  #ml-chat: {type: chat, url: {secret: slack-url}}
+  # A webhook posts each issue as a CloudEvent.
+  #ml-hook: {type: webhook, url: "https://hooks.example.com/ml"}
+
+# What is done about the issues of a rule, beside the line on the terminal: stop, and names of
+# receivers. The list alone decides. A rule that is not listed runs at its defaults. All rules:
+# tocsin catalog list; one with its parameters: tocsin catalog show nonfinite
+rules:
+  # NaN or infinity in the loss, a gradient or a weight. Stops the run by default.
+  #- nonfinite: [stop, ml-mail]
+  # The loss is far above where it was. Stops the run by default once that is critical.
+  #- loss_diverged: [stop, ml-mail]
+  # Issues that never stop a run by themselves: whom to tell.
+  #- exploding_gradient: [ml-mail]
+  #- stalled_training: [ml-mail]
+  # Parameters and severity of a rule.
+  #- name: loss_spike
+  #  params: {k: 12.0}
+  #  severity: info
+  #  actions: [ml-mail]
+  # A rule that shall not run.
+  #- overtraining: off
+"""
 
 _HEAD: Final = """\
 # What tocsin watches, whom it tells and what it may stop. Nothing here is needed: what a key is not
@@ -152,31 +210,39 @@ _INSTANCE: Final = """
   # A further instance: only for runs whose labels match (* and ? stand for any characters), with
   # another severity (info, warning, critical), and a stop with all its options. checkpoint:
   # protect_last_good names the newest checkpoint from before the onset, skip does not. grace: the
-  # time between asking, SIGTERM and SIGKILL (ms, s, m, h or d; 1d at most; default 30s).
+  # time between asking, SIGTERM and SIGKILL (ms, s, m, h or d; 1d at most; default 30s). at: the
+  # severity from which an issue stops its run.
   #- name: exploding-in-prod
   #  use: exploding_gradient
   #  match: {env: prod, team: [vision, "speech-*"]}
   #  params: {factor: 10.0}
   #  severity: critical
-  #  actions: [ml-hook, {stop: {mode: enforce, checkpoint: protect_last_good, grace: 30s}}]
+  #  actions:
+  #    - ml-hook
+  #    - stop: {mode: enforce, at: critical, checkpoint: protect_last_good, grace: 30s}
 """
 
 
+def first_text() -> str:
+    """The text of the short file: what one needs first. Pure."""
+    return _FIRST
+
+
 def config_text(catalogue: Catalogue | None = None) -> str:
-    """The text of the file, with the rules of the catalogue. Pure."""
+    """The text of the full file, with the rules of the catalogue. Pure."""
     rules = list(catalogue or built_in())
     return _HEAD + "\n".join(map(_rule, rules)) + _INSTANCE
 
 
-def write_config(path: Path) -> None:
-    """Write the file; never over another.
+def write_config(path: Path, *, full: bool = False) -> None:
+    """Write the short file, or the full one; never over another.
 
     Raises:
         ConfigurationError: there is one, or it cannot be written.
     """
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(config_text())
+            file.write(config_text() if full else first_text())
     except FileExistsError:
         raise ConfigurationError(
             f"{path} is there already; nothing was written. Try another name: "

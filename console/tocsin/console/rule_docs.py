@@ -36,9 +36,9 @@ _HEAD: Final = """\
 Those below run by default, each for every run that has what it reads, but for a few that must be
 told what to watch. Their defaults are chosen so that healthy trainings stay quiet.
 
-An issue fires once, is said again while it goes on, and is resolved when its condition is gone. A
-rule can be switched off, given other parameters, begin with a preset, or run a second time under
-another name:
+An issue fires, is repeated while it goes on, and is resolved when its condition is gone. If that
+comes back soon, the same issue fires again. A rule can be switched off, given other parameters,
+begin with a preset, or run a second time under another name:
 
 ```yaml
 version: 1
@@ -236,8 +236,8 @@ def _story(name: str, known: Catalogue) -> Iterator[str]:
     effects: list[str] = []
     for link in CAUSAL_ORDER:
         if link.cause.partition("/")[0] == name:
-            effects += link.effects
-        elif any(effect.partition("/")[0] == name for effect in link.effects):
+            effects += (*link.effects, *link.lasting)
+        elif any(effect.partition("/")[0] == name for effect in (*link.effects, *link.lasting)):
             causes.setdefault(link.how, []).append(link.cause)
     if not causes and not effects:
         return

@@ -5,19 +5,22 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tocsin.bus.embedded import EmbeddedBus
+from tocsin.console.left_over import KeptAddresses
 from tocsin.console.setting import Setting, check_custom_rules, read_setting
 from tocsin.emitter.helper_child import helper_command
 from tocsin.emitter.helper_process import DRAIN_S
-from tocsin.emitter.identity import resolve_job_id, resolve_run_id, restart_count
+from tocsin.emitter.identity import launch_job_id, resolve_run_id, restart_count
 from tocsin.emitter.plan import LaunchPlan
+from tocsin.schemas.config import Config
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.schemas.identity import incarnation_id
+from tocsin.schemas.identity import incarnation_id, new_id
 from tocsin.schemas.signing import keys_folder, own_key
+from tocsin.schemas.steady_clock import unix_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,15 +59,25 @@ def plan_run(
             "no command: expected one after the options, for example: tocsin run -- python train.py"
         )
     setting = read_setting(options.config, options.bus, labels=options.labels, environ=env)
+    if options.notify and not setting.embedded:
+        raise ConfigurationError(
+            "--notify: on Kafka the action workers send the notices; name a receiver in the "
+            "configuration that `tocsin actions` reads, or use an embedded bus"
+        )
     _check_receivers(setting, options.notify, env)
     if setting.embedded:
         check_custom_rules(setting)
     _check_summary(options.summary)
     run_id = resolve_run_id(options.run_id, env)
-    job_id = resolve_job_id(env)
+    job_id = launch_job_id(env)
     incarnation = incarnation_id(run_id, job_id, restart_count(env), 0)
     # Made here for what may be wrong with it, and for its URL as any process here can use it.
     bus = setting.open_bus()
+    keep = log = None
+    if isinstance(bus, EmbeddedBus):
+        log = bus.path.parent / f"helper-{run_id}.log"
+    if options.notify and isinstance(bus, EmbeddedBus):
+        keep = KeptAddresses(bus.path, new_id(), tuple(options.notify))
     if setting.embedded and options.stop:
         _have_a_key(env)
     config = setting.config
@@ -86,7 +99,23 @@ def plan_run(
         summary=options.summary,
         require_bus=options.require_bus,
         again=options.again,
+        warnings=(*setting.warnings, *(() if setting.embedded else _without_effect(setting))),
+        kept=keep,
+        helper_log=log,
         helper=_helper(setting, options, run_id, bus.url, incarnation) if setting.embedded else (),
+    )
+
+
+def _without_effect(setting: Setting) -> tuple[str, ...]:
+    """Lines about sections of the file that a run on Kafka does not read."""
+    config, defaults = setting.config, Config()
+    sections = ("rules", "receivers", "defaults")
+    given = [name for name in sections if getattr(config, name) != getattr(defaults, name)]
+    if not given:
+        return ()
+    return (
+        f"{setting.loaded.path}: {', '.join(given)} have no effect here: on Kafka the "
+        "configuration of `tocsin rules` and `tocsin actions` decides",
     )
 
 
@@ -156,7 +185,7 @@ def _helper(
 ) -> tuple[str, ...]:
     """The command line of the helper process that serves this run on the embedded bus."""
     # Everything of this job comes later than now; the bus may hold days of other runs.
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = unix_ms()
     command = helper_command(
         run_id,
         url,

@@ -6,11 +6,14 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from importlib.metadata import version
 from typing import Final
 
 from tocsin.actions.service import build_actions_service
+from tocsin.bus.embedded import EmbeddedBus
 from tocsin.bus.port import Bus
+from tocsin.console.left_over import kept_addresses
 from tocsin.console.setting import Setting, check_custom_rules
 from tocsin.runtime.http import HttpEndpoints
 from tocsin.runtime.metrics import Metrics
@@ -52,18 +55,23 @@ async def run_actions(
 ) -> int:
     """Issues in, notices and stops out, until SIGTERM or SIGINT. The exit code.
 
+    On an embedded bus it is this machine's own: it may reach private addresses, and goes on with
+    the notices that runs of `--notify` have left.
+
     Raises:
         ConfigurationError: a CIDR is wrong, or the signing key cannot be made.
     """
 
     def build(bus: Bus, metrics: Metrics, crash: CrashPoints) -> Service:
+        kept = partial(kept_addresses, bus.path) if isinstance(bus, EmbeddedBus) else None
         return build_actions_service(
             setting.topics,
             setting.config,
             bus=bus,
             secrets=setting.secrets,
             key=own_key(keys_folder(os.environ)),
-            embedded=False,
+            embedded=setting.embedded,
+            kept_addresses=kept,
             allow_cidr=allow_cidr,
             config_path=setting.loaded.path,
             metrics=metrics,
@@ -81,6 +89,8 @@ async def _run(
     group: str,
     http: str | None,
 ) -> int:
+    for line in setting.warnings:
+        logger.warning("%s", line, extra={"action": "start"})
     metrics = Metrics()
     crash = CrashPoints.from_environment(os.environ)
     stopping = asyncio.Event()

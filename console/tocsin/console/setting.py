@@ -18,6 +18,7 @@ from tocsin.schemas.config import (
     check_config,
     load_config,
     read_config,
+    shared_config,
 )
 from tocsin.schemas.config_problems import ConfigProblems, Finding
 from tocsin.schemas.config_sections import RuleEntry
@@ -42,6 +43,11 @@ class Setting:
     def topics(self) -> Topics:
         """The topic names of the bus's prefix."""
         return Topics(self.settings.bus.prefix)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a person should know before anything begins."""
+        return () if self.loaded.shared is None else (shared_config(self.loaded.shared),)
 
     @property
     def embedded(self) -> bool:

@@ -17,16 +17,17 @@ from tocsin.console.issue_choice import choose_run
 from tocsin.console.stop_request import Target
 from tocsin.console.views import event_data, read_all, read_runs
 from tocsin.emitter.stop_command import (
+    UNKNOWN_MS,
     Facts,
     Memory,
     SignedCommand,
     decide,
     read_keys,
 )
-from tocsin.emitter.wall_clock import wall_ms
 from tocsin.schemas.control import StopAnswer
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.runs import RunData, StopView
+from tocsin.schemas.steady_clock import unix_ms
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
 from tocsin.schemas.wire import TYPE, read_signature
 
@@ -41,7 +42,7 @@ async def find_target(bus: Bus, topics: Topics, text: str) -> tuple[Target, Read
         view = choose_run(runs, text)
     except ConfigurationError:
         # No rules worker has made a view of it. A run that lives says so every ten seconds.
-        since = From.time(wall_ms() - _HEARD_MS)
+        since = From.time(unix_ms() - _HEARD_MS)
         reader = await bus.reader({Partition(topics.telemetry, telemetry_partition(text)): since})
         found = [seen async for seen in read_what_is_there(reader, topics, text)]
         if not found:
@@ -80,7 +81,7 @@ async def find_unanswered(
         if record.value is None:
             continue
         signed = SignedCommand(record.key, record.value, read_signature(record.headers))
-        verdict = decide(signed, facts, Memory(), wall_ms())
+        verdict = decide(signed, facts, Memory(), unix_ms(), waited_ms=UNKNOWN_MS)
         if verdict.reason == "obey":
             commands.setdefault(verdict.command_id, record.append_ms)
     if not commands:

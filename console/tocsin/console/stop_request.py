@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final, Literal
 
@@ -43,12 +43,14 @@ class Target:
     over: str = ""
     stop: StopView | None = None
     past: frozenset[str] = frozenset()
+    trained: bool = field(default=False, compare=False)
+    """Whether a rank of it was heard of."""
 
     @classmethod
     def of(cls, view: RunView) -> Target:
         """As the run's view says."""
         over = _over(view.outcome, view.exit_code) if view.state == "ended" else ""
-        return cls(view.run_id, view.incarnation, over, view.stop)
+        return cls(view.run_id, view.incarnation, over, view.stop, trained=bool(view.ranks))
 
     def after(self, data: RunData, at_ms: int) -> Target:
         """With one more event of the run's telemetry, which the view does not cover."""
@@ -57,7 +59,15 @@ class Target:
             trains = isinstance(data, Heartbeat) and data.role != "launcher"
             if not (trains or isinstance(data, RunStarted)) or data.incarnation in self.past:
                 return self
-            return Target(self.run_id, data.incarnation, past=self.past | {self.incarnation})
+            launched = data.role == "launcher"
+            # Of a job on several nodes each launcher begins an incarnation; one of them is that of
+            # all ranks, and which one only the ranks say.
+            passed = {self.incarnation} if self.trained or not launched else set()
+            return Target(
+                self.run_id, data.incarnation, past=self.past | passed, trained=not launched
+            )
+        if not self.trained and data.role == "trainer":
+            return replace(self, trained=True).after(data, at_ms)
         if isinstance(data, RunEnded) and data.role == "launcher":
             return replace(self, over=_over(data.outcome, data.exit_code))
         if isinstance(data, StopAnswer):

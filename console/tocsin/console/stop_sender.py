@@ -38,6 +38,7 @@ from tocsin.schemas.control import StopRequested
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.events import Event, clip
 from tocsin.schemas.signing import keys_folder, own_key
+from tocsin.schemas.steady_clock import unix_ms
 
 QUIET_S: Final = 5.0
 """After so long without an answer a line says so."""
@@ -150,7 +151,7 @@ def _command(target: Target, options: StopOptions) -> Event[StopRequested]:
         clip(options.reason),
         requested_by=_requested_by(),
         grace_s=options.grace_s,
-        now_ms=time.time_ns() // 1_000_000,
+        now_ms=unix_ms(),
     )
 
 

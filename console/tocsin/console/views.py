@@ -42,7 +42,8 @@ class CommandSeen:
 
 @dataclass(frozen=True, slots=True)
 class BusView:
-    """What a reading command shows; issues in order of occurrence, each in its newest state.
+    """What a reading command shows; issues in order of occurrence, each in its newest state,
+    but with the gravest severity that it had and where it first began.
 
     `states` has all states of each issue, by its id, in the order in which they came.
     """
@@ -73,7 +74,7 @@ async def read_view(bus: Bus, topics: Topics, run_id: str | None = None) -> BusV
     async for record in read_all(bus, [Partition(topics.issues, n) for n in issue]):
         found = event_data(record)
         if isinstance(found, IssueFiring):
-            issues[found.issue_id] = found
+            issues[found.issue_id] = found.overall()
             # A record that was sent twice is one state.
             seen = StateSeen(found.state, found.at_ms, found.step)
             states.setdefault(found.issue_id, {}).setdefault((seen.state, seen.at_ms), seen)

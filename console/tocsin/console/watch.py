@@ -19,7 +19,7 @@ from rich.live import Live
 from tocsin.console.setting import Setting
 from tocsin.console.watch_follow import Follower
 from tocsin.console.watch_frame import Frame, draw
-from tocsin.emitter.wall_clock import wall_ms
+from tocsin.schemas.steady_clock import unix_ms
 
 REDRAW_S: Final = 0.25
 """Least time between two pictures."""
@@ -105,7 +105,7 @@ async def _draw(follower: Follower, live: Live) -> None:
 
 
 def _picture(follower: Follower, console: Console, height: int) -> Frame:
-    now_ms = wall_ms()
+    now_ms = unix_ms()
     return draw(
         follower.state,
         follower.situation(now_ms),

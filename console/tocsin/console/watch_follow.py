@@ -29,7 +29,7 @@ from tocsin.console.setting import Setting
 from tocsin.console.status import ago
 from tocsin.console.watch_frame import Situation
 from tocsin.console.watch_state import BACK_MS, MAX_RUNS, WatchState
-from tocsin.emitter.wall_clock import wall_ms
+from tocsin.schemas.steady_clock import unix_ms
 from tocsin.schemas.topics import (
     ISSUE_PARTITIONS,
     TELEMETRY_PARTITIONS,
@@ -118,7 +118,7 @@ class Follower:
             if not self._opened and not self._may_come(failure):
                 raise failure
             if self._trouble is None:
-                self._trouble_ms = wall_ms()
+                self._trouble_ms = unix_ms()
             self._trouble = failure
             self.changed.set()
             await asyncio.sleep(RETRY_S)
@@ -199,7 +199,7 @@ class Follower:
         """Where telemetry is read, and from when; of `everything` in the file of this machine, so
         that a run is seen with its first step.
         """
-        now_ms, topic = wall_ms(), self._setting.topics.telemetry
+        now_ms, topic = unix_ms(), self._setting.topics.telemetry
         starts: dict[int, int] = {}
         if self._run_id is not None:
             starts = {telemetry_partition(self._run_id): now_ms - BACK_MS}

@@ -94,6 +94,9 @@ def detail_line(run: WatchedRun, now_ms: int) -> Line:
             parts.append((Piece(f"overhead {view.capture.overhead_percent:.1f} %", "dim"),))
             if view.capture.dropped:
                 parts.append((Piece(f"{view.capture.dropped:,} records dropped", "yellow"),))
+            if view.capture.not_watched:
+                off = plain_line(", ".join(view.capture.not_watched))
+                parts.append((Piece(f"not watched: {off}", "yellow"),))
         about = [f"{key}={value}" for key, value in view.labels.items()]
         about += [view.node] if view.node else []
         parts += [(Piece(plain_line(text), "dim"),) for text in about]

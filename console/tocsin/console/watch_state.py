@@ -277,7 +277,7 @@ class WatchState:
             if data.last_step is not None:
                 run.told.reached(data.last_step, data.last_loss, record.append_ms)
         elif isinstance(data, IssueFiring) and self._shows(data.run_id):
-            self.issues[data.issue_id] = data
+            self.issues[data.issue_id] = data.overall()
             _bound(self.issues, MAX_ISSUES, lambda issue: issue.onset_ms)
         elif isinstance(data, Delivery) and self._shows(data.run_id):
             self.deliveries[record.key] = data

@@ -19,5 +19,3 @@ def log_to_stderr() -> None:
         level=level,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
-    # aiokafka says at INFO and WARNING what the bus port answers with an error of its own.
-    logging.getLogger("aiokafka").setLevel(logging.ERROR)

@@ -9,6 +9,7 @@ import pytest
 
 from tocsin.console.check import NO_FILE, as_json, as_text, check_file, check_files
 from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.signing import SigningKey
 from tocsin.stream_rules.catalogue import built_in
 
 GOOD = """\
@@ -90,16 +91,29 @@ def test_a_good_file_says_what_holds(tmp_path: Path) -> None:
         "  labels     team=vision",
         "  secrets    hook (variable CHECK_TEST_HOOK)",
         "  rules      "
-        f"{len(checked.holds.rules_on)} on: {', '.join(checked.holds.rules_on)}; "
-        f"{len(off)} off: {', '.join(off)}",
+        f"{len(checked.holds.rules_on)} on: among them loose; {len(off)} off: {', '.join(off)}",
         "  capture    0.5% of the step time: losses, gradients, weights, activations, "
         "optimizer_state",
         "  receivers  ml-hook (webhook)",
-        "  told       nonfinite: stop, ml-hook",
+        "  told       nonfinite: stop at critical, ml-hook",
         "  told       loose (runs with env=prod|test-*): nothing",
         "  told       all others: the terminal of the run",
         "  stops      critical issues of loss_diverged stop their run",
     ]
+
+
+def test_rules_are_counted_and_named_where_that_is_short_or_asked_for(tmp_path: Path) -> None:
+    def rules_of(text: str, *, verbose: bool = False) -> str:
+        checked = check_file(written(tmp_path, f"version: 1\n{text}"), {}, tmp_path)
+        lines = as_text(checked, verbose=verbose).splitlines()
+        (line,) = (line for line in lines if line.startswith("  rules "))
+        return line.removeprefix("  rules      ")
+
+    usual = [rule.meta.name for rule in built_in() if rule.meta.by_default]
+    few = "defaults: {rules: none}\nrules: [nonfinite: [stop]]\n"
+    assert rules_of("").startswith(f"{len(usual)} on; ")
+    assert rules_of(few) == f"1 on: nonfinite; {len(built_in().names()) - 1} off"
+    assert ", ".join(usual) in rules_of("", verbose=True)
 
 
 def test_what_is_captured_is_said_with_its_schedule(tmp_path: Path) -> None:
@@ -139,7 +153,52 @@ def test_a_secret_that_is_not_on_this_machine_is_a_note(tmp_path: Path) -> None:
 
     assert not checked.problems
     assert list(checked.notes) == ["secret 'hook': variable CHECK_TEST_HOOK is not set"]
-    assert "tocsin.yaml: note: secret 'hook': variable" in as_text(checked)
+    told = as_text(checked)
+    assert "tocsin.yaml: note: secret 'hook': variable" in told
+    assert (
+        "tocsin.yaml: no problems in the file; whether it can be used here, the notes say" in told
+    )
+
+
+def test_where_it_is_to_be_used_what_is_not_there_is_a_problem(tmp_path: Path) -> None:
+    keys = "stop: {trusted_keys: [keys, actions.pub]}\n"
+    optional = "  other: {file: gone, optional: true}\n  token: {file: token}\n"
+    path = written(tmp_path, GOOD.replace("receivers:", f"{optional}receivers:") + keys)
+
+    (checked,) = check_files([], {}, tmp_path)
+    named = check_file(path, {}, tmp_path)
+
+    assert [(problem.line, problem.code, problem.message) for problem in checked.problems] == [
+        (4, "secret_missing", "secret 'hook': variable CHECK_TEST_HOOK is not set"),
+        (6, "secret_missing", "secret 'token': file 'token' does not exist"),
+        (16, "no_trusted_key", "keys: there is no public key"),
+        (16, "no_trusted_key", "actions.pub: there is no public key"),
+    ]
+    assert not named.problems
+    assert list(named.notes) == [problem.message for problem in checked.problems]
+
+    (tmp_path / "token").write_text("t")
+    SigningKey.generate().write(tmp_path / "keys" / "actions.key")
+    SigningKey.generate().write(tmp_path / "actions.key")
+    (good,) = check_files([], HOOK, tmp_path)
+    assert not good.problems
+    assert not good.notes
+
+
+def test_one_mistake_hides_no_other_of_its_rule(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        "version: 1\nrules:\n"
+        "  - {name: nonfinite, severity: bad, params: {for_step: 2}}\n"
+        "  - {name: loss_spike, preset: none_such, params: {no_such: 1}}\n",
+    )
+    found = check_file(path, {}, tmp_path).problems
+    assert [(problem.line, problem.code) for problem in found] == [
+        (3, "invalid_value"),
+        (3, "unknown_key"),
+        (4, "unknown_preset"),
+        (4, "unknown_key"),
+    ]
 
 
 def test_what_works_though_hardly_as_meant_is_warned_of(tmp_path: Path) -> None:
@@ -198,6 +257,7 @@ def test_json_has_everything_but_lines_of_the_file(tmp_path: Path) -> None:
         "rule": "nonfinite",
         "match": {},
         "actions": ["stop", "ml-hook"],
+        "stops_at": "critical",
     }
     assert (wrong["ok"], wrong["holds"]) == (False, None)
     assert wrong["problems"] == [

@@ -195,7 +195,7 @@ def test_the_lines_of_the_launcher(bus: BusView) -> None:
         update={"rule": firing.rule, "reason": firing.reason, "subject": firing.subject}
     )
     summary = Summary(
-        run_id="run-1", outcome="stopped", exit_code=79, steps=3, duration_s=1.0,
+        run_id="run-1", outcome="stopped", exit_code=79, steps=3, judged_steps=3, duration_s=1.0,
         issues=[firing], rules={}, stop=StopFigures(command=command), capture=None,
     )  # fmt: skip
     acknowledged = StopAcknowledged.model_validate({**WHO, "role": "launcher"})

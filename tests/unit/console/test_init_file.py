@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from tocsin.console.editor_schema import editor_schema
-from tocsin.console.init import EXAMPLE, config_text, uncomment, write_config
+from tocsin.console.init import EXAMPLE, config_text, first_text, uncomment, write_config
 from tocsin.console.model_fields import field_texts
 from tocsin.console.setting import section_registry
 from tocsin.schemas.config import Config, check_config
@@ -54,8 +54,9 @@ def problems(text: str) -> list[Problem]:
     return check_config(text, "tocsin.yaml", section_registry())[1]
 
 
-def test_as_written_it_is_valid_and_changes_nothing() -> None:
-    config, found = check_config(TEXT, "tocsin.yaml", section_registry())
+@pytest.mark.parametrize("text", [TEXT, first_text()], ids=["full", "first"])
+def test_as_written_it_is_valid_and_changes_nothing(text: str) -> None:
+    config, found = check_config(text, "tocsin.yaml", section_registry())
 
     assert found == []
     assert config == Config()
@@ -73,11 +74,21 @@ def test_an_example_alone_lacks_at_most_a_name_from_above(number: int) -> None:
     assert {problem.code for problem in found} <= {"unknown_receiver", "unknown_secret"}
 
 
-def test_all_examples_work_together() -> None:
-    assert problems(FULL) == []
+@pytest.mark.parametrize("text", [FULL, uncomment(first_text())], ids=["full", "first"])
+def test_all_examples_work_together(text: str) -> None:
+    assert problems(text) == []
+    assert EXAMPLE.search(text) is None
 
 
-@pytest.mark.parametrize("text", [TEXT, FULL], ids=["as written", "all examples"])
+def test_the_first_file_is_short() -> None:
+    assert len(first_text().splitlines()) <= 60
+
+
+@pytest.mark.parametrize(
+    "text",
+    [TEXT, FULL, first_text(), uncomment(first_text())],
+    ids=["as written", "all examples", "first", "all first examples"],
+)
 def test_an_editor_finds_nothing_wrong_with_it(text: str) -> None:
     data: Any = load(text, source="tocsin.yaml").data
 
@@ -140,13 +151,17 @@ def test_the_values_of_the_sections_are_the_defaults_where_there_are_any() -> No
 
 
 def test_no_line_is_too_long_and_none_ends_in_a_space() -> None:
-    assert max(map(len, TEXT.splitlines())) <= 100
-    assert not re.search(r" $", TEXT, re.MULTILINE)
+    for text in (TEXT, first_text()):
+        assert max(map(len, text.splitlines())) <= 100
+        assert not re.search(r" $", text, re.MULTILINE)
 
 
 def test_it_is_written_once_and_never_over_another(tmp_path: Path) -> None:
     path = tmp_path / "tocsin.yaml"
     write_config(path)
+    assert path.read_text() == first_text()
+    path.unlink()
+    write_config(path, full=True)
     assert path.read_text() == TEXT
     path.write_text("mine")
 

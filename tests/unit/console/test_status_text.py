@@ -134,4 +134,8 @@ def test_topics_that_are_missing_or_differ_say_what_to_do() -> None:
     assert "tocsin.state.v1: retention [x]" in text
     assert "tocsin bus init" in text
     facts = json.loads(topics_json("kafka://a:1", states))
+    narrow = io.StringIO()
+    print_topics("kafka://a:1", states, Console(file=narrow, width=80))
+    assert all(state.spec.name in narrow.getvalue() for state in states)
+    assert len(narrow.getvalue().splitlines()) == len(text.splitlines())
     assert [topic["exists"] for topic in facts["topics"]] == [True, True, False]

@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -35,6 +34,7 @@ from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.events import Event
 from tocsin.schemas.runs import Heartbeat, RunData, RunEnded, RunStarted, RunView, StopView
 from tocsin.schemas.signing import keys_folder
+from tocsin.schemas.steady_clock import unix_ms
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
 from tocsin.schemas.wire import read_signature
 
@@ -74,6 +74,17 @@ def test_telemetry_beyond_the_view_says_which_training_runs_now() -> None:
     with pytest.raises(ConfigurationError, match=r"has ended \(failed with exit code 3\)"):
         ended.check()
     assert not ended.after(said(RunStarted, NEXT, job_id="j"), 1).over
+
+
+def test_the_launchers_of_several_nodes_begin_one_training_together() -> None:
+    target = Target.of(view())
+    for made in ("launcher-0", "launcher-1"):
+        target = target.after(said(RunStarted, made, job_id="j", role="launcher"), 1)
+    trained = target.after(said(RunStarted, "launcher-0", job_id="j"), 2)
+    assert trained.incarnation == "launcher-0"
+    # Once a rank has spoken, an earlier training is over.
+    again = trained.after(said(RunStarted, NEXT, job_id="j", role="launcher"), 3)
+    assert again.after(said(Heartbeat, "launcher-0"), 4).incarnation == NEXT
 
 
 def test_a_stop_under_way_is_seen_in_the_view_or_beyond_it() -> None:
@@ -409,10 +420,7 @@ async def test_a_bus_that_goes_away_under_the_command_may_have_it(
 async def test_times_are_told_by_the_clock_of_the_bus(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ahead = SimpleNamespace(
-        time_ns=lambda: time.time_ns() + 3_600 * 10**9, monotonic=time.monotonic
-    )
-    monkeypatch.setattr(stop_sender, "time", ahead)
+    monkeypatch.setattr(stop_sender, "unix_ms", lambda: unix_ms() + 3_600_000)
     outcome = await room.stop([view(next_offset=0)], [ACKNOWLEDGED, EXITED])
     states = json.loads(outcome.document)["stop"]["states"]
     assert [*states] == ["requested", "acknowledged", "exited"]

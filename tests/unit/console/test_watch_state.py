@@ -29,6 +29,7 @@ from tocsin.console.watch_series import (
 )
 from tocsin.console.watch_state import WatchState
 from tocsin.schemas.events import Event
+from tocsin.schemas.issues import Origin
 from tocsin.schemas.runs import RunStarted
 from tocsin.schemas.topics import telemetry_partition
 from tocsin.schemas.wire import Meta, meta_of
@@ -187,6 +188,24 @@ def test_an_issue_is_kept_once_in_its_newest_state() -> None:
     state.apply(read(issue_record(issue(resolved=True))))
     (found,) = state.ordered_issues()
     assert found.state == "resolved"
+
+
+def test_an_issue_that_came_back_milder_is_shown_as_grave_as_it_was() -> None:
+    state = WatchState(TOPICS)
+    again = issue(severity="warning").model_copy(
+        update={
+            "times": 2,
+            "first_step": 250,
+            "onset_ms": NOW_MS + 9,
+            "peak_severity": "critical",
+            "origin": Origin(step=3, rank=1, onset_ms=NOW_MS),
+        }
+    )
+    state.apply(read(issue_record(issue())))
+    state.apply(read(issue_record(again)))
+    (found,) = state.ordered_issues()
+    assert (found.severity, found.first_step, found.first_rank) == ("critical", 3, 1)
+    assert (found.onset_ms, found.times) == (NOW_MS, 2)
 
 
 def test_running_runs_come_first_then_the_one_that_ended_last() -> None:
