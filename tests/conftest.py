@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,6 +77,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [*ordered, *others]
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """List the tests that needed another try, last of all: each is a fault of test or product."""
+    tried = {report.nodeid: report for report in terminalreporter.stats.get("rerun", ())}
+    if not tried:
+        return
+    terminalreporter.section(f"tried again: {len(tried)}; each wants to be mended")
+    for nodeid, report in sorted(tried.items()):
+        why = str(report.longrepr or "").strip().splitlines() or ["no reason given"]
+        crash = getattr(getattr(report.longrepr, "reprcrash", None), "message", why[-1])
+        terminalreporter.line(f"{nodeid}: {crash.splitlines()[0]}")
+
+
 @pytest.fixture(scope="session")
 def kafka_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a real Kafka that the whole session shares: use a topic prefix of your own."""
@@ -106,3 +119,10 @@ def private_broker(tmp_path: Path) -> Iterator[Broker]:
         yield broker
     finally:
         broker.stop(hard=True)
+
+
+@pytest.fixture(autouse=True)
+def _heap_is_gone_through_as_in_a_new_process() -> None:
+    """Each test stands for a process; this one's heap is large, and so are its walks' costs."""
+    if (models := sys.modules.get("tocsin.emitter.models")) is not None:
+        models.walks.forget()

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 import psutil
@@ -68,7 +67,6 @@ def _show(site: Site, *scenarios: str) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (folder,) = set(re.findall(r"logs: (/\S+/tocsin-demo-\w+)$", done.stdout, re.MULTILINE))
-    pictures: list[bool] = []
     for name in scenarios or ("healthy", "nan"):
         (closing,) = re.findall(
             rf"^({name} (?:completed|stopped) after .*?)(?=^\w+ \w+ after |  tocsin )",
@@ -84,9 +82,6 @@ def _show(site: Site, *scenarios: str) -> None:
             assert "NOT VALID" not in closing
             pages = re.findall(rf"{folder}/mail-\d+-demo-{name}-\w+\.html", done.stdout)
             assert pages
-            pictures += ["data:image/png;base64," in Path(page).read_text() for page in pages]
-    # On a busy machine a plot may come too late for its mail, which goes without it then.
-    assert any(pictures) or not pictures
     assert _started_from(folder) == []
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -104,15 +103,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.returncode == 127
     assert "nosuchprogram: not found on PATH: expected a program" in done.stderr
     return folder
-
-
-@pytest.fixture(autouse=True)
-def level_of_aiokafka() -> Iterator[None]:
-    """Give back what the command sets for its whole process."""
-    logger = logging.getLogger("aiokafka")
-    level = logger.level
-    yield
-    logger.setLevel(level)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=str)

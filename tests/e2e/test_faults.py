@@ -17,8 +17,6 @@ from support.site import (
     GPT,
     HOOK_SECRET,
     RESNET,
-    SCRIPTS,
-    Finished,
     Site,
     on_both_buses,
     on_kafka,
@@ -46,21 +44,6 @@ def _verified_hooks(receiver: Receiver, run_id: str) -> list[dict[str, object]]:
     return bodies
 
 
-def _check_stopped(finished: Finished, *, rules: set[str]) -> dict[str, object]:
-    assert finished.exit_code == 79, finished
-    summary = finished.summary
-    assert summary["outcome"] == "stopped", finished
-    assert summary["exit_code"] == 79
-    critical = [issue for issue in finished.issues if issue["rule"] in rules]
-    assert critical, finished
-    assert summary["stop"]["how"] == "edge", finished
-    states = {(d["issue"], d["action"]): d["state"] for d in summary["deliveries"]}
-    assert states[(critical[0]["id"], "stop")] == "delivered", finished
-    assert states[(critical[0]["id"], "hook")] == "delivered", finished
-    found: dict[str, object] = critical[0]
-    return found
-
-
 @on_kafka
 def test_a_nan_in_one_gradient_of_the_gpt_is_named_and_the_job_stopped(
     site: Site, receiver: Receiver
@@ -71,52 +54,46 @@ def test_a_nan_in_one_gradient_of_the_gpt_is_named_and_the_job_stopped(
         GPT, "--fault", "nan_gradient", "--fault-at", str(K), "--fault-tensor", tensor,
         run_id=run_id,
     )  # fmt: skip
-    issue = _check_stopped(finished, rules={"nonfinite"})
+    issue = finished.stopped_by("nonfinite")
     assert issue["first_step"] in (K, K + 1), finished
     assert issue["first_rank"] == 0
-    assert issue["subject"]["name"] == tensor, finished  # type: ignore[index]
+    assert issue["subject"]["name"] == tensor, finished
     assert "done after" not in finished.stdout
 
     until(lambda: receiver.about(run_id), what="webhook")
+    (request, *_) = receiver.about(run_id)
+    event = JSONFormat().read(None, request.body)
+    assert event.get_type() == "tocsin.issue.firing"
+    assert event.get_datacontenttype() == "application/json"
+    assert request.headers["content-type"].startswith("application/cloudevents+json")
     bodies = _verified_hooks(receiver, run_id)
     assert {body["type"] for body in bodies} == {"tocsin.issue.firing"}
     assert bodies[0]["data"]["issue_id"] == issue["id"]  # type: ignore[index]
 
 
-def test_a_webhook_is_a_cloudevent_that_the_sdk_reads(
-    embedded_site: Site, receiver: Receiver
-) -> None:
-    script = str(SCRIPTS / "plain_loop.py")
-    embedded_site.run(
-        sys.executable, script, "--steps", "400", "--nan-at", "10", run_id="cloudevent"
-    )
-    (request, *_) = receiver.about("cloudevent")
-    event = JSONFormat().read(None, request.body)
-    assert event.get_type() == "tocsin.issue.firing"
-    assert event.get_datacontenttype() == "application/json"
-    assert request.headers["content-type"].startswith("application/cloudevents+json")
-
-
-@pytest.mark.torture  # the demo's `nan` is the same training, with less to assert
+@pytest.mark.torture  # in CI: a smaller network, in test_must_hold
 @on_both_buses
 def test_a_corrupt_batch_of_the_resnet_is_seen_in_the_loss(site: Site, receiver: Receiver) -> None:
     run_id = f"resnet-nan-{site.kind}"
     finished = site.train(RESNET, "--fault", "nan_batch", "--fault-at", str(K), run_id=run_id)
-    issue = _check_stopped(finished, rules={"nonfinite"})
+    issue = finished.stopped_by("nonfinite")
     assert issue["first_step"] in (K, K + 1), finished
-    assert issue["subject"]["kind"] == "loss", finished  # type: ignore[index]
+    # The batch itself is named, not what followed from it.
+    assert (issue["subject"]["kind"], issue["subject"]["collection"]) == ("tensor", "inputs"), (
+        finished
+    )
     until(lambda: receiver.about(run_id), what="webhook")
     assert _verified_hooks(receiver, run_id)
 
 
-@pytest.mark.torture  # the demo's `diverge` is the same training, with less to assert
+@pytest.mark.torture  # in CI: a smaller network, in test_must_hold
 @on_both_buses
 def test_a_learning_rate_that_is_a_thousand_times_too_high_is_stopped(site: Site) -> None:
     finished = site.train(
         RESNET, "--fault", "diverge", "--fault-at", str(K), "--steps", "400",
         run_id=f"resnet-diverge-{site.kind}",
     )  # fmt: skip
-    _check_stopped(finished, rules={"nonfinite", "loss_diverged"})
+    finished.stopped_by("nonfinite", "loss_diverged")
 
 
 @cache
@@ -134,13 +111,14 @@ def plain_output(module: str) -> str:
     return plain.stdout
 
 
+@pytest.mark.torture  # in CI: the GPT and a smaller network, in test_must_hold
 @pytest.mark.parametrize(
     ("site", "module"),
     [
         ("embedded", GPT),
-        pytest.param("embedded", RESNET, marks=pytest.mark.torture),
-        pytest.param("kafka", GPT, marks=[pytest.mark.kafka, pytest.mark.torture]),
-        pytest.param("kafka", RESNET, marks=[pytest.mark.kafka, pytest.mark.torture]),
+        ("embedded", RESNET),
+        pytest.param("kafka", GPT, marks=pytest.mark.kafka),
+        pytest.param("kafka", RESNET, marks=pytest.mark.kafka),
     ],
     indirect=["site"],
 )
@@ -158,17 +136,9 @@ def test_a_healthy_training_is_left_alone_bit_for_bit(site: Site, module: str) -
     assert f"{HEALTHY_STEPS[module]} steps watched, 0 issues" in watched.stderr
 
 
-@pytest.mark.parametrize(
-    ("site", "fault"),
-    [
-        # In CI: test_elastic and the matrix of ranks.
-        pytest.param("embedded", "nan_gradient", marks=pytest.mark.torture),
-        pytest.param("kafka", "nan_batch", marks=[pytest.mark.kafka, pytest.mark.torture]),
-        pytest.param("embedded", "nan_batch", marks=pytest.mark.torture),
-        pytest.param("kafka", "nan_gradient", marks=[pytest.mark.kafka, pytest.mark.torture]),
-    ],
-    indirect=["site"],
-)
+@pytest.mark.torture  # in CI: smaller ranks, in test_must_hold
+@on_both_buses
+@pytest.mark.parametrize("fault", ["nan_gradient", "nan_batch"])
 def test_under_torchrun_the_rank_is_named_and_no_rank_is_restarted(site: Site, fault: str) -> None:
     finished = site.run(
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
@@ -177,23 +147,8 @@ def test_under_torchrun_the_rank_is_named_and_no_rank_is_restarted(site: Site, f
         run_id=f"ddp-{fault}-{site.kind}",
         timeout_s=120,
     )  # fmt: skip
-    issue = _check_stopped(finished, rules={"nonfinite"})
+    issue = finished.stopped_by("nonfinite")
     assert issue["first_rank"] == 1, finished
     assert issue["first_step"] in (K, K + 1), finished
     assert finished.stdout.count("fault nan") == 1, finished  # no second start
     assert "done after" not in finished.stdout
-
-
-@pytest.mark.torture  # see test_refusals for the command of an earlier incarnation
-@on_both_buses
-def test_a_restarted_job_that_hits_the_same_nan_is_a_new_issue_and_is_stopped_again(
-    site: Site,
-) -> None:
-    script = str(SCRIPTS / "same_nan.py")
-    run_id = f"same-nan-{site.kind}"
-    first = site.run(sys.executable, script, run_id=run_id)
-    second = site.run(sys.executable, script, run_id=run_id)
-    before, after = (_check_stopped(run, rules={"nonfinite"}) for run in (first, second))
-    assert before["id"] != after["id"]
-    assert before["first_step"] == after["first_step"] == 20
-    assert "nobody stopped it" not in first.stdout + second.stdout

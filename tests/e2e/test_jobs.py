@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -20,25 +18,6 @@ PYTHON = sys.executable
 def script(name: str) -> str:
     """The path of one of the scripts."""
     return str(SCRIPTS / name)
-
-
-@pytest.mark.torture
-def test_a_script_with_modules_and_a_sitecustomize_of_its_own_works(embedded_site: Site) -> None:
-    folder = SCRIPTS / "collide"
-    plain = subprocess.run(
-        [PYTHON, "train.py"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder)},
-        capture_output=True,
-        text=True,
-    )
-    assert plain.returncode == 0, plain.stderr
-    watched = embedded_site.run(
-        PYTHON, "train.py", cwd=folder, environ={"PYTHONPATH": str(folder)}, run_id="collide"
-    )
-    assert watched.exit_code == 0, watched
-    assert watched.stdout == plain.stdout
-    assert watched.summary["steps"] > 0, watched
 
 
 def test_a_shell_script_that_trains_twice_is_two_incarnations(embedded_site: Site) -> None:
@@ -66,10 +45,8 @@ def test_a_job_without_torch(embedded_site: Site) -> None:
     assert finished.issues == []
 
 
-@pytest.mark.parametrize(
-    ("name", "code"),
-    [("exit_three.py", 3), pytest.param("raises.py", 1, marks=pytest.mark.torture)],
-)
+@pytest.mark.torture  # in CI: an exception, in test_must_hold; sys.exit(3), in test_capture_hook
+@pytest.mark.parametrize(("name", "code"), [("exit_three.py", 3), ("raises.py", 1)])
 def test_its_own_exit_code_is_kept(embedded_site: Site, name: str, code: int) -> None:
     finished = embedded_site.run(PYTHON, script(name))
     assert finished.exit_code == code, finished
@@ -122,33 +99,3 @@ def test_forked_data_loader_workers_send_nothing_and_leave(embedded_site: Site) 
     assert len(pids) == 4, finished  # two epochs with two workers each
     for pid in pids:
         assert not psutil.pid_exists(int(pid))
-
-
-@pytest.mark.torture
-def test_two_runs_at_once_in_one_folder(embedded_site: Site) -> None:
-    healthy = embedded_site.start(PYTHON, script("plain_loop.py"), "--steps", "600", run_id="one")
-    bad = embedded_site.start(PYTHON, script("same_nan.py"), run_id="two")
-    stopped, untouched = bad.finish(), healthy.finish()
-    assert stopped.exit_code == 79, stopped
-    assert untouched.exit_code == 0, untouched
-    assert untouched.summary["issues"] == [], untouched
-    assert untouched.summary["steps"] == 600
-    assert [issue["rule"] for issue in stopped.issues] == ["nonfinite"], stopped
-
-
-@pytest.mark.torture
-def test_a_read_only_folder_falls_back_to_one_of_this_machine(
-    tmp_path: Path, embedded_site: Site
-) -> None:
-    folder = tmp_path / "read-only"
-    folder.mkdir()
-    folder.chmod(0o555)
-    embedded_site.config.write_text("version: 1\n")
-    # Without this capability not even root writes where the mode says no.
-    wrap = ["setpriv", "--bounding-set", "-dac_override"] if os.getuid() == 0 else []
-    finished = embedded_site.run(
-        PYTHON, script("plain_loop.py"), "--nan-at", "10", "--steps", "400",
-        cwd=folder, environ={"XDG_RUNTIME_DIR": str(tmp_path)}, wrap=wrap,
-    )  # fmt: skip
-    assert finished.exit_code == 79, finished
-    assert "not writable" in finished.stderr, finished

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from support.captured import said
 from support.receiver import Receiver
 from support.site import (
     GPT,
@@ -32,6 +33,7 @@ from tocsin.schemas.control import StopRequested
 from tocsin.schemas.deliveries import Delivery
 from tocsin.schemas.events import Event
 from tocsin.schemas.issues import IssueFiring
+from tocsin.schemas.runs import RunEnded
 from tocsin.schemas.topics import Topics, issue_partition
 from tocsin.schemas.wire import decode, read_meta
 
@@ -108,7 +110,7 @@ def train_with_nan(site: Site, run_id: str, **options: Any) -> Running:
         sys.executable, "-m", GPT, "--threads", "1", "--steps", "2000",
         "--fault", "nan_gradient", "--fault-at", str(K),
         run_id=run_id, options=["--drain", "30"],
-        environ={"SLURM_JOB_ID": "4711", **options.pop("environ", {})}, **options,
+        environ={"TOCSIN_JOB_ID": "4711", **options.pop("environ", {})}, **options,
     )  # fmt: skip
 
 
@@ -213,4 +215,7 @@ def test_the_launcher_is_killed_and_the_job_goes_on(embedded_site: Site) -> None
     assert all(job.is_running() for job in jobs), "the job died with the launcher"
     _, alive = psutil.wait_procs(jobs, timeout=60)
     assert alive == []
+    # Nobody was there to take its last records in; whoever opens the bus does.
+    assert 699 in said(embedded_site.folder, "orphan").steps()
+    assert said(embedded_site.folder, "orphan").of(RunEnded)
     until(lambda: "done after 700 steps" in running.stdout, what="the last line of the job")

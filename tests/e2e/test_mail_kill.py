@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from support.issue_records import TOPICS, issue, issue_record
-from support.site import GPT, Running, Site, until
+from support.site import SCRIPTS, Running, Site, until
 from support.smtp_server import Mailbox, smtp_server, smtp_thread
 from tocsin.actions.notify import notify_names
 from tocsin.bus.embedded import EmbeddedBus
@@ -83,13 +83,12 @@ def helpers_of(running: Running) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.torture
 def test_a_mail_outlives_its_helper_and_the_servers_absence(embedded_site: Site) -> None:
     port, run_id = free_port(), "mailed"
     embedded_site.config.write_text(CONFIG.format(url=embedded_site.bus_url, port=port))
     running = embedded_site.start(
-        sys.executable, "-m", GPT, "--threads", "1", "--steps", "20000",
-        "--fault", "nan_gradient", "--fault-at", "30", run_id=run_id,
+        sys.executable, str(SCRIPTS / "tiny_cnn.py"), "--steps", "100000",
+        "--fault", "nan_batch", "--fault-at", "30", run_id=run_id,
     )  # fmt: skip
 
     def tried() -> bool:
@@ -109,7 +108,7 @@ def test_a_mail_outlives_its_helper_and_the_servers_absence(embedded_site: Site)
         for helper in helpers_of(running):
             helper.kill()
         with smtp_thread(port) as mailbox:
-            until(delivered, timeout_s=60, what="the mail is final")
+            until(delivered, timeout_s=90, what="the mail is final")
             running.process.terminate()
             finished = running.finish()
     finally:

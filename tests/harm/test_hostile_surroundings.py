@@ -22,8 +22,9 @@ import torch
 from support.captured import captured, said
 from support.small_trainings import TRAININGS, Result, plain
 from tocsin.bus import store
-from tocsin.bus.embedded import EmbeddedBus, EmbeddedProducer
+from tocsin.bus.embedded import EmbeddedBus
 from tocsin.bus.port import Outgoing
+from tocsin.bus.spool import SpoolWriter
 from tocsin.emitter.capture import Capture
 from tocsin.emitter.hook_state import Hooks
 from tocsin.schemas.runs import RunEnded
@@ -238,7 +239,7 @@ async def test_a_child_of_a_fork_in_the_middle_of_a_transaction_can_use_the_same
         os._exit(0)
 
     async with EmbeddedBus(tmp_path / "bus.db") as bus:
-        control, _ = bus._open()
+        control, _, _ = bus._open()
         job = asyncio.create_task(control.run(linger))
         await asyncio.to_thread(entered.wait, 10.0)
         child = os.fork()
@@ -273,12 +274,11 @@ def test_threads_that_are_refused_in_the_middle_do_no_harm(
 def test_a_bus_that_takes_nothing_for_a_while_costs_the_training_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def hang(self: EmbeddedProducer, records: Sequence[Outgoing], /) -> Sequence[int]:
+    async def hang(self: SpoolWriter, records: Sequence[Outgoing], /) -> None:
         await hung.wait()
-        return []
 
     hung = asyncio.Event()
-    monkeypatch.setattr(EmbeddedProducer, "publish", hang)
+    monkeypatch.setattr(SpoolWriter, "publish", hang)
     began = time.monotonic()
     with captured(tmp_path) as hooks:
         plain(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import threading
 import time
@@ -98,13 +99,17 @@ def test_a_broker_that_takes_connections_and_never_answers(
     assert "trying again" in line
 
 
-def test_a_broker_that_is_not_there() -> None:
+def test_a_broker_that_is_not_there(caplog: pytest.LogCaptureFixture) -> None:
     told: list[str] = []
     (port,) = free_ports(1)
     sender = make(lambda: open_bus(f"kafka://127.0.0.1:{port}"), told)
     assert train(sender) < 0.5
     wait_until(lambda: told)
     ends_soon(sender)
+    # aiokafka has a line for each attempt, for which Python's last resort would be stderr.
+    assert [record.name for record in caplog.records if "kafka" in record.name] == []
+    logging.getLogger("aiokafka.conn").error("what the user's own client logs")
+    assert [record.name for record in caplog.records] == ["aiokafka.conn"]
     (line,) = told
     assert "no broker answers" in line
     assert "is this its address" in line

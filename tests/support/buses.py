@@ -33,7 +33,7 @@ from tocsin.bus.records import COMPACTION_LAG_MS
 from tocsin.schemas.topics import Cleanup, TopicSpec
 
 CHILD = Path(__file__).with_name("bus_child.py")
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 _numbers = itertools.count()
 
 
@@ -92,7 +92,7 @@ class World:
         """Still to be entered. A dead member of a group is noticed within two seconds."""
         if self.kind == "kafka":
             return KafkaBus(
-                self.url.removeprefix("kafka://").split(","), session_s=2.0, request_s=2.0
+                self.url.removeprefix("kafka://").split(","), session_s=2.0, request_s=5.0
             )
         return open_bus(self.url)
 

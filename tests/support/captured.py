@@ -108,7 +108,7 @@ def captured(folder: Path, **more: str) -> Iterator[hook_state.Hooks]:
     hooks = torch_hooks.hooks
     hooks.forget()
     hooks.asleep = hooks.forked = False
-    current.wall.off.clear()
+    current.wall.forget()
     session = Session(environment(folder, **more), current.wall)
     current.session = session
     try:
@@ -117,7 +117,7 @@ def captured(folder: Path, **more: str) -> Iterator[hook_state.Hooks]:
         session.end()
         hooks.forget()
         current.session = None
-        current.wall.off.clear()
+        current.wall.forget()
 
 
 def run_with_hook(

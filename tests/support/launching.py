@@ -3,7 +3,7 @@
     python -m support.launching FOLDER [key=value…] -- CMD…
 
 FOLDER gets the bus file, the summary and the observed records. Keys: run_id, drain_s, stop, quiet,
-helper (a shell line), require_bus, bus (a URL).
+helper (a shell line), require_bus, bus (a URL), judged_within_s.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ def main(arguments: list[str]) -> int:
         helper=tuple(shlex.split(options.get("helper", ""))),
         helper_log=folder / "helper.log",
         observe=observe,
+        judged_within_s=float(options.get("judged_within_s", "60")),
     )
     return launch(plan)
 

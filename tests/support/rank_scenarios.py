@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -159,6 +159,32 @@ def sharded(rank: int) -> Numbers:
     return {"whole": norms}
 
 
+def flat(rank: int, *, use_orig_params: bool, poisoned: bool = False) -> Numbers:
+    """FSDP's first version: layers are joined, and cut where a rank's half ends."""
+    model = Net()
+    wrap = functools.partial(
+        FullyShardedDataParallel,
+        use_orig_params=use_orig_params,
+        device_id=torch.device("cpu"),
+    )
+    model.big = wrap(model.big)
+    parallel = wrap(model)
+    optimizer = torch.optim.AdamW(parallel.parameters(), lr=0.01)
+    norms: list[float] = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        x = batch(step, rank)
+        if poisoned and rank == 1 and step == BAD:
+            x[0, 0] = float("nan")
+        parallel(x).square().mean().backward()
+        own = norm_of([p.grad for p in parallel.parameters() if p.grad is not None])
+        both = torch.tensor(own**2)
+        dist.all_reduce(both)
+        norms.append(math.sqrt(float(both)))
+        optimizer.step()
+    return {"whole": norms}
+
+
 def tensor_parallel(rank: int) -> Numbers:
     """Two layers cut over the ranks, the third whole on both."""
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
@@ -205,6 +231,9 @@ SCENARIOS: dict[str, Callable[[int], Numbers]] = {
     "compressed": functools.partial(data_parallel, compress=True),
     "accumulating": accumulating,
     "sharded": sharded,
+    "flat": functools.partial(flat, use_orig_params=False),
+    "flat_views": functools.partial(flat, use_orig_params=True),
+    "flat_bad": functools.partial(flat, use_orig_params=True, poisoned=True),
     "tensor_parallel": tensor_parallel,
     "pipeline": pipeline,
 }

@@ -1,7 +1,8 @@
 """A training on several gloo ranks, started by torchrun; trains until it is stopped.
 
 `--alone N` has each rank train by itself (no DDP), rank 0 with a pause of N milliseconds in each
-step, so that the ranks do not step together.
+step, so that the ranks do not step together. `--nan-at K` puts NaN into the batch of rank 1 at that
+step.
 """
 
 import argparse
@@ -16,6 +17,7 @@ parser.add_argument("--steps", type=int, default=100_000)
 parser.add_argument("--pause-ms", type=float, default=2.0)
 parser.add_argument("--alone", type=float)
 parser.add_argument("--keep-group", action="store_true", help="do not destroy it at the end")
+parser.add_argument("--nan-at", type=int, metavar="K")
 arguments = parser.parse_args()
 
 torch.set_num_threads(1)
@@ -31,7 +33,10 @@ if arguments.alone is not None and rank == 0:
     pause_s = arguments.alone / 1000
 print(f"begin rank {rank} restart {os.environ['TORCHELASTIC_RESTART_COUNT']}", flush=True)
 for step in range(arguments.steps):
-    loss = model(torch.ones(4, 8) * (rank + 1)).square().mean()
+    batch = torch.ones(4, 8) * (rank + 1)
+    if rank == 1 and step == arguments.nan_at:
+        batch[0, 0] = float("nan")
+    loss = model(batch).square().mean()
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

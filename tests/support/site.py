@@ -54,6 +54,11 @@ rules:
   - nonfinite: [stop, hook]
   - loss_diverged: [stop, hook]
   - exploding_gradient: [hook]
+  - name: stalled-soon
+    use: stalled_training
+    match: {{patience: little}}
+    params: {{threshold: 4s}}
+    actions: [{{stop: {{grace: 1s}}}}, hook]
 """
 
 
@@ -70,6 +75,19 @@ class Finished:
     def issues(self) -> list[dict[str, Any]]:
         """The summary's issues above `info`."""
         return [issue for issue in self.summary["issues"] if issue["severity"] != "info"]
+
+    def stopped_by(self, *rules: str, how: str = "edge") -> dict[str, Any]:
+        """Assert that an issue of one of the rules has stopped the job and was told; the issue."""
+        assert self.exit_code == 79, self
+        assert self.summary["outcome"] == "stopped", self
+        assert self.summary["exit_code"] == 79
+        found = [issue for issue in self.issues if issue["rule"] in rules]
+        assert found, self
+        assert self.summary["stop"]["how"] == how, self
+        states = {(d["issue"], d["action"]): d["state"] for d in self.summary["deliveries"]}
+        assert states[(found[0]["id"], "stop")] == "delivered", self
+        assert states[(found[0]["id"], "hook")] == "delivered", self
+        return found[0]
 
     def __str__(self) -> str:
         return (

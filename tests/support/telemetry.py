@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from tocsin.bus.embedded import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Partition
+from tocsin.bus.spool import has_spools
 from tocsin.schemas.events import Data, Event
 from tocsin.schemas.telemetry import TensorFrame
 from tocsin.schemas.topics import Topics, telemetry_partition
@@ -59,7 +60,7 @@ def wait_for(folder: Path, kind: type[D], count: int, *, timeout_s: float = 60.0
     """Until that many were said."""
     deadline = time.monotonic() + timeout_s
     while True:
-        if (folder / "bus.db").exists():
+        if (folder / "bus.db").exists() or has_spools(folder / "bus.db"):
             found = said(folder, kind)
             if len(found) >= count:
                 return found

@@ -6,6 +6,9 @@ import asyncio
 import time
 from collections.abc import Callable
 
+SOON_S = 30.0
+"""A bound where the fault would be to wait for minutes or for ever: a busy machine keeps it."""
+
 
 def wait_until(condition: Callable[[], object], *, timeout_s: float = 30.0) -> None:
     """Look every 10 ms until `condition()` is true. Raises AssertionError after `timeout_s`."""

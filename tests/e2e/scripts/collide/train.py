@@ -1,7 +1,7 @@
 """A training whose own modules are called as ours: schemas, actions, bus, and a sitecustomize.
 
 Run it from its own folder or with the folder on PYTHONPATH (for the sitecustomize). It asserts
-that it got its own modules, trains, and prints what it imported.
+that it got its own modules, trains, prints what it imported, and raises an exception if asked.
 """
 
 import sys
@@ -30,3 +30,5 @@ for step in range(20):
 own = sys.modules.get("sitecustomize")
 print("user sitecustomize ran:", "user_sitecustomize_marker" in sys.__dict__)
 print("sitecustomize module:", getattr(own, "__file__", None), file=sys.stderr)
+if sys.argv[1:] == ["--raise"]:
+    raise RuntimeError("the user's own mistake")
