@@ -31,7 +31,7 @@ first-ten-minutes: setup
 	@.venv/bin/python tools/first-ten-minutes $(ARGS)
 
 test: setup
-	@.venv/bin/python -m pytest --numprocesses 4 --dist worksteal $(ARGS)
+	@.venv/bin/python -m pytest --numprocesses 4 --dist worksteal --durations=25 $(ARGS)
 
 lint: setup
 	@.venv/bin/ruff check . tools/first-ten-minutes tools/matrix tools/rule-examples
