@@ -48,6 +48,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         shutil.rmtree(broker.folder, ignore_errors=True)
 
 
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A temporary folder whose path leaves room for a socket's name, as `tmp_path` does not."""
+    with tempfile.TemporaryDirectory(prefix="tocsin-t") as folder:
+        yield Path(folder)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With several workers, let each begin with its part of the end-to-end tests.

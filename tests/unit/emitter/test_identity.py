@@ -52,34 +52,34 @@ def test_what_was_handed_down_holds_below_its_launcher_and_not_for_another() -> 
     assert "slurm-4711/a" not in nested
 
 
-def test_tasks_of_a_slurm_step_count_their_launches_alike(tmp_path: Path) -> None:
+def test_tasks_of_a_slurm_step_count_their_launches_alike(short_path: Path) -> None:
     def launches(step: int) -> list[tuple[str, str]]:
         tasks = [
             {
                 **SLURM, "SLURM_STEP_ID": str(step), "SLURM_STEP_NUM_TASKS": "2",
                 "SLURM_NODEID": str(task), "SLURM_PROCID": str(task),
-                "XDG_RUNTIME_DIR": str(tmp_path / f"node-{task}"),
+                "XDG_RUNTIME_DIR": str(short_path / str(task)),
             }
             for task in range(2)
         ]  # fmt: skip
         return [(launch_job_id(tasks[0]), launch_job_id(tasks[1])) for _ in range(2)]
 
     for task in range(2):
-        (tmp_path / f"node-{task}").mkdir()
+        (short_path / str(task)).mkdir()
     found = [pair for step in (0, 1) for pair in launches(step)]
     assert all(first == second for first, second in found)
     assert len(set(found)) == 4
 
 
-def test_the_launches_of_steps_that_are_long_over_are_removed(tmp_path: Path) -> None:
+def test_the_launches_of_steps_that_are_long_over_are_removed(short_path: Path) -> None:
     def launch(step: int) -> str:
         return launch_job_id({
             **SLURM, "SLURM_STEP_ID": str(step), "SLURM_STEP_NUM_TASKS": "2",
-            "SLURM_NODEID": "0", "SLURM_PROCID": "0", "XDG_RUNTIME_DIR": str(tmp_path),
+            "SLURM_NODEID": "0", "SLURM_PROCID": "0", "XDG_RUNTIME_DIR": str(short_path),
         })  # fmt: skip
 
     def age() -> list[Path]:
-        launches = [path for path in tmp_path.rglob("launch-*") if path.is_file()]
+        launches = [path for path in short_path.rglob("launch-*") if path.is_file()]
         for path in launches:
             os.utime(path, (1e9, 1e9))
         return launches
@@ -121,10 +121,10 @@ def test_kubernetes(environ: dict[str, str], job: str | None) -> None:
 
 
 def test_start_twice_in_one_allocation_is_two_incarnations(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    base = {**SLURM, "XDG_RUNTIME_DIR": str(tmp_path)}
+    base = {**SLURM, "XDG_RUNTIME_DIR": str(short_path)}
     loaded = load_config(None, base, folder=tmp_path)
     added = [services.environment(None, loaded, base) for _ in range(2)]
     assert len({of({**base, **each}).incarnation for each in added}) == 2
@@ -142,12 +142,14 @@ def test_trainings_are_counted_when_the_folder_of_the_count_has_gone(tmp_path: P
     assert found == [0, 1, 2]
 
 
-def test_ranks_that_srun_started_find_one_folder_on_their_node(tmp_path: Path) -> None:
+def test_ranks_that_srun_started_find_one_folder_on_their_node(
+    tmp_path: Path, short_path: Path
+) -> None:
     loaded = load_config(None, {}, folder=tmp_path)
     ranks = [
         {
             **SLURM, "SLURM_STEP_ID": step, "SLURM_PROCID": rank, "SLURM_LOCALID": rank,
-            "SLURM_NTASKS": "2", "XDG_RUNTIME_DIR": str(tmp_path),
+            "SLURM_NTASKS": "2", "XDG_RUNTIME_DIR": str(short_path),
         }
         for step in "01"
         for rank in "01"

@@ -68,13 +68,15 @@ def free_port() -> int:
 
 
 @pytest.mark.timeout(180)
-def test_start_after_the_process_group_was_made_and_once_more(tmp_path: Path) -> None:
+def test_start_after_the_process_group_was_made_and_once_more(
+    tmp_path: Path, short_path: Path
+) -> None:
     script, port = tmp_path / "train.py", free_port()
     script.write_text(TRAIN + STARTS)
     ranks = []
     for rank in range(2):
         # Two nodes share no folder: what they have in common is the process group.
-        runtime = tmp_path / f"node-{rank}"
+        runtime = short_path / str(rank)
         runtime.mkdir(mode=0o700)
         environ = {
             **environment(tmp_path), **place(rank, port), "XDG_RUNTIME_DIR": str(runtime),
