@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -195,8 +196,8 @@ def test_a_fork_in_the_middle_of_a_step_leaves_the_parent_as_it_was(
     children: list[int] = []
     original = Capture.stepped
 
-    def forking(self: Capture, optimizer: torch.optim.Optimizer) -> int | None:
-        step = original(self, optimizer)
+    def forking(self: Capture, *args: Any, **more: Any) -> int | None:
+        step = original(self, *args, **more)
         if step == 3:
             child = os.fork()
             if child == 0:

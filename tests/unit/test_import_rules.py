@@ -77,6 +77,7 @@ ADAPTERS: dict[str, set[str]] = {
         "tocsin.emitter.named_losses",
         "tocsin.emitter.optimizer_state",
         "tocsin.emitter.other_optimizers",
+        "tocsin.emitter.other_threads",
         "tocsin.emitter.output_layers",
         "tocsin.emitter.quantiles",
         "tocsin.emitter.quick_steps",

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import re
-import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
@@ -23,6 +22,7 @@ from typing import Final, TypedDict
 
 from tocsin.emitter import link
 from tocsin.emitter.settings import JOB_ID, LAUNCHER, RUN_ID, RUNTIME_DIR
+from tocsin.schemas import steady_clock
 from tocsin.schemas.identity import check_run_id, incarnation_id, new_id
 from tocsin.schemas.telemetry import Speaker
 
@@ -188,7 +188,7 @@ def _launch_in_step(environ: Mapping[str, str]) -> str | None:
         folder = link.private_folder(environ) / "launches"
         folder.mkdir(mode=0o700, exist_ok=True)
         number = _claim(folder, own)
-        _remove_old(folder, time.time() - LAUNCHES_KEPT_S, but=own)
+        _remove_old(folder, steady_clock.unix_ms() / 1000 - LAUNCHES_KEPT_S, but=own)
         return f"{step}.{number}"
     except OSError:
         return None
