@@ -13,11 +13,26 @@ import pytest
 from support.fold_service import FoldService, expected_outputs
 from tocsin.bus.port import EARLIEST, Bus, Outgoing, Partition, Record
 from tocsin.bus.urls import open_bus
+from tocsin.runtime.service import Poison, Tick
 from tocsin.runtime.worker import Worker, WorkerSettings
-from tocsin.schemas.topics import Topics, telemetry_partition
+from tocsin.schemas.topics import TELEMETRY_PARTITIONS, Topics, telemetry_partition
 
 pytestmark = pytest.mark.kafka
 RUNS = [f"run-{i}" for i in range(8)]
+
+
+class Following(FoldService):
+    """Follows the runs topic beside its input."""
+
+    heard = 0
+
+    def follows(self, partition: int) -> Sequence[Partition]:
+        return [Partition(self._topics.runs, partition)]
+
+    def apply(self, records: Sequence[Record], tick: Tick) -> Sequence[Poison]:
+        own = [record for record in records if record.partition.topic in self.inputs]
+        self.heard += len(records) - len(own)
+        return super().apply(own, tick)
 
 
 @pytest.fixture
@@ -29,8 +44,8 @@ async def bus(kafka_url: str) -> AsyncIterator[tuple[Bus, Topics]]:
 
 
 @asynccontextmanager
-async def running(bus: Bus, topics: Topics) -> AsyncIterator[tuple[Worker, FoldService]]:
-    service = FoldService(topics)
+async def running(bus: Bus, topics: Topics) -> AsyncIterator[tuple[Worker, Following]]:
+    service = Following(topics)
     worker = Worker(
         bus,
         service,
@@ -96,6 +111,11 @@ async def test_members_share_take_over_and_go_on(bus: tuple[Bus, Topics]) -> Non
         await send(on, topics, range(20, 30))
         await eventually(lambda: one.applied + two.applied >= 30 * len(RUNS))
         assert await first.caught_up(60)
+        followed = {Partition(topics.runs, number) for number in one.partitions}
+        producer = await on.producer()
+        await producer.publish([Outgoing(partition, b"run", None) for partition in followed])
+        await producer.close()
+        await eventually(lambda: one.heard == len(followed) == TELEMETRY_PARTITIONS)
     async with running(on, topics) as (third, three):
         await send(on, topics, range(30, 35))
         assert await third.caught_up(60)

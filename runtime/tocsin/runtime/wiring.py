@@ -73,7 +73,9 @@ class Wiring:
         self._metrics = metrics
         self._followed: list[Record] = []
         self._follower: Reader | None = None
+        # Where to go on with each partition that is followed; a regained one joins here first.
         self._following: dict[Partition, int] = {}
+        self._follower_reads: frozenset[Partition] = frozenset()
         self._refetch: dict[Partition, int] = {}
         self._polls: dict[str, asyncio.Task[Sequence[Record]]] = {}
 
@@ -199,8 +201,10 @@ class Wiring:
 
     async def follow(self) -> None:
         """Follow what the owned partitions need, each from where it was. Raises BusUnavailable."""
-        wanted = {p for number in self._positions.numbers() for p in self._service.follows(number)}
-        if self._follower is not None and wanted == set(self._following):
+        wanted = frozenset(
+            p for number in self._positions.numbers() for p in self._service.follows(number)
+        )
+        if self._follower is not None and wanted == self._follower_reads:
             return
         self._following = {p: self._following[p] for p in wanted}
         # What was followed and not taken yet is read again.
@@ -213,6 +217,7 @@ class Wiring:
             self._follower = await self._bus.reader(
                 {p: From.offset(offset) for p, offset in self._following.items()}
             )
+            self._follower_reads = wanted
 
     async def leave(self) -> None:
         """Give the place in the group up; the producer stays."""
