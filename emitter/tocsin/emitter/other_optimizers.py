@@ -12,6 +12,7 @@ where that is no name of its own, `optimizer1` and so on, in order of appearance
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -99,6 +100,8 @@ class OtherOptimizers:
         if other is None or other.optimizer() is not optimizer:
             if other is None and len(self._known) >= MAX_OTHERS:
                 return
+            # One that is gone had the same id: this one takes its place, and its name if it can.
+            self._known.pop(id(optimizer), None)
             name = self._name(optimizer, modules())
             other = self._known[id(optimizer)] = _Other(weakref.ref(optimizer), name)
         self._stepped = self.any = True
@@ -167,9 +170,10 @@ class OtherOptimizers:
             # One that holds nothing else: the model that holds several nets is none of them.
             if held > most and held == sum(1 for _ in module.parameters()):
                 best, most = name, held
-        if not best or best in taken:
-            return f"optimizer{len(self._known) + 1}"
-        return best[:100]
+        if best and best[:100] not in taken:
+            return best[:100]
+        numbered = (f"optimizer{number}" for number in itertools.count(len(self._known) + 1))
+        return next(name for name in numbered if name not in taken)
 
 
 def _norm(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:

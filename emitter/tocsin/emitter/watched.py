@@ -4,6 +4,7 @@ called.
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -387,7 +388,8 @@ class Optimizers:
                     continue
                 name = names.by_id.get(id(parameter), f"group{group}.{place}")
                 if name in taken:
-                    name = f"optimizer{len(self._watched)}.{name}"
+                    numbered = (f"optimizer{n}.{name}" for n in itertools.count(len(self._watched)))
+                    name = next(each for each in numbered if each not in taken)
                 taken.add(name)
                 self._names[id(parameter)] = name
             self._types.update(_owners(self._names, live))

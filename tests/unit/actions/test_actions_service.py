@@ -365,7 +365,7 @@ async def test_a_refused_stop_is_rejected_and_the_next_incarnation_is_another_ma
         await bench.send(view_record(view(training=1, next_offset=2)))
         await bench.send(issue_record(issue(training=1)))
         assert await worker.caught_up(10)
-        await eventually(lambda: bool(service.unfinished()))
+        await eventually(lambda: any(stop.attempts for stop in service.unfinished()))
 
     states = (await bench.ledger())["stop/firing"]
     assert [d.state for d in states][2] == "rejected"

@@ -76,6 +76,21 @@ def test_names_of_other_optimizers() -> None:
     )  # fmt: skip
 
 
+def test_one_that_takes_the_place_of_one_that_is_gone_has_a_name_of_its_own() -> None:
+    others = OtherOptimizers()
+    made = [torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.5) for _ in range(6)]
+    for optimizer in made[:3]:
+        others.stepped(optimizer, [1.0], list, norm=False)
+    # As where the ids of optimizers that are gone are given to new ones.
+    for gone, new in ((0, 3), (1, 4), (0, 5)):
+        entry = others._known.pop(id(made[gone if new < 5 else 3]))
+        others._known[id(made[new])] = entry
+        others.stepped(made[new], [1.0], list, norm=False)
+    (row,) = others.take(0)
+    columns = row.row()[0]
+    assert len(set(columns)) == len(columns) == 6
+
+
 def test_one_that_shares_a_loss_says_none() -> None:
     net = Discriminator(3, 1)
     others = OtherOptimizers()
