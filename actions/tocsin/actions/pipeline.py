@@ -28,9 +28,9 @@ from tocsin.actions.routing import STOP, Planned, Routing
 from tocsin.actions.run_facts import RunFacts
 from tocsin.bus.port import BusUnavailable, Outgoing, Partition, Record
 from tocsin.runtime import metrics as names
+from tocsin.runtime.leased_runs import Skip
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.service import Attachment, Poison, Service, Tick
-from tocsin.runtime.skipped_runs import Skip
 from tocsin.schemas.config_sections import StopOptions
 from tocsin.schemas.deliveries import Delivery
 from tocsin.schemas.errors import MalformedRecord, RecordError

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tocsin.bus.port import Outgoing, Partition, Record
-from tocsin.runtime.skipped_runs import HoldLimit, Skip
+from tocsin.runtime.leased_runs import HoldLimit, Skip
 from tocsin.schemas.errors import RecordError
 
 

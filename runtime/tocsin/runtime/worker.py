@@ -21,14 +21,14 @@ from typing import Final, TypeVar
 from tocsin.bus.port import Bus, BusUnavailable, FencedMember, From, Outgoing, Partition, Record
 from tocsin.runtime import metrics as names
 from tocsin.runtime.bus_clock import BusClock
+from tocsin.runtime.bus_io import Wiring
 from tocsin.runtime.clock import Clock, SystemClock
 from tocsin.runtime.dead_letters import DeadLetterLimits, DeadLetters
+from tocsin.runtime.leased_runs import Skip, SkippedRuns
 from tocsin.runtime.metrics import Metrics
-from tocsin.runtime.outbox import Outbox
-from tocsin.runtime.positions import Positions
+from tocsin.runtime.offsets import Positions
 from tocsin.runtime.service import Attachment, Poison, Service, Tick
-from tocsin.runtime.skipped_runs import Skip, SkippedRuns
-from tocsin.runtime.wiring import Wiring
+from tocsin.runtime.unacknowledged import Outbox
 from tocsin.schemas.topics import Topics
 
 logger = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from tocsin.bus.port import Outgoing, Partition, Record
+from tocsin.runtime.leased_runs import HoldLimit
 from tocsin.runtime.service import Attachment, Poison, Service, Tick
-from tocsin.runtime.skipped_runs import HoldLimit
 from tocsin.schemas.config import Config
 from tocsin.schemas.control import LookCloser, look_closer_key
 from tocsin.schemas.errors import ConfigurationError, RecordError

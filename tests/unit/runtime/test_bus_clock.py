@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tocsin.bus.port import Partition, Record
 from tocsin.runtime.bus_clock import SETTLING_MS, WINDOW_MS, BusClock
-from tocsin.runtime.positions import Positions
+from tocsin.runtime.offsets import Positions
 
 P0 = Partition("t", 0)
 AHEAD_MS = 60_000

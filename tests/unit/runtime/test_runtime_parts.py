@@ -14,7 +14,7 @@ from tocsin.bus.port import FencedMember, Partition, Record
 from tocsin.runtime import metrics as names
 from tocsin.runtime.http import HttpEndpoints
 from tocsin.runtime.metrics import HELP, Metrics
-from tocsin.runtime.positions import Positions
+from tocsin.runtime.offsets import Positions
 from tocsin.runtime.shutdown import serve, stop_signals
 from tocsin.runtime.testing import CrashPoints
 from tocsin.schemas.errors import ConfigurationError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tocsin.bus.port import Partition, Record
-from tocsin.runtime.skipped_runs import ASK_MS, HoldLimit, SkippedRuns
+from tocsin.runtime.leased_runs import ASK_MS, HoldLimit, SkippedRuns
 
 P0 = Partition("t", 0)
 

@@ -21,7 +21,7 @@ from tocsin.bus.port import (
 )
 from tocsin.runtime import metrics as names
 from tocsin.runtime.metrics import Metrics
-from tocsin.runtime.positions import Offsets, Positions
+from tocsin.runtime.offsets import Offsets, Positions
 from tocsin.runtime.restore import read_whole
 from tocsin.runtime.service import Service
 from tocsin.schemas.topics import Topics, telemetry_partition
