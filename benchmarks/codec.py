@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tocsin.schemas.telemetry import (
+from tocsin.schemas.records.frames import (
     COUNT_COLUMNS,
     STATISTIC_COLUMNS,
     Counts,

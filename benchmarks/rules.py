@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from tocsin.bus.port import Record
-from tocsin.schemas.wire import decode, read_meta
+from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.stream_rules.engine import Engine
 from tocsin.stream_rules.instances import RuleSpec, rule_specs
 from tocsin.stream_rules.testing import Numbers, RunBuilder

@@ -34,7 +34,7 @@ from pathlib import Path
 from tocsin.emitter.gpus import Gpus
 from tocsin.emitter.proc_files import ROOT
 from tocsin.emitter.sampler import Node, Packer, Sampler
-from tocsin.schemas.telemetry import Speaker, SystemFrame
+from tocsin.schemas.records.frames import Speaker, SystemFrame
 
 WORKERS = 8
 WARM_S = 6.0

@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from fixtures.runs.judgement import healthy
 from fixtures.runs.recorded import Request, record_all, recorded
-from tocsin.schemas.telemetry import StepFrame, TensorFrame
-from tocsin.schemas.wire import decode, read_meta
+from tocsin.schemas.records.frames import StepFrame, TensorFrame
+from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.stream_rules.catalogue import UnknownRule, built_in
 
 Array = npt.NDArray[np.float64]

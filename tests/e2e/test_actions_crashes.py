@@ -19,10 +19,10 @@ from tocsin.actions.notify import notify_names
 from tocsin.bus.embedded import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Partition, Record
 from tocsin.runtime.testing import CRASH_AT, CRASH_POINTS
-from tocsin.schemas.deliveries import Delivery
-from tocsin.schemas.events import EVENT_TYPES
-from tocsin.schemas.identity import delivery_id
-from tocsin.schemas.runs import StopView
+from tocsin.schemas.ids import delivery_id
+from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.events import EVENT_TYPES
+from tocsin.schemas.records.runs import StopView
 from tocsin.schemas.topics import issue_partition
 
 TESTS = Path(__file__).parents[1]

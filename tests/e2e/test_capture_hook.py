@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from support.captured import HOOK, run_with_hook, said
-from tocsin.schemas.runs import RunEnded, RunStarted
+from tocsin.schemas.records.runs import RunEnded, RunStarted
 
 LOOP = """
 import torch

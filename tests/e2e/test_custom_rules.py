@@ -15,11 +15,11 @@ from support.custom import FILE
 from support.site import Site, end, until
 from tocsin.bus.embedded import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Outgoing, Partition, Record
-from tocsin.schemas.events import Event
-from tocsin.schemas.issues import IssueFiring
-from tocsin.schemas.state import Snapshot
+from tocsin.schemas.records.events import Event
+from tocsin.schemas.records.issues import IssueFiring
+from tocsin.schemas.records.snapshots import Snapshot
+from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
-from tocsin.schemas.wire import decode, read_meta
 from tocsin.stream_rules.testing import RunBuilder
 
 RULES = """\

@@ -27,7 +27,7 @@ from support.kafka_broker import free_ports
 from support.site import Site, end, until
 from tocsin.console.__main__ import app
 from tocsin.console.setting import section_registry
-from tocsin.schemas.config import Config, check_config
+from tocsin.schemas.configuration.file import Config, check_config
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

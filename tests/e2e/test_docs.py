@@ -15,7 +15,7 @@ from typer.main import get_command
 from support.site import Site
 from tocsin.console.__main__ import app
 from tocsin.console.setting import section_registry
-from tocsin.schemas.config import check_config
+from tocsin.schemas.configuration.file import check_config
 
 ROOT = Path(__file__).parents[2]
 SITE = [page for page in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in page.parts]

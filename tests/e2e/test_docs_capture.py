@@ -12,7 +12,7 @@ from pathlib import Path
 
 from support.site import Site
 from support.telemetry import frames, said
-from tocsin.schemas.runs import RunStarted
+from tocsin.schemas.records.runs import RunStarted
 
 PAGE = Path(__file__).parents[2] / "docs" / "capture.md"
 

@@ -17,11 +17,11 @@ from support.site import Finished, Site, until
 from support.slurm import slurm_cluster, unavailable
 from support.watched import records
 from tocsin.console.setting import section_registry
-from tocsin.schemas import wire
-from tocsin.schemas.config import check_config
-from tocsin.schemas.events import Event
-from tocsin.schemas.runs import CheckpointWritten
-from tocsin.schemas.telemetry import StepFrame, TensorFrame
+from tocsin.schemas.configuration.file import check_config
+from tocsin.schemas.records import wire
+from tocsin.schemas.records.events import Event
+from tocsin.schemas.records.frames import StepFrame, TensorFrame
+from tocsin.schemas.records.runs import CheckpointWritten
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PYTHON = sys.executable

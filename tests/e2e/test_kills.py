@@ -29,13 +29,13 @@ from support.site import (
 from tocsin.bus.port import Partition
 from tocsin.bus.urls import open_bus
 from tocsin.console.views import read_all
-from tocsin.schemas.control import StopRequested
-from tocsin.schemas.deliveries import Delivery
-from tocsin.schemas.events import Event
-from tocsin.schemas.issues import IssueFiring
-from tocsin.schemas.runs import RunEnded
+from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.events import Event
+from tocsin.schemas.records.issues import IssueFiring
+from tocsin.schemas.records.runs import RunEnded
+from tocsin.schemas.records.stops import StopRequested
+from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics, issue_partition
-from tocsin.schemas.wire import decode, read_meta
 
 HELPER = "tocsin.console.helper"
 

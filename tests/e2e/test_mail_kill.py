@@ -24,9 +24,9 @@ from tocsin.bus.port import Partition
 from tocsin.bus.urls import open_bus
 from tocsin.console.views import read_all
 from tocsin.runtime.testing import CRASH_AT
-from tocsin.schemas.deliveries import Delivery
-from tocsin.schemas.events import EVENT_TYPES
-from tocsin.schemas.identity import delivery_id
+from tocsin.schemas.ids import delivery_id
+from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.events import EVENT_TYPES
 from tocsin.schemas.topics import issue_partition
 
 TESTS = Path(__file__).parents[1]

@@ -10,12 +10,12 @@ from support.site import SCRIPTS, Site, on_embedded, until
 from tocsin.bus.port import Outgoing, Partition
 from tocsin.bus.urls import open_bus
 from tocsin.console.views import read_all
-from tocsin.schemas.control import StopRefused, StopRequested
-from tocsin.schemas.events import Event
-from tocsin.schemas.identity import incarnation_id, new_id
+from tocsin.schemas.ids import incarnation_id, new_id
+from tocsin.schemas.records.events import Event
+from tocsin.schemas.records.stops import StopRefused, StopRequested
+from tocsin.schemas.records.wire import decode, meta_of, read_meta, signature_headers
 from tocsin.schemas.signing import keys_folder, own_key
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
-from tocsin.schemas.wire import decode, meta_of, read_meta, signature_headers
 
 
 @on_embedded

@@ -17,8 +17,8 @@ from support.issue_records import view_record
 from tocsin.bus.embedded import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Outgoing, Partition
 from tocsin.emitter.node_folder import NODE_FOLDER
-from tocsin.schemas.runs import RunView
-from tocsin.schemas.telemetry import SystemFrame
+from tocsin.schemas.records.frames import SystemFrame
+from tocsin.schemas.records.runs import RunView
 from tocsin.schemas.topics import Topics, telemetry_partition
 
 TOCSIN = [sys.executable, "-m", "tocsin.console"]

@@ -16,8 +16,8 @@ from support.waiting import wait_until
 from tocsin.bus.embedded import EmbeddedBus
 from tocsin.bus.port import BusError
 from tocsin.emitter.stop_command import SignedCommand
-from tocsin.schemas.control import StopAcknowledged, StopEscalated, StopExited
-from tocsin.schemas.runs import RunStarted
+from tocsin.schemas.records.runs import RunStarted
+from tocsin.schemas.records.stops import StopAcknowledged, StopEscalated, StopExited
 
 HANGS = """
 import time

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.captured import HOOK, environment, said
-from tocsin.schemas.runs import RunEnded
+from tocsin.schemas.records.runs import RunEnded
 
 TRAINING = """
 import resource, signal, sys, threading, time

@@ -28,7 +28,7 @@ from tocsin.bus.port import Outgoing
 from tocsin.bus.spool import SpoolWriter
 from tocsin.emitter.capture import Capture
 from tocsin.emitter.hook_state import Hooks
-from tocsin.schemas.runs import RunEnded
+from tocsin.schemas.records.runs import RunEnded
 from tocsin.schemas.topics import Topics
 
 EVERYTHING = (

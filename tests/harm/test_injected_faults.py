@@ -19,7 +19,7 @@ from support.injector import Injector, choose
 from support.small_trainings import TRAININGS, Result
 from support.waiting import wait_until
 from tocsin.emitter.current import current
-from tocsin.schemas.runs import CaptureDegraded, RunEnded
+from tocsin.schemas.records.runs import CaptureDegraded, RunEnded
 
 EVERYTHING = (
     '{"collections": {"gradients": {"every": 1}, "weights": {"every": 2}, '

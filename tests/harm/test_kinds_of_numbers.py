@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from support.captured import captured, said
-from tocsin.schemas.captured import KINDS
+from tocsin.schemas.records.collections import KINDS
 
 STEPS = 7
 

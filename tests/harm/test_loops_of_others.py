@@ -26,8 +26,8 @@ from tocsin.emitter import link, torch_hooks, unwatched
 from tocsin.emitter.api import Run
 from tocsin.emitter.current import current
 from tocsin.emitter.watched import ALONE_PATIENCE, PRIMARY_PATIENCE
-from tocsin.schemas.issues import IssueFiring
-from tocsin.schemas.runs import RunEnded, RunStarted
+from tocsin.schemas.records.issues import IssueFiring
+from tocsin.schemas.records.runs import RunEnded, RunStarted
 from tocsin.stream_rules.testing import issues_of
 
 

@@ -25,8 +25,8 @@ from tocsin.emitter.bus_link import CLOSE_S
 from tocsin.emitter.encoding import Address
 from tocsin.emitter.outbox import StepRow
 from tocsin.emitter.sender import Sender
-from tocsin.schemas.runs import RunEnded
-from tocsin.schemas.telemetry import Speaker
+from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.runs import RunEnded
 from tocsin.schemas.topics import Topics
 
 SPEAKER = Speaker(run_id="r1", incarnation="i1")

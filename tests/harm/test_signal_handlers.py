@@ -23,7 +23,7 @@ from support.captured import captured
 from tocsin.emitter import edges
 from tocsin.emitter.edges import Edge
 from tocsin.emitter.wall import Wall
-from tocsin.schemas.telemetry import Speaker
+from tocsin.schemas.records.frames import Speaker
 
 _HERE = "/tocsin/emitter/"
 

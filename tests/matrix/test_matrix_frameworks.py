@@ -25,8 +25,8 @@ from support.watched import records
 from tocsin.emitter import api, edges, torch_hooks
 from tocsin.emitter.api import Run
 from tocsin.emitter.current import current
-from tocsin.schemas.control import StopLeft
-from tocsin.schemas.runs import CaptureDegraded, CheckpointWritten, PhaseMark, RunEnded
+from tocsin.schemas.records.runs import CaptureDegraded, CheckpointWritten, PhaseMark, RunEnded
+from tocsin.schemas.records.stops import StopLeft
 from tocsin.stream_rules.testing import issues_of
 
 # What the frameworks themselves warn of is not ours.

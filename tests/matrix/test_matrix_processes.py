@@ -13,7 +13,7 @@ import pytest
 
 from support.captured import run_with_hook, said
 from support.matrix_compile import STEPS
-from tocsin.schemas.runs import RunEnded, RunStarted
+from tocsin.schemas.records.runs import RunEnded, RunStarted
 
 TESTS = Path(__file__).parents[1]
 

@@ -12,9 +12,9 @@ from fixtures.runs.recorded import recorded
 from tocsin.bus.embedded import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Outgoing, Partition, Record
 from tocsin.runtime.worker import Worker, WorkerSettings
-from tocsin.schemas.events import Event
+from tocsin.schemas.records.events import Event
+from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics, issue_partition
-from tocsin.schemas.wire import decode, read_meta
 from tocsin.stream_rules.service import build_rules_service
 from tocsin.stream_rules.testing import issues_of
 

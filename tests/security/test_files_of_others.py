@@ -9,9 +9,9 @@ import pytest
 
 from tocsin.console.check import as_text, check_file
 from tocsin.console.run import RunOptions, plan_run
-from tocsin.schemas.config import load_config
-from tocsin.schemas.config_problems import ConfigProblems
-from tocsin.schemas.config_sections import RuleEntry
+from tocsin.schemas.configuration.file import load_config
+from tocsin.schemas.configuration.problems import ConfigProblems
+from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.stream_rules.custom.loading import load_specs
 

@@ -16,8 +16,8 @@ from tocsin.actions.ledger import Ledger
 from tocsin.actions.service import build_actions_service
 from tocsin.bus.embedded import EmbeddedBus
 from tocsin.runtime.worker import Worker, WorkerSettings
-from tocsin.schemas.config import check_config
-from tocsin.schemas.deliveries import Delivery
+from tocsin.schemas.configuration.file import check_config
+from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.signing import SigningKey
 
 HOSTILE = [

@@ -37,9 +37,9 @@ from tocsin.emitter.listener import Listener, ThreadListener
 from tocsin.emitter.members import Members
 from tocsin.emitter.process_group import process_lives
 from tocsin.emitter.stop_command import SignedCommand
-from tocsin.schemas.control import StopAcknowledged
-from tocsin.schemas.events import Data
-from tocsin.schemas.telemetry import Speaker
+from tocsin.schemas.records.events import Data
+from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.stops import StopAcknowledged
 from tocsin.schemas.topics import Topics, issue_partition
 
 SIGNER = StopSigner()

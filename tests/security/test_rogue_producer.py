@@ -16,13 +16,13 @@ from tocsin.bus.port import Partition, Record
 from tocsin.runtime.dead_letters import DeadLetterLimits, DeadLetters, TooManyDeadLetters
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.service import Poison
-from tocsin.schemas.control import StopAcknowledged, StopExited, StopLeft
 from tocsin.schemas.errors import MalformedRecord, RecordError
-from tocsin.schemas.events import Data, Event
-from tocsin.schemas.issues import IssueFiring
-from tocsin.schemas.runs import Heartbeat, RunEnded, RunStarted, RunView
-from tocsin.schemas.telemetry import Speaker, StepFrame
-from tocsin.schemas.wire import Meta, meta_of
+from tocsin.schemas.records.events import Data, Event
+from tocsin.schemas.records.frames import Speaker, StepFrame
+from tocsin.schemas.records.issues import IssueFiring
+from tocsin.schemas.records.runs import Heartbeat, RunEnded, RunStarted, RunView
+from tocsin.schemas.records.stops import StopAcknowledged, StopExited, StopLeft
+from tocsin.schemas.records.wire import Meta, meta_of
 from tocsin.stream_rules.engine import Engine
 from tocsin.stream_rules.episodes import Told
 from tocsin.stream_rules.instances import rule_specs

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tocsin.schemas.config_sections import RuleEntry
+from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.own_python import LEFT_OUT, python_command, python_environment
 from tocsin.stream_rules.custom.checking import load_apart
 

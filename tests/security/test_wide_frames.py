@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 import numpy as np
 import pytest
 
-from tocsin.schemas.telemetry import Speaker, StepFrame
-from tocsin.schemas.wire import meta_of
+from tocsin.schemas.records.frames import Speaker, StepFrame
+from tocsin.schemas.records.wire import meta_of
 from tocsin.stream_rules import rule as rule_module
 from tocsin.stream_rules.about_rules.rule_has_no_input import RuleHasNoInput
 from tocsin.stream_rules.instances import rule_specs

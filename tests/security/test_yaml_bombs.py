@@ -11,9 +11,9 @@ from importlib.metadata import EntryPoints, entry_points
 import pytest
 import yaml
 
-from tocsin.schemas.config import MAX_FINDINGS, check_config
-from tocsin.schemas.config_problems import ConfigProblems
-from tocsin.schemas.yaml_loader import (
+from tocsin.schemas.configuration.file import MAX_FINDINGS, check_config
+from tocsin.schemas.configuration.problems import ConfigProblems
+from tocsin.schemas.configuration.yaml import (
     MAX_BYTES,
     MAX_DIRECTIVES,
     MAX_LINE,

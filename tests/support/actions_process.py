@@ -18,7 +18,7 @@ from tocsin.actions.service import build_actions_service
 from tocsin.bus.embedded import EmbeddedBus
 from tocsin.runtime.testing import CrashPoints
 from tocsin.runtime.worker import Worker, WorkerSettings
-from tocsin.schemas.config import Config
+from tocsin.schemas.configuration.file import Config
 from tocsin.schemas.signing import own_key
 from tocsin.schemas.topics import Topics
 

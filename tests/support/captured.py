@@ -17,10 +17,10 @@ from tocsin.bus.port import EARLIEST, Partition
 from tocsin.emitter import hook_state, torch_hooks
 from tocsin.emitter.current import current
 from tocsin.emitter.session import Session
-from tocsin.schemas.events import Data, Event
-from tocsin.schemas.telemetry import StepFrame, SystemFrame, TensorFrame
+from tocsin.schemas.records.events import Data, Event
+from tocsin.schemas.records.frames import StepFrame, SystemFrame, TensorFrame
+from tocsin.schemas.records.wire import Meta, decode, read_meta
 from tocsin.schemas.topics import Topics, telemetry_partition
-from tocsin.schemas.wire import Meta, decode, read_meta
 
 D = TypeVar("D", bound=Data)
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tocsin.schemas.config_sections import RuleEntry
-from tocsin.schemas.telemetry import Mode, TensorFrame
+from tocsin.schemas.configuration.sections import RuleEntry
+from tocsin.schemas.records.frames import Mode, TensorFrame
 from tocsin.stream_rules.instances import RuleSpec, rule_specs
 from tocsin.stream_rules.testing import RunBuilder
 

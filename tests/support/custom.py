@@ -10,9 +10,9 @@ from pathlib import Path
 
 from tocsin.bus.port import Record
 from tocsin.runtime.service import Attachment, Tick
-from tocsin.schemas.config import check_config
-from tocsin.schemas.config_sections import RuleEntry
-from tocsin.schemas.issues import IssueFiring
+from tocsin.schemas.configuration.file import check_config
+from tocsin.schemas.configuration.sections import RuleEntry
+from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.topics import Topics
 from tocsin.stream_rules.custom.host import CustomHost
 from tocsin.stream_rules.custom.limits import MEBIBYTE, Limits

@@ -6,12 +6,18 @@ from collections.abc import Callable
 from functools import partial
 
 from tocsin.bus.port import Outgoing, Partition
-from tocsin.schemas.events import Data, Event
-from tocsin.schemas.identity import incarnation_id, issue_id
-from tocsin.schemas.issues import IssueFiring, IssueOngoing, IssueResolved, Severity, Subject
-from tocsin.schemas.runs import RunView, StopView
+from tocsin.schemas.ids import incarnation_id, issue_id
+from tocsin.schemas.records.events import Data, Event
+from tocsin.schemas.records.issues import (
+    IssueFiring,
+    IssueOngoing,
+    IssueResolved,
+    Severity,
+    Subject,
+)
+from tocsin.schemas.records.runs import RunView, StopView
+from tocsin.schemas.records.wire import meta_of
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
-from tocsin.schemas.wire import meta_of
 
 TOPICS = Topics()
 NOW_MS = 1_795_258_012_300

@@ -17,7 +17,7 @@ from pathlib import Path
 from tocsin.bus.urls import open_bus
 from tocsin.emitter.launcher import launch
 from tocsin.emitter.plan import LaunchPlan
-from tocsin.schemas.events import Data
+from tocsin.schemas.records.events import Data
 
 
 def main(arguments: list[str]) -> int:

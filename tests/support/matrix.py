@@ -18,8 +18,8 @@ from torch import nn
 from support.captured import Said, captured, said
 from support.watched import records
 from tocsin.emitter import torch_hooks
-from tocsin.schemas.issues import IssueFiring
-from tocsin.schemas.runs import CaptureDegraded
+from tocsin.schemas.records.issues import IssueFiring
+from tocsin.schemas.records.runs import CaptureDegraded
 from tocsin.stream_rules.testing import issues_of
 
 EVERY_STEP = json.dumps({"collections": {"gradients": {"every": 1}, "weights": {"every": 5}}})

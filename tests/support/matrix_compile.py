@@ -18,7 +18,7 @@ from torch import nn
 
 from support.captured import captured, said
 from tocsin.emitter import torch_hooks
-from tocsin.schemas.runs import CaptureDegraded
+from tocsin.schemas.records.runs import CaptureDegraded
 
 STEPS = 4
 EVERY_STEP = '{"collections": {"gradients": {"every": 1}, "weights": {"every": 1}}}'

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tocsin.schemas.config_sections import RuleEntry
-from tocsin.schemas.runs import RunData
-from tocsin.schemas.telemetry import StepFrame, SystemFrame
+from tocsin.schemas.configuration.sections import RuleEntry
+from tocsin.schemas.records.frames import StepFrame, SystemFrame
+from tocsin.schemas.records.runs import RunData
 from tocsin.stream_rules.instances import RuleSpec, rule_specs
 from tocsin.stream_rules.rule import AnyRule, Moment, Outcome
 from tocsin.stream_rules.testing import RunBuilder, issues_of

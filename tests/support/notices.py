@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from support.issue_records import NOW_MS, issue_record
 from tocsin.actions.lanes import Notice
-from tocsin.schemas.deliveries import Delivery
-from tocsin.schemas.events import EVENT_TYPES
-from tocsin.schemas.identity import delivery_id
-from tocsin.schemas.issues import IssueFiring
+from tocsin.schemas.ids import delivery_id
+from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.events import EVENT_TYPES
+from tocsin.schemas.records.issues import IssueFiring
 
 
 def notice(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tocsin.bus.port import Record
-from tocsin.schemas.issues import IssueFiring
+from tocsin.schemas.records.issues import IssueFiring
 from tocsin.stream_rules.engine import Engine
 from tocsin.stream_rules.instances import RuleSpec
 from tocsin.stream_rules.replay import replay

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tocsin.bus.port import Record
-from tocsin.schemas.state import Snapshot
+from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.stream_rules.engine import Engine
 from tocsin.stream_rules.instances import RuleSpec
 

@@ -12,7 +12,7 @@ import tocsin.stream_rules.testing as made_runs
 from fixtures.runs.faults import Fault, faults
 from fixtures.runs.recorded import recorded
 from tocsin.console.rule_examples import Example
-from tocsin.schemas.issues import IssueFiring
+from tocsin.schemas.records.issues import IssueFiring
 from tocsin.stream_rules.episodes import Told
 from tocsin.stream_rules.replay import replay
 from tocsin.stream_rules.testing import START_MS

@@ -8,9 +8,9 @@ import numpy as np
 
 from support.issue_records import NOW_MS, TOPICS, incarnation
 from tocsin.bus.port import Outgoing, Partition, Record
-from tocsin.schemas.telemetry import Mode, Speaker, StepFrame
+from tocsin.schemas.records.frames import Mode, Speaker, StepFrame
+from tocsin.schemas.records.wire import meta_of
 from tocsin.schemas.topics import telemetry_partition
-from tocsin.schemas.wire import meta_of
 
 
 def written_steps(

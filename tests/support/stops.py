@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from tocsin.bus.port import Outgoing, Partition
 from tocsin.emitter.stop_command import SignedCommand
-from tocsin.schemas.control import StopRequested
-from tocsin.schemas.events import Event
-from tocsin.schemas.identity import new_id
+from tocsin.schemas.ids import new_id
+from tocsin.schemas.records.events import Event
+from tocsin.schemas.records.stops import StopRequested
+from tocsin.schemas.records.wire import meta_of, signature_headers
 from tocsin.schemas.signing import SigningKey
 from tocsin.schemas.topics import Topics, issue_partition
-from tocsin.schemas.wire import meta_of, signature_headers
 
 
 @dataclass

@@ -10,10 +10,10 @@ from typing import TypeVar
 from tocsin.bus.embedded import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Partition
 from tocsin.bus.spool import has_spools
-from tocsin.schemas.events import Data, Event
-from tocsin.schemas.telemetry import TensorFrame
+from tocsin.schemas.records.events import Data, Event
+from tocsin.schemas.records.frames import TensorFrame
+from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics, telemetry_partition
-from tocsin.schemas.wire import decode, read_meta
 
 D = TypeVar("D", bound=Data)
 

@@ -12,7 +12,7 @@ import torch
 from support.captured import captured
 from tocsin.bus.embedded import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Partition, Record
-from tocsin.schemas.issues import IssueFiring
+from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.topics import Topics, telemetry_partition
 from tocsin.stream_rules.instances import RuleSpec
 from tocsin.stream_rules.testing import issues_of

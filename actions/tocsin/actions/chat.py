@@ -23,8 +23,8 @@ from tocsin.actions.lanes import Notice
 from tocsin.actions.message import Message, message_of
 from tocsin.actions.records import issue_of
 from tocsin.schemas.errors import MissingExtra, RecordError
-from tocsin.schemas.events import clip
 from tocsin.schemas.own_python import python_command, python_environment
+from tocsin.schemas.records.events import clip
 
 logger = logging.getLogger(__name__)
 

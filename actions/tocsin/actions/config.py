@@ -15,19 +15,19 @@ from tocsin.actions.routing import Kind, Routing
 from tocsin.actions.run_addresses import RunAddresses
 from tocsin.actions.signature import webhook_key
 from tocsin.actions.webhook import WebhookTarget
-from tocsin.schemas.config import Config, read_config
-from tocsin.schemas.config_problems import Finding, Loc, quoted
-from tocsin.schemas.config_receivers import (
+from tocsin.schemas.configuration.file import Config, read_config
+from tocsin.schemas.configuration.problems import Finding, Loc, quoted
+from tocsin.schemas.configuration.receivers import (
     ChatReceiver,
     EmailReceiver,
     SmsReceiver,
     WebhookReceiver,
 )
-from tocsin.schemas.config_settings import value_of
-from tocsin.schemas.config_values import parse_http_url
+from tocsin.schemas.configuration.settings import value_of
+from tocsin.schemas.configuration.values import parse_http_url
+from tocsin.schemas.configuration.yaml import load
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.schemas.issues import Issue
-from tocsin.schemas.yaml_loader import load
+from tocsin.schemas.records.issues import Issue
 
 _HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _OURS: Final = frozenset(

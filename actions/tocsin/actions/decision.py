@@ -9,7 +9,7 @@ from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Final, Literal
 
-from tocsin.schemas.deliveries import DeliveryState
+from tocsin.schemas.records.deliveries import DeliveryState
 
 Failure = Literal[
     "timeout",

@@ -21,7 +21,7 @@ from tocsin.actions.plot import Plotter, drawing_of
 from tocsin.actions.reached import Reached
 from tocsin.actions.records import issue_of
 from tocsin.schemas.errors import MissingExtra, RecordError
-from tocsin.schemas.identity import delivery_id
+from tocsin.schemas.ids import delivery_id
 
 if TYPE_CHECKING:
     import aiosmtplib

@@ -7,14 +7,14 @@ from typing import Final
 
 from tocsin.actions.records import expired_letter, issue_of
 from tocsin.bus.port import Outgoing, Partition
-from tocsin.schemas.config import Config
-from tocsin.schemas.deliveries import Delivery
+from tocsin.schemas.configuration.file import Config
 from tocsin.schemas.errors import RecordError
-from tocsin.schemas.events import Data, Event, clip
-from tocsin.schemas.identity import issue_id
-from tocsin.schemas.issues import Evidence, Fact, IssueFiring, Severity, Subject
+from tocsin.schemas.ids import issue_id
+from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.events import Data, Event, clip
+from tocsin.schemas.records.issues import Evidence, Fact, IssueFiring, Severity, Subject
+from tocsin.schemas.records.wire import meta_of
 from tocsin.schemas.topics import Topics, issue_partition
-from tocsin.schemas.wire import meta_of
 
 RULE: Final = "action_failed"
 VERSION: Final = 1

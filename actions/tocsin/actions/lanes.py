@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tocsin.actions.decision import Outcome
-from tocsin.schemas.deliveries import Delivery
+from tocsin.schemas.records.deliveries import Delivery
 
 logger = logging.getLogger(__name__)
 

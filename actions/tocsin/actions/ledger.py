@@ -14,8 +14,8 @@ from typing import Final
 
 from tocsin.actions.decision import Decision, Outcome, RetryPolicy, decide
 from tocsin.actions.routing import STOP
-from tocsin.schemas.deliveries import Attempt, Delivery, DeliveryState
-from tocsin.schemas.events import clip
+from tocsin.schemas.records.deliveries import Attempt, Delivery, DeliveryState
+from tocsin.schemas.records.events import clip
 from tocsin.schemas.topics import issue_partition
 
 KEEP_FINAL_MS: Final = 90 * 86_400_000

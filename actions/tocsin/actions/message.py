@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tocsin.schemas.events import clip
-from tocsin.schemas.issues import Issue, IssueState, Series, Severity
+from tocsin.schemas.records.events import clip
+from tocsin.schemas.records.issues import Issue, IssueState, Series, Severity
 from tocsin.schemas.text import (
     fact_text,
     number_text,

@@ -20,7 +20,7 @@ from html import escape
 from typing import Final
 
 from tocsin.actions.message import Message, Row
-from tocsin.schemas.issues import Series
+from tocsin.schemas.records.issues import Series
 
 PICTURE: Final = "series.png"
 VALUES: Final = "last_values.csv"

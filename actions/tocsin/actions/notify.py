@@ -12,7 +12,7 @@ from urllib.parse import unquote, unquote_plus, urlsplit
 from pydantic import SecretStr
 
 from tocsin.actions.routing import Kind
-from tocsin.schemas.config_values import parse_http_url, parse_mail_address
+from tocsin.schemas.configuration.values import parse_http_url, parse_mail_address
 from tocsin.schemas.errors import ConfigurationError
 
 CHAT_SCHEMES: Final = (

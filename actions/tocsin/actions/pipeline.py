@@ -31,13 +31,13 @@ from tocsin.runtime import metrics as names
 from tocsin.runtime.leased_runs import Skip
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.service import Attachment, Poison, Service, Tick
-from tocsin.schemas.config_sections import StopOptions
-from tocsin.schemas.deliveries import Delivery
+from tocsin.schemas.configuration.sections import StopOptions
 from tocsin.schemas.errors import MalformedRecord, RecordError
-from tocsin.schemas.events import Data, Event, clip
-from tocsin.schemas.identity import delivery_id
-from tocsin.schemas.issues import Issue, IssueResolved
-from tocsin.schemas.runs import RunView
+from tocsin.schemas.ids import delivery_id
+from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.events import Data, Event, clip
+from tocsin.schemas.records.issues import Issue, IssueResolved
+from tocsin.schemas.records.runs import RunView
 from tocsin.schemas.topics import (
     ISSUE_PARTITIONS,
     TELEMETRY_PARTITIONS,

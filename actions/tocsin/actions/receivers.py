@@ -25,15 +25,15 @@ from tocsin.actions.notify import chat_fault, parse_notify
 from tocsin.actions.sms import SmsSender, SmsTarget
 from tocsin.actions.smtp import server_of_config, server_of_environment
 from tocsin.actions.webhook import WebhookSender, WebhookTarget
-from tocsin.schemas.config import Config
-from tocsin.schemas.config_receivers import (
+from tocsin.schemas.configuration.file import Config
+from tocsin.schemas.configuration.receivers import (
     AnyReceiver,
     ChatReceiver,
     EmailReceiver,
     LambdaReceiver,
     SmsReceiver,
 )
-from tocsin.schemas.config_settings import value_of
+from tocsin.schemas.configuration.settings import value_of
 from tocsin.schemas.errors import ConfigurationError, MissingExtra
 
 Close = Callable[[], Awaitable[None]]

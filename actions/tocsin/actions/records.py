@@ -7,13 +7,13 @@ import json
 from tocsin.actions.ledger import Settled
 from tocsin.actions.routing import Planned
 from tocsin.bus.port import Outgoing, Partition, Record
-from tocsin.schemas.dead_letters import DeadLetter
-from tocsin.schemas.deliveries import Delivery
 from tocsin.schemas.errors import MalformedRecord
-from tocsin.schemas.events import EVENT_TYPES, Data, Event, clip
-from tocsin.schemas.issues import Issue
+from tocsin.schemas.records.dead_letters import DeadLetter
+from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.events import EVENT_TYPES, Data, Event, clip
+from tocsin.schemas.records.issues import Issue
+from tocsin.schemas.records.wire import decode, meta_of, read_meta
 from tocsin.schemas.topics import DLQ_PARTITIONS, Topics, issue_partition, partition_for
-from tocsin.schemas.wire import decode, meta_of, read_meta
 
 
 def read_event(record: Record) -> Event[Data]:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from tocsin.schemas.config_problems import Loc
-from tocsin.schemas.config_sections import ActionEntry, RuleEntry, StopOptions
-from tocsin.schemas.issues import SEVERITIES, Issue, IssueOngoing
+from tocsin.schemas.configuration.problems import Loc
+from tocsin.schemas.configuration.sections import ActionEntry, RuleEntry, StopOptions
+from tocsin.schemas.records.issues import SEVERITIES, Issue, IssueOngoing
 
 Kind = Literal["webhook", "email", "chat", "sms", "lambda", "stop"]
 

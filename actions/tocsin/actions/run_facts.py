@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tocsin.schemas.issues import Issue
-from tocsin.schemas.runs import RunState, RunView, StopView
+from tocsin.schemas.records.issues import Issue
+from tocsin.schemas.records.runs import RunState, RunView, StopView
 
 
 @dataclass(frozen=True, slots=True)

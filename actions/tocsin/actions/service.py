@@ -22,7 +22,7 @@ from tocsin.actions.run_addresses import ReadAddresses, RunAddresses
 from tocsin.bus.port import Bus, BusUnavailable, Producer
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.worker import no_crash
-from tocsin.schemas.config import Config
+from tocsin.schemas.configuration.file import Config
 from tocsin.schemas.errors import RecordError
 from tocsin.schemas.signing import SigningKey
 from tocsin.schemas.topics import Topics
@@ -84,7 +84,7 @@ def build_actions_service(
     Args:
         bus: open; stop commands are published on it.
         key: signs stop commands (`tocsin.schemas.signing.own_key`).
-        secrets: their values (`tocsin.schemas.config_settings.resolve_secrets`).
+        secrets: their values (`tocsin.schemas.configuration.settings.resolve_secrets`).
         embedded: whether it serves a run on this machine's own bus: webhooks may then reach
             private and loopback addresses.
         notify: the addresses of `--notify`.

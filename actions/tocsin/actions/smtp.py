@@ -12,8 +12,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from pydantic import SecretStr
 
 from tocsin.actions.email import Security, SmtpServer
-from tocsin.schemas.config_receivers import SmtpConfig
-from tocsin.schemas.config_settings import value_of
+from tocsin.schemas.configuration.receivers import SmtpConfig
+from tocsin.schemas.configuration.settings import value_of
 from tocsin.schemas.errors import ConfigurationError
 
 SMTP_VARIABLE: Final = "TOCSIN_SMTP"

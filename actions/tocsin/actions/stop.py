@@ -13,15 +13,15 @@ from pydantic import JsonValue
 
 from tocsin.actions.run_facts import RunFacts
 from tocsin.bus.port import Outgoing, Partition
-from tocsin.schemas.config_sections import StopOptions
-from tocsin.schemas.control import StopRequested
-from tocsin.schemas.deliveries import Delivery, DeliveryState
+from tocsin.schemas.configuration.sections import StopOptions
 from tocsin.schemas.errors import MalformedRecord
-from tocsin.schemas.events import EVENT_TYPES, Event
-from tocsin.schemas.issues import Issue
+from tocsin.schemas.records.deliveries import Delivery, DeliveryState
+from tocsin.schemas.records.events import EVENT_TYPES, Event
+from tocsin.schemas.records.issues import Issue
+from tocsin.schemas.records.stops import StopRequested
+from tocsin.schemas.records.wire import meta_of, signature_headers
 from tocsin.schemas.signing import SigningKey
 from tocsin.schemas.topics import Topics, issue_partition
-from tocsin.schemas.wire import meta_of, signature_headers
 
 NOT_AFTER_MS: Final = 600_000
 """A command is worth nothing ten minutes after it was decided."""

@@ -10,8 +10,8 @@ from pydantic import SecretStr
 from tocsin.bus.port import Bus
 from tocsin.bus.security import KafkaSecurity
 from tocsin.bus.urls import open_bus
-from tocsin.schemas.config_sections import BusConfig
-from tocsin.schemas.config_settings import SecretUnavailable
+from tocsin.schemas.configuration.sections import BusConfig
+from tocsin.schemas.configuration.settings import SecretUnavailable
 
 
 def open_configured_bus(

@@ -28,7 +28,7 @@ from tocsin.console import catalog_commands, convert_commands, node_commands, ru
 from tocsin.console.command_options import BusOption, ConfigOption, HttpOption, JsonOption
 from tocsin.console.worker_log import log_to_stderr
 from tocsin.schemas.errors import ConfigurationError, MissingExtra
-from tocsin.schemas.identity import check_run_id
+from tocsin.schemas.ids import check_run_id
 from tocsin.schemas.steady_clock import unix_ms
 
 # Each command imports what it needs when it is called: `tocsin run` must not wait for what only

@@ -24,8 +24,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pydantic import Field
-from tocsin.schemas.issues import Evidence, Fact, Subject
-from tocsin.schemas.telemetry import StepFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.schemas.records.frames import StepFrame
 from tocsin.stream_rules.rule import (
     Clear,
     Finding,

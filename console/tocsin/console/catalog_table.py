@@ -25,7 +25,7 @@ from tocsin.console.rule_text import (
     rule_facts,
     stops,
 )
-from tocsin.schemas.config_problems import did_you_mean
+from tocsin.schemas.configuration.problems import did_you_mean
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.stream_rules.catalogue import Catalogue, UnknownRule
 from tocsin.stream_rules.custom.loading import load_rule

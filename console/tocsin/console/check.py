@@ -12,17 +12,23 @@ from tocsin.console.setting import section_registry
 from tocsin.emitter.plans import CollectionPlan, Schedule
 from tocsin.emitter.settings import capture_settings
 from tocsin.emitter.stop_command import STOP_KEYS
-from tocsin.schemas.config import Config, check_config, config_path, read_config, shared_config
-from tocsin.schemas.config_hidden import hide_lines
-from tocsin.schemas.config_problems import Finding, Loc, Problem, split_lines
-from tocsin.schemas.config_sections import ActionEntry, RuleEntry
-from tocsin.schemas.config_settings import missing_secrets, resolve_settings
-from tocsin.schemas.config_values import format_percent
+from tocsin.schemas.configuration.file import (
+    Config,
+    check_config,
+    config_path,
+    read_config,
+    shared_config,
+)
+from tocsin.schemas.configuration.hidden import hide_lines
+from tocsin.schemas.configuration.problems import Finding, Loc, Problem, split_lines
+from tocsin.schemas.configuration.sections import ActionEntry, RuleEntry
+from tocsin.schemas.configuration.settings import missing_secrets, resolve_settings
+from tocsin.schemas.configuration.values import format_percent
+from tocsin.schemas.configuration.yaml import load
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.schemas.issues import SEVERITIES, Severity
 from tocsin.schemas.private_folders import why_shared
+from tocsin.schemas.records.issues import SEVERITIES, Severity
 from tocsin.schemas.signing import TrustedKeys
-from tocsin.schemas.yaml_loader import load
 from tocsin.stream_rules.catalogue import built_in
 from tocsin.stream_rules.custom.checking import load_apart
 from tocsin.stream_rules.custom.loading import Loaded

@@ -17,9 +17,9 @@ from tocsin.console.editor_schema import as_text, editor_schema
 from tocsin.console.init import severity_text
 from tocsin.console.model_fields import REQUIRED, FieldText, field_texts, summary_of
 from tocsin.console.problem_codes import PROBLEM_CODES, WARNING_CODES
-from tocsin.schemas.config import Config
-from tocsin.schemas.config_later import LATER_SECTIONS
-from tocsin.schemas.config_sections import RuleEntry, StopOptions
+from tocsin.schemas.configuration.file import Config
+from tocsin.schemas.configuration.later import LATER_SECTIONS
+from tocsin.schemas.configuration.sections import RuleEntry, StopOptions
 from tocsin.stream_rules.catalogue import Catalogue, built_in
 from tocsin.stream_rules.rule import AnyRule
 

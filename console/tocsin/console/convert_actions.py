@@ -11,9 +11,9 @@ from typing import Final
 from pydantic import ValidationError
 
 from tocsin.console.convert_reading import Notes, Placed
-from tocsin.schemas.config_problems import Loc
-from tocsin.schemas.config_receivers import EmailReceiver, SmsReceiver
-from tocsin.schemas.yaml_loader import Plain
+from tocsin.schemas.configuration.problems import Loc
+from tocsin.schemas.configuration.receivers import EmailReceiver, SmsReceiver
+from tocsin.schemas.configuration.yaml import Plain
 
 STOP: Final = "stop"
 _REGION: Final = re.compile(r"\.ecr\.([a-z0-9-]+)\.amazonaws\.com")

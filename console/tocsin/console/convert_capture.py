@@ -7,10 +7,10 @@ from typing import Final
 
 from tocsin.console.convert_reading import Found, Notes, Placed
 from tocsin.console.convert_values import COLLECTIONS, Unconvertible, convert_value, texts_of
-from tocsin.schemas.config_capture import capture_config
-from tocsin.schemas.config_problems import Loc
+from tocsin.schemas.configuration.capture import capture_config
+from tocsin.schemas.configuration.problems import Loc
+from tocsin.schemas.configuration.yaml import Plain
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.schemas.yaml_loader import Plain
 
 _SCHEDULE: Final = {
     "save_interval": "every",

@@ -50,7 +50,7 @@ def sagemaker(
     The exit code is 0, or 2 if FILE cannot be read.
     """
     from tocsin.console.convert_sagemaker import convert
-    from tocsin.schemas.config_problems import split_lines
+    from tocsin.schemas.configuration.problems import split_lines
 
     source = "stdin" if str(file) == "-" else str(file)
     text = _read(file)

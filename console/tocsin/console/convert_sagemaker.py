@@ -21,9 +21,9 @@ from tocsin.console.convert_tables import (
 )
 from tocsin.console.convert_text import Entry, as_yaml
 from tocsin.console.convert_values import Unconvertible, convert_value
-from tocsin.schemas.config_findings import findings_of
-from tocsin.schemas.config_problems import Problem, did_you_mean
-from tocsin.schemas.yaml_loader import Plain
+from tocsin.schemas.configuration.findings import findings_of
+from tocsin.schemas.configuration.problems import Problem, did_you_mean
+from tocsin.schemas.configuration.yaml import Plain
 from tocsin.stream_rules.catalogue import Catalogue, UnknownRule, built_in
 from tocsin.stream_rules.rule import AnyRule
 

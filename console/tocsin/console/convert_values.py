@@ -9,8 +9,8 @@ from datetime import timedelta
 from typing import Final
 
 from tocsin.console.convert_tables import Kind
-from tocsin.schemas.config_values import format_duration
-from tocsin.schemas.yaml_loader import Plain
+from tocsin.schemas.configuration.values import format_duration
+from tocsin.schemas.configuration.yaml import Plain
 
 COLLECTIONS: Final[Mapping[str, str]] = {
     "losses": "losses",

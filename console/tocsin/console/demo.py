@@ -28,8 +28,8 @@ from tocsin.console.demo_timeline import Moment, Told, timeline
 from tocsin.console.views import read_all
 from tocsin.schemas.errors import RecordError
 from tocsin.schemas.own_python import python_command, python_environment
+from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
-from tocsin.schemas.wire import decode, read_meta
 
 FAULT_STEP: Final = 40
 DRAIN_S: Final = 60

@@ -14,8 +14,8 @@ from typing import Self
 from aiohttp import web
 
 from tocsin.schemas.errors import RecordError
-from tocsin.schemas.events import EVENT_TYPES
-from tocsin.schemas.issues import IssueFiring
+from tocsin.schemas.records.events import EVENT_TYPES
+from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.steady_clock import unix_ms
 
 

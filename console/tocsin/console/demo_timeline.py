@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from tocsin.console.demo_mail import Mail
 from tocsin.console.demo_receiver import Received
-from tocsin.schemas.control import StopAcknowledged, StopEscalated, StopExited, StopLeft
-from tocsin.schemas.deliveries import Delivery
-from tocsin.schemas.events import Data, Event
-from tocsin.schemas.issues import IssueFiring
-from tocsin.schemas.state import Snapshot
-from tocsin.schemas.telemetry import Frame, StepFrame
+from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.events import Data, Event
+from tocsin.schemas.records.frames import Frame, StepFrame
+from tocsin.schemas.records.issues import IssueFiring
+from tocsin.schemas.records.snapshots import Snapshot
+from tocsin.schemas.records.stops import StopAcknowledged, StopEscalated, StopExited, StopLeft
 
 
 @dataclass(frozen=True, slots=True)

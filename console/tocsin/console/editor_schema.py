@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
-from tocsin.schemas.config import config_json_schema
-from tocsin.schemas.config_sections import CUSTOM_USE
-from tocsin.schemas.config_values import format_duration, format_percent
+from tocsin.schemas.configuration.file import config_json_schema
+from tocsin.schemas.configuration.sections import CUSTOM_USE
+from tocsin.schemas.configuration.values import format_duration, format_percent
 from tocsin.stream_rules.catalogue import Catalogue
 from tocsin.stream_rules.rule import AnyRule
 

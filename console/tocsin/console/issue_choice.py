@@ -7,8 +7,8 @@ from typing import Final
 
 from tocsin.console.views import BusView
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.schemas.issues import SHORT_ID, IssueFiring, gravest
-from tocsin.schemas.runs import RunView
+from tocsin.schemas.records.issues import SHORT_ID, IssueFiring, gravest
+from tocsin.schemas.records.runs import RunView
 from tocsin.schemas.text import plain_line
 
 SHORTEST: Final = 4

@@ -17,7 +17,7 @@ from tocsin.console.issue_table import IssueFilter, issue_table, issues_json, no
 from tocsin.console.setting import Setting
 from tocsin.console.terminal import standard_output
 from tocsin.console.views import CommandSeen, read_commands, read_view
-from tocsin.schemas.runs import RunView
+from tocsin.schemas.records.runs import RunView
 
 
 async def print_issues(setting: Setting, wanted: IssueFilter, *, as_json: bool) -> None:

@@ -13,9 +13,9 @@ from tocsin.console.issue_table import SEVERITY_STYLE, issue_facts
 from tocsin.console.stop_way import StopWay, stop_way, way_facts, way_lines
 from tocsin.console.views import BusView, CommandSeen, StateSeen
 from tocsin.console.watch_series import Bucket, sparkline
-from tocsin.schemas.deliveries import Delivery
-from tocsin.schemas.issues import IssueFiring, Series
-from tocsin.schemas.runs import RunView
+from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.issues import IssueFiring, Series
+from tocsin.schemas.records.runs import RunView
 from tocsin.schemas.text import (
     fact_text,
     number_text,

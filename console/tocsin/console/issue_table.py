@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tocsin.console.views import BusView
-from tocsin.schemas.deliveries import Delivery
-from tocsin.schemas.issues import IssueFiring, Severity
+from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.issues import IssueFiring, Severity
 from tocsin.schemas.text import plain_line
 
 StateFilter = Literal["open", "resolved", "all"]

@@ -29,8 +29,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from tocsin.schemas.config_capture import Interval, Texts
-from tocsin.schemas.config_values import (
+from tocsin.schemas.configuration.capture import Interval, Texts
+from tocsin.schemas.configuration.values import (
     Duration,
     FilePath,
     Name,
@@ -42,7 +42,7 @@ from tocsin.schemas.config_values import (
     format_duration,
     format_percent,
 )
-from tocsin.schemas.yaml_loader import load
+from tocsin.schemas.configuration.yaml import load
 
 REQUIRED: Final = "required"
 

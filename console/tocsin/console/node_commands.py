@@ -9,7 +9,7 @@ import typer
 
 from tocsin.console.command_options import BusOption, ConfigOption
 from tocsin.console.worker_log import log_to_stderr
-from tocsin.schemas.identity import check_run_id
+from tocsin.schemas.ids import check_run_id
 
 
 def register(app: typer.Typer) -> None:

@@ -13,7 +13,7 @@ from typing import Final, Self
 from pydantic import BaseModel, ConfigDict
 
 from tocsin.console.series_svg import series_svg
-from tocsin.schemas.issues import Evidence, IssueFiring, Severity, Subject
+from tocsin.schemas.records.issues import Evidence, IssueFiring, Severity, Subject
 
 FOLDER: Final = "examples"
 """Of the examples, below the folder of the rules' pages."""

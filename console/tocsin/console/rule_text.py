@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Final
 
 from tocsin.console.model_fields import field_texts, in_yaml
-from tocsin.schemas.config_values import format_duration
+from tocsin.schemas.configuration.values import format_duration
 from tocsin.stream_rules.catalogue import Catalogue
 from tocsin.stream_rules.rule import AnyRule, Family, Input
 

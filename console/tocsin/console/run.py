@@ -16,9 +16,9 @@ from tocsin.emitter.helper_child import helper_command
 from tocsin.emitter.helper_process import DRAIN_S
 from tocsin.emitter.identity import launch_job_id, resolve_run_id, restart_count
 from tocsin.emitter.plan import LaunchPlan
-from tocsin.schemas.config import Config
+from tocsin.schemas.configuration.file import Config
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.schemas.identity import incarnation_id, new_id
+from tocsin.schemas.ids import incarnation_id, new_id
 from tocsin.schemas.signing import keys_folder, own_key
 from tocsin.schemas.steady_clock import unix_ms
 

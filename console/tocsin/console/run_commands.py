@@ -12,7 +12,7 @@ from rich.console import Console
 
 from tocsin.console.command_options import BusOption, ConfigOption, JsonOption
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.schemas.identity import check_run_id
+from tocsin.schemas.ids import check_run_id
 
 
 def register(app: typer.Typer) -> None:

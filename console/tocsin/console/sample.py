@@ -20,8 +20,8 @@ from tocsin.emitter.node_agent import NodeAgent
 from tocsin.emitter.node_folder import NodeFolder, Registration
 from tocsin.emitter.node_report import NodePlan
 from tocsin.runtime.shutdown import stop_signals
-from tocsin.schemas.config_capture import SystemConfig
-from tocsin.schemas.config_values import parse_duration
+from tocsin.schemas.configuration.capture import SystemConfig
+from tocsin.schemas.configuration.values import parse_duration
 from tocsin.schemas.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 from xml.sax.saxutils import escape
 
-from tocsin.schemas.issues import Series
+from tocsin.schemas.records.issues import Series
 from tocsin.schemas.text import number_text
 
 WIDTH: Final = 720

@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 from tocsin.bus.configured import open_configured_bus
 from tocsin.bus.port import Bus
-from tocsin.schemas.config import (
+from tocsin.schemas.configuration.file import (
     Config,
     LoadedConfig,
     SectionRegistry,
@@ -20,9 +20,9 @@ from tocsin.schemas.config import (
     read_config,
     shared_config,
 )
-from tocsin.schemas.config_problems import ConfigProblems, Finding
-from tocsin.schemas.config_sections import RuleEntry
-from tocsin.schemas.config_settings import Settings, resolve_secrets, resolve_settings
+from tocsin.schemas.configuration.problems import ConfigProblems, Finding
+from tocsin.schemas.configuration.sections import RuleEntry
+from tocsin.schemas.configuration.settings import Settings, resolve_secrets, resolve_settings
 from tocsin.schemas.topics import Topics
 
 

@@ -14,8 +14,8 @@ from rich.text import Text
 from tocsin.console.issue_table import IssueFilter, delivery_facts, issue_table, no_runs_line
 from tocsin.console.rule_counts import in_a_line
 from tocsin.console.views import BusView
-from tocsin.schemas.issues import gravest
-from tocsin.schemas.runs import RunView
+from tocsin.schemas.records.issues import gravest
+from tocsin.schemas.records.runs import RunView
 from tocsin.schemas.text import plain_line
 
 _RULES_OF: Final = 5

@@ -24,12 +24,12 @@ from tocsin.emitter.stop_command import (
     decide,
     read_keys,
 )
-from tocsin.schemas.control import StopAnswer
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.schemas.runs import RunData, StopView
+from tocsin.schemas.records.runs import RunData, StopView
+from tocsin.schemas.records.stops import StopAnswer
+from tocsin.schemas.records.wire import TYPE, read_signature
 from tocsin.schemas.steady_clock import unix_ms
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
-from tocsin.schemas.wire import TYPE, read_signature
 
 _HEARD_MS: Final = 60_000
 _SKEW_MS: Final = 60_000  # between the clocks of two brokers

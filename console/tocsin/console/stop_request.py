@@ -12,7 +12,11 @@ from tocsin.actions.stop import NOT_AFTER_MS
 from tocsin.bus.port import BusError, BusUnavailable
 from tocsin.console.stop_way import StopWay, way_facts
 from tocsin.console.views import CommandSeen
-from tocsin.schemas.control import (
+from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.ids import new_id
+from tocsin.schemas.records.events import Event
+from tocsin.schemas.records.runs import Heartbeat, RunData, RunEnded, RunStarted, RunView, StopView
+from tocsin.schemas.records.stops import (
     StopAcknowledged,
     StopAnswer,
     StopEscalated,
@@ -22,10 +26,6 @@ from tocsin.schemas.control import (
     StopRefused,
     StopRequested,
 )
-from tocsin.schemas.errors import ConfigurationError
-from tocsin.schemas.events import Event
-from tocsin.schemas.identity import new_id
-from tocsin.schemas.runs import Heartbeat, RunData, RunEnded, RunStarted, RunView, StopView
 from tocsin.schemas.text import plain_line
 from tocsin.stream_rules.stop_view import answered
 

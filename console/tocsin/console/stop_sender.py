@@ -33,10 +33,10 @@ from tocsin.console.stop_request import (
 )
 from tocsin.console.views import read_commands
 from tocsin.emitter.stop_command import trusted_paths
-from tocsin.schemas.config_values import parse_duration
-from tocsin.schemas.control import StopRequested
+from tocsin.schemas.configuration.values import parse_duration
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.schemas.events import Event, clip
+from tocsin.schemas.records.events import Event, clip
+from tocsin.schemas.records.stops import StopRequested
 from tocsin.schemas.signing import keys_folder, own_key
 from tocsin.schemas.steady_clock import unix_ms
 

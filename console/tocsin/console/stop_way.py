@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tocsin.console.views import CommandSeen
-from tocsin.schemas.runs import RunView, StopView
+from tocsin.schemas.records.runs import RunView, StopView
 from tocsin.schemas.text import plain_line, time_text
 
 _ORDER: Final = ("requested", "acknowledged", "left", "escalated", "exited", "refused", "expired")

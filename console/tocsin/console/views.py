@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 
 from tocsin.bus.port import EARLIEST, Bus, Partition, Record
 from tocsin.bus.reading import read_to_end
-from tocsin.schemas.control import StopRequested
-from tocsin.schemas.deliveries import Delivery
 from tocsin.schemas.errors import RecordError
-from tocsin.schemas.events import Data, Event
-from tocsin.schemas.issues import IssueFiring, IssueState
-from tocsin.schemas.runs import RunView
+from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.events import Data, Event
+from tocsin.schemas.records.issues import IssueFiring, IssueState
+from tocsin.schemas.records.runs import RunView
+from tocsin.schemas.records.stops import StopRequested
+from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import (
     ISSUE_PARTITIONS,
     TELEMETRY_PARTITIONS,
@@ -20,7 +21,6 @@ from tocsin.schemas.topics import (
     issue_partition,
     telemetry_partition,
 )
-from tocsin.schemas.wire import decode, read_meta
 
 
 @dataclass(frozen=True, slots=True)

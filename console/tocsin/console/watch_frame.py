@@ -21,8 +21,8 @@ from tocsin.console.watch_layout import Plan, fit
 from tocsin.console.watch_runs import detail_line, run_lines
 from tocsin.console.watch_state import WatchState
 from tocsin.console.watch_text import Line, Piece, cut, fields, squeezed
-from tocsin.schemas.deliveries import Delivery
-from tocsin.schemas.issues import IssueFiring
+from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.text import plain_line
 
 STALE_MS: Final = 60_000

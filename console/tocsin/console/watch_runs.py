@@ -13,7 +13,7 @@ from tocsin.console.status import ago
 from tocsin.console.watch_series import NONFINITE, sparkline
 from tocsin.console.watch_state import WatchedRun
 from tocsin.console.watch_text import Line, Piece, squeezed
-from tocsin.schemas.runs import RuleStatus, StopView
+from tocsin.schemas.records.runs import RuleStatus, StopView
 from tocsin.schemas.text import plain_line
 
 SILENT_MS: Final = 30_000

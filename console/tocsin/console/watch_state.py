@@ -13,14 +13,14 @@ from typing import Final, TypeVar
 
 from tocsin.bus.port import Record
 from tocsin.console.watch_series import LossSeries, StepRate
-from tocsin.schemas.deliveries import Delivery
 from tocsin.schemas.errors import RecordError
-from tocsin.schemas.events import Data, Event
-from tocsin.schemas.issues import IssueFiring
-from tocsin.schemas.runs import RunStarted, RunView
-from tocsin.schemas.telemetry import StepFrame
+from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.events import Data, Event
+from tocsin.schemas.records.frames import StepFrame
+from tocsin.schemas.records.issues import IssueFiring
+from tocsin.schemas.records.runs import RunStarted, RunView
+from tocsin.schemas.records.wire import Meta, decode, read_meta
 from tocsin.schemas.topics import Topics, telemetry_partition
-from tocsin.schemas.wire import Meta, decode, read_meta
 
 MAX_RUNS: Final = 500
 MAX_ISSUES: Final = 500

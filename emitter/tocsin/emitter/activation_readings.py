@@ -17,7 +17,7 @@ from tocsin.emitter.activation_samples import statistics
 from tocsin.emitter.arrays import Doubles, narrowed
 from tocsin.emitter.host_copy import HostCopy
 from tocsin.emitter.tables import Table
-from tocsin.schemas.telemetry import COUNT_COLUMNS, STATISTIC_COLUMNS, Counts
+from tocsin.schemas.records.frames import COUNT_COLUMNS, STATISTIC_COLUMNS, Counts
 
 FLOAT32: Final = float(np.finfo(np.float32).max)
 

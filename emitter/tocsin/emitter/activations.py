@@ -36,7 +36,7 @@ from tocsin.emitter.readable import readable
 from tocsin.emitter.tables import Pending
 from tocsin.emitter.wall import Wall
 from tocsin.emitter.watched_calls import Seer, WatchedCalls
-from tocsin.schemas.captured import Mode
+from tocsin.schemas.records.collections import Mode
 
 MAX_READINGS: Final = 2000
 PATIENCE: Final = 3

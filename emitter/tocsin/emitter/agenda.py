@@ -15,7 +15,7 @@ from typing import Final
 from tocsin.emitter.budget import Budget
 from tocsin.emitter.plans import CollectionPlan, Schedule
 from tocsin.emitter.settings import CaptureSettings
-from tocsin.schemas.captured import Kind, Mode
+from tocsin.schemas.records.collections import Kind, Mode
 
 BLOCKS: Final = "blocks"
 NORMS: Final = "norms"

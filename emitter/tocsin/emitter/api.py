@@ -35,10 +35,10 @@ from tocsin.emitter.services import Services, environment
 from tocsin.emitter.session import Session, succeeded
 from tocsin.emitter.settings import LAUNCHER, RUN_ID
 from tocsin.emitter.training import Training
-from tocsin.schemas.config import load_config, shared_config
-from tocsin.schemas.config_capture import capture_config
+from tocsin.schemas.configuration.capture import capture_config
+from tocsin.schemas.configuration.file import load_config, shared_config
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.schemas.runs import Outcome
+from tocsin.schemas.records.runs import Outcome
 
 if TYPE_CHECKING:
     import torch

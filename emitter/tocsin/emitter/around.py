@@ -23,7 +23,7 @@ from tocsin.emitter.outbox import StepRow
 from tocsin.emitter.source_checks import SourceChecks
 from tocsin.emitter.step_phases import Edge, StepPhases
 from tocsin.emitter.wall import Wall
-from tocsin.schemas.runs import PhaseMark
+from tocsin.schemas.records.runs import PhaseMark
 
 if TYPE_CHECKING:
     from tocsin.emitter.training import Training

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tocsin.schemas.telemetry import STATISTIC_COLUMNS, Counts, Floats
+from tocsin.schemas.records.frames import STATISTIC_COLUMNS, Counts, Floats
 
 Doubles = npt.NDArray[np.float64]
 Array = npt.NDArray[Any]

@@ -47,9 +47,9 @@ from tocsin.emitter.tensor_rows import TensorRows, Wanted
 from tocsin.emitter.training import Shape, Training
 from tocsin.emitter.updates import UpdateProbe
 from tocsin.emitter.watched import Optimizers, Watched
-from tocsin.schemas.events import clip
-from tocsin.schemas.observed import OptimizersSeen
-from tocsin.schemas.runs import Checkpoint, CheckpointWritten, Group
+from tocsin.schemas.records.events import clip
+from tocsin.schemas.records.program_facts import OptimizersSeen
+from tocsin.schemas.records.runs import Checkpoint, CheckpointWritten, Group
 from tocsin.schemas.steady_clock import unix_us
 
 SHARING: Final = "optimizers of one loss"

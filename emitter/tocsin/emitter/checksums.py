@@ -20,7 +20,7 @@ from tocsin.emitter.agenda import CHECKSUMS
 from tocsin.emitter.host_copy import HostCopy
 from tocsin.emitter.summaries import dense
 from tocsin.emitter.tables import Table
-from tocsin.schemas.telemetry import Counts
+from tocsin.schemas.records.frames import Counts
 
 MOST_ROWS: Final = 1024
 """Above it parameters that follow each other share a row."""

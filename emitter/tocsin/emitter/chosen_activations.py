@@ -13,7 +13,7 @@ from tocsin.emitter.agenda import Agenda
 from tocsin.emitter.plans import AnyOf, CollectionPlan, Schedule
 from tocsin.emitter.tables import Pending, Table
 from tocsin.emitter.wall import Wall
-from tocsin.schemas.captured import Kind, Mode
+from tocsin.schemas.records.collections import Kind, Mode
 
 ACTIVATIONS: Final[Kind] = "activations"
 

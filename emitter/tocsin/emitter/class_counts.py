@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tocsin.emitter.tables import Table
-from tocsin.schemas.telemetry import Counts
+from tocsin.schemas.records.frames import Counts
 
 Ids = npt.NDArray[np.int64]
 

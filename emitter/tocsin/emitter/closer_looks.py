@@ -13,9 +13,9 @@ from typing import Final, Literal
 from tocsin.bus.port import Record
 from tocsin.emitter import link
 from tocsin.emitter.members import Members
-from tocsin.schemas.control import LookCloser, look_closer_key
 from tocsin.schemas.errors import RecordError
-from tocsin.schemas.events import EVENT_TYPES
+from tocsin.schemas.records.events import EVENT_TYPES
+from tocsin.schemas.records.stops import LookCloser, look_closer_key
 from tocsin.schemas.steady_clock import unix_ms
 
 LOOK_CLOSER: Final = "look_closer"

@@ -32,8 +32,8 @@ from tocsin.emitter.named_data import NamedData
 from tocsin.emitter.readable import NUMBERS, readable
 from tocsin.emitter.tables import Table
 from tocsin.emitter.token_shares import TokenShares
+from tocsin.schemas.records.frames import Mode, TensorFrame
 from tocsin.schemas.steady_clock import unix_us
-from tocsin.schemas.telemetry import Mode, TensorFrame
 
 if TYPE_CHECKING:
     from tocsin.emitter.training import Training

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from tocsin.emitter.arrays import Doubles, Rows, as_float32
-from tocsin.schemas.telemetry import COUNT_COLUMNS, STATISTIC_COLUMNS, Counts
+from tocsin.schemas.records.frames import COUNT_COLUMNS, STATISTIC_COLUMNS, Counts
 
 CHUNK: Final = 1 << 26
 """Elements that are reduced together: what bounds the memory of a copy in a wider type."""

@@ -39,11 +39,11 @@ from tocsin.emitter.stop_training import StopTraining as StopTraining
 from tocsin.emitter.stop_training import take_over as take_over
 from tocsin.emitter.stop_training import taken_over
 from tocsin.emitter.wall import from_signal
-from tocsin.schemas.control import StopAcknowledged, StopLeft, StopRefused, StopRequested
-from tocsin.schemas.events import Data, clip
-from tocsin.schemas.runs import CaptureDegraded
+from tocsin.schemas.records.events import Data, clip
+from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.runs import CaptureDegraded
+from tocsin.schemas.records.stops import StopAcknowledged, StopLeft, StopRefused, StopRequested
 from tocsin.schemas.steady_clock import unix_ms, unix_us
-from tocsin.schemas.telemetry import Speaker
 
 logger = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ from typing import Final
 
 from tocsin.bus.port import Outgoing, Partition
 from tocsin.emitter.outbox import Item, Said, StepRow, pack
-from tocsin.schemas.events import Data, Event
-from tocsin.schemas.identity import new_id
-from tocsin.schemas.telemetry import Frame, Speaker, StepFrame, TensorFrame
+from tocsin.schemas.ids import new_id
+from tocsin.schemas.records.events import Data, Event
+from tocsin.schemas.records.frames import Frame, Speaker, StepFrame, TensorFrame
+from tocsin.schemas.records.wire import meta_of
 from tocsin.schemas.topics import Topics, telemetry_partition
-from tocsin.schemas.wire import meta_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

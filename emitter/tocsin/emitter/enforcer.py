@@ -19,9 +19,9 @@ import psutil
 from pydantic import Field
 
 from tocsin.emitter.identity import Who
-from tocsin.schemas.control import StopEscalated, StopExited
-from tocsin.schemas.events import Data, Model, clip
-from tocsin.schemas.fields import Id, Incarnation
+from tocsin.schemas.records.events import Data, Model, clip
+from tocsin.schemas.records.fields import Id, Incarnation
+from tocsin.schemas.records.stops import StopEscalated, StopExited
 
 KILLED_S: Final = 10.0
 """How long the end of a process is waited for after SIGKILL, seconds."""

@@ -23,14 +23,14 @@ from tocsin.emitter.job import Job
 from tocsin.emitter.members import Members
 from tocsin.emitter.stop_command import Facts, SignedCommand, Verdict, read_keys, refusal
 from tocsin.emitter.summary import StopFigures
-from tocsin.schemas.control import (
+from tocsin.schemas.records.events import Data, clip
+from tocsin.schemas.records.runs import Role
+from tocsin.schemas.records.stops import (
     StopAcknowledged,
     StopEscalated,
     StopExited,
     StopRequested,
 )
-from tocsin.schemas.events import Data, clip
-from tocsin.schemas.runs import Role
 
 How = Literal["edge", "SIGTERM", "SIGKILL", "itself"]
 

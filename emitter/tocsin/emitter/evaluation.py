@@ -31,7 +31,7 @@ from tocsin.schemas.steady_clock import unix_us
 if TYPE_CHECKING:
     from tocsin.emitter.hook_state import Hooks
     from tocsin.emitter.training import Training
-    from tocsin.schemas.captured import Mode
+    from tocsin.schemas.records.collections import Mode
 
 FUNCTIONS: Final = (
     "binary_cross_entropy",

@@ -27,7 +27,7 @@ from tocsin.emitter.evaluation import PREDICT
 from tocsin.emitter.inputs import INPUTS, InputProbe
 from tocsin.emitter.plans import CollectionPlan
 from tocsin.emitter.tables import Pending
-from tocsin.schemas.captured import Mode
+from tocsin.schemas.records.collections import Mode
 from tocsin.schemas.steady_clock import unix_us
 
 if TYPE_CHECKING:

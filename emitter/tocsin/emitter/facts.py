@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from tocsin.schemas.events import clip
+from tocsin.schemas.records.events import clip
 
 MASK: Final = "***"
 _PLACE: Final = "@@@"

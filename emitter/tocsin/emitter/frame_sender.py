@@ -8,10 +8,10 @@ import logging
 from typing import Final
 
 from tocsin.bus.port import BusUnavailable, Outgoing, Partition, Producer
-from tocsin.schemas.identity import new_id
-from tocsin.schemas.telemetry import SystemFrame
+from tocsin.schemas.ids import new_id
+from tocsin.schemas.records.frames import SystemFrame
+from tocsin.schemas.records.wire import meta_of
 from tocsin.schemas.topics import Topics, telemetry_partition
-from tocsin.schemas.wire import meta_of
 
 logger = logging.getLogger(__name__)
 

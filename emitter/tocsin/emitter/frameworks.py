@@ -27,8 +27,8 @@ from tocsin.emitter.host_copy import HostCopy, is_recording
 from tocsin.emitter.outbox import StepRow
 from tocsin.emitter.torch_hooks import hooks
 from tocsin.emitter.training import Training
+from tocsin.schemas.records.frames import Mode
 from tocsin.schemas.steady_clock import unix_us
-from tocsin.schemas.telemetry import Mode
 
 P = ParamSpec("P")
 

@@ -21,7 +21,7 @@ from tocsin.emitter.host_copy import HostCopy, by_device
 from tocsin.emitter.summaries import dense, norms
 from tocsin.emitter.tensor_rows import TensorRows, Wanted
 from tocsin.emitter.watched import Optimizers, Watched
-from tocsin.schemas.telemetry import Floats
+from tocsin.schemas.records.frames import Floats
 
 GRADIENTS: Final = "gradients"
 

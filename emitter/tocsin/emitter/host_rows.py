@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from tocsin.emitter.arrays import Doubles, ExactRow, Rows, as_float32, square_sum
-from tocsin.schemas.telemetry import COUNT_COLUMNS, STATISTIC_COLUMNS, Counts
+from tocsin.schemas.records.frames import COUNT_COLUMNS, STATISTIC_COLUMNS, Counts
 
 SMALL: Final = 4096
 """Tensors of up to so many elements are summarised together, in float64."""

@@ -23,8 +23,8 @@ from typing import Final, TypedDict
 from tocsin.emitter import link
 from tocsin.emitter.settings import JOB_ID, LAUNCHER, RUN_ID, RUNTIME_DIR
 from tocsin.schemas import steady_clock
-from tocsin.schemas.identity import check_run_id, incarnation_id, new_id
-from tocsin.schemas.telemetry import Speaker
+from tocsin.schemas.ids import check_run_id, incarnation_id, new_id
+from tocsin.schemas.records.frames import Speaker
 
 MAX_TRAININGS: Final = 100_000
 

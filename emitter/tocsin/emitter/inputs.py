@@ -20,7 +20,7 @@ from tocsin.emitter.summaries import dense
 from tocsin.emitter.tables import Pending
 from tocsin.emitter.tensor_rows import TensorRows, Wanted
 from tocsin.emitter.wall import Wall
-from tocsin.schemas.captured import Kind, Mode
+from tocsin.schemas.records.collections import Kind, Mode
 
 INPUTS: Final[Kind] = "inputs"
 

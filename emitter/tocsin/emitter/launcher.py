@@ -37,15 +37,15 @@ from tocsin.emitter.stop_command import read_keys, trusted_paths, untrusted_plac
 from tocsin.emitter.summary import Summary, decide_end
 from tocsin.emitter.terminal import Terminal
 from tocsin.emitter.unwatched import LINES
-from tocsin.schemas.deliveries import Delivery
 from tocsin.schemas.errors import TocsinError
-from tocsin.schemas.events import Data
-from tocsin.schemas.identity import incarnation_id
-from tocsin.schemas.issues import IssueFiring
+from tocsin.schemas.ids import incarnation_id
 from tocsin.schemas.own_python import python_environment
-from tocsin.schemas.runs import Outcome, RunView
+from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.events import Data
+from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.issues import IssueFiring
+from tocsin.schemas.records.runs import Outcome, RunView
 from tocsin.schemas.steady_clock import unix_ms
-from tocsin.schemas.telemetry import Speaker
 from tocsin.schemas.topics import Topics
 
 logger = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from tocsin.emitter.launcher_voice import Voice
 from tocsin.emitter.members import Members
 from tocsin.emitter.plan import LaunchPlan
 from tocsin.emitter.settings import HEARTBEAT_S
-from tocsin.schemas.events import clip
-from tocsin.schemas.runs import Heartbeat, Outcome, RunEnded, RunStarted
+from tocsin.schemas.records.events import clip
+from tocsin.schemas.records.runs import Heartbeat, Outcome, RunEnded, RunStarted
 
 StopState = Literal["trusted_key", "no_trusted_key", "off"]
 

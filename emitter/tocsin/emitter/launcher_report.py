@@ -10,7 +10,11 @@ from typing import Final
 from tocsin.emitter.plans import FLOOR
 from tocsin.emitter.summary import Summary
 from tocsin.emitter.wall import switched_off
-from tocsin.schemas.control import (
+from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.events import Data
+from tocsin.schemas.records.issues import SHORT_ID, Issue, gravest
+from tocsin.schemas.records.runs import CaptureFigures
+from tocsin.schemas.records.stops import (
     StopAcknowledged,
     StopEscalated,
     StopExited,
@@ -18,10 +22,6 @@ from tocsin.schemas.control import (
     StopRefused,
     StopRequested,
 )
-from tocsin.schemas.deliveries import Delivery
-from tocsin.schemas.events import Data
-from tocsin.schemas.issues import SHORT_ID, Issue, gravest
-from tocsin.schemas.runs import CaptureFigures
 from tocsin.schemas.text import plain_line
 
 PREFIX = "tocsin: "

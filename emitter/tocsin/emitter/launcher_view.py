@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from tocsin.bus.port import LATEST, Bus, From, Partition, Reader, Record
-from tocsin.schemas.deliveries import Delivery
 from tocsin.schemas.errors import RecordError
-from tocsin.schemas.events import Data, Event
-from tocsin.schemas.issues import Issue, IssueFiring, IssueOngoing
-from tocsin.schemas.runs import CaptureFigures, RunView
+from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.events import Data, Event
+from tocsin.schemas.records.issues import Issue, IssueFiring, IssueOngoing
+from tocsin.schemas.records.runs import CaptureFigures, RunView
+from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
-from tocsin.schemas.wire import decode, read_meta
 
 logger = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ from typing import Final
 
 from tocsin.bus.port import BusError, Outgoing, Partition, Producer
 from tocsin.schemas.errors import RecordTooLarge, UnavailableError
-from tocsin.schemas.events import Data, Event
-from tocsin.schemas.identity import new_id
+from tocsin.schemas.ids import new_id
+from tocsin.schemas.records.events import Data, Event
+from tocsin.schemas.records.wire import meta_of
 from tocsin.schemas.steady_clock import unix_ms
 from tocsin.schemas.topics import Topics, telemetry_partition
-from tocsin.schemas.wire import meta_of
 
 logger = logging.getLogger(__name__)
 

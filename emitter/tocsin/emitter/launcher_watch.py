@@ -16,7 +16,7 @@ from tocsin.emitter.launcher_view import open_reader, partitions_of
 from tocsin.emitter.launcher_voice import Voice
 from tocsin.emitter.node_report import NodePlan, NodeReport
 from tocsin.emitter.plan import LaunchPlan
-from tocsin.schemas.telemetry import Speaker
+from tocsin.schemas.records.frames import Speaker
 from tocsin.schemas.text import plain_line
 from tocsin.schemas.topics import Topics
 

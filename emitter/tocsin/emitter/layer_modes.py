@@ -19,8 +19,8 @@ from torch import nn
 from tocsin.emitter.activation_kinds import is_compiled
 from tocsin.emitter.current import current
 from tocsin.emitter.watched_calls import Seer, WatchedCalls
-from tocsin.schemas.events import clip
-from tocsin.schemas.observed import ModeSeen
+from tocsin.schemas.records.events import clip
+from tocsin.schemas.records.program_facts import ModeSeen
 
 if TYPE_CHECKING:
     from tocsin.emitter.training import Training

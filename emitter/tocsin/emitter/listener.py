@@ -39,11 +39,11 @@ from tocsin.emitter.stop_command import (
     trusted_paths,
 )
 from tocsin.emitter.unwatched import LINES
-from tocsin.schemas.control import StopAcknowledged, StopRequested
+from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.stops import StopAcknowledged, StopRequested
+from tocsin.schemas.records.wire import read_signature
 from tocsin.schemas.steady_clock import unix_ms
-from tocsin.schemas.telemetry import Speaker
 from tocsin.schemas.topics import Topics, issue_partition
-from tocsin.schemas.wire import read_signature
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from tocsin.emitter import link
 from tocsin.emitter.helper_child import Child
 from tocsin.emitter.identity import who_speaks
 from tocsin.schemas.own_python import python_command
-from tocsin.schemas.telemetry import Speaker
+from tocsin.schemas.records.frames import Speaker
 
 MODULE: Final = "tocsin.emitter.listener_process"
 CLOSE_S: Final = 2.0

@@ -24,8 +24,8 @@ from tocsin.emitter.enforcer import StopOrder
 from tocsin.emitter.launcher_voice import Voice
 from tocsin.emitter.listener import ThreadListener
 from tocsin.emitter.members import Trainer
-from tocsin.schemas.control import StopRequested
-from tocsin.schemas.telemetry import Speaker
+from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.stops import StopRequested
 from tocsin.schemas.topics import Topics
 
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final, Literal
 import torch
 from torch.utils.data import IterableDataset
 
-from tocsin.schemas.events import clip
-from tocsin.schemas.runs import DataLoaderSeen
+from tocsin.schemas.records.events import clip
+from tocsin.schemas.records.runs import DataLoaderSeen
 
 if TYPE_CHECKING:
     from tocsin.emitter.training import Training

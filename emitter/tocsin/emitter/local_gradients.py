@@ -31,7 +31,7 @@ from tocsin.emitter.arrays import BLOCK, block, narrowed
 from tocsin.emitter.host_copy import HostCopy, is_recording
 from tocsin.emitter.summaries import dense, exact_row, norms
 from tocsin.emitter.tables import Table
-from tocsin.schemas.telemetry import COUNT_COLUMNS, STATISTIC_COLUMNS, Counts, Floats
+from tocsin.schemas.records.frames import COUNT_COLUMNS, STATISTIC_COLUMNS, Counts, Floats
 
 LOCAL_GRADIENTS: Final = "local_gradients"
 """The collection: rows of what was bad, with the column `backward`."""

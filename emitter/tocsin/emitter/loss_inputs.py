@@ -18,8 +18,8 @@ import torch
 from tocsin.emitter.host_copy import HostCopy, is_recording
 from tocsin.emitter.readable import NUMBERS, is_readable, readable
 from tocsin.emitter.token_targets import PendingTargets, StepTokens
-from tocsin.schemas.events import clip
-from tocsin.schemas.observed import LossInputsSeen
+from tocsin.schemas.records.events import clip
+from tocsin.schemas.records.program_facts import LossInputsSeen
 
 if TYPE_CHECKING:
     from tocsin.emitter.training import Training

@@ -19,7 +19,7 @@ import torch
 from tocsin.emitter.arrays import CHUNK as HOST_CHUNK
 from tocsin.emitter.arrays import as_float32
 from tocsin.emitter.host_copy import HostCopy
-from tocsin.schemas.telemetry import Counts, Floats
+from tocsin.schemas.records.frames import Counts, Floats
 
 LOW_PRECISION_COLUMNS: Final = ("underflow", "overflow")
 

@@ -15,8 +15,8 @@ import torch
 
 from tocsin.emitter.host_copy import HostCopy, is_recording, on_device
 from tocsin.emitter.outbox import StepRow
+from tocsin.schemas.records.frames import Mode
 from tocsin.schemas.steady_clock import unix_us
-from tocsin.schemas.telemetry import Mode
 
 if TYPE_CHECKING:
     from tocsin.emitter.training import Training

@@ -25,7 +25,7 @@ from tocsin.emitter.node_report import LAST_S, NodePlan
 from tocsin.emitter.sampler import Machine, Node, Packer, Sample, Sampler
 from tocsin.emitter.sampler_lock import NodeLock
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.schemas.telemetry import Speaker, SystemFrame
+from tocsin.schemas.records.frames import Speaker, SystemFrame
 from tocsin.schemas.topics import Topics
 
 logger = logging.getLogger(__name__)

@@ -26,8 +26,8 @@ from tocsin.emitter.frame_sender import FrameSender
 from tocsin.emitter.gpus import Gpus
 from tocsin.emitter.node_folder import Entry, NodeFolder, Registration, job_pids
 from tocsin.emitter.sampler import INTERVAL_S, Node, Packer, Sampler
-from tocsin.schemas.config_capture import SystemConfig
-from tocsin.schemas.telemetry import Speaker, SystemFrame
+from tocsin.schemas.configuration.capture import SystemConfig
+from tocsin.schemas.records.frames import Speaker, SystemFrame
 from tocsin.schemas.topics import Topics
 
 logger = logging.getLogger(__name__)

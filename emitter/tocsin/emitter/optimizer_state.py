@@ -15,7 +15,7 @@ import torch
 
 from tocsin.emitter.summaries import dense
 from tocsin.emitter.tensor_rows import TensorRows, Wanted
-from tocsin.schemas.captured import Kind
+from tocsin.schemas.records.collections import Kind
 
 OPTIMIZER_STATE: Final[Kind] = "optimizer_state"
 

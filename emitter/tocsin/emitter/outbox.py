@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from tocsin.schemas.events import Data
-from tocsin.schemas.telemetry import Mode, Speaker, StepFrame, SystemFrame, TensorFrame
+from tocsin.schemas.records.events import Data
+from tocsin.schemas.records.frames import Mode, Speaker, StepFrame, SystemFrame, TensorFrame
 
 MAX_ITEMS: Final = 20_000
 MAX_BYTES: Final = 64 * 1024 * 1024

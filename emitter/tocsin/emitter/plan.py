@@ -12,8 +12,8 @@ from tocsin.bus.port import Bus
 from tocsin.emitter import settings
 from tocsin.emitter.helper_process import DRAIN_S
 from tocsin.emitter.stop_command import STOP, STOP_KEYS, trusted_paths
-from tocsin.schemas.config import CONFIG_VARIABLE
-from tocsin.schemas.events import Data
+from tocsin.schemas.configuration.file import CONFIG_VARIABLE
+from tocsin.schemas.records.events import Data
 
 HOOK_FOLDER: Final = Path(__file__).parent / "hook"
 

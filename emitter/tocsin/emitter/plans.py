@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from tocsin.schemas.captured import MODES, Kind, Mode
+from tocsin.schemas.records.collections import MODES, Kind, Mode
 
 FLOOR: Final[Mapping[Kind, int]] = {
     "gradients": 10,

@@ -11,7 +11,7 @@ from tocsin.emitter.arrays import Doubles
 from tocsin.emitter.host_copy import HostCopy
 from tocsin.emitter.host_rows import as_numpy
 from tocsin.emitter.row_quantiles import BLOCK, BLOCKS, SAMPLE, quantile_rows
-from tocsin.schemas.telemetry import Floats
+from tocsin.schemas.records.frames import Floats
 
 
 class Quantiles:

@@ -17,8 +17,8 @@ import numpy.typing as npt
 from tocsin.emitter.arrays import as_float32, is_numbers, real_numbers, row_of
 from tocsin.emitter.row_quantiles import ROW_COLUMNS, quantile_rows, sample_of
 from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.records.frames import COUNT_COLUMNS, Speaker, TensorFrame
 from tocsin.schemas.steady_clock import unix_us
-from tocsin.schemas.telemetry import COUNT_COLUMNS, Speaker, TensorFrame
 
 HELP: Final = (
     "an array of numbers: of NumPy or PyTorch, with `__array__` or DLPack, or a list of numbers"

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tocsin.emitter.arrays import Doubles, as_float32
-from tocsin.schemas.telemetry import STATISTIC_COLUMNS, Floats
+from tocsin.schemas.records.frames import STATISTIC_COLUMNS, Floats
 
 QUANTILES: Final = {"p05": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
 """The columns, and the share of numbers below each."""

@@ -35,8 +35,8 @@ from tocsin.emitter.pressure import PressureSamples
 from tocsin.emitter.proc_files import ROOT
 from tocsin.emitter.process_tree import ProcessTree
 from tocsin.emitter.sender import say
+from tocsin.schemas.records.frames import Speaker, SystemFrame
 from tocsin.schemas.steady_clock import unix_us
-from tocsin.schemas.telemetry import Speaker, SystemFrame
 
 __all__ = ["INTERVAL_S", "PACKED_S", "Machine", "Node", "Packer", "Sample", "Sampler"]
 

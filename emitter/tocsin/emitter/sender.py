@@ -42,10 +42,10 @@ from tocsin.emitter.outbox import (
 from tocsin.emitter.pace import COALESCE_S, SPACING_S, Pace
 from tocsin.emitter.wall import from_signal
 from tocsin.schemas.errors import RecordTooLarge
-from tocsin.schemas.events import Data, clip
-from tocsin.schemas.runs import CaptureDegraded, CheckpointWritten, Heartbeat, PhaseMark
+from tocsin.schemas.records.events import Data, clip
+from tocsin.schemas.records.frames import TensorFrame
+from tocsin.schemas.records.runs import CaptureDegraded, CheckpointWritten, Heartbeat, PhaseMark
 from tocsin.schemas.steady_clock import unix_ms
-from tocsin.schemas.telemetry import TensorFrame
 
 PUBLISH_S: Final = 15.0
 FIRST_PAUSE_S: Final = 0.2

@@ -37,10 +37,10 @@ from tocsin.emitter.settings import (
 )
 from tocsin.emitter.stop_command import STOP, STOP_KEYS, trusted_paths
 from tocsin.emitter.training import Training, kafka_opener
-from tocsin.schemas.config import LoadedConfig
-from tocsin.schemas.config_settings import resolve_settings
+from tocsin.schemas.configuration.file import LoadedConfig
+from tocsin.schemas.configuration.settings import resolve_settings
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.schemas.identity import incarnation_id
+from tocsin.schemas.ids import incarnation_id
 from tocsin.schemas.steady_clock import unix_ms
 from tocsin.schemas.topics import Topics
 

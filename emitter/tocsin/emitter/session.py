@@ -18,7 +18,7 @@ from tocsin.emitter.identity import identify, rank_of
 from tocsin.emitter.settings import CAPTURE, CaptureSettings, capture_settings, lay_over
 from tocsin.emitter.training import SETTINGS, Shape, Training
 from tocsin.emitter.wall import Wall, to_stderr
-from tocsin.schemas.runs import Outcome
+from tocsin.schemas.records.runs import Outcome
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Final, Literal, cast, get_args
 
 from tocsin.emitter.plans import DEFAULT_PLANS, NEVER, CollectionPlan, Schedule
-from tocsin.schemas.captured import KINDS, MODES, Kind, modes_of
+from tocsin.schemas.records.collections import KINDS, MODES, Kind, modes_of
 
 Pacing = Literal["time", "steps"]
 """What decides how often is looked where no interval is given: what a look takes and what the

@@ -29,8 +29,8 @@ from tocsin.emitter.module_calls import Calls, FirstInputs, ModuleCalls
 from tocsin.emitter.tables import Table
 from tocsin.emitter.uncleared import Uncleared
 from tocsin.emitter.wall import REST, Wall
-from tocsin.schemas.events import clip
-from tocsin.schemas.observed import LayerInputsSeen
+from tocsin.schemas.records.events import clip
+from tocsin.schemas.records.program_facts import LayerInputsSeen
 from tocsin.schemas.steady_clock import unix_us
 
 if TYPE_CHECKING:

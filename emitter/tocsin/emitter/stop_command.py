@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Final, Literal
 
 from tocsin.emitter import link
-from tocsin.schemas.control import StopExpired, StopRefused, StopRequested
 from tocsin.schemas.errors import ConfigurationError, RecordError, SignatureError
-from tocsin.schemas.events import EVENT_TYPES, clip
+from tocsin.schemas.records.events import EVENT_TYPES, clip
+from tocsin.schemas.records.stops import StopExpired, StopRefused, StopRequested
 from tocsin.schemas.signing import Signature, TrustedKeys, keys_folder, why_untrusted
 
 Why = Literal[

@@ -18,7 +18,7 @@ from tocsin.emitter.arrays import Doubles, Rows, narrowed
 from tocsin.emitter.device_rows import PackedRows
 from tocsin.emitter.host_rows import exact_row, host_rows
 from tocsin.emitter.readable import NUMBERS, types
-from tocsin.schemas.telemetry import Counts, Floats
+from tocsin.schemas.records.frames import Counts, Floats
 
 __all__ = ["Rows", "Summary", "dense", "exact_row", "norms", "rows_of_norms"]
 

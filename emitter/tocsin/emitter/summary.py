@@ -13,10 +13,10 @@ from typing import Final
 
 from tocsin.emitter.edges import STOPPED
 from tocsin.emitter.signals import ENDING
-from tocsin.schemas.control import StopRequested
-from tocsin.schemas.deliveries import Delivery
-from tocsin.schemas.issues import Issue
-from tocsin.schemas.runs import CaptureFigures, Outcome
+from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.issues import Issue
+from tocsin.schemas.records.runs import CaptureFigures, Outcome
+from tocsin.schemas.records.stops import StopRequested
 
 VERSION: Final = 1
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from tocsin.schemas.captured import Mode
-from tocsin.schemas.telemetry import (
+from tocsin.schemas.records.collections import Mode
+from tocsin.schemas.records.frames import (
     COUNT_COLUMNS,
     STATISTIC_COLUMNS,
     Counts,

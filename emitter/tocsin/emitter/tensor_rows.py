@@ -19,7 +19,7 @@ from tocsin.emitter.quantiles import Quantiles
 from tocsin.emitter.row_quantiles import QUANTILES, ROW_COLUMNS
 from tocsin.emitter.summaries import Rows, Summary
 from tocsin.emitter.tables import Table
-from tocsin.schemas.telemetry import COUNT_COLUMNS, STATISTIC_COLUMNS, Counts, Floats
+from tocsin.schemas.records.frames import COUNT_COLUMNS, STATISTIC_COLUMNS, Counts, Floats
 
 
 class Wanted(NamedTuple):

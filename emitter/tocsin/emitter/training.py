@@ -36,8 +36,9 @@ from tocsin.emitter.settings import (
     parse_labels,
 )
 from tocsin.emitter.wall import Wall, switched_off
-from tocsin.schemas.events import Data, clip
-from tocsin.schemas.runs import (
+from tocsin.schemas.records.events import Data, clip
+from tocsin.schemas.records.frames import TensorFrame
+from tocsin.schemas.records.runs import (
     CaptureDegraded,
     CaptureFigures,
     Group,
@@ -48,7 +49,6 @@ from tocsin.schemas.runs import (
     RunStarted,
 )
 from tocsin.schemas.steady_clock import unix_ms, unix_us
-from tocsin.schemas.telemetry import TensorFrame
 from tocsin.schemas.topics import Topics
 
 logger = logging.getLogger(__name__)
@@ -349,8 +349,8 @@ def kafka_opener(url: str, environ: Mapping[str, str]) -> Callable[[], Bus]:
     def open_kafka() -> Bus:
         # They need YAML, of which a job may have a module of its own.
         from tocsin.bus.configured import open_configured_bus
-        from tocsin.schemas.config import load_config
-        from tocsin.schemas.config_settings import resolve_secrets, resolve_settings
+        from tocsin.schemas.configuration.file import load_config
+        from tocsin.schemas.configuration.settings import resolve_secrets, resolve_settings
 
         loaded = load_config(None, environ, folder=folder)
         bus = resolve_settings(loaded.config, environ, bus=url).bus

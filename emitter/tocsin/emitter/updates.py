@@ -24,7 +24,7 @@ from tocsin.emitter.host_copy import HostCopy
 from tocsin.emitter.host_rows import as_numpy
 from tocsin.emitter.summaries import dense
 from tocsin.emitter.tables import Table
-from tocsin.schemas.telemetry import Counts, Floats
+from tocsin.schemas.records.frames import Counts, Floats
 
 BLOCKS: Final = 16
 BLOCK: Final = 256

@@ -12,9 +12,9 @@ from tocsin.bus.port import Outgoing, Partition, Record
 from tocsin.runtime import metrics as names
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.service import Poison
-from tocsin.schemas.dead_letters import DeadLetter
 from tocsin.schemas.errors import RecordError, TocsinError
-from tocsin.schemas.events import clip
+from tocsin.schemas.records.dead_letters import DeadLetter
+from tocsin.schemas.records.events import clip
 from tocsin.schemas.topics import DLQ_PARTITIONS, MAX_RECORD_BYTES, partition_for
 
 logger = logging.getLogger(__name__)

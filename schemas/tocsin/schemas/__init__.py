@@ -2,26 +2,13 @@
 
 The names below are imported when they are first asked for: to load them all takes 0.3 s, which
 a process that needs `tocsin.schemas.errors` alone should not pay. The configuration has a module of
-its own, `tocsin.schemas.config`.
+its own, `tocsin.schemas.configuration.file`.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tocsin.schemas.control import (
-        LookCloser,
-        SignedDatagram,
-        StopAcknowledged,
-        StopEscalated,
-        StopExited,
-        StopExpired,
-        StopLeft,
-        StopRefused,
-        StopRequested,
-    )
-    from tocsin.schemas.dead_letters import DeadLetter
-    from tocsin.schemas.deliveries import Attempt, Delivery
     from tocsin.schemas.errors import (
         ConfigurationError,
         MalformedRecord,
@@ -33,9 +20,12 @@ if TYPE_CHECKING:
         UnavailableError,
         UnknownRecord,
     )
-    from tocsin.schemas.events import EVENT_TYPES, Data, Event, EventTypes
-    from tocsin.schemas.identity import check_run_id, delivery_id, incarnation_id, issue_id, new_id
-    from tocsin.schemas.issues import (
+    from tocsin.schemas.ids import check_run_id, delivery_id, incarnation_id, issue_id, new_id
+    from tocsin.schemas.records.dead_letters import DeadLetter
+    from tocsin.schemas.records.deliveries import Attempt, Delivery
+    from tocsin.schemas.records.events import EVENT_TYPES, Data, Event, EventTypes
+    from tocsin.schemas.records.frames import Speaker, StepFrame, SystemFrame, TensorFrame
+    from tocsin.schemas.records.issues import (
         Evidence,
         Fact,
         Issue,
@@ -46,9 +36,14 @@ if TYPE_CHECKING:
         Series,
         Subject,
     )
-    from tocsin.schemas.observed import LayerInputsSeen, LossInputsSeen, ModeSeen, OptimizersSeen
-    from tocsin.schemas.real import Real
-    from tocsin.schemas.runs import (
+    from tocsin.schemas.records.program_facts import (
+        LayerInputsSeen,
+        LossInputsSeen,
+        ModeSeen,
+        OptimizersSeen,
+    )
+    from tocsin.schemas.records.real import Real
+    from tocsin.schemas.records.runs import (
         CaptureDegraded,
         CaptureFigures,
         Checkpoint,
@@ -63,11 +58,19 @@ if TYPE_CHECKING:
         RunView,
         StopView,
     )
-    from tocsin.schemas.signing import Signature, SigningKey, TrustedKeys, VerifyKey, own_key
-    from tocsin.schemas.state import Snapshot
-    from tocsin.schemas.telemetry import Speaker, StepFrame, SystemFrame, TensorFrame
-    from tocsin.schemas.topics import Topics, TopicSpec, issue_partition, telemetry_partition
-    from tocsin.schemas.wire import (
+    from tocsin.schemas.records.snapshots import Snapshot
+    from tocsin.schemas.records.stops import (
+        LookCloser,
+        SignedDatagram,
+        StopAcknowledged,
+        StopEscalated,
+        StopExited,
+        StopExpired,
+        StopLeft,
+        StopRefused,
+        StopRequested,
+    )
+    from tocsin.schemas.records.wire import (
         Meta,
         decode,
         meta_of,
@@ -75,6 +78,8 @@ if TYPE_CHECKING:
         read_signature,
         signature_headers,
     )
+    from tocsin.schemas.signing import Signature, SigningKey, TrustedKeys, VerifyKey, own_key
+    from tocsin.schemas.topics import Topics, TopicSpec, issue_partition, telemetry_partition
 
 __all__ = [
     "EVENT_TYPES",
@@ -156,23 +161,23 @@ __all__ = [
     "telemetry_partition",
 ]
 
-# `wire` first: it imports all records, without which EVENT_TYPES would not know them.
+# `records.wire` first: it imports all records, without which EVENT_TYPES would not know them.
 _MODULES = (
-    "wire",
-    "control",
-    "dead_letters",
-    "deliveries",
+    "records.wire",
     "errors",
-    "events",
-    "identity",
-    "issues",
-    "observed",
-    "real",
-    "runs",
+    "ids",
     "signing",
-    "state",
-    "telemetry",
     "topics",
+    "records.dead_letters",
+    "records.deliveries",
+    "records.events",
+    "records.frames",
+    "records.issues",
+    "records.program_facts",
+    "records.real",
+    "records.runs",
+    "records.snapshots",
+    "records.stops",
 )
 
 

@@ -7,7 +7,7 @@ import unicodedata
 from datetime import UTC, datetime
 from typing import Final
 
-from tocsin.schemas.issues import Fact, Issue, Series, Subject
+from tocsin.schemas.records.issues import Fact, Issue, Series, Subject
 
 
 def plain_line(text: str) -> str:

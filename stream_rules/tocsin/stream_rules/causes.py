@@ -28,8 +28,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from tocsin.schemas.events import clip
-from tocsin.schemas.issues import SHORT_ID, IssueFiring
+from tocsin.schemas.records.events import clip
+from tocsin.schemas.records.issues import SHORT_ID, IssueFiring
 from tocsin.stream_rules.causal_order import CAUSAL_ORDER, Link, links
 
 SAMPLED_STEPS: Final = 20

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from tocsin.schemas.control import LookCloser
-from tocsin.schemas.issues import IssueFiring, SubjectKind
+from tocsin.schemas.records.issues import IssueFiring, SubjectKind
+from tocsin.schemas.records.stops import LookCloser
 
 LOOK_STEPS: Final = 50
 """For how many steps more is asked for."""

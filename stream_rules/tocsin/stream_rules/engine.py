@@ -15,10 +15,10 @@ from typing import Final
 
 from tocsin.bus.port import Record
 from tocsin.schemas.errors import MalformedRecord, RecordError
-from tocsin.schemas.events import Event
-from tocsin.schemas.state import Snapshot
-from tocsin.schemas.telemetry import StepFrame, SystemFrame, TensorFrame
-from tocsin.schemas.wire import decode, read_meta
+from tocsin.schemas.records.events import Event
+from tocsin.schemas.records.frames import StepFrame, SystemFrame, TensorFrame
+from tocsin.schemas.records.snapshots import Snapshot
+from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.stream_rules.episodes import Told
 from tocsin.stream_rules.references import References
 from tocsin.stream_rules.run_engine import RunEngine

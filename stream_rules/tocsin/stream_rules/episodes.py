@@ -13,10 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from tocsin.schemas.control import LookCloser
-from tocsin.schemas.events import clip
-from tocsin.schemas.identity import issue_id
-from tocsin.schemas.issues import (
+from tocsin.schemas.ids import issue_id
+from tocsin.schemas.records.events import clip
+from tocsin.schemas.records.issues import (
     SEVERITIES,
     Evidence,
     IssueFiring,
@@ -26,6 +25,7 @@ from tocsin.schemas.issues import (
     Severity,
     Subject,
 )
+from tocsin.schemas.records.stops import LookCloser
 from tocsin.stream_rules.causes import SAMPLED, Attribution, Known
 from tocsin.stream_rules.facts import RunFacts
 from tocsin.stream_rules.recurrence import AGAIN_MS, MAX_HOLD_STEPS, Past

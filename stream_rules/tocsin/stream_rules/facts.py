@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
-from tocsin.schemas.runs import Checkpoint
+from tocsin.schemas.records.runs import Checkpoint
 
 
 class RunFacts(Protocol):

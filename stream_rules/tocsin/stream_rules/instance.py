@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tocsin.schemas.errors import MalformedRecord
-from tocsin.schemas.events import clip
-from tocsin.schemas.identity import issue_id
-from tocsin.schemas.issues import Evidence, Fact, IssueFiring, Subject
-from tocsin.schemas.runs import RuleStatus
-from tocsin.schemas.telemetry import TensorFrame
+from tocsin.schemas.ids import issue_id
+from tocsin.schemas.records.events import clip
+from tocsin.schemas.records.frames import TensorFrame
+from tocsin.schemas.records.issues import Evidence, Fact, IssueFiring, Subject
+from tocsin.schemas.records.runs import RuleStatus
 from tocsin.stream_rules.about_rules.rule_failed import RuleFailed
 from tocsin.stream_rules.causes import Attribution, Known
 from tocsin.stream_rules.episodes import Episodes, Told

@@ -10,10 +10,10 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from tocsin.schemas.config import Config, SectionValidator
-from tocsin.schemas.config_findings import findings_of
-from tocsin.schemas.config_problems import Finding, did_you_mean
-from tocsin.schemas.config_sections import CUSTOM_USE, RuleEntry
+from tocsin.schemas.configuration.file import Config, SectionValidator
+from tocsin.schemas.configuration.findings import findings_of
+from tocsin.schemas.configuration.problems import Finding, did_you_mean
+from tocsin.schemas.configuration.sections import CUSTOM_USE, RuleEntry
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.stream_rules.catalogue import Catalogue, UnknownRule, built_in
 from tocsin.stream_rules.rule import AnyRule, Watched

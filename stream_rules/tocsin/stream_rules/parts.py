@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from tocsin.schemas.telemetry import StepFrame, TensorFrame
+from tocsin.schemas.records.frames import StepFrame, TensorFrame
 from tocsin.stream_rules.state_codec import StateArray
 
 MAX_SIZE: Final = 450_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from tocsin.schemas.issues import Origin, Severity
+from tocsin.schemas.records.issues import Origin, Severity
 from tocsin.stream_rules.rule import Finding, Moment
 
 AGAIN: Final = 10

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from tocsin.bus.port import Record
 from tocsin.schemas.errors import RecordError
-from tocsin.schemas.telemetry import StepFrame, TensorFrame
-from tocsin.schemas.wire import decode, read_meta
+from tocsin.schemas.records.frames import StepFrame, TensorFrame
+from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.stream_rules.whole_frames import WholeFrames
 
 COLLECTIONS: Final = ("gradients", "weights", "optimizer_state")

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, TypeVa
 
 from pydantic import BaseModel, ConfigDict
 
-from tocsin.schemas.issues import Evidence, Severity, Subject
-from tocsin.schemas.runs import RunData
-from tocsin.schemas.telemetry import Mode, StepFrame, SystemFrame, TensorFrame
+from tocsin.schemas.records.frames import Mode, StepFrame, SystemFrame, TensorFrame
+from tocsin.schemas.records.issues import Evidence, Severity, Subject
+from tocsin.schemas.records.runs import RunData
 from tocsin.stream_rules.state_codec import dump_state, load_state
 
 if TYPE_CHECKING:

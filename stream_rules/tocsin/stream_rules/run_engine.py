@@ -7,12 +7,12 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tocsin.schemas.control import StopAnswer
 from tocsin.schemas.errors import MalformedRecord
-from tocsin.schemas.runs import RunData, RunEnded
-from tocsin.schemas.state import Snapshot
-from tocsin.schemas.telemetry import StepFrame, SystemFrame, TensorFrame
-from tocsin.schemas.wire import Meta
+from tocsin.schemas.records.frames import StepFrame, SystemFrame, TensorFrame
+from tocsin.schemas.records.runs import RunData, RunEnded
+from tocsin.schemas.records.snapshots import Snapshot
+from tocsin.schemas.records.stops import StopAnswer
+from tocsin.schemas.records.wire import Meta
 from tocsin.stream_rules.closer_looks import look_closer
 from tocsin.stream_rules.cold import Cold
 from tocsin.stream_rules.episodes import Told

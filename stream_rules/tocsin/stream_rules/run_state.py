@@ -6,12 +6,12 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from tocsin.schemas.control import StopAnswer
 from tocsin.schemas.errors import MalformedRecord
-from tocsin.schemas.events import Data, Event
-from tocsin.schemas.fields import MAX_ENTRIES
-from tocsin.schemas.observed import OptimizersSeen
-from tocsin.schemas.runs import (
+from tocsin.schemas.records.events import Data, Event
+from tocsin.schemas.records.fields import MAX_ENTRIES
+from tocsin.schemas.records.frames import Frame, StepFrame, SystemFrame, TensorFrame
+from tocsin.schemas.records.program_facts import OptimizersSeen
+from tocsin.schemas.records.runs import (
     CaptureFigures,
     Checkpoint,
     CheckpointWritten,
@@ -22,8 +22,8 @@ from tocsin.schemas.runs import (
     RunStarted,
     StopView,
 )
-from tocsin.schemas.telemetry import Frame, StepFrame, SystemFrame, TensorFrame
-from tocsin.schemas.wire import Meta
+from tocsin.schemas.records.stops import StopAnswer
+from tocsin.schemas.records.wire import Meta
 from tocsin.stream_rules.causes import Causes
 from tocsin.stream_rules.parts import Parts
 from tocsin.stream_rules.stop_view import answered

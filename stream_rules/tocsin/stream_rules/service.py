@@ -14,13 +14,13 @@ from typing import Final
 from tocsin.bus.port import Outgoing, Partition, Record
 from tocsin.runtime.leased_runs import HoldLimit
 from tocsin.runtime.service import Attachment, Poison, Service, Tick
-from tocsin.schemas.config import Config
-from tocsin.schemas.control import LookCloser, look_closer_key
+from tocsin.schemas.configuration.file import Config
 from tocsin.schemas.errors import ConfigurationError, RecordError
-from tocsin.schemas.events import Data, Event
-from tocsin.schemas.state import Snapshot
+from tocsin.schemas.records.events import Data, Event
+from tocsin.schemas.records.snapshots import Snapshot
+from tocsin.schemas.records.stops import LookCloser, look_closer_key
+from tocsin.schemas.records.wire import meta_of
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
-from tocsin.schemas.wire import meta_of
 from tocsin.stream_rules.about_rules.rule_failed import RuleFailed
 from tocsin.stream_rules.catalogue import Catalogue
 from tocsin.stream_rules.custom.host import CustomHost

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from tocsin.schemas.issues import Severity
+from tocsin.schemas.records.issues import Severity
 from tocsin.stream_rules.rule import AnyRule, Params, Watched, labels_fit
 
 CUSTOM_GROUP: Final = "tocsin.rules"

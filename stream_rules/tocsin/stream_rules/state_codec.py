@@ -12,7 +12,7 @@ import numpy.typing as npt
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
 from tocsin.schemas.errors import MalformedRecord
-from tocsin.schemas.frames import describe
+from tocsin.schemas.records.frame_codec import describe
 
 S = TypeVar("S")
 _DTYPES: Final = ("float64", "float32", "uint64", "uint32", "int64", "bool")

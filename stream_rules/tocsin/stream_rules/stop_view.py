@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from tocsin.schemas.control import (
+from tocsin.schemas.records.runs import StopView
+from tocsin.schemas.records.stops import (
     StopAcknowledged,
     StopAnswer,
     StopEscalated,
@@ -13,7 +14,6 @@ from tocsin.schemas.control import (
     StopLeft,
     StopRefused,
 )
-from tocsin.schemas.runs import StopView
 
 _State = Literal["requested", "acknowledged", "left", "exited", "escalated", "refused", "expired"]
 _ORDER: Final[tuple[_State, ...]] = (

@@ -18,20 +18,8 @@ import numpy.typing as npt
 
 from tocsin.bus.port import Partition, Record
 from tocsin.runtime.testing import FakeClock as FakeClock
-from tocsin.schemas.events import Data, Event
-from tocsin.schemas.issues import IssueFiring
-from tocsin.schemas.observed import LossInputsSeen
-from tocsin.schemas.runs import (
-    Checkpoint,
-    CheckpointWritten,
-    Heartbeat,
-    Outcome,
-    PhaseMark,
-    Role,
-    RunEnded,
-    RunStarted,
-)
-from tocsin.schemas.telemetry import (
+from tocsin.schemas.records.events import Data, Event
+from tocsin.schemas.records.frames import (
     COUNT_COLUMNS,
     STATISTIC_COLUMNS,
     Frame,
@@ -41,8 +29,20 @@ from tocsin.schemas.telemetry import (
     SystemFrame,
     TensorFrame,
 )
+from tocsin.schemas.records.issues import IssueFiring
+from tocsin.schemas.records.program_facts import LossInputsSeen
+from tocsin.schemas.records.runs import (
+    Checkpoint,
+    CheckpointWritten,
+    Heartbeat,
+    Outcome,
+    PhaseMark,
+    Role,
+    RunEnded,
+    RunStarted,
+)
+from tocsin.schemas.records.wire import meta_of
 from tocsin.schemas.topics import Topics, telemetry_partition
-from tocsin.schemas.wire import meta_of
 from tocsin.stream_rules.catalogue import Catalogue, built_in
 from tocsin.stream_rules.instances import RuleSpec, rule_specs
 from tocsin.stream_rules.recordings import load_records as load_records

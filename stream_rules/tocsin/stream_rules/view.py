@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tocsin.schemas.runs import CaptureFigures, RankView, RunState, RunView
+from tocsin.schemas.records.runs import CaptureFigures, RankView, RunState, RunView
 from tocsin.stream_rules.run_engine import Earlier, RunEngine
 
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from tocsin.schemas.telemetry import TensorFrame
+from tocsin.schemas.records.frames import TensorFrame
 from tocsin.stream_rules.state_codec import StateArray
 
 Doubles = npt.NDArray[np.float64]

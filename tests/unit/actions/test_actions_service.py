@@ -34,18 +34,18 @@ from tocsin.actions.service import build_actions_service
 from tocsin.bus.embedded import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Outgoing, Partition, Record
 from tocsin.runtime.worker import Worker, WorkerSettings
-from tocsin.schemas.config import Config, check_config
-from tocsin.schemas.config_sections import ActionEntry, RuleEntry
-from tocsin.schemas.control import StopRequested, stop_key
-from tocsin.schemas.dead_letters import DeadLetter
-from tocsin.schemas.deliveries import Delivery
-from tocsin.schemas.events import EVENT_TYPES
-from tocsin.schemas.identity import delivery_id
-from tocsin.schemas.issues import IssueFiring
-from tocsin.schemas.runs import StopView
+from tocsin.schemas.configuration.file import Config, check_config
+from tocsin.schemas.configuration.sections import ActionEntry, RuleEntry
+from tocsin.schemas.ids import delivery_id
+from tocsin.schemas.records.dead_letters import DeadLetter
+from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.events import EVENT_TYPES
+from tocsin.schemas.records.issues import IssueFiring
+from tocsin.schemas.records.runs import StopView
+from tocsin.schemas.records.stops import StopRequested, stop_key
+from tocsin.schemas.records.wire import read_signature
 from tocsin.schemas.signing import SigningKey, TrustedKeys
 from tocsin.schemas.topics import DLQ_PARTITIONS, issue_partition
-from tocsin.schemas.wire import read_signature
 
 KEY = SigningKey.generate()
 SECRETS = {"hook": SecretStr("planted-SECRET-1"), "url": SecretStr("")}

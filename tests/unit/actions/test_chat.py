@@ -35,7 +35,7 @@ from tocsin.actions.decision import Outcome
 from tocsin.actions.message import message_of
 from tocsin.actions.notify import SEVERAL_TARGETS, chat_fault, notify_names, parse_notify
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.schemas.issues import IssueFiring
+from tocsin.schemas.records.issues import IssueFiring
 
 EVIL = issue().model_copy(
     update={"reason": "<!channel> <@U123> @everyone <http://evil|x> [a](http://evil) & *b*"}

@@ -28,10 +28,10 @@ from tocsin.actions.message import message_of
 from tocsin.actions.mime import csv_of
 from tocsin.actions.plot import Plotter, drawing_of, from_json, render, to_json
 from tocsin.actions.smtp import server_of_config, server_of_environment
-from tocsin.schemas.config_receivers import SmtpConfig
-from tocsin.schemas.config_values import SecretRef
+from tocsin.schemas.configuration.receivers import SmtpConfig
+from tocsin.schemas.configuration.values import SecretRef
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.schemas.issues import Evidence, IssueFiring, Series
+from tocsin.schemas.records.issues import Evidence, IssueFiring, Series
 
 SECRETS = {"mail": SecretStr("planted-SECRET-mail")}
 SERIES = Series(

@@ -3,8 +3,8 @@ from __future__ import annotations
 from support.issue_records import NOW_MS, issue
 from tocsin.actions.decision import Decision, Outcome
 from tocsin.actions.ledger import KEEP_FINAL_MS, Ledger
-from tocsin.schemas.deliveries import Delivery
-from tocsin.schemas.identity import delivery_id
+from tocsin.schemas.ids import delivery_id
+from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.topics import issue_partition
 
 

@@ -17,7 +17,7 @@ from support.issue_records import issue
 from tocsin.actions.message import message_of
 from tocsin.actions.mime import html_of
 from tocsin.actions.plot import drawing_of, render
-from tocsin.schemas.issues import Evidence, Series
+from tocsin.schemas.records.issues import Evidence, Series
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""

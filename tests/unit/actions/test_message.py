@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from support.issue_records import NOW_MS, issue
 from tocsin.actions.message import message_of
-from tocsin.schemas.issues import Evidence, Fact, IssueFiring, Series, Subject
-from tocsin.schemas.runs import Checkpoint
+from tocsin.schemas.records.issues import Evidence, Fact, IssueFiring, Series, Subject
+from tocsin.schemas.records.runs import Checkpoint
 
 
 def full(*, resolved: bool = False) -> IssueFiring:

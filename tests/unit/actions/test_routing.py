@@ -8,8 +8,8 @@ from support.issue_records import issue
 from tocsin.actions.config import check_receivers, places, routing_of
 from tocsin.actions.notify import notify_names
 from tocsin.actions.routing import Planned, Routing
-from tocsin.schemas.config import Config, SectionRegistry, check_config
-from tocsin.schemas.issues import SEVERITIES, Issue, Severity
+from tocsin.schemas.configuration.file import Config, SectionRegistry, check_config
+from tocsin.schemas.records.issues import SEVERITIES, Issue, Severity
 
 HOOK = "https://hooks.example.com/ml?token=SECRET"
 

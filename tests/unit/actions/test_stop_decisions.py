@@ -9,15 +9,15 @@ from pydantic import JsonValue
 from support.issue_records import NOW_MS, TOPICS, incarnation, issue, view
 from tocsin.actions import stop as stops
 from tocsin.actions.run_facts import RunFacts
-from tocsin.schemas.config_sections import StopOptions
-from tocsin.schemas.control import StopRequested, stop_key
-from tocsin.schemas.deliveries import Delivery
+from tocsin.schemas.configuration.sections import StopOptions
 from tocsin.schemas.errors import MalformedRecord, SignatureError
-from tocsin.schemas.events import EVENT_TYPES
-from tocsin.schemas.identity import delivery_id
-from tocsin.schemas.runs import Checkpoint, StopView
+from tocsin.schemas.ids import delivery_id
+from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.events import EVENT_TYPES
+from tocsin.schemas.records.runs import Checkpoint, StopView
+from tocsin.schemas.records.stops import StopRequested, stop_key
+from tocsin.schemas.records.wire import read_signature
 from tocsin.schemas.signing import SigningKey, TrustedKeys
-from tocsin.schemas.wire import read_signature
 
 ISSUE = issue()
 COMMAND_ID = delivery_id(ISSUE.issue_id, "stop", "firing")

@@ -19,7 +19,7 @@ from support.issue_records import issue, issue_record
 from tocsin.actions.address_guard import AddressGuard, parse_networks
 from tocsin.actions.decision import Outcome, RetryPolicy, decide
 from tocsin.actions.webhook import WebhookSender, WebhookTarget
-from tocsin.schemas.events import EVENT_TYPES
+from tocsin.schemas.records.events import EVENT_TYPES
 
 KEY = SecretStr("a-signing-SECRET")
 NOW_MS = int(datetime.now(UTC).timestamp() * 1000)

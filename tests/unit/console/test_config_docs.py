@@ -18,10 +18,10 @@ from tocsin.console.editor_schema import as_text, editor_schema
 from tocsin.console.model_fields import field_texts, in_yaml
 from tocsin.console.problem_codes import PROBLEM_CODES, WARNING_CODES
 from tocsin.console.setting import section_registry
-from tocsin.schemas.config import check_config
-from tocsin.schemas.config_problems import Finding
-from tocsin.schemas.config_values import Duration, SecretRef
-from tocsin.schemas.yaml_loader import load
+from tocsin.schemas.configuration.file import check_config
+from tocsin.schemas.configuration.problems import Finding
+from tocsin.schemas.configuration.values import Duration, SecretRef
+from tocsin.schemas.configuration.yaml import load
 from tocsin.stream_rules.catalogue import built_in
 from tocsin.stream_rules.rule import Params
 

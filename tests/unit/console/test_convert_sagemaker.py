@@ -18,9 +18,9 @@ from tocsin.console.convert_sagemaker import Converted, convert
 from tocsin.console.convert_tables import ACTIONS, BY_NAME, NEVER_FIRED, RULES, OldRule
 from tocsin.console.convert_values import COLLECTIONS
 from tocsin.console.setting import section_registry
-from tocsin.schemas.config import Config, check_config
-from tocsin.schemas.config_problems import ConfigProblems
-from tocsin.schemas.yaml_loader import Plain
+from tocsin.schemas.configuration.file import Config, check_config
+from tocsin.schemas.configuration.problems import ConfigProblems
+from tocsin.schemas.configuration.yaml import Plain
 from tocsin.stream_rules.catalogue import built_in
 from tocsin.stream_rules.instances import rule_specs
 from tocsin.stream_rules.testing import RunBuilder, issues_of

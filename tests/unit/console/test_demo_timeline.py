@@ -7,10 +7,10 @@ import numpy as np
 from support.issue_records import incarnation, issue
 from tocsin.console.demo_receiver import Received
 from tocsin.console.demo_timeline import Told, timeline
-from tocsin.schemas.control import StopEscalated, StopExited, StopLeft
-from tocsin.schemas.events import Data, Event
-from tocsin.schemas.runs import Heartbeat
-from tocsin.schemas.telemetry import Speaker, StepFrame
+from tocsin.schemas.records.events import Data, Event
+from tocsin.schemas.records.frames import Speaker, StepFrame
+from tocsin.schemas.records.runs import Heartbeat
+from tocsin.schemas.records.stops import StopEscalated, StopExited, StopLeft
 
 RUN = "run-1"
 INCARNATION = incarnation()

@@ -23,12 +23,12 @@ from tocsin.console.watch_frame import Situation, draw
 from tocsin.console.watch_state import WatchState
 from tocsin.emitter import launcher_report
 from tocsin.emitter.summary import StopFigures, Summary
-from tocsin.schemas.control import StopAcknowledged, StopEscalated, StopRefused, StopRequested
-from tocsin.schemas.deliveries import Attempt, Delivery
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.schemas.events import Event
-from tocsin.schemas.issues import Evidence, Fact, Series
-from tocsin.schemas.runs import CaptureFigures, Checkpoint, StopView
+from tocsin.schemas.records.deliveries import Attempt, Delivery
+from tocsin.schemas.records.events import Event
+from tocsin.schemas.records.issues import Evidence, Fact, Series
+from tocsin.schemas.records.runs import CaptureFigures, Checkpoint, StopView
+from tocsin.schemas.records.stops import StopAcknowledged, StopEscalated, StopRefused, StopRequested
 from tocsin.schemas.topics import issue_partition
 
 HOSTILE = "\x1b[2J\x1b]0;x\x07[red]m[/red]\x9b1A\u202e\u200b\r\n"

@@ -15,11 +15,11 @@ from tocsin.console.editor_schema import editor_schema
 from tocsin.console.init import EXAMPLE, config_text, first_text, uncomment, write_config
 from tocsin.console.model_fields import field_texts
 from tocsin.console.setting import section_registry
-from tocsin.schemas.config import Config, check_config
-from tocsin.schemas.config_problems import Problem
-from tocsin.schemas.config_sections import RuleEntry, StopOptions
+from tocsin.schemas.configuration.file import Config, check_config
+from tocsin.schemas.configuration.problems import Problem
+from tocsin.schemas.configuration.sections import RuleEntry, StopOptions
+from tocsin.schemas.configuration.yaml import load
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.schemas.yaml_loader import load
 from tocsin.stream_rules.catalogue import built_in
 
 TEXT = config_text()

@@ -21,11 +21,11 @@ from tocsin.console.issue_story import (
 )
 from tocsin.console.issue_table import IssueFilter, issue_table, issues_json, no_issues_line
 from tocsin.console.views import BusView, CommandSeen, StateSeen
-from tocsin.schemas.control import StopRequested
-from tocsin.schemas.deliveries import Attempt, Delivery
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.schemas.issues import Evidence, Fact, IssueFiring, Series, Subject
-from tocsin.schemas.runs import Checkpoint, StopView
+from tocsin.schemas.records.deliveries import Attempt, Delivery
+from tocsin.schemas.records.issues import Evidence, Fact, IssueFiring, Series, Subject
+from tocsin.schemas.records.runs import Checkpoint, StopView
+from tocsin.schemas.records.stops import StopRequested
 
 LOSS = issue(rule="loss_spike", severity="warning", resolved=True)
 NAN = issue().model_copy(

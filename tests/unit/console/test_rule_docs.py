@@ -20,7 +20,7 @@ from tocsin.console.rule_examples import (
 )
 from tocsin.console.rule_text import FAMILIES
 from tocsin.console.series_svg import HEIGHT, WIDTH, series_svg
-from tocsin.schemas.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
 from tocsin.stream_rules.catalogue import built_in
 from tocsin.stream_rules.rule import AnyRule, Family
 

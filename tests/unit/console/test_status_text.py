@@ -13,8 +13,8 @@ from tocsin.console.bus_topics import print_topics, topics_json
 from tocsin.console.issue_table import IssueFilter, first_seen, issue_table
 from tocsin.console.status import ago, print_status, status_json
 from tocsin.console.views import BusView
-from tocsin.schemas.deliveries import Delivery
-from tocsin.schemas.runs import RunView
+from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.runs import RunView
 from tocsin.schemas.topics import Topics
 
 RUN = RunView(

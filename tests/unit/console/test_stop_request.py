@@ -20,7 +20,10 @@ from tocsin.console.stop_request import Answers, Target
 from tocsin.console.stop_sender import StopOutcome, read_options, stop_run
 from tocsin.console.views import CommandSeen, event_data, read_all, read_commands
 from tocsin.emitter.stop_command import Facts, Memory, SignedCommand, decide, read_keys
-from tocsin.schemas.control import (
+from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.records.events import Event
+from tocsin.schemas.records.runs import Heartbeat, RunData, RunEnded, RunStarted, RunView, StopView
+from tocsin.schemas.records.stops import (
     StopAcknowledged,
     StopAnswer,
     StopEscalated,
@@ -30,13 +33,10 @@ from tocsin.schemas.control import (
     StopRefused,
     StopRequested,
 )
-from tocsin.schemas.errors import ConfigurationError
-from tocsin.schemas.events import Event
-from tocsin.schemas.runs import Heartbeat, RunData, RunEnded, RunStarted, RunView, StopView
+from tocsin.schemas.records.wire import read_signature
 from tocsin.schemas.signing import keys_folder
 from tocsin.schemas.steady_clock import unix_ms
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
-from tocsin.schemas.wire import read_signature
 
 RUN = "run-1"
 NOW = incarnation()

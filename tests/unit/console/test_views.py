@@ -7,7 +7,7 @@ from pathlib import Path
 from support.issue_records import NOW_MS, TOPICS, issue, issue_record
 from tocsin.bus.embedded import EmbeddedBus
 from tocsin.console.views import read_view
-from tocsin.schemas.issues import Origin
+from tocsin.schemas.records.issues import Origin
 
 
 async def test_an_issue_that_came_back_milder_keeps_its_severity_and_beginning(

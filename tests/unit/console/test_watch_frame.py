@@ -27,12 +27,12 @@ from tocsin.console.watch_frame import Frame, Situation, draw
 from tocsin.console.watch_layout import Plan, fit
 from tocsin.console.watch_state import WatchState
 from tocsin.console.watch_text import Piece, cut, fields
-from tocsin.schemas.deliveries import Delivery
-from tocsin.schemas.events import Event
-from tocsin.schemas.issues import IssueFiring
-from tocsin.schemas.runs import CaptureFigures, RankView, RunView, StopView
+from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.events import Event
+from tocsin.schemas.records.issues import IssueFiring
+from tocsin.schemas.records.runs import CaptureFigures, RankView, RunView, StopView
+from tocsin.schemas.records.wire import Meta
 from tocsin.schemas.topics import issue_partition
-from tocsin.schemas.wire import Meta
 
 HERE = Situation("embedded:/home/ana/gpt/.tocsin/bus.db")
 

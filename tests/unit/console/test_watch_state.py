@@ -28,11 +28,11 @@ from tocsin.console.watch_series import (
     sparkline,
 )
 from tocsin.console.watch_state import WatchState
-from tocsin.schemas.events import Event
-from tocsin.schemas.issues import Origin
-from tocsin.schemas.runs import RunStarted
+from tocsin.schemas.records.events import Event
+from tocsin.schemas.records.issues import Origin
+from tocsin.schemas.records.runs import RunStarted
+from tocsin.schemas.records.wire import Meta, meta_of
 from tocsin.schemas.topics import telemetry_partition
-from tocsin.schemas.wire import Meta, meta_of
 
 
 def read(written: Outgoing, at_ms: int = NOW_MS) -> Record:

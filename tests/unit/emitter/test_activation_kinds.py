@@ -24,8 +24,8 @@ from tocsin.emitter.current import current
 from tocsin.emitter.plans import CollectionPlan
 from tocsin.emitter.readable import is_readable
 from tocsin.emitter.tables import Table
-from tocsin.schemas.captured import MODES, Mode
-from tocsin.schemas.telemetry import COUNT_COLUMNS, STATISTIC_COLUMNS
+from tocsin.schemas.records.collections import MODES, Mode
+from tocsin.schemas.records.frames import COUNT_COLUMNS, STATISTIC_COLUMNS
 
 
 @pytest.fixture(autouse=True)

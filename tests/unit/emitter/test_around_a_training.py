@@ -16,8 +16,8 @@ from support.captured import Said, captured, said
 from tocsin.emitter.api import Run
 from tocsin.emitter.hook_state import Hooks
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.schemas.observed import OptimizersSeen
-from tocsin.schemas.runs import (
+from tocsin.schemas.records.program_facts import OptimizersSeen
+from tocsin.schemas.records.runs import (
     CaptureDegraded,
     CheckpointWritten,
     DataLoaderSeen,

@@ -27,7 +27,7 @@ from tocsin.emitter import (
     training,
     wall,
 )
-from tocsin.schemas.runs import CaptureDegraded, RunEnded
+from tocsin.schemas.records.runs import CaptureDegraded, RunEnded
 
 STEPS = 12
 

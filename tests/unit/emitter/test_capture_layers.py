@@ -16,8 +16,8 @@ from support.captured import Said, captured, said
 from tocsin.emitter import activation_samples, torch_hooks
 from tocsin.emitter.outbox import StepRow
 from tocsin.emitter.updates import BLOCK, BLOCKS, UpdateProbe
-from tocsin.schemas.runs import CaptureDegraded
-from tocsin.schemas.telemetry import STATISTIC_COLUMNS
+from tocsin.schemas.records.frames import STATISTIC_COLUMNS
+from tocsin.schemas.records.runs import CaptureDegraded
 
 EVERY = '{"collections": {"activations": {"every": 10}, "weights": {"every": 5}}}'
 

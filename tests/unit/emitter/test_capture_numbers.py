@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from support.captured import captured, said
-from tocsin.schemas.runs import CheckpointWritten, RunEnded, RunStarted
+from tocsin.schemas.records.runs import CheckpointWritten, RunEnded, RunStarted
 
 
 def model_and_optimizer() -> tuple[torch.nn.Module, torch.optim.Optimizer]:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from support.captured import captured, said
-from tocsin.schemas.runs import RunStarted
+from tocsin.schemas.records.runs import RunStarted
 
 SECTION: Any = {
     "budget": "100%",

@@ -12,7 +12,7 @@ from tocsin.emitter import checksums
 from tocsin.emitter.checksums import Checksums
 from tocsin.emitter.summaries import dense
 from tocsin.emitter.tables import Table
-from tocsin.schemas.telemetry import Speaker, TensorFrame
+from tocsin.schemas.records.frames import Speaker, TensorFrame
 
 
 def table(parameters: list[tuple[str, torch.Tensor]]) -> Table:

@@ -21,7 +21,7 @@ from tocsin.emitter.settings import CaptureSettings, Pacing
 from tocsin.emitter.token_shares import TokenShares
 from tocsin.emitter.training import Training
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.schemas.telemetry import Speaker, TensorFrame
+from tocsin.schemas.records.frames import Speaker, TensorFrame
 
 
 class Sink:

@@ -17,10 +17,10 @@ from support.waiting import wait_until
 from tocsin.emitter import edges, link
 from tocsin.emitter.agreement import Agreement, GlooCollective
 from tocsin.emitter.edges import Rank, StopTraining
-from tocsin.schemas.control import StopAcknowledged, StopLeft, StopRefused
-from tocsin.schemas.events import Data
-from tocsin.schemas.runs import CaptureDegraded
-from tocsin.schemas.telemetry import Speaker
+from tocsin.schemas.records.events import Data
+from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.runs import CaptureDegraded
+from tocsin.schemas.records.stops import StopAcknowledged, StopLeft, StopRefused
 
 SPEAKER = Speaker(run_id="r1", incarnation="i1")
 

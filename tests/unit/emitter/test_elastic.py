@@ -12,8 +12,8 @@ from support.launches import TESTS, Launched, start
 from support.stops import StopSigner, outgoing
 from support.telemetry import said, wait_for
 from tocsin.bus.embedded import EmbeddedBus
-from tocsin.schemas.control import StopAcknowledged, StopLeft, StopRequested
-from tocsin.schemas.runs import CaptureDegraded, RunStarted
+from tocsin.schemas.records.runs import CaptureDegraded, RunStarted
+from tocsin.schemas.records.stops import StopAcknowledged, StopLeft, StopRequested
 
 RANKS = str(TESTS / "support" / "ranks.py")
 

@@ -29,11 +29,11 @@ from tocsin.emitter.sender import Sender
 from tocsin.emitter.session import Session
 from tocsin.emitter.stop_command import Facts, SignedCommand, Verdict
 from tocsin.emitter.wall import Wall
-from tocsin.schemas.control import StopRequested
-from tocsin.schemas.events import Data
-from tocsin.schemas.runs import Heartbeat, RunEnded
+from tocsin.schemas.records.events import Data
+from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.runs import Heartbeat, RunEnded
+from tocsin.schemas.records.stops import StopRequested
 from tocsin.schemas.signing import TrustedKeys
-from tocsin.schemas.telemetry import Speaker
 from tocsin.schemas.topics import Topics
 
 SPEAKER = Speaker(run_id="r1", incarnation="i1")
@@ -183,8 +183,8 @@ from pathlib import Path
 from tocsin.bus.embedded import EmbeddedBus
 from tocsin.emitter.encoding import Address
 from tocsin.emitter.sender import Sender
-from tocsin.schemas.runs import Heartbeat
-from tocsin.schemas.telemetry import Speaker
+from tocsin.schemas.records.runs import Heartbeat
+from tocsin.schemas.records.frames import Speaker
 from tocsin.schemas.topics import Topics
 
 class Remote(EmbeddedBus):

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tocsin.emitter.encoding import Address, Encoder
 from tocsin.emitter.outbox import Item, StepRow
-from tocsin.schemas.captured import Mode
-from tocsin.schemas.telemetry import Speaker, StepFrame, TensorFrame
+from tocsin.schemas.records.collections import Mode
+from tocsin.schemas.records.frames import Speaker, StepFrame, TensorFrame
+from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics
-from tocsin.schemas.wire import decode, read_meta
 from tocsin.stream_rules.lead import Lead
 
 SPEAKER = Speaker(run_id="r1", incarnation="i1")

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 from support.waiting import until
 from tocsin.emitter.enforcer import Enforcer, StopOrder
-from tocsin.schemas.control import StopEscalated, StopExited
-from tocsin.schemas.events import Data
+from tocsin.schemas.records.events import Data
+from tocsin.schemas.records.stops import StopEscalated, StopExited
 
 SLEEPS = "print('up', flush=True); import time; time.sleep(60)"
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SLEEPS

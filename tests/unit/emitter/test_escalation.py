@@ -19,8 +19,8 @@ from tocsin.emitter.escalation import Stopper
 from tocsin.emitter.job import Job
 from tocsin.emitter.members import KEPT, Members
 from tocsin.emitter.stop_command import Verdict
-from tocsin.schemas.control import StopAcknowledged, StopEscalated, StopExited, StopExpired
-from tocsin.schemas.events import Data
+from tocsin.schemas.records.events import Data
+from tocsin.schemas.records.stops import StopAcknowledged, StopEscalated, StopExited, StopExpired
 from tocsin.stream_rules.stop_view import answered
 
 

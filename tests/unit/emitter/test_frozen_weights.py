@@ -14,7 +14,7 @@ from torch.nn import functional
 from support.captured import captured, said
 from tocsin.emitter.activations import activations
 from tocsin.emitter.compiled_activations import slots
-from tocsin.schemas.telemetry import TensorFrame
+from tocsin.schemas.records.frames import TensorFrame
 
 STEPS = 10
 Training = Callable[[], None]

@@ -17,8 +17,8 @@ from tocsin.emitter.identity import (
     scheduler_job,
 )
 from tocsin.emitter.settings import JOB_ID, RUNTIME_DIR
-from tocsin.schemas.config import load_config
-from tocsin.schemas.identity import incarnation_id
+from tocsin.schemas.configuration.file import load_config
+from tocsin.schemas.ids import incarnation_id
 
 SLURM = {"SLURM_JOB_ID": "4711"}
 

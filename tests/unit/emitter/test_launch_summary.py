@@ -8,8 +8,8 @@ import pytest
 from support.stops import StopSigner
 from tocsin.emitter.launcher_report import overhead
 from tocsin.emitter.summary import StopFigures, Summary, decide_end
-from tocsin.schemas.issues import Evidence, Fact, IssueFiring, Subject
-from tocsin.schemas.runs import CaptureFigures, Checkpoint
+from tocsin.schemas.records.issues import Evidence, Fact, IssueFiring, Subject
+from tocsin.schemas.records.runs import CaptureFigures, Checkpoint
 
 NONE: frozenset[signal.Signals] = frozenset()
 

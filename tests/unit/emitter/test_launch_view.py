@@ -6,12 +6,12 @@ from tocsin.bus.port import Partition, Record
 from tocsin.emitter import launcher_report
 from tocsin.emitter.launcher_view import UNANSWERED_MS, OwnRun
 from tocsin.emitter.summary import StopFigures, Summary
-from tocsin.schemas.control import StopAcknowledged, StopExited, StopRefused, StopRequested
-from tocsin.schemas.deliveries import Delivery, DeliveryState
-from tocsin.schemas.events import Data, Event
-from tocsin.schemas.issues import IssueFiring, IssueOngoing, IssueResolved, Origin, Subject
-from tocsin.schemas.runs import CaptureFigures, RunState, RunView
-from tocsin.schemas.wire import meta_of
+from tocsin.schemas.records.deliveries import Delivery, DeliveryState
+from tocsin.schemas.records.events import Data, Event
+from tocsin.schemas.records.issues import IssueFiring, IssueOngoing, IssueResolved, Origin, Subject
+from tocsin.schemas.records.runs import CaptureFigures, RunState, RunView
+from tocsin.schemas.records.stops import StopAcknowledged, StopExited, StopRefused, StopRequested
+from tocsin.schemas.records.wire import meta_of
 
 MINE = frozenset({"i1", "i2"})
 

@@ -22,8 +22,8 @@ from support.stops import StopSigner, outgoing
 from support.waiting import wait_until
 from tocsin.bus.embedded import EmbeddedBus
 from tocsin.emitter.stop_command import SignedCommand
-from tocsin.schemas.runs import RunEnded
-from tocsin.schemas.telemetry import SystemFrame
+from tocsin.schemas.records.frames import SystemFrame
+from tocsin.schemas.records.runs import RunEnded
 
 PYTHON = sys.executable
 

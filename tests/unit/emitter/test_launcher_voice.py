@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from support.waiting import until
 from tocsin.bus.port import BusUnavailable, Outgoing
 from tocsin.emitter.launcher_voice import Voice
-from tocsin.schemas.control import StopAcknowledged
+from tocsin.schemas.records.stops import StopAcknowledged
+from tocsin.schemas.records.wire import read_meta
 from tocsin.schemas.topics import Topics
-from tocsin.schemas.wire import read_meta
 
 
 class Taking:

@@ -30,10 +30,10 @@ from tocsin.emitter.stop_command import (
     read_keys,
     trusted_paths,
 )
-from tocsin.schemas.control import StopAcknowledged, StopRefused, StopRequested
-from tocsin.schemas.events import Data
+from tocsin.schemas.records.events import Data
+from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.stops import StopAcknowledged, StopRefused, StopRequested
 from tocsin.schemas.signing import SigningKey, TrustedKeys
-from tocsin.schemas.telemetry import Speaker
 from tocsin.schemas.topics import Topics
 
 NOW_MS = time.time_ns() // 1_000_000

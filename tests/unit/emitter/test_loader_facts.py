@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from tocsin.emitter.loader_facts import MAX_LOADERS, Loaders
-from tocsin.schemas.runs import DataLoaderSeen
+from tocsin.schemas.records.runs import DataLoaderSeen
 
 
 @dataclass

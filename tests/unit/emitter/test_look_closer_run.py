@@ -20,12 +20,12 @@ from tocsin.emitter.listener import Listener
 from tocsin.emitter.members import Members
 from tocsin.emitter.process_group import process_lives
 from tocsin.runtime.service import Attachment, Tick
-from tocsin.schemas.config import Config
-from tocsin.schemas.config_sections import DefaultsConfig, RuleEntry
-from tocsin.schemas.control import LookCloser
-from tocsin.schemas.events import Event
+from tocsin.schemas.configuration.file import Config
+from tocsin.schemas.configuration.sections import DefaultsConfig, RuleEntry
+from tocsin.schemas.records.events import Event
+from tocsin.schemas.records.stops import LookCloser
+from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics
-from tocsin.schemas.wire import decode, read_meta
 from tocsin.stream_rules.service import build_rules_service
 
 EVERY = 25

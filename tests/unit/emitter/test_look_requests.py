@@ -18,11 +18,11 @@ from tocsin.emitter import edges, link
 from tocsin.emitter.closer_looks import EVERY_MS, MAX_STEPS, CloserLooks
 from tocsin.emitter.listener import Listener, ThreadListener
 from tocsin.emitter.members import Members
-from tocsin.schemas.control import LookCloser
-from tocsin.schemas.events import Data, Event
-from tocsin.schemas.telemetry import Speaker
+from tocsin.schemas.records.events import Data, Event
+from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.stops import LookCloser
+from tocsin.schemas.records.wire import meta_of
 from tocsin.schemas.topics import Topics, issue_partition
-from tocsin.schemas.wire import meta_of
 
 NOW_MS = 1_795_258_012_000
 PLACE = Partition(Topics().control, issue_partition("r1"))

@@ -18,7 +18,7 @@ from tocsin.emitter import node_agent, node_report
 from tocsin.emitter.node_agent import NodeAgent
 from tocsin.emitter.node_folder import NODE_FOLDER, NodeFolder, Registration
 from tocsin.emitter.node_report import NodePlan, NodeReport
-from tocsin.schemas.telemetry import Speaker
+from tocsin.schemas.records.frames import Speaker
 from tocsin.schemas.topics import Topics
 
 PLAN = NodePlan(interval_s=0.02)

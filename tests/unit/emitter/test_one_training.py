@@ -13,7 +13,7 @@ from support.captured import said
 from support.launches import environment, start
 from support.telemetry import frames
 from support.telemetry import said as events_of
-from tocsin.schemas.runs import PhaseMark, RunStarted
+from tocsin.schemas.records.runs import PhaseMark, RunStarted
 
 TRAIN = """
 import torch

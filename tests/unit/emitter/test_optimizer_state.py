@@ -13,7 +13,7 @@ from support.captured import captured, said
 from tocsin.emitter.optimizer_state import OptimizerState
 from tocsin.emitter.row_quantiles import ROW_COLUMNS
 from tocsin.emitter.tensor_rows import Wanted
-from tocsin.schemas.runs import RunEnded
+from tocsin.schemas.records.runs import RunEnded
 
 Make = Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer]
 

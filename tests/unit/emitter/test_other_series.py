@@ -15,8 +15,8 @@ from tocsin.emitter.named_losses import NamedLosses
 from tocsin.emitter.other_optimizers import OtherOptimizers
 from tocsin.emitter.outbox import StepRow
 from tocsin.emitter.training import Training
-from tocsin.schemas.events import Data
-from tocsin.schemas.runs import DataLoaderSeen
+from tocsin.schemas.records.events import Data
+from tocsin.schemas.records.runs import DataLoaderSeen
 
 
 class Discriminator(torch.nn.Linear):  # type: ignore[misc]  # torch has no types here

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tocsin.emitter.plans import DEFAULT_PLANS, NEVER, CollectionPlan, Schedule
 from tocsin.emitter.settings import CaptureSettings, capture_settings
-from tocsin.schemas.captured import KINDS, MODES
+from tocsin.schemas.records.collections import KINDS, MODES
 
 _STEP = st.integers(0, 300)
 

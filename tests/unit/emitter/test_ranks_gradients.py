@@ -16,10 +16,10 @@ import pytest
 
 from support.captured import Said, said
 from support.watched import records
-from tocsin.schemas.issues import IssueFiring
-from tocsin.schemas.runs import CaptureDegraded
-from tocsin.schemas.telemetry import StepFrame, TensorFrame
-from tocsin.schemas.wire import decode, read_meta
+from tocsin.schemas.records.frames import StepFrame, TensorFrame
+from tocsin.schemas.records.issues import IssueFiring
+from tocsin.schemas.records.runs import CaptureDegraded
+from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.stream_rules.testing import issues_of
 
 RANKS = (0, 1)

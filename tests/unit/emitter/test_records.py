@@ -21,7 +21,7 @@ from tocsin.emitter.row_quantiles import ROW_COLUMNS
 from tocsin.emitter.session import Session
 from tocsin.emitter.wall import Wall
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.schemas.telemetry import Speaker
+from tocsin.schemas.records.frames import Speaker
 from tocsin.stream_rules.testing import assert_fires
 
 SPEAKER = Speaker(run_id="r1", incarnation="i1")

@@ -12,7 +12,7 @@ import pytest
 from support.waiting import until
 from tocsin.emitter.gpus import Gpus
 from tocsin.emitter.sampler import Machine, Node, Packer, Sample, Sampler
-from tocsin.schemas.telemetry import Speaker, SystemFrame
+from tocsin.schemas.records.frames import Speaker, SystemFrame
 
 SPEAKER = Speaker(run_id="r1", incarnation="i1")
 

@@ -13,7 +13,7 @@ import torch
 
 from support.captured import Said, captured, said
 from tocsin.emitter import checkpoints
-from tocsin.schemas.runs import CheckpointWritten, PhaseMark
+from tocsin.schemas.records.runs import CheckpointWritten, PhaseMark
 
 
 class Loop:

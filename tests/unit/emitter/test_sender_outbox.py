@@ -18,9 +18,8 @@ from tocsin.emitter.encoding import Address
 from tocsin.emitter.outbox import Item, Outbox, Said, StepRow, Worth, pack, worth_of
 from tocsin.emitter.pace import CALM_S, EARLY_S, HURRIES, SPACING_S, Pace
 from tocsin.emitter.sender import Sender
-from tocsin.schemas.events import Data
-from tocsin.schemas.runs import CaptureDegraded, Heartbeat, PhaseMark, RunEnded
-from tocsin.schemas.telemetry import (
+from tocsin.schemas.records.events import Data
+from tocsin.schemas.records.frames import (
     COUNT_COLUMNS,
     MAX_FRAME_BYTES,
     STATISTIC_COLUMNS,
@@ -29,6 +28,7 @@ from tocsin.schemas.telemetry import (
     SystemFrame,
     TensorFrame,
 )
+from tocsin.schemas.records.runs import CaptureDegraded, Heartbeat, PhaseMark, RunEnded
 from tocsin.schemas.topics import Topics
 
 SPEAKER = Speaker(run_id="r1", incarnation="i1")

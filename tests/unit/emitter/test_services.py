@@ -20,8 +20,8 @@ from tocsin.emitter.node_folder import NODE_FOLDER, NodeFolder
 from tocsin.emitter.sampler import Node, Sample
 from tocsin.emitter.services import Services
 from tocsin.emitter.training import Training
-from tocsin.schemas.config import load_config
-from tocsin.schemas.telemetry import Speaker
+from tocsin.schemas.configuration.file import load_config
+from tocsin.schemas.records.frames import Speaker
 from tocsin.schemas.topics import Topics
 
 

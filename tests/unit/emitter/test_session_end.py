@@ -10,7 +10,7 @@ from support.captured import captured, run_with_hook, said
 from tocsin.emitter import edges
 from tocsin.emitter.current import current
 from tocsin.emitter.sender import Sender
-from tocsin.schemas.runs import RunEnded, RunStarted
+from tocsin.schemas.records.runs import RunEnded, RunStarted
 
 
 def test_no_stop_is_heard_any_more_when_the_sender_closes(

@@ -20,7 +20,7 @@ from tocsin.emitter.activations import activations
 from tocsin.emitter.compiled_activations import slots
 from tocsin.emitter.loss_inputs import made_by
 from tocsin.emitter.torch_hooks import hooks
-from tocsin.schemas.observed import LayerInputsSeen, LossInputsSeen, ModeSeen
+from tocsin.schemas.records.program_facts import LayerInputsSeen, LossInputsSeen, ModeSeen
 
 STEPS = 14
 Forward = Callable[[nn.Module, torch.Tensor], torch.Tensor]

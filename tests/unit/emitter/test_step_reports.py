@@ -24,7 +24,7 @@ from tocsin.emitter.step_report import AT_ONCE, Draft, Reporter
 from tocsin.emitter.tables import Table
 from tocsin.emitter.updates import SAMPLE, UpdateProbe
 from tocsin.emitter.watched import Optimizers
-from tocsin.schemas.telemetry import Speaker, TensorFrame
+from tocsin.schemas.records.frames import Speaker, TensorFrame
 
 NAN = math.nan
 

@@ -18,7 +18,7 @@ from tocsin.emitter.arrays import CHUNK, Rows, row_of
 from tocsin.emitter.device_rows import PackedRows
 from tocsin.emitter.host_rows import LARGE_CHUNK, SCRATCH, SINGLE, SMALL, host_rows
 from tocsin.emitter.summaries import Summary, dense, exact_row, norms
-from tocsin.schemas.telemetry import STATISTIC_COLUMNS
+from tocsin.schemas.records.frames import STATISTIC_COLUMNS
 
 Doubles = npt.NDArray[np.float64]
 COLUMN = {name: i for i, name in enumerate(STATISTIC_COLUMNS)}

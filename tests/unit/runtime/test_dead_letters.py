@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from tocsin.bus.port import Partition, Record
 from tocsin.runtime.dead_letters import DeadLetterGuard, DeadLetterLimits, dead_letter
-from tocsin.schemas.dead_letters import DeadLetter
 from tocsin.schemas.errors import MalformedRecord
+from tocsin.schemas.records.dead_letters import DeadLetter
 from tocsin.schemas.topics import MAX_RECORD_BYTES
 
 LIMITS = DeadLetterLimits(consecutive=10, share=0.1, window_ms=300_000, at_least=100)

@@ -27,7 +27,7 @@ from tocsin.runtime.dead_letters import DeadLetterLimits, TooManyDeadLetters
 from tocsin.runtime.service import Poison, Tick
 from tocsin.runtime.testing import FakeClock
 from tocsin.runtime.worker import Worker, WorkerSettings
-from tocsin.schemas.dead_letters import DeadLetter
+from tocsin.schemas.records.dead_letters import DeadLetter
 from tocsin.schemas.topics import (
     DLQ_PARTITIONS,
     MAX_RECORD_BYTES,

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from tocsin.schemas.errors import ConfigurationError, SignatureError
+from tocsin.schemas.records.wire import read_signature, signature_headers
 from tocsin.schemas.signing import (
     Signature,
     SigningKey,
@@ -21,7 +22,6 @@ from tocsin.schemas.signing import (
     keys_folder,
     own_key,
 )
-from tocsin.schemas.wire import read_signature, signature_headers
 
 KEY, VALUE = b"gpt-1/i-1/stop", b'{"reason":"NaN"}'
 

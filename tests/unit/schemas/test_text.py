@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.issue_records import issue
-from tocsin.schemas.issues import Fact, Subject
+from tocsin.schemas.records.issues import Fact, Subject
 from tocsin.schemas.text import (
     fact_text,
     number_text,

@@ -19,8 +19,8 @@ from support.node_samples import (
     told,
 )
 from tocsin.bus.port import Record
-from tocsin.schemas.runs import DataLoaderSeen
-from tocsin.schemas.telemetry import SystemFrame
+from tocsin.schemas.records.frames import SystemFrame
+from tocsin.schemas.records.runs import DataLoaderSeen
 from tocsin.stream_rules.instances import RuleSpec
 from tocsin.stream_rules.system.load_balancing import distances, histogram
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, assert_quiet, issues_of, only

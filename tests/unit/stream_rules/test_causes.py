@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tocsin.schemas.issues import (
+from tocsin.schemas.records.issues import (
     IssueFiring,
     IssueResolved,
     Severity,

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import pytest
 
 from support.counted import add, as_sagemaker, classes
-from tocsin.schemas.issues import IssueFiring
-from tocsin.schemas.telemetry import Mode
+from tocsin.schemas.records.frames import Mode
+from tocsin.schemas.records.issues import IssueFiring
 from tocsin.stream_rules.engine import Engine
 from tocsin.stream_rules.instances import RuleSpec
 from tocsin.stream_rules.replay import replay

@@ -6,10 +6,10 @@ import math
 
 from tocsin.bus.port import Outgoing, Partition, Record
 from tocsin.runtime.service import Attachment, Tick
-from tocsin.schemas.control import LookCloser
-from tocsin.schemas.events import Event
+from tocsin.schemas.records.events import Event
+from tocsin.schemas.records.stops import LookCloser
+from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics, issue_partition
-from tocsin.schemas.wire import decode, read_meta
 from tocsin.stream_rules.closer_looks import LOOK_EVERY_MS, LOOK_STEPS, LOOK_WITHIN_MS
 from tocsin.stream_rules.engine import Engine
 from tocsin.stream_rules.instances import rule_specs

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tocsin.bus.port import Partition, Record
-from tocsin.schemas.state import Snapshot
+from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.stream_rules.custom.backlog import Backlog
 from tocsin.stream_rules.custom.blame import Court, Death
 from tocsin.stream_rules.custom.limits import Limits

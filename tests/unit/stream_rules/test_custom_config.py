@@ -11,7 +11,7 @@ import pytest
 from support.custom import FILE
 from tocsin.console.check import as_text, check_file
 from tocsin.console.setting import section_registry
-from tocsin.schemas.config import check_config
+from tocsin.schemas.configuration.file import check_config
 from tocsin.stream_rules.custom import loading
 from tocsin.stream_rules.custom.loading import RuleNotLoaded, load_rule, load_specs
 from tocsin.stream_rules.instances import custom_entries, rule_specs, with_own_names

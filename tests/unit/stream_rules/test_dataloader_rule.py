@@ -11,8 +11,8 @@ import pytest
 
 from fixtures.runs.recorded import recorded
 from support.node_samples import restarted, sagemaker
-from tocsin.schemas.issues import IssueFiring
-from tocsin.schemas.runs import DataLoaderSeen
+from tocsin.schemas.records.issues import IssueFiring
+from tocsin.schemas.records.runs import DataLoaderSeen
 from tocsin.stream_rules.instances import RuleSpec
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, issues_of, only
 

@@ -15,10 +15,10 @@ from support.waiting import until
 from tocsin.bus.embedded import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Outgoing, Partition, Record
 from tocsin.runtime.worker import Worker, WorkerSettings
-from tocsin.schemas.events import Event
-from tocsin.schemas.issues import IssueFiring
+from tocsin.schemas.records.events import Event
+from tocsin.schemas.records.issues import IssueFiring
+from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
-from tocsin.schemas.wire import decode, read_meta
 from tocsin.stream_rules.engine import Engine
 from tocsin.stream_rules.references import MOST_BYTES, Reference
 from tocsin.stream_rules.replay import replay

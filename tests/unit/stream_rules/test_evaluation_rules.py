@@ -12,8 +12,8 @@ from torch import nn
 
 from support.watched import watch
 from tocsin.console.trainings.resnet import digits
-from tocsin.schemas.config_sections import RuleEntry
-from tocsin.schemas.issues import IssueFiring
+from tocsin.schemas.configuration.sections import RuleEntry
+from tocsin.schemas.records.issues import IssueFiring
 from tocsin.stream_rules.instances import rule_specs
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, assert_quiet, issues_of, only
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from support.counted import add
-from tocsin.schemas.issues import IssueFiring
+from tocsin.schemas.records.issues import IssueFiring
 from tocsin.stream_rules.engine import Engine
 from tocsin.stream_rules.instances import RuleSpec
 from tocsin.stream_rules.large_models.layer_history import LayerHistory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tocsin.schemas.telemetry import Speaker, StepFrame
+from tocsin.schemas.records.frames import Speaker, StepFrame
 from tocsin.stream_rules.lead import Lead
 
 

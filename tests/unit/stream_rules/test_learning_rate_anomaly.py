@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as schedules
 
-from tocsin.schemas.runs import Group, RunEnded, RunStarted
+from tocsin.schemas.records.runs import Group, RunEnded, RunStarted
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, assert_quiet, issues_of, only
 
 SPECS = only("learning_rate_anomaly")

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tocsin.schemas.observed import OptimizersSeen
+from tocsin.schemas.records.program_facts import OptimizersSeen
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, assert_quiet, issues_of, only
 
 DIVERGED = only("loss_diverged")

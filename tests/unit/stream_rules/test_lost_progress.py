@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tocsin.schemas.issues import IssueFiring
+from tocsin.schemas.records.issues import IssueFiring
 from tocsin.stream_rules.progress.lost_progress import LostProgress
 from tocsin.stream_rules.testing import RunBuilder, issues_of, only
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from support.restarts import told_with_restarts
-from tocsin.schemas.config_sections import RuleEntry
-from tocsin.schemas.issues import IssueFiring
-from tocsin.schemas.runs import CaptureFigures, Heartbeat
-from tocsin.schemas.state import Snapshot
+from tocsin.schemas.configuration.sections import RuleEntry
+from tocsin.schemas.records.issues import IssueFiring
+from tocsin.schemas.records.runs import CaptureFigures, Heartbeat
+from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.stream_rules.engine import Engine
 from tocsin.stream_rules.instances import RuleSpec, rule_specs
 from tocsin.stream_rules.replay import replay

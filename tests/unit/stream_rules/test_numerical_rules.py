@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from tocsin.bus.port import Record
-from tocsin.schemas.issues import IssueFiring
-from tocsin.schemas.state import Snapshot
-from tocsin.schemas.telemetry import Speaker, TensorFrame
+from tocsin.schemas.records.frames import Speaker, TensorFrame
+from tocsin.schemas.records.issues import IssueFiring
+from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.stream_rules.engine import Engine
 from tocsin.stream_rules.replay import replay
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, issues_of, only

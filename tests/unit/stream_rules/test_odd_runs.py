@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tocsin.schemas.runs import RunStarted
+from tocsin.schemas.records.runs import RunStarted
 from tocsin.stream_rules.testing import RunBuilder, assert_quiet
 
 Doubles = npt.NDArray[np.float64]

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from tocsin.schemas.telemetry import Speaker, StepFrame
+from tocsin.schemas.records.frames import Speaker, StepFrame
 from tocsin.stream_rules.parted_norms import WAITING, PartedNorms
 from tocsin.stream_rules.state_codec import dump_state, load_state
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, assert_quiet, only

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from support.counted import add
-from tocsin.schemas.issues import IssueFiring
-from tocsin.schemas.telemetry import StepFrame, TensorFrame
+from tocsin.schemas.records.frames import StepFrame, TensorFrame
+from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.topics import MAX_RECORD_BYTES
 from tocsin.stream_rules.catalogue import built_in
 from tocsin.stream_rules.engine import Engine

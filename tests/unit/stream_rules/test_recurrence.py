@@ -11,9 +11,9 @@ from typing import Literal
 import pytest
 
 from tocsin.bus.port import Record
-from tocsin.schemas.identity import delivery_id
-from tocsin.schemas.issues import IssueFiring, Subject
-from tocsin.schemas.telemetry import StepFrame
+from tocsin.schemas.ids import delivery_id
+from tocsin.schemas.records.frames import StepFrame
+from tocsin.schemas.records.issues import IssueFiring, Subject
 from tocsin.stream_rules.engine import Engine
 from tocsin.stream_rules.episodes import MAX_NOTICES, Episodes
 from tocsin.stream_rules.recurrence import AGAIN_STEPS, Past

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from tocsin.schemas.config import SectionRegistry, check_config
-from tocsin.schemas.config_sections import RuleEntry
+from tocsin.schemas.configuration.file import SectionRegistry, check_config
+from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.stream_rules.catalogue import FAMILIES, Catalogue, DuplicateRule, UnknownRule, built_in
 from tocsin.stream_rules.instances import rule_findings, rule_specs

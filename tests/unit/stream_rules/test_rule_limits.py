@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from support.counted import add
-from tocsin.schemas.issues import IssueFiring
-from tocsin.schemas.telemetry import StepFrame
+from tocsin.schemas.records.frames import StepFrame
+from tocsin.schemas.records.issues import IssueFiring
 from tocsin.stream_rules.data.class_tally import ClassTally, Recent
 from tocsin.stream_rules.rule import Finding, Moment
 from tocsin.stream_rules.state_codec import dump_state, load_state

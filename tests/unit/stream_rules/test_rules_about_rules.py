@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from tocsin.schemas.config_sections import RuleEntry
-from tocsin.schemas.issues import Subject
-from tocsin.schemas.telemetry import StepFrame
+from tocsin.schemas.configuration.sections import RuleEntry
+from tocsin.schemas.records.frames import StepFrame
+from tocsin.schemas.records.issues import Subject
 from tocsin.stream_rules.catalogue import Catalogue, built_in
 from tocsin.stream_rules.engine import Engine
 from tocsin.stream_rules.instances import rule_specs

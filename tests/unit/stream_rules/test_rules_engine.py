@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from tocsin.bus.port import Record
-from tocsin.schemas.control import StopAcknowledged, StopExited, StopLeft, StopRefused
 from tocsin.schemas.errors import MalformedRecord, RecordError, UnknownRecord
-from tocsin.schemas.identity import issue_id
-from tocsin.schemas.runs import RunView
-from tocsin.schemas.telemetry import Mode
+from tocsin.schemas.ids import issue_id
+from tocsin.schemas.records.frames import Mode
+from tocsin.schemas.records.runs import RunView
+from tocsin.schemas.records.stops import StopAcknowledged, StopExited, StopLeft, StopRefused
 from tocsin.stream_rules.engine import Engine, UnusableRecord
 from tocsin.stream_rules.instances import rule_specs
 from tocsin.stream_rules.run_engine import KEEP_MS, MAX_KINDS, RunEngine

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tocsin.console.trainings.resnet import batches, digits
-from tocsin.schemas.issues import IssueFiring
+from tocsin.schemas.records.issues import IssueFiring
 from tocsin.stream_rules.testing import RunBuilder, issues_of
 
 ROUNDS = 120

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tocsin.bus.port import Record
 from tocsin.schemas.errors import MalformedRecord
-from tocsin.schemas.runs import Group, RunStarted
-from tocsin.schemas.state import Snapshot
+from tocsin.schemas.records.runs import Group, RunStarted
+from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.stream_rules.catalogue import built_in
 from tocsin.stream_rules.engine import Engine
 from tocsin.stream_rules.episodes import Told

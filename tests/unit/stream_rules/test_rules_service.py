@@ -6,14 +6,14 @@ import math
 
 from tocsin.bus.port import Outgoing, Partition, Record
 from tocsin.runtime.service import Attachment, CaughtUp, Tick
-from tocsin.schemas.config import Config
-from tocsin.schemas.config_sections import DefaultsConfig
-from tocsin.schemas.control import StopExited
-from tocsin.schemas.events import Data, Event
-from tocsin.schemas.issues import IssueFiring
-from tocsin.schemas.runs import RunView
+from tocsin.schemas.configuration.file import Config
+from tocsin.schemas.configuration.sections import DefaultsConfig
+from tocsin.schemas.records.events import Data, Event
+from tocsin.schemas.records.issues import IssueFiring
+from tocsin.schemas.records.runs import RunView
+from tocsin.schemas.records.stops import StopExited
+from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
-from tocsin.schemas.wire import decode, read_meta
 from tocsin.stream_rules.run_engine import KEEP_MS
 from tocsin.stream_rules.service import VIEW_KEEP_MS, RulesService, build_rules_service
 from tocsin.stream_rules.testing import RunBuilder

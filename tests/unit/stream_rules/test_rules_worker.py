@@ -14,11 +14,11 @@ from tocsin.bus.embedded import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Outgoing, Partition, Record
 from tocsin.runtime.testing import CRASH_POINTS, CrashPoints
 from tocsin.runtime.worker import Worker, WorkerSettings
-from tocsin.schemas.events import Data, Event
-from tocsin.schemas.issues import IssueFiring
-from tocsin.schemas.runs import RunView
+from tocsin.schemas.records.events import Data, Event
+from tocsin.schemas.records.issues import IssueFiring
+from tocsin.schemas.records.runs import RunView
+from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
-from tocsin.schemas.wire import decode, read_meta
 from tocsin.stream_rules.service import build_rules_service
 from tocsin.stream_rules.testing import RunBuilder
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from tocsin.schemas.control import StopLeft
-from tocsin.schemas.runs import RunView
+from tocsin.schemas.records.runs import RunView
+from tocsin.schemas.records.stops import StopLeft
 from tocsin.stream_rules.engine import Engine
 from tocsin.stream_rules.instances import rule_specs
 from tocsin.stream_rules.testing import (

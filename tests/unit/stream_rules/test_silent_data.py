@@ -10,7 +10,7 @@ import pytest
 
 from support.counted import classes
 from support.restarted import half_way
-from tocsin.schemas.observed import LayerInputsSeen, LossInputsSeen, ModeSeen
+from tocsin.schemas.records.program_facts import LayerInputsSeen, LossInputsSeen, ModeSeen
 from tocsin.stream_rules.instances import RuleSpec
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, issues_of, only
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from support.node_samples import restarted
-from tocsin.schemas.issues import IssueFiring
-from tocsin.schemas.runs import RunStarted
+from tocsin.schemas.records.issues import IssueFiring
+from tocsin.schemas.records.runs import RunStarted
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, issues_of, only
 
 RULE = only("straggler_rank")

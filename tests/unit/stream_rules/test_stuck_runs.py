@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from support.restarts import told_with_restarts
-from tocsin.schemas.runs import RunStarted
+from tocsin.schemas.records.runs import RunStarted
 from tocsin.stream_rules.replay import replay
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, issues_of, only
 

@@ -13,7 +13,7 @@ import pytest
 
 from support.node_samples import GIB, Samples, restarted, run_of, sagemaker, told
 from tocsin.emitter.sampler import Node
-from tocsin.schemas.telemetry import SystemFrame
+from tocsin.schemas.records.frames import SystemFrame
 from tocsin.stream_rules.instances import RuleSpec
 from tocsin.stream_rules.testing import (
     START_MS,

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tocsin.schemas.runs import Group, RunStarted
-from tocsin.schemas.telemetry import TensorFrame
+from tocsin.schemas.records.frames import TensorFrame
+from tocsin.schemas.records.runs import Group, RunStarted
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, assert_quiet, issues_of, only
 from tocsin.stream_rules.whole_frames import WholeFrames, aligned, mean_abs
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from support.watched import watch
 from tocsin.console.trainings.resnet import batches, digits
-from tocsin.schemas.issues import IssueFiring
+from tocsin.schemas.records.issues import IssueFiring
 from tocsin.stream_rules.testing import only
 
 EVERY = {"activations": 10, "gradients": 5, "weights": 5}

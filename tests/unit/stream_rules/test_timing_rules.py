@@ -10,9 +10,9 @@ import numpy.typing as npt
 import pytest
 
 from support.restarts import told_with_restarts
-from tocsin.schemas.issues import IssueFiring
-from tocsin.schemas.runs import Checkpoint, CheckpointWritten, RunStarted
-from tocsin.schemas.telemetry import SystemFrame
+from tocsin.schemas.records.frames import SystemFrame
+from tocsin.schemas.records.issues import IssueFiring
+from tocsin.schemas.records.runs import Checkpoint, CheckpointWritten, RunStarted
 from tocsin.stream_rules.instances import RuleSpec
 from tocsin.stream_rules.progress.crowding import Crowding
 from tocsin.stream_rules.replay import replay

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from support.restarts import told_with_restarts
-from tocsin.schemas.telemetry import TensorFrame
+from tocsin.schemas.records.frames import TensorFrame
 from tocsin.stream_rules.replay import replay
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, issues_of, only
 

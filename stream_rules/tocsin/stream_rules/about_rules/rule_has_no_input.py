@@ -8,9 +8,9 @@ from typing import Final
 
 from pydantic import Field
 
-from tocsin.schemas.issues import Evidence, Fact, Subject
-from tocsin.schemas.runs import RunData, RunEnded
-from tocsin.schemas.telemetry import StepFrame, SystemFrame, TensorFrame
+from tocsin.schemas.records.frames import StepFrame, SystemFrame, TensorFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.schemas.records.runs import RunData, RunEnded
 from tocsin.stream_rules.rule import (
     Finding,
     Input,

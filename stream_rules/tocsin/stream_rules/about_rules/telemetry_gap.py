@@ -20,9 +20,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from tocsin.schemas.config_values import Duration
-from tocsin.schemas.issues import Evidence, Fact, Subject
-from tocsin.schemas.runs import Heartbeat, RunData, RunEnded, RunStarted
+from tocsin.schemas.configuration.values import Duration
+from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.schemas.records.runs import Heartbeat, RunData, RunEnded, RunStarted
 from tocsin.schemas.text import share_text
 from tocsin.stream_rules.rule import (
     Clear,

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tocsin.bus.port import Record
-from tocsin.schemas.runs import RuleStatus
-from tocsin.schemas.state import Snapshot
+from tocsin.schemas.records.runs import RuleStatus
+from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.stream_rules.custom.limits import Limits
 from tocsin.stream_rules.custom.protocol import (
     Adopt,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tocsin.schemas.config_sections import RuleEntry
+from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.stream_rules.custom.host import CustomHost
 from tocsin.stream_rules.custom.limits import Limits
 from tocsin.stream_rules.custom.loading import Loaded

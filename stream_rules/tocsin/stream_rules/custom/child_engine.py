@@ -12,10 +12,10 @@ from typing import Final
 from pydantic import JsonValue
 
 from tocsin.bus.port import Record
-from tocsin.schemas.config_sections import RuleEntry
+from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.errors import MalformedRecord, RecordError
-from tocsin.schemas.identity import issue_id
-from tocsin.schemas.state import Snapshot
+from tocsin.schemas.ids import issue_id
+from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.stream_rules.about_rules.rule_failed import RuleFailed, RuleFailedParams
 from tocsin.stream_rules.custom.description import description, stand_in
 from tocsin.stream_rules.custom.guard import Guard, GuardedSpec, OutOfMemory

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from tocsin.schemas.errors import MalformedRecord, TocsinError
-from tocsin.schemas.runs import RunData
-from tocsin.schemas.telemetry import StepFrame, SystemFrame, TensorFrame
+from tocsin.schemas.records.frames import StepFrame, SystemFrame, TensorFrame
+from tocsin.schemas.records.runs import RunData
 from tocsin.stream_rules.custom.marker import Marker
 from tocsin.stream_rules.custom.protocol import Used, Verdict
 from tocsin.stream_rules.rule import AnyRule, Moment, Outcome, Params, Rule

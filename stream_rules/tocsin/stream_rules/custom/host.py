@@ -19,8 +19,8 @@ from typing import Final
 from pydantic import JsonValue
 
 from tocsin.bus.port import Record
-from tocsin.schemas.config_sections import RuleEntry
-from tocsin.schemas.state import Snapshot
+from tocsin.schemas.configuration.sections import RuleEntry
+from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.stream_rules.catalogue import built_in
 from tocsin.stream_rules.custom.backlog import Backlog, RunSaved, Taken
 from tocsin.stream_rules.custom.blame import Court, Death, ending

@@ -9,10 +9,10 @@ from typing import Final
 
 from tocsin.bus.port import Record
 from tocsin.runtime.service import Tick
-from tocsin.schemas.runs import RuleStatus, RunView
-from tocsin.schemas.state import Snapshot
-from tocsin.schemas.telemetry import StepFrame, SystemFrame, TensorFrame
-from tocsin.schemas.wire import TYPE
+from tocsin.schemas.records.frames import StepFrame, SystemFrame, TensorFrame
+from tocsin.schemas.records.runs import RuleStatus, RunView
+from tocsin.schemas.records.snapshots import Snapshot
+from tocsin.schemas.records.wire import TYPE
 from tocsin.stream_rules.closer_looks import look_closer
 from tocsin.stream_rules.custom.host import CustomHost
 from tocsin.stream_rules.custom.protocol import CUSTOM_KEY

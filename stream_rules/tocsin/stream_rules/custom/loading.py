@@ -22,8 +22,8 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from tocsin.schemas.config_problems import Finding, did_you_mean
-from tocsin.schemas.config_sections import CUSTOM_USE, RuleEntry
+from tocsin.schemas.configuration.problems import Finding, did_you_mean
+from tocsin.schemas.configuration.sections import CUSTOM_USE, RuleEntry
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.private_folders import why_shared
 from tocsin.stream_rules.rule import AnyRule, Params, Rule, RuleMeta
@@ -98,7 +98,7 @@ def load_spec(entry: RuleEntry, folder: Path, taken: Collection[str] = ()) -> Ru
         params = meta.params.model_validate({**preset, **entry.params})
     except ValidationError as error:
         # Where all is well the words for what is not are not loaded: each restart costs their time.
-        from tocsin.schemas.config_findings import findings_of
+        from tocsin.schemas.configuration.findings import findings_of
 
         found = findings_of(error, meta.params, _PARAMS)
         raise WrongSetting([replace(one, loc=one.loc[1:]) for one in found]) from error

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tocsin.schemas.config_problems import Finding
-from tocsin.schemas.config_sections import RuleEntry
+from tocsin.schemas.configuration.problems import Finding
+from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.stream_rules.custom.blame import Death, ending
 from tocsin.stream_rules.custom.description import stand_in
 from tocsin.stream_rules.custom.limits import MEBIBYTE, Limits

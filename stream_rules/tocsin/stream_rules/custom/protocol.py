@@ -14,8 +14,8 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 from tocsin.bus.port import Partition, Record
-from tocsin.schemas.issues import IssueFiring, IssueOngoing, IssueResolved, Severity
-from tocsin.schemas.runs import RuleStatus
+from tocsin.schemas.records.issues import IssueFiring, IssueOngoing, IssueResolved, Severity
+from tocsin.schemas.records.runs import RuleStatus
 from tocsin.stream_rules.episodes import Told
 
 CUSTOM_KEY: Final = "_custom"

@@ -35,8 +35,8 @@ from typing import Final
 import numpy as np
 from pydantic import Field
 
-from tocsin.schemas.issues import Evidence, Fact, Series, Subject
-from tocsin.schemas.telemetry import TensorFrame
+from tocsin.schemas.records.frames import TensorFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
 from tocsin.stream_rules.data.class_tally import ClassTally
 from tocsin.stream_rules.data.output_width import OutputWidth
 from tocsin.stream_rules.data.shares import at_least, count_at_most

@@ -19,10 +19,10 @@ from typing import Final
 import numpy as np
 from pydantic import Field
 
-from tocsin.schemas.issues import Evidence, Fact, Subject
-from tocsin.schemas.observed import LayerInputsSeen, LossInputsSeen
-from tocsin.schemas.runs import RunData
-from tocsin.schemas.telemetry import TensorFrame
+from tocsin.schemas.records.frames import TensorFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.schemas.records.program_facts import LayerInputsSeen, LossInputsSeen
+from tocsin.schemas.records.runs import RunData
 from tocsin.stream_rules.rule import (
     Clear,
     Finding,

@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from tocsin.schemas.issues import Evidence, Fact, Series, Subject
-from tocsin.schemas.telemetry import TensorFrame
+from tocsin.schemas.records.frames import TensorFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
 from tocsin.stream_rules.data.class_tally import Recent
 from tocsin.stream_rules.data.shares import at_least, at_most
 from tocsin.stream_rules.data.vocabulary import Vocabulary

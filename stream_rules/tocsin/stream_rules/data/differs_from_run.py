@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 
 from pydantic import Field
 
-from tocsin.schemas.issues import Evidence, Fact, Subject
-from tocsin.schemas.telemetry import StepFrame, TensorFrame
+from tocsin.schemas.records.frames import StepFrame, TensorFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Subject
 from tocsin.stream_rules.lead import Lead
 from tocsin.stream_rules.references import COLLECTIONS, Reference, References, differs
 from tocsin.stream_rules.rule import (

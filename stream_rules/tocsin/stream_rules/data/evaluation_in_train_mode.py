@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 
 from pydantic import Field
 
-from tocsin.schemas.issues import Evidence, Fact, Subject
-from tocsin.schemas.observed import ModeSeen
-from tocsin.schemas.runs import RunData
-from tocsin.schemas.telemetry import StepFrame
+from tocsin.schemas.records.frames import StepFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.schemas.records.program_facts import ModeSeen
+from tocsin.schemas.records.runs import RunData
 from tocsin.stream_rules.lead import Lead
 from tocsin.stream_rules.rule import (
     Clear,

@@ -30,9 +30,9 @@ from typing import Final
 
 from pydantic import Field
 
-from tocsin.schemas.issues import Evidence, Fact, Severity, Subject
-from tocsin.schemas.observed import LossInputsSeen
-from tocsin.schemas.runs import RunData
+from tocsin.schemas.records.issues import Evidence, Fact, Severity, Subject
+from tocsin.schemas.records.program_facts import LossInputsSeen
+from tocsin.schemas.records.runs import RunData
 from tocsin.stream_rules.rule import (
     Clear,
     Finding,

@@ -21,8 +21,8 @@ from typing import Final, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from tocsin.schemas.issues import Evidence, Fact, Series, Subject
-from tocsin.schemas.telemetry import TensorFrame
+from tocsin.schemas.records.frames import TensorFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
 from tocsin.stream_rules.data.shares import at_least
 from tocsin.stream_rules.data.vocabulary import Vocabulary
 from tocsin.stream_rules.rule import (

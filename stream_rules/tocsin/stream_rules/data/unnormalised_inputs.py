@@ -23,9 +23,9 @@ from typing import Final
 
 from pydantic import Field
 
-from tocsin.schemas.issues import Evidence, Fact, Severity, Subject
-from tocsin.schemas.observed import LayerInputsSeen, LossInputsSeen
-from tocsin.schemas.runs import RunData
+from tocsin.schemas.records.issues import Evidence, Fact, Severity, Subject
+from tocsin.schemas.records.program_facts import LayerInputsSeen, LossInputsSeen
+from tocsin.schemas.records.runs import RunData
 from tocsin.stream_rules.rule import Finding, Moment, Outcome, Params, Rule, RuleMeta, event
 
 _BYTE: Final = 255.0

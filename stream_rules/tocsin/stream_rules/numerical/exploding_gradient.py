@@ -36,8 +36,8 @@ from typing import Final
 
 from pydantic import Field
 
-from tocsin.schemas.issues import Evidence, Fact, Subject
-from tocsin.schemas.telemetry import StepFrame
+from tocsin.schemas.records.frames import StepFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Subject
 from tocsin.stream_rules.lead import Lead
 from tocsin.stream_rules.parted_norms import PartedNorms
 from tocsin.stream_rules.rule import (

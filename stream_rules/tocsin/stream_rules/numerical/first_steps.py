@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from tocsin.schemas.telemetry import StepFrame
+from tocsin.schemas.records.frames import StepFrame
 from tocsin.stream_rules.whole_frames import Doubles
 
 HALF: Final = 0.5

@@ -41,8 +41,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from tocsin.schemas.issues import Evidence, Fact, Subject
-from tocsin.schemas.telemetry import StepFrame, TensorFrame
+from tocsin.schemas.records.frames import StepFrame, TensorFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Subject
 from tocsin.stream_rules.rule import (
     Clear,
     Finding,

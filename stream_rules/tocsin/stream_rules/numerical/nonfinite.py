@@ -25,8 +25,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from tocsin.schemas.runs import RunData, RunEnded
-from tocsin.schemas.telemetry import Counts, Floats, StepFrame, TensorFrame
+from tocsin.schemas.records.frames import Counts, Floats, StepFrame, TensorFrame
+from tocsin.schemas.records.runs import RunData, RunEnded
 from tocsin.stream_rules.lead import Lead
 from tocsin.stream_rules.numerical.nonfinite_evidence import (
     GRADIENTS,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from tocsin.schemas.telemetry import Counts, TensorFrame
+from tocsin.schemas.records.frames import Counts, TensorFrame
 
 GRADIENTS: Final = "gradients"
 LOCAL: Final = "local_gradients"

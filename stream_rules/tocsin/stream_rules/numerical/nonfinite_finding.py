@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from tocsin.schemas.issues import Evidence, Fact, Subject, SubjectKind
-from tocsin.schemas.telemetry import StepFrame
+from tocsin.schemas.records.frames import StepFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Subject, SubjectKind
 from tocsin.stream_rules.lead import Lead
 from tocsin.stream_rules.numerical.nonfinite_evidence import (
     GRADIENTS,

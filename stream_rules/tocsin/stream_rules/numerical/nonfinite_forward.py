@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from tocsin.schemas.telemetry import TensorFrame
+from tocsin.schemas.records.frames import TensorFrame
 
 ACTIVATIONS: Final = "activations"
 WEIGHTS: Final = "weights"

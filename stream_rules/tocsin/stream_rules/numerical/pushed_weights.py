@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tocsin.schemas.telemetry import TensorFrame
+from tocsin.schemas.records.frames import TensorFrame
 from tocsin.stream_rules.whole_frames import Marked, WholeFrames, finite_numel
 
 NOISE: Final = 1e-4

@@ -32,9 +32,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tocsin.schemas.issues import Evidence, Fact, Subject
-from tocsin.schemas.runs import RunData, RunEnded
-from tocsin.schemas.telemetry import TensorFrame
+from tocsin.schemas.records.frames import TensorFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.schemas.records.runs import RunData, RunEnded
 from tocsin.stream_rules.rule import (
     Clear,
     Finding,

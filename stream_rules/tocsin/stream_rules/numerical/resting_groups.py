@@ -12,8 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from tocsin.schemas.runs import RunData, RunStarted
-from tocsin.schemas.telemetry import StepFrame
+from tocsin.schemas.records.frames import StepFrame
+from tocsin.schemas.records.runs import RunData, RunStarted
 
 _NEXT_TO_NOTHING: Final = 1e-4
 

@@ -25,8 +25,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from tocsin.schemas.issues import Evidence, Fact, Series, Subject
-from tocsin.schemas.telemetry import TensorFrame
+from tocsin.schemas.records.frames import TensorFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
 from tocsin.stream_rules.numerical.streaks import Streaks
 from tocsin.stream_rules.rule import (
     SERIES_POINTS,

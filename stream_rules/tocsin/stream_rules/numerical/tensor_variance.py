@@ -15,8 +15,8 @@ from typing import Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from tocsin.schemas.issues import Evidence, Fact, Subject
-from tocsin.schemas.telemetry import TensorFrame
+from tocsin.schemas.records.frames import TensorFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Subject
 from tocsin.stream_rules.numerical.streaks import Streaks
 from tocsin.stream_rules.rule import (
     Clear,

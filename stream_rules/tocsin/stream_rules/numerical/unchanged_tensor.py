@@ -31,9 +31,9 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from tocsin.schemas.issues import Evidence, Fact, Series, Subject
-from tocsin.schemas.runs import RunData, RunStarted
-from tocsin.schemas.telemetry import StepFrame, TensorFrame
+from tocsin.schemas.records.frames import StepFrame, TensorFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.records.runs import RunData, RunStarted
 from tocsin.stream_rules.numerical.pushed_weights import PushedWeights
 from tocsin.stream_rules.numerical.resting_groups import RestingGroups
 from tocsin.stream_rules.numerical.unowned_gradients import COLLECTION, UnownedGradients

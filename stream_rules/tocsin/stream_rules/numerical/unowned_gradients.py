@@ -15,8 +15,8 @@ from typing import Final
 
 import numpy as np
 
-from tocsin.schemas.issues import Evidence, Fact, Severity, Subject
-from tocsin.schemas.telemetry import TensorFrame
+from tocsin.schemas.records.frames import TensorFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Severity, Subject
 from tocsin.stream_rules.rule import Finding, Outcome
 from tocsin.stream_rules.whole_frames import WholeFrames, named
 

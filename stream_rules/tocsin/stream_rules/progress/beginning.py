@@ -13,8 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from tocsin.schemas.runs import RunData, RunStarted
-from tocsin.schemas.telemetry import TensorFrame
+from tocsin.schemas.records.frames import TensorFrame
+from tocsin.schemas.records.runs import RunData, RunStarted
 from tocsin.stream_rules.rule import Input, event, tensors
 from tocsin.stream_rules.whole_frames import WholeFrames
 

@@ -22,9 +22,9 @@ from typing import Final
 
 from pydantic import Field
 
-from tocsin.schemas.config_values import Duration
-from tocsin.schemas.issues import Evidence, Fact, Series, Subject
-from tocsin.schemas.runs import CheckpointWritten, Heartbeat, PhaseMark, RunData, RunEnded
+from tocsin.schemas.configuration.values import Duration
+from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.records.runs import CheckpointWritten, Heartbeat, PhaseMark, RunData, RunEnded
 from tocsin.stream_rules.rule import (
     SERIES_POINTS,
     Clear,

@@ -12,8 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from tocsin.schemas.runs import RunData, RunStarted
-from tocsin.schemas.telemetry import SystemFrame
+from tocsin.schemas.records.frames import SystemFrame
+from tocsin.schemas.records.runs import RunData, RunStarted
 from tocsin.stream_rules.rule import Input, system
 
 _PRESSURE: Final = "pressure.cpu_some_percent"

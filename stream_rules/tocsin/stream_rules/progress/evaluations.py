@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from tocsin.schemas.issues import Series
-from tocsin.schemas.runs import RunData, RunEnded
-from tocsin.schemas.telemetry import StepFrame
+from tocsin.schemas.records.frames import StepFrame
+from tocsin.schemas.records.issues import Series
+from tocsin.schemas.records.runs import RunData, RunEnded
 from tocsin.stream_rules.rule import SERIES_POINTS, Moment
 
 PATIENCE_STEPS: Final = 20

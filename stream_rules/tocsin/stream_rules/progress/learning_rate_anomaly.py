@@ -32,9 +32,9 @@ from typing import Final
 
 from pydantic import Field
 
-from tocsin.schemas.issues import Evidence, Fact, Severity, Subject
-from tocsin.schemas.runs import RunData, RunEnded, RunStarted
-from tocsin.schemas.telemetry import StepFrame
+from tocsin.schemas.records.frames import StepFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Severity, Subject
+from tocsin.schemas.records.runs import RunData, RunEnded, RunStarted
 from tocsin.stream_rules.lead import Lead
 from tocsin.stream_rules.rule import (
     Clear,

@@ -71,10 +71,10 @@ from typing import Final
 import numpy as np
 from pydantic import Field
 
-from tocsin.schemas.issues import Evidence, Fact, Subject
-from tocsin.schemas.observed import LossInputsSeen
-from tocsin.schemas.runs import RunData
-from tocsin.schemas.telemetry import StepFrame, TensorFrame
+from tocsin.schemas.records.frames import StepFrame, TensorFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.schemas.records.program_facts import LossInputsSeen
+from tocsin.schemas.records.runs import RunData
 from tocsin.stream_rules.lead import Lead
 from tocsin.stream_rules.numerical.first_steps import FirstSteps
 from tocsin.stream_rules.progress.lost_progress import LEARNED, LEARNED_UNKNOWN, LostProgress

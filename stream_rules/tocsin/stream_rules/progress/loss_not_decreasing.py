@@ -40,9 +40,9 @@ from typing import Final, Literal
 import numpy as np
 from pydantic import Field
 
-from tocsin.schemas.issues import Evidence, Fact, Series, Subject
-from tocsin.schemas.runs import RunData
-from tocsin.schemas.telemetry import StepFrame, TensorFrame
+from tocsin.schemas.records.frames import StepFrame, TensorFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.records.runs import RunData
 from tocsin.stream_rules.progress import beginning
 from tocsin.stream_rules.progress.beginning import Beginning
 from tocsin.stream_rules.progress.loss_before import LossBefore

@@ -16,10 +16,10 @@ from typing import Final
 
 from pydantic import Field
 
-from tocsin.schemas.config_values import Duration
-from tocsin.schemas.issues import Evidence, Fact, Subject
-from tocsin.schemas.runs import Heartbeat, RunData, RunStarted
-from tocsin.schemas.telemetry import StepFrame
+from tocsin.schemas.configuration.values import Duration
+from tocsin.schemas.records.frames import StepFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.schemas.records.runs import Heartbeat, RunData, RunStarted
 from tocsin.stream_rules.rule import (
     Clear,
     Finding,

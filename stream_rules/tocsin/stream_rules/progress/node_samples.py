@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from tocsin.schemas.telemetry import SystemFrame
+from tocsin.schemas.records.frames import SystemFrame
 from tocsin.stream_rules.rule import Input, system
 from tocsin.stream_rules.state_codec import StateArray
 from tocsin.stream_rules.whole_frames import Doubles

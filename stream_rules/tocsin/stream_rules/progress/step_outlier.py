@@ -31,9 +31,9 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from tocsin.schemas.config_values import Duration
-from tocsin.schemas.issues import Evidence, Fact, Series, Subject
-from tocsin.schemas.telemetry import StepFrame, SystemFrame
+from tocsin.schemas.configuration.values import Duration
+from tocsin.schemas.records.frames import StepFrame, SystemFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
 from tocsin.stream_rules.progress import node_samples
 from tocsin.stream_rules.progress.node_samples import NodeSamples
 from tocsin.stream_rules.progress.step_parts import INPUTS, PARTS, step_parts

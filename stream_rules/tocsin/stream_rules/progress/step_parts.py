@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from tocsin.schemas.telemetry import StepFrame
+from tocsin.schemas.records.frames import StepFrame
 from tocsin.stream_rules.rule import Input, scalar
 from tocsin.stream_rules.whole_frames import Doubles
 

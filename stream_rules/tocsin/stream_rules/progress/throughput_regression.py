@@ -32,10 +32,10 @@ from typing import Final
 import numpy as np
 from pydantic import Field
 
-from tocsin.schemas.config_values import Duration
-from tocsin.schemas.issues import Evidence, Fact, Series, Subject
-from tocsin.schemas.runs import RunData, RunStarted
-from tocsin.schemas.telemetry import StepFrame, SystemFrame
+from tocsin.schemas.configuration.values import Duration
+from tocsin.schemas.records.frames import StepFrame, SystemFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.records.runs import RunData, RunStarted
 from tocsin.stream_rules.progress.crowding import SYSTEM, Crowding
 from tocsin.stream_rules.progress.step_parts import INPUTS, PARTS, step_parts
 from tocsin.stream_rules.rule import (

@@ -19,9 +19,9 @@ from typing import Final
 import numpy as np
 from pydantic import Field
 
-from tocsin.schemas.issues import Evidence, Fact, Subject
-from tocsin.schemas.runs import DataLoaderSeen, RunData
-from tocsin.schemas.telemetry import Doubles, SystemFrame
+from tocsin.schemas.records.frames import Doubles, SystemFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.schemas.records.runs import DataLoaderSeen, RunData
 from tocsin.stream_rules.rule import (
     Clear,
     Finding,

@@ -18,9 +18,9 @@ from typing import Final, TypeVar
 import numpy as np
 from pydantic import Field
 
-from tocsin.schemas.issues import Evidence, Fact, Subject
-from tocsin.schemas.runs import RunData, RunStarted
-from tocsin.schemas.telemetry import Doubles, StepFrame, SystemFrame
+from tocsin.schemas.records.frames import Doubles, StepFrame, SystemFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.schemas.records.runs import RunData, RunStarted
 from tocsin.stream_rules.rule import (
     Clear,
     Finding,

@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 
-from tocsin.schemas.telemetry import Doubles, SystemFrame
+from tocsin.schemas.records.frames import Doubles, SystemFrame
 from tocsin.stream_rules.rule import RuleMeta, system
 from tocsin.stream_rules.system.bottleneck import INPUTS, Bottleneck, BottleneckParams
 from tocsin.stream_rules.system.gpus import CAPTURE_HINT

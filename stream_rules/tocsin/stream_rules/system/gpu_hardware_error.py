@@ -25,9 +25,9 @@ from typing import Final, Literal
 
 import numpy as np
 
-from tocsin.schemas.issues import Evidence, Fact, Severity, Subject
-from tocsin.schemas.runs import RunData, RunStarted
-from tocsin.schemas.telemetry import Doubles, SystemFrame
+from tocsin.schemas.records.frames import Doubles, SystemFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Severity, Subject
+from tocsin.schemas.records.runs import RunData, RunStarted
 from tocsin.stream_rules.rule import (
     Finding,
     Holds,

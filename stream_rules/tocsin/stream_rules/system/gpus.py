@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from tocsin.schemas.telemetry import Doubles, SystemFrame
+from tocsin.schemas.records.frames import Doubles, SystemFrame
 
 TAKEN_SHARE: Final = 0.02
 """Of a GPU's memory: below it no process holds any. Drivers reserve less; a context alone takes

@@ -27,9 +27,9 @@ from typing import Final, Literal
 import numpy as np
 from pydantic import Field
 
-from tocsin.schemas.config_values import Duration
-from tocsin.schemas.issues import Evidence, Fact, Subject
-from tocsin.schemas.telemetry import StepFrame, SystemFrame
+from tocsin.schemas.configuration.values import Duration
+from tocsin.schemas.records.frames import StepFrame, SystemFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Subject
 from tocsin.stream_rules.rule import (
     Clear,
     Finding,

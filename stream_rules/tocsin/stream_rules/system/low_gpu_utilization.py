@@ -24,8 +24,8 @@ from typing import Final, Literal
 import numpy as np
 from pydantic import Field
 
-from tocsin.schemas.issues import Evidence, Fact, Series, Subject
-from tocsin.schemas.telemetry import Doubles, SystemFrame
+from tocsin.schemas.records.frames import Doubles, SystemFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
 from tocsin.stream_rules.rule import (
     SERIES_POINTS,
     Clear,

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
-from tocsin.schemas.telemetry import StepFrame
+from tocsin.schemas.records.frames import StepFrame
 
 PHASES: Final = {
     "data_wait_s": "data loading",

@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from tocsin.schemas.issues import Series
-from tocsin.schemas.telemetry import Counts, Doubles
+from tocsin.schemas.records.frames import Counts, Doubles
+from tocsin.schemas.records.issues import Series
 from tocsin.stream_rules.rule import SERIES_POINTS, Moment
 from tocsin.stream_rules.state_codec import StateArray
 

@@ -32,9 +32,9 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from tocsin.schemas.issues import Evidence, Fact, Series, Subject
-from tocsin.schemas.runs import RunData, RunStarted
-from tocsin.schemas.telemetry import Doubles, StepFrame
+from tocsin.schemas.records.frames import Doubles, StepFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.records.runs import RunData, RunStarted
 from tocsin.stream_rules.rule import (
     SERIES_POINTS,
     Clear,

@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from tocsin.schemas.issues import Series
+from tocsin.schemas.records.issues import Series
 from tocsin.stream_rules.rule import SERIES_POINTS
 
 BUCKETS: Final = 240

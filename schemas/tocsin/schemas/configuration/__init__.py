@@ -1,0 +1,1 @@
+"""The configuration file: read with positions, validated, with a message for each problem."""

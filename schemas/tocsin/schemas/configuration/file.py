@@ -1,0 +1,452 @@
+"""The configuration file: read, checked as a whole, and put beside flags and environment.
+
+`schemas` knows the outer shape. Each service registers a validator for its own section, so that
+one pass over a file finds everything: YAML, shape, rule parameters, references.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from operator import itemgetter
+from pathlib import Path
+from typing import Final, Literal, TypeVar
+
+from pydantic import Field
+
+from tocsin.schemas.configuration.capture import CaptureConfig, parse_capture
+from tocsin.schemas.configuration.findings import parse_model
+from tocsin.schemas.configuration.hidden import hide_lines
+from tocsin.schemas.configuration.later import LATER_SECTIONS, later_section
+from tocsin.schemas.configuration.parse import (
+    ACTION_WORDS,
+    parse_labels,
+    parse_receivers,
+    parse_rules,
+    parse_secrets,
+)
+from tocsin.schemas.configuration.problems import (
+    ConfigProblems,
+    Finding,
+    Loc,
+    Problem,
+    did_you_mean,
+    quoted,
+)
+from tocsin.schemas.configuration.receivers import Receiver
+from tocsin.schemas.configuration.sections import (
+    CUSTOM_USE,
+    ActionEntry,
+    BusConfig,
+    DefaultsConfig,
+    RuleEntry,
+    SecretSource,
+    Section,
+    StopOptions,
+    StopTrust,
+)
+from tocsin.schemas.configuration.values import NAME, NAME_PATTERN
+from tocsin.schemas.configuration.yaml import (
+    MAX_BYTES,
+    MAX_PROBLEMS,
+    Document,
+    Plain,
+    kind_of,
+    load,
+)
+from tocsin.schemas.errors import ConfigurationError, TocsinError
+from tocsin.schemas.private_folders import others_own, why_shared
+
+DEFAULT_FILE: Final = "tocsin.yaml"
+CONFIG_VARIABLE: Final = "TOCSIN_CONFIG"
+
+MAX_FINDINGS: Final = 1_000
+"""What services find in a file, at most: a hint on each of 10,000 rules takes seconds."""
+
+SectionName = Literal[
+    "bus", "labels", "secrets", "capture", "defaults", "receivers", "rules", "stop"
+]
+SectionT = TypeVar("SectionT", bound=Section)
+
+
+class Config(Section):
+    """A whole configuration. `Config()` is what holds without a file."""
+
+    version: Literal[1] = Field(default=1, examples=[1])
+    """Version of the file's format."""
+    bus: BusConfig = Field(default_factory=BusConfig, examples=["embedded:.tocsin/bus.db"])
+    """The bus: its URL, or a mapping."""
+    labels: Mapping[str, str] = Field(default_factory=dict, examples=[{"env": "prod"}])
+    """Labels of each run; `TOCSIN_LABELS` and `--label` add to them."""
+    secrets: Mapping[str, SecretSource] = Field(
+        default_factory=dict, examples=[{"hook": {"env": "HOOK_KEY"}}]
+    )
+    """Secrets by name; elsewhere `{secret: NAME}` refers to them."""
+    capture: CaptureConfig = Field(default_factory=CaptureConfig)
+    """What the training process records."""
+    defaults: DefaultsConfig = Field(default_factory=DefaultsConfig)
+    """What holds where a rule says nothing else."""
+    receivers: Mapping[str, Receiver] = Field(default_factory=dict)
+    """Whom issues are sent to, by name."""
+    rules: tuple[RuleEntry, ...] = ()
+    """Rules with their actions; those not listed follow `defaults.rules`."""
+    stop: StopTrust = Field(default_factory=StopTrust)
+    """Whose stop commands a training process obeys."""
+
+
+SectionValidator = Callable[[Config], Iterable[Finding]]
+"""Checks one section of a configuration. Called once per check, with all that could be read (broken
+entries are left out and noted already); gives findings, raises nothing, does no I/O."""
+
+
+class DuplicateSection(TocsinError):
+    """Two validators were registered for one section of the configuration."""
+
+
+class SectionRegistry:
+    """Who checks which section. Built by whoever puts the services together."""
+
+    def __init__(self) -> None:
+        self._validators: dict[SectionName, SectionValidator] = {}
+
+    def register(self, name: SectionName, validator: SectionValidator) -> None:
+        """Let `validator` check the section `name`.
+
+        Raises:
+            DuplicateSection: somebody does already.
+        """
+        if name in self._validators:
+            raise DuplicateSection(f"the section {name!r} has a validator already")
+        self._validators[name] = validator
+
+    def findings(self, config: Config) -> Iterator[Finding]:
+        """What all validators find."""
+        for validator in self._validators.values():
+            yield from validator(config)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedConfig:
+    """A configuration and where it came from.
+
+    Attributes:
+        path: the file, or None for the defaults.
+        folder: where its relative paths start.
+        shared: why others can write to the file, if they can.
+    """
+
+    config: Config
+    path: Path | None
+    folder: Path
+    shared: str | None = None
+
+    def locate(self, path: Path) -> Path:
+        """A path of the file as it is meant."""
+        return self.folder / path
+
+
+def load_config(
+    path: Path | None,
+    env: Mapping[str, str],
+    *,
+    registry: SectionRegistry | None = None,
+    folder: Path | None = None,
+) -> LoadedConfig:
+    """The configuration: `path`, else `TOCSIN_CONFIG`, else `./tocsin.yaml`, else defaults.
+
+    Args:
+        path: what `--config` said.
+        env: the environment.
+        registry: who checks which section; without it only the outer shape is checked.
+        folder: the working folder.
+
+    Raises:
+        ConfigProblems: the file has problems; all of them are in the error.
+        ConfigurationError: the file is not there or cannot be read; or nobody named it, it is
+            another user's, and it says where secrets are, who is told, or whose stops are obeyed.
+    """
+    folder = folder or Path.cwd()
+    implicit = path is None and not env.get(CONFIG_VARIABLE)
+    path = config_path(path, env, folder=folder)
+    if path is None:
+        return LoadedConfig(Config(), None, folder)
+    text = read_config(folder / path)
+    shared = why_shared(folder / path)
+    config, problems = check_config(text, str(path), registry, shared=shared)
+    if config is None:
+        raise ConfigProblems(problems, text)
+    if implicit and shared is not None and others_own(folder / path):
+        _refuse_foreign(config, shared)
+    return LoadedConfig(config, folder / path, (folder / path).parent, shared)
+
+
+def shared_config(why: str) -> str:
+    """The warning about a file that others can write to; `why` as in `LoadedConfig.shared`."""
+    return f"{why}: they decide where your runs' messages go, and what stops them; `chmod go-w` it"
+
+
+def _refuse_foreign(config: Config, shared: str) -> None:
+    named = [
+        *(["secrets"] if any(s.file is not None for s in config.secrets.values()) else []),
+        *(["receivers"] if config.receivers else []),
+        *(["stop.trusted_keys"] if config.stop.trusted_keys else []),
+    ]
+    if named:
+        raise ConfigurationError(
+            f"{shared}, and the file names {' and '.join(named)}: it is not used just because it "
+            f"lies in the working folder; if you trust it, say `--config {DEFAULT_FILE}`, or set "
+            f"{CONFIG_VARIABLE}"
+        )
+
+
+def config_path(path: Path | None, env: Mapping[str, str], *, folder: Path) -> Path | None:
+    """The file that holds, as `load_config` finds it; None when there is none."""
+    if path is None and env.get(CONFIG_VARIABLE):
+        path = Path(env[CONFIG_VARIABLE])
+    if path is None and os.path.lexists(folder / DEFAULT_FILE):
+        path = Path(DEFAULT_FILE)
+    return path
+
+
+def read_config(path: Path) -> str:
+    """The text of a configuration, as far as `check_config` reads it. May block.
+
+    Raises:
+        ConfigurationError: the file is not there or cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as err:
+        raise ConfigurationError(
+            f"cannot read the configuration {str(path)!r}: {err.strerror or err}; "
+            "`tocsin init` writes one"
+        ) from err
+    # Bytes that are no UTF-8 become lone surrogates, which the loader reports with their place. The
+    # mark with which some editors begin a file is no part of its first line.
+    return data.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
+
+
+def check_config(
+    text: str, source: str, registry: SectionRegistry | None = None, *, shared: str | None = None
+) -> tuple[Config | None, list[Problem]]:
+    """Check a configuration as a whole, in one pass.
+
+    `shared` says why others can write to the file, if they can: no code that it names is run then.
+
+    Returns:
+        The configuration, or None when there are problems; and all problems, sorted by place.
+    """
+    document = load(text, source=source)
+    if not document.complete:
+        return None, hide_lines(document, document.problems)
+    findings: list[Finding] = []
+    config = _parse(document.data, findings)
+    findings.extend(_unknown_references(document.data, config))
+    if shared is not None:
+        findings.extend(_code_of_others(config, shared))
+    if registry is not None:
+        findings.extend(islice(registry.findings(config), MAX_FINDINGS))
+    problems = _placed(document, findings)
+    return (None if problems else config), problems
+
+
+def config_json_schema() -> dict[str, object]:
+    """The JSON Schema of the file, for editors (draft 2020-12)."""
+    schema = Config.model_json_schema()
+    defs = schema["$defs"]
+    defs["StopOptions"] = StopOptions.model_json_schema()
+    del defs["ActionEntry"]
+    rule = defs["RuleEntry"]
+    given = rule["properties"]
+    long_form = {
+        "type": "object",
+        "properties": {
+            "name": given["name"] | {"pattern": NAME_PATTERN},
+            "use": given["use"] | {"pattern": NAME_PATTERN},
+            "match": {
+                "description": given["match"]["description"],
+                "type": "object",
+                "additionalProperties": {
+                    "anyOf": [
+                        {"type": "string"},
+                        {"type": "array", "items": {"type": "string"}, "minItems": 1},
+                    ]
+                },
+            },
+            "preset": {"description": given["preset"]["description"], "type": "string"},
+            "params": {"description": given["params"]["description"], "type": "object"},
+            "severity": {
+                "description": given["severity"]["description"],
+                "enum": ["info", "warning", "critical"],
+            },
+            "actions": {"$ref": "#/$defs/Actions"},
+        },
+        "anyOf": [{"required": ["name"]}, {"required": ["use"]}],
+        "additionalProperties": False,
+    }
+    short_form = {
+        "type": "object",
+        "minProperties": 1,
+        "maxProperties": 1,
+        "propertyNames": {
+            "pattern": NAME_PATTERN,
+            "not": {"enum": list(long_form["properties"])},  # type: ignore[call-overload]
+        },
+        "additionalProperties": {"anyOf": [{"const": "off"}, {"$ref": "#/$defs/Actions"}]},
+    }
+    defs["RuleEntry"] = {"description": rule["description"], "anyOf": [short_form, long_form]}
+    defs["Actions"] = {
+        "type": "array",
+        "items": {
+            "anyOf": [
+                {"type": "string", "not": {"const": "by_route"}},
+                {
+                    "type": "object",
+                    "properties": {"stop": {"$ref": "#/$defs/StopOptions"}},
+                    "required": ["stop"],
+                    "additionalProperties": False,
+                },
+            ]
+        },
+    }
+    bus = schema["properties"]["bus"]
+    reference = bus.pop("$ref")
+    schema["properties"]["bus"] = {**bus, "anyOf": [{"type": "string"}, {"$ref": reference}]}
+    schema["required"] = ["version"]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+# -- the parts of a check
+
+
+def _parse(raw: Plain, findings: list[Finding]) -> Config:
+    """What of the file can be read; what is wrong in it goes into `findings`."""
+    if raw is None:
+        return Config()
+    if not isinstance(raw, dict):
+        findings.append(Finding((), f"expected a mapping, got {kind_of(raw)}", hint="version: 1"))
+        return Config()
+    for key in raw:
+        if key in LATER_SECTIONS:
+            findings.extend(later_section(key, raw[key]))
+        elif key not in Config.model_fields:
+            hint = did_you_mean(key, {*Config.model_fields, *LATER_SECTIONS})
+            message = f"unknown section {quoted(key)}"
+            # It may be a section of secrets whose name was mistyped.
+            findings.append(
+                Finding((key,), message, "unknown_key", hint, at="key", hide_value=True)
+            )
+    version = raw.get("version")
+    if "version" not in raw:
+        findings.append(Finding((), "the key 'version' is missing", "missing_key", "version: 1"))
+    elif version != 1 or version is True:
+        message = "expected version 1, the only one that this release reads"
+        findings.append(Finding(("version",), message, "version", "version: 1"))
+    bus = raw.get("bus")
+    if isinstance(bus, str):
+        bus = {"url": bus}
+    given: dict[str, object] = {
+        "bus": _section(BusConfig, bus, "bus", findings),
+        "labels": parse_labels(raw.get("labels"), findings),
+        "secrets": parse_secrets(raw.get("secrets"), findings),
+        "capture": parse_capture(raw.get("capture"), ("capture",), findings),
+        "defaults": _section(DefaultsConfig, raw.get("defaults"), "defaults", findings),
+        "receivers": parse_receivers(raw.get("receivers"), findings),
+        "rules": parse_rules(raw.get("rules"), findings),
+        "stop": _section(StopTrust, raw.get("stop"), "stop", findings),
+    }
+    return Config.model_validate({key: value for key, value in given.items() if key in raw})
+
+
+def _section(model: type[SectionT], raw: Plain, name: str, findings: list[Finding]) -> SectionT:
+    """A section as its model; its defaults when it is empty or wrong."""
+    return parse_model(model, {} if raw is None else raw, (name,), findings) or model()
+
+
+def _unknown_references(raw: Plain, config: Config) -> Iterator[Finding]:
+    """Receivers and secrets that are referred to and not there, broken ones not counted."""
+    if not isinstance(raw, dict):
+        return
+    receivers = raw.get("receivers")
+    known = set(receivers) if isinstance(receivers, dict) else set()
+    for rule in config.rules:
+        for action in rule.actions or ():
+            if action.receiver is not None and action.receiver not in known:
+                yield _unknown_receiver(action, known)
+    secrets = raw.get("secrets")
+    named = set(secrets) if isinstance(secrets, dict) else set()
+    for section in ("bus", "receivers"):
+        for loc, name in _secret_references(raw.get(section), (section,)):
+            if name not in named:
+                message = f"unknown secret {quoted(name)}"
+                hint = did_you_mean(name, named) or "name it in the section 'secrets'"
+                yield Finding(loc, message, "unknown_secret", hint)
+
+
+def _code_of_others(config: Config, shared: str) -> Iterator[Finding]:
+    for rule in config.rules:
+        if CUSTOM_USE.fullmatch(rule.use):
+            message = f"the rule is not loaded: {shared}, and could name any code here"
+            yield Finding(rule.at("use"), message, "rule_not_loaded", "make the file yours alone")
+
+
+def _unknown_receiver(action: ActionEntry, known: set[str]) -> Finding:
+    name = action.receiver or ""
+    if NAME.fullmatch(name):
+        hint = did_you_mean(name, {*known, *ACTION_WORDS})
+        return Finding(action.loc, f"unknown receiver {name!r}", "unknown_receiver", hint)
+    # Whoever writes an address in the place of a name shows a token, mostly.
+    message = "expected 'stop' or the name of a receiver"
+    hint = did_you_mean(name, known, list_up_to=0) or "put it under 'receivers', and its name here"
+    return Finding(action.loc, message, "unknown_receiver", hint, hide_value=True)
+
+
+def _secret_references(raw: Plain, loc: Loc) -> Iterator[tuple[Loc, str]]:
+    if isinstance(raw, dict):
+        if set(raw) == {"secret"} and isinstance(name := raw["secret"], str):
+            yield (*loc, "secret"), name
+            return
+        for key, value in raw.items():
+            yield from _secret_references(value, (*loc, key))
+    elif isinstance(raw, list):
+        for index, value in enumerate(raw):
+            yield from _secret_references(value, (*loc, index))
+
+
+def _placed(document: Document, findings: Iterable[Finding]) -> list[Problem]:
+    """All problems by place. Where YAML found something, what follows from it is left out.
+
+    At most `MAX_PROBLEMS` of the findings, the first by place; one more says where the rest begins.
+    """
+    problems = list(document.problems)
+    findings = list(dict.fromkeys(findings))
+    taken = {(problem.line, problem.column) for problem in problems}
+    placed = sorted(
+        ((document.position(finding.loc, at=finding.at), finding) for finding in findings),
+        key=itemgetter(0),
+    )
+    for place, finding in placed[:MAX_PROBLEMS]:
+        line, column = place
+        if place not in taken:
+            problems.append(
+                Problem(
+                    document.source,
+                    line,
+                    column,
+                    finding.code,
+                    finding.message,
+                    finding.hint,
+                    finding.hide_value,
+                )
+            )
+    left_out = placed[MAX_PROBLEMS:]
+    if left_out:
+        line, column = left_out[0][0]
+        message = "there are more problems from here on; they are not listed"
+        problems.append(
+            Problem(document.source, line, column, "too_many_problems", message, hide_value=True)
+        )
+    return hide_lines(document, problems, findings)

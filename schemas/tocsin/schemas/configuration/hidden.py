@@ -1,0 +1,34 @@
+"""Which lines of a configuration are never shown: those on which a secret may stand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final
+
+from tocsin.schemas.configuration.problems import Finding, Loc, Problem
+from tocsin.schemas.configuration.yaml import Document
+
+_SECRET: Final[tuple[Loc, ...]] = (("receivers",), ("secrets",), ("bus", "sasl"))
+
+
+def hide_lines(
+    document: Document, problems: Iterable[Problem], findings: Iterable[Finding] = ()
+) -> list[Problem]:
+    """The problems by place. Only keys will be shown of a line that holds, or may hold, a secret.
+
+    In flow style a line is shared: what is wrong beside a receiver would show the receiver, too.
+
+    Args:
+        document: where receivers, secrets and log-in stand.
+        problems: what is wrong.
+        findings: what they were made of; the values of those that hide are hidden in all.
+    """
+    secret = [*_SECRET, *(finding.loc for finding in findings if finding.hide_value)]
+    lines = [document.lines(loc) for loc in dict.fromkeys(secret)]
+    return [
+        replace(problem, hide_value=True)
+        if any(problem.line in hidden for hidden in lines)
+        else problem
+        for problem in sorted(problems, key=lambda problem: (problem.line, problem.column))
+    ]

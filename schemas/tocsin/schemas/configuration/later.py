@@ -1,0 +1,60 @@
+"""Sections that a later release reads: their outer shape is checked, and they are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from tocsin.schemas.configuration.findings import expected, not_supported_yet, unknown_key
+from tocsin.schemas.configuration.problems import Finding, Loc
+from tocsin.schemas.configuration.yaml import Plain
+
+_LISTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "routes": ("name", "match", "notify", "also"),
+    "inhibit": ("name", "when", "mute", "equal"),
+    "silences": ("match", "until", "by", "why", "mutes"),
+    "policy": ("match", "may_stop_on"),
+}
+_STOPS: Final = ("per_hour", "max_fraction_of_running", "min_job_age", "on_exceed")
+
+LATER_SECTIONS: Final = frozenset({*_LISTS, "limits", "targets"})
+
+
+def later_section(key: str, raw: Plain) -> Iterator[Finding]:
+    """What is wrong with such a section; that it is not supported yet, if nothing else is."""
+    found = False
+    for finding in _wrong(key, raw, (key,)):
+        found = True
+        yield finding
+    if not found:
+        yield not_supported_yet((key,), f"the section {key!r}")
+
+
+def _wrong(key: str, raw: Plain, loc: Loc) -> Iterator[Finding]:
+    if raw is None:
+        return
+    if key in _LISTS:
+        if not isinstance(raw, list):
+            yield expected("a list", raw, loc, hint="begin each entry with '- '")
+            return
+        for index, entry in enumerate(raw):
+            yield from _keys(entry, (*loc, index), _LISTS[key])
+    elif key == "limits":
+        yield from _keys(raw, loc, ("stops",))
+        if isinstance(raw, dict) and raw.get("stops") is not None:
+            yield from _keys(raw["stops"], (*loc, "stops"), _STOPS)
+    elif not isinstance(raw, dict):
+        yield expected("a mapping of names", raw, loc)
+    else:
+        for name, entry in raw.items():
+            if not isinstance(entry, dict):
+                yield expected("a mapping", entry, (*loc, name))
+
+
+def _keys(raw: Plain, loc: Loc, known: tuple[str, ...]) -> Iterator[Finding]:
+    if not isinstance(raw, dict):
+        yield expected(f"a mapping with {', '.join(known)}", raw, loc)
+        return
+    for key in raw:
+        if key not in known:
+            yield unknown_key(key, (*loc, key), known)

@@ -1,0 +1,240 @@
+"""The sections of the configuration file, as values.
+
+Each model says what the file may hold today. What later releases will accept stands in `LATER`: it
+is answered with "not supported yet", never ignored and never taken for a typing error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
+
+from tocsin.schemas.configuration.problems import Loc
+from tocsin.schemas.configuration.values import (
+    Duration,
+    FilePath,
+    Secret,
+)
+from tocsin.schemas.configuration.yaml import Plain
+from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.records.issues import Severity
+from tocsin.schemas.topics import Topics
+
+DEFAULT_BUS_URL: Final = "embedded:.tocsin/bus.db"
+
+CUSTOM_USE: Final = re.compile(r"[^:\x00-\x1f]+\.py:[A-Za-z_][A-Za-z0-9_]*")
+"""How an entry names a rule in a file of the user's: `rules/my_rule.py:MyRule`."""
+
+_KAFKA_URL: Final = re.compile(
+    r"kafka://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}"
+    r"(?:,(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5})*/?"
+)
+
+
+def parse_bus_url(value: object) -> str:
+    """`embedded:PATH` or `kafka://host:port[,host:port…]`.
+
+    Raises:
+        ValueError: it is anything else; the message says what was expected, without the value.
+    """
+    if isinstance(value, str) and value.isprintable():
+        if value.startswith("embedded:") and len(value) > len("embedded:"):
+            return value
+        if value.startswith("kafka://") and "@" in value:
+            raise ValueError("a user or password does not belong into the URL: use bus.sasl")
+        if _KAFKA_URL.fullmatch(value):
+            return value
+    raise ValueError(
+        "expected embedded:PATH or kafka://host:port[,host:port…], "
+        f"like {DEFAULT_BUS_URL} or kafka://kafka-1:9092"
+    )
+
+
+def _prefix(value: object) -> str:
+    try:
+        return Topics(str(value)).prefix
+    except ConfigurationError as err:
+        raise ValueError(str(err)) from err
+
+
+class Section(BaseModel):
+    """A frozen part of the configuration; unknown keys and wrong types are refused."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        hide_input_in_errors=True,
+        use_attribute_docstrings=True,
+    )
+
+
+class SaslConfig(Section):
+    """How to log in to Kafka."""
+
+    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
+        default="SCRAM-SHA-512", examples=["SCRAM-SHA-512"]
+    )
+    """The SASL mechanism."""
+    username: str = Field(min_length=1, examples=["tocsin"])
+    """The user."""
+    password: Secret = Field(examples=[{"secret": "kafka"}])
+    """The password."""
+
+
+class TlsConfig(Section):
+    """How to encrypt the connection to Kafka; an empty mapping takes the system's authorities."""
+
+    ca: FilePath | None = Field(default=None, examples=["tls/ca.pem"])
+    """PEM file of the authorities to trust, instead of the system's."""
+    certificate: FilePath | None = Field(default=None, examples=["tls/client.pem"])
+    """PEM file of the client certificate, for mutual TLS."""
+    key: FilePath | None = Field(default=None, examples=["tls/client.key"])
+    """PEM file of the client certificate's private key."""
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> Self:
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("expected 'certificate' and 'key' together")
+        return self
+
+
+class BusConfig(Section):
+    """The bus that all parts of tocsin talk over."""
+
+    url: Annotated[str, PlainValidator(parse_bus_url), WithJsonSchema({"type": "string"})] = Field(
+        default=DEFAULT_BUS_URL, examples=[DEFAULT_BUS_URL, "kafka://kafka-1:9092,kafka-2:9092"]
+    )
+    """`embedded:PATH` (one SQLite file) or `kafka://host:port[,host:port…]`."""
+    prefix: Annotated[str, PlainValidator(_prefix), WithJsonSchema({"type": "string"})] = Field(
+        default="tocsin", examples=["vision"]
+    )
+    """First part of the topic names: one per team."""
+    sasl: SaslConfig | None = None
+    """How to log in to Kafka; absent: not at all."""
+    tls: TlsConfig | None = None
+    """How to encrypt the connection to Kafka; absent: not at all."""
+
+    @model_validator(mode="after")
+    def _kafka_only(self) -> Self:
+        if self.url.startswith("embedded:") and (self.sasl or self.tls):
+            raise ValueError("sasl and tls belong to a kafka:// bus")
+        return self
+
+
+class SecretSource(Section):
+    """Where the value of a secret comes from: exactly one of `file` and `env`."""
+
+    file: FilePath | None = Field(default=None, examples=["/run/secrets/slack_url"])
+    """File that holds the value; one line break at its end is left out."""
+    env: str | None = Field(default=None, min_length=1, examples=["HOOK_KEY"])
+    """Environment variable that holds the value."""
+    optional: bool = Field(default=False, examples=[True])
+    """Whether it may be missing (then what refers to it goes without)."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if (self.file is None) == (self.env is None):
+            raise ValueError("expected exactly one of 'file' and 'env'")
+        return self
+
+
+class DefaultsConfig(Section):
+    """What holds where a rule says nothing else."""
+
+    rules: Literal["all", "none"] = Field(default="all", examples=["none"])
+    """Whether rules that the file does not list run: `all` or `none`."""
+    mode: Literal["enforce"] = Field(default="enforce", examples=["enforce"])
+    """What a stop action does: `enforce` stops the job."""
+
+
+class StopTrust(Section):
+    """Whose stop commands a training process obeys."""
+
+    trusted_keys: tuple[FilePath, ...] | None = Field(
+        default=None, strict=False, examples=[["keys/actions.pub"]]
+    )
+    """Files of public keys. Absent: those in tocsin's key folder."""
+
+
+class StopOptions(Section):
+    """When a stop action stops a job, and how."""
+
+    at: Severity | None = Field(default=None, examples=["warning"])
+    """Stop at issues of this severity and above. Absent: of a rule that may stop by itself, its
+    stop-worthy issues; of any other rule, all issues."""
+    mode: Literal["enforce"] | None = Field(default=None, examples=["enforce"])
+    """`enforce` stops the job; absent: `defaults.mode`."""
+    checkpoint: Literal["protect_last_good", "skip"] = Field(
+        default="protect_last_good", examples=["skip"]
+    )
+    """`protect_last_good` names the newest checkpoint from before the onset; `skip` does not."""
+    grace: Duration = Field(default=timedelta(seconds=30), examples=["30s"], validate_default=True)
+    """Time between the steps of escalation (edge, SIGTERM, SIGKILL): a duration, 1d at most."""
+
+    @model_validator(mode="after")
+    def _bounded_grace(self) -> Self:
+        if self.grace > timedelta(days=1):
+            raise ValueError("expected a grace of at most 1d")
+        return self
+
+
+class ActionEntry(Section):
+    """One entry of a rule's action list."""
+
+    kind: Literal["stop", "by_route", "receiver"]
+    """Stop the job, notify by the routes, or notify one receiver."""
+    receiver: str | None = None
+    """The receiver's name, for the kind `receiver`."""
+    options: StopOptions | None = None
+    """How to stop, for the kind `stop`."""
+    loc: Loc = Field(default=(), repr=False, exclude=True)
+    """Where it stands in the document."""
+
+
+class RuleEntry(Section):
+    """One entry of the list `rules`, in whichever of its forms it was written."""
+
+    name: str
+    """Name of the instance; that of the rule unless the file gives another."""
+    use: str
+    """Name of the rule, or `FILE.py:CLASS` for one of your own."""
+    off: bool = False
+    """Whether the rule is switched off."""
+    match: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Labels a run must have; each with the patterns (`*`, `?`) one of which must fit."""
+    preset: str | None = None
+    """A set of parameters of the rule to begin with, like `sagemaker`; absent: its defaults."""
+    params: Mapping[str, Plain] = Field(default_factory=dict)
+    """Parameters as the file has them; the rule's own model checks them."""
+    severity: Severity | None = None
+    """Severity of its issues; absent: the rule's own."""
+    actions: tuple[ActionEntry, ...] | None = None
+    """What to do; absent: the default for the severity."""
+    loc: Loc = Field(default=(), repr=False, exclude=True)
+    """Where it stands in the document."""
+    short: bool = Field(default=False, repr=False, exclude=True)
+    """Whether it was written as `rulename: …`."""
+
+    def at(self, part: Literal["use", "match", "preset", "params", "severity", "actions"]) -> Loc:
+        """Where a part of it stands in the document, for findings."""
+        return (*self.loc, self.use) if self.short else (*self.loc, part)
+
+
+LATER: Final[Mapping[type[BaseModel], frozenset[str]]] = {
+    DefaultsConfig: frozenset({"group_by", "group_wait", "repeat_interval", "send_resolved"}),
+    StopOptions: frozenset({"approve", "escalate", "target"}),
+}
+"""Keys that a later release will read."""
+
+LATER_VALUES: Final[Mapping[tuple[type[BaseModel], str], frozenset[str]]] = {
+    (DefaultsConfig, "mode"): frozenset({"ask", "shadow"}),
+    (StopOptions, "mode"): frozenset({"ask", "shadow"}),
+    (StopOptions, "checkpoint"): frozenset({"save"}),
+    (SaslConfig, "mechanism"): frozenset({"OAUTHBEARER", "GSSAPI"}),
+}
+"""Values that a later release will read."""

@@ -1,0 +1,193 @@
+"""What holds in the end: flag over environment over file over default, and the secrets' values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Generic, Literal, TypeVar
+
+from pydantic import SecretStr
+
+from tocsin.schemas.configuration.file import Config
+from tocsin.schemas.configuration.parse import parse_label_key, parse_label_value
+from tocsin.schemas.configuration.sections import BusConfig, SecretSource, parse_bus_url
+from tocsin.schemas.configuration.values import SecretRef
+from tocsin.schemas.errors import ConfigurationError
+
+BUS_VARIABLE: Final = "TOCSIN_BUS"
+LABELS_VARIABLE: Final = "TOCSIN_LABELS"
+
+_MAX_SECRET_BYTES: Final = 64 * 1024
+
+T = TypeVar("T")
+Origin = Literal["flag", "environment", "file", "default"]
+
+
+class SecretUnavailable(ConfigurationError):
+    """A secret that the configuration names is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting(Generic[T]):
+    """A value and who decided it."""
+
+    value: T
+    origin: Origin
+
+
+def resolve_setting(
+    *, flag: T | None = None, environment: T | None = None, file: T | None = None, default: T
+) -> Setting[T]:
+    """The first that is given, in the order flag, environment, file, default."""
+    if flag is not None:
+        return Setting(flag, "flag")
+    if environment is not None:
+        return Setting(environment, "environment")
+    if file is not None:
+        return Setting(file, "file")
+    return Setting(default, "default")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What flags, environment and file say together.
+
+    Attributes:
+        bus: the bus to open; prefix, sasl and tls are the file's.
+        bus_origin: who decided its URL (an explicit path is treated more strictly).
+        labels: the file's, with those of `TOCSIN_LABELS` and then of `--label` laid over them.
+    """
+
+    bus: BusConfig
+    bus_origin: Origin
+    labels: Mapping[str, str]
+
+
+def resolve_settings(
+    config: Config, env: Mapping[str, str], *, bus: str | None = None, labels: Iterable[str] = ()
+) -> Settings:
+    """Lay environment and flags over a configuration.
+
+    Args:
+        config: what the file says.
+        env: the environment; `TOCSIN_BUS` and `TOCSIN_LABELS` (`k=v,k2=v2`) count if not empty.
+        bus: what `--bus` said.
+        labels: what each `--label` said, `k=v`.
+
+    Raises:
+        ConfigurationError: a flag or variable is wrong; the message names it.
+    """
+    given = "url" in config.bus.model_fields_set
+    url = resolve_setting(
+        flag=_bus_url("--bus", bus),
+        environment=_bus_url(BUS_VARIABLE, env.get(BUS_VARIABLE)),
+        file=config.bus.url if given else None,
+        default=config.bus.url,
+    )
+    merged = dict(config.labels)
+    for pair in filter(None, (part.strip() for part in env.get(LABELS_VARIABLE, "").split(","))):
+        merged |= [_label(LABELS_VARIABLE, pair)]
+    for pair in labels:
+        merged |= [_label("--label", pair)]
+    return Settings(_with_url(config.bus, url.value), url.origin, merged)
+
+
+def resolve_secrets(
+    config: Config, env: Mapping[str, str], *, folder: Path
+) -> Mapping[str, SecretStr]:
+    """The values of all secrets. Reads files: may block.
+
+    Args:
+        config: names the secrets.
+        env: the environment.
+        folder: where relative paths of the file start.
+
+    Returns:
+        Values by name; an optional secret that is missing is not in it.
+
+    Raises:
+        SecretUnavailable: one or more are missing, empty or unreadable. The message names all of
+            them and where they were looked for, and shows no value.
+    """
+    values: dict[str, SecretStr] = {}
+    missing: list[str] = []
+    for name, source in config.secrets.items():
+        value, why = _secret(source, env, folder)
+        if value:
+            values[name] = SecretStr(value)
+        elif why:
+            missing.append(f"secret {name!r}: {why}")
+    if missing:
+        raise SecretUnavailable("\n".join(missing))
+    return values
+
+
+def missing_secrets(config: Config, env: Mapping[str, str], *, folder: Path) -> Mapping[str, str]:
+    """Why each secret that `resolve_secrets` would refuse is not to be had, by name. May block."""
+    found = {name: _secret(source, env, folder)[1] for name, source in config.secrets.items()}
+    return {name: why for name, why in found.items() if why}
+
+
+def value_of(text: str | SecretRef | None, secrets: Mapping[str, SecretStr]) -> SecretStr | None:
+    """What a key of the file holds, written out or as a secret; None if there is nothing, or the
+    secret is optional and missing."""
+    if text is None:
+        return None
+    return SecretStr(text) if isinstance(text, str) else secrets.get(text.name)
+
+
+_UNREADABLE: Final = "is not readable as UTF-8 text of at most 64 KiB"
+
+
+def _secret(source: SecretSource, env: Mapping[str, str], folder: Path) -> tuple[str, str]:
+    """The value, or "" and why that is a fault, if it is."""
+    value, why = _read_secret(source, env, folder)
+    if value or (source.optional and why != _UNREADABLE):
+        return value, ""
+    where = f"file {str(source.file)!r}" if source.file else f"variable {source.env}"
+    return "", f"{where} {why}"
+
+
+def _read_secret(source: SecretSource, env: Mapping[str, str], folder: Path) -> tuple[str, str]:
+    """The value, or "" and why there is none."""
+    if source.env is not None:
+        return env.get(source.env, ""), "is empty" if source.env in env else "is not set"
+    assert source.file is not None
+    try:
+        with (folder / source.file).open("rb") as file:
+            data = file.read(_MAX_SECRET_BYTES + 1)
+        if len(data) > _MAX_SECRET_BYTES:
+            return "", _UNREADABLE
+        text = data.decode()
+    except FileNotFoundError:
+        return "", "does not exist"
+    except (OSError, UnicodeDecodeError):
+        return "", _UNREADABLE
+    return text.removesuffix("\n").removesuffix("\r"), "is empty"
+
+
+def _with_url(bus: BusConfig, url: str) -> BusConfig:
+    """The file's bus with another URL; log-in and encryption stay behind when it is not Kafka."""
+    if url.startswith("embedded:"):
+        return BusConfig(url=url, prefix=bus.prefix)
+    return BusConfig(url=url, prefix=bus.prefix, sasl=bus.sasl, tls=bus.tls)
+
+
+def _bus_url(origin: str, url: str | None) -> str | None:
+    if not url:
+        return None
+    try:
+        return parse_bus_url(url)
+    except ValueError as err:
+        raise ConfigurationError(f"{origin}: {err}") from err
+
+
+def _label(origin: str, pair: str) -> tuple[str, str]:
+    key, equals, value = pair.partition("=")
+    try:
+        if not equals:
+            raise ValueError("expected key=value, like team=vision")
+        return parse_label_key(key), parse_label_value(value)
+    except ValueError as err:
+        raise ConfigurationError(f"{origin} {pair!r}: {err}") from err

@@ -1,0 +1,1 @@
+"""Every record on the bus: its fields, its bytes, its JSON Schema."""

@@ -1,0 +1,106 @@
+"""The ledger: what became of each (issue, action)."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final, Literal
+
+from pydantic import Field, JsonValue
+
+from tocsin.schemas.records.events import EVENT_TYPES, Data, Model, example
+from tocsin.schemas.records.fields import (
+    Id,
+    Incarnation,
+    Many,
+    Millis,
+    Positive,
+    RunId,
+    Text,
+    Whole,
+    Word,
+)
+from tocsin.schemas.records.issues import IssueState
+
+DeliveryState = Literal["pending", "delivered", "rejected", "suppressed", "expired"]
+FINAL_STATES: Final = frozenset({"delivered", "rejected", "suppressed", "expired"})
+
+
+class Attempt(Model):
+    """One attempt that was made. `result` never holds the peer's body."""
+
+    at_ms: Millis
+    result: Word = Field(max_length=300, examples=["503 Service Unavailable"])
+    retry: bool = Field(description="whether it is worth another attempt")
+    duration_ms: Whole = 0
+
+
+@EVENT_TYPES.register
+class Delivery(Data):
+    """The newest state of one notice or stop: written before the first attempt and after each."""
+
+    model_config = example(
+        delivery_id="7f8a4a1c-9f3b-5a2b-8a55-5b0c0c2b7d11",
+        issue_id="b1c5a1de-3b0f-5d0e-8a35-6a4c1c1f9d27",
+        run_id="gpt-2026-11-21",
+        incarnation="0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11",
+        rule="nonfinite",
+        issue_state="firing",
+        action="ml-lambda",
+        kind="webhook",
+        state="delivered",
+        reason="200 OK",
+        decided_by="tocsin.yaml:14:3",
+        created_ms=1795258012300,
+        updated_ms=1795258012420,
+        attempts=1,
+        last_attempts=[
+            {"at_ms": 1795258012310, "result": "200 OK", "retry": False, "duration_ms": 104}
+        ],
+        give_up_ms=1795344412300,
+    )
+
+    event_type: ClassVar[str] = "tocsin.delivery"
+
+    delivery_id: Id
+    issue_id: Id
+    run_id: RunId
+    incarnation: Incarnation
+    rule: str = Field(max_length=100)
+    issue_state: IssueState
+    issue_times: Positive = Field(
+        default=1, description="how many times the issue's condition had come"
+    )
+    action: str = Field(max_length=100, description="the receiver's name, or `stop`")
+    kind: str = Field(max_length=32, description="webhook, stop, …")
+    state: DeliveryState
+    reason: Text = Field(description="why it is in this state")
+    decided_by: Word = Field(
+        default="", max_length=300, description="the config line, or the default, that asked for it"
+    )
+    created_ms: Millis
+    updated_ms: Millis
+    attempts: Whole = Field(default=0, description="made so far")
+    last_attempts: Many[Attempt] = Field(
+        default=(), max_length=8, description="the newest, oldest first"
+    )
+    next_attempt_ms: Millis | None = Field(
+        default=None, description="the retry schedule; None when final"
+    )
+    give_up_ms: Millis = Field(description="after this it expires")
+    event: dict[str, JsonValue] | None = Field(
+        default=None,
+        description="the issue's CloudEvent, so that a retry needs no other record; "
+        "left out when final",
+    )
+
+    @property
+    def key(self) -> str:
+        """`issue/action`, with the issue's state and time where they are not the first."""
+        suffix = "" if self.issue_state == "firing" else f"/{self.issue_state}"
+        if self.issue_times > 1:
+            suffix = f"/{self.issue_state}/{self.issue_times}"
+        return f"{self.issue_id}/{self.action}{suffix}"
+
+    @property
+    def final(self) -> bool:
+        """Whether nothing more will happen to it."""
+        return self.state in FINAL_STATES

@@ -1,0 +1,264 @@
+"""Issues: what a rule has found, where it began, and how it went on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Final, Literal, Self
+
+from pydantic import Field, model_validator
+
+from tocsin.schemas.records.events import EVENT_TYPES, Model, example
+from tocsin.schemas.records.fields import (
+    Id,
+    Labels,
+    Many,
+    Millis,
+    Positive,
+    Step,
+    Text,
+    Whole,
+    Word,
+)
+from tocsin.schemas.records.real import Real
+from tocsin.schemas.records.runs import Checkpoint, RunData
+
+Severity = Literal["info", "warning", "critical"]
+SEVERITIES: Final[tuple[Severity, ...]] = ("info", "warning", "critical")
+"""From the least grave to the gravest."""
+SHORT_ID: Final = 8
+"""Characters of an issue's id that tell it from the others of a bus, in practice."""
+
+IssueState = Literal["firing", "ongoing", "resolved"]
+SubjectKind = Literal[
+    "tensor", "layer", "loss", "scalar", "learning_rate", "rank", "device", "node", "rule", "run"
+]
+
+
+class Subject(Model):
+    """What the issue is about: `gradients/blocks.3.attention.qkv.weight`, `loss`, `rank 1`, …"""
+
+    kind: SubjectKind
+    name: Word = Field(max_length=512, examples=["blocks.3.attention.qkv.weight"])
+    collection: str | None = Field(default=None, max_length=64)
+
+
+class Fact(Model):
+    """One number or word of the evidence, for example `nans` 12, or `ratio` 41.2 with limit 20."""
+
+    name: str = Field(max_length=100)
+    value: Real | Text
+    limit: Real | None = None
+    unit: str | None = Field(default=None, max_length=32, examples=["percent"])
+
+
+class Series(Model):
+    """The deciding series: the last points up to the firing step, and the limit crossed."""
+
+    name: Word = Field(max_length=200, examples=["loss"])
+    unit: str | None = Field(default=None, max_length=32, examples=["percent"])
+    steps: Many[Step] = Field(max_length=512)
+    x: Literal["s"] | None = Field(
+        default=None,
+        description="`s`: `steps` count the seconds since the first sample; None: they are steps",
+    )
+    values: Many[Real] = Field(max_length=512)
+    limit: Real | None = None
+
+    @model_validator(mode="after")
+    def _aligned(self) -> Self:
+        if len(self.steps) != len(self.values):
+            raise ValueError(f"{len(self.steps)} steps, but {len(self.values)} values")
+        return self
+
+
+class Evidence(Model):
+    """Why the rule says so."""
+
+    facts: Many[Fact] = Field(default=(), max_length=64)
+    series: Series | None = None
+    followed: Whole = Field(
+        default=0, description="how many further tensors or ranks went the same way"
+    )
+    also: Many[Word] = Field(default=(), max_length=32, description="the next ones, by name")
+    explanation: Text = Field(default="", description="how the origin was decided")
+    cause: Text = Field(
+        default="", description="why it is the consequence of another issue, if it is one"
+    )
+
+
+class Origin(Model):
+    """Where an issue first began, if it has come back since."""
+
+    step: Step | None = None
+    rank: Whole | None = None
+    onset_ms: Millis = 0
+
+
+@EVENT_TYPES.register
+class IssueFiring(RunData):
+    """An issue, in one of its states. The id is the same in all states of it, and when it fires
+    again because its condition has come back soon.
+    """
+
+    model_config = example(
+        run_id="gpt-2026-11-21",
+        incarnation="0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11",
+        rank=1,
+        issue_id="b1c5a1de-3b0f-5d0e-8a35-6a4c1c1f9d27",
+        rule="nonfinite",
+        use="nonfinite",
+        rule_version=1,
+        severity="critical",
+        stop_worthy=True,
+        subject={
+            "kind": "tensor",
+            "name": "blocks.3.attention.qkv.weight",
+            "collection": "gradients",
+        },
+        reason="NaN in 12 of 1,769,472 gradients of blocks.3.attention.qkv.weight on rank 1",
+        first_step=1200,
+        first_rank=1,
+        step=1200,
+        onset_ms=1795258012250,
+        at_ms=1795258012250,
+        evidence={
+            "facts": [{"name": "nans", "value": 12.0}],
+            "series": {"name": "loss", "steps": [1199, 1200], "values": [2.75, "NaN"]},
+        },
+    )
+
+    event_type: ClassVar[str] = "tocsin.issue.firing"
+    state: ClassVar[IssueState] = "firing"
+
+    issue_id: Id
+    rule: str = Field(max_length=100, description="the rule instance's name")
+    use: str = Field(max_length=100, description="the rule in the catalogue")
+    rule_version: Positive
+    branch: str = Field(
+        default="",
+        max_length=64,
+        description="which of the rule's conditions, where it has several",
+    )
+    severity: Severity
+    stop_worthy: bool = Field(default=False, description="whether it may stop the run by default")
+    rule_may_stop: bool | None = Field(
+        default=None,
+        description="whether its rule has issues that may stop the run by default: a stop in that "
+        "rule's action list then acts on those alone, as it does where this is not known",
+    )
+    stop_held: bool = Field(
+        default=False,
+        description="no run is stopped for it yet: its rule has begun without memory of the run",
+    )
+    times: Positive = Field(
+        default=1, description="how many times its condition has come: it may fire again"
+    )
+    muted: bool = Field(
+        default=False,
+        description="nobody is notified of this state: a notice of the issue went out a moment "
+        "ago, or its rule has sent too many of this run; a stop does not depend on it",
+    )
+    last_notice: bool = Field(
+        default=False,
+        description="its rule notifies nobody of further issues of this severity in this run",
+    )
+    peak_severity: Severity | None = Field(
+        default=None,
+        description="the gravest severity that the issue has had, if graver than `severity`",
+    )
+    origin: Origin | None = Field(
+        default=None,
+        description="where the issue first began, if its condition has come back since",
+    )
+    subject: Subject
+    reason: Text = Field(description="one sentence: what, where first, how bad")
+    remedy: Text = ""
+    first_step: Step | None = None
+    first_rank: Whole | None = None
+    step: Step | None = Field(
+        default=None, description="the run's step when this state was decided"
+    )
+    onset_ms: Millis = Field(
+        default=0, description="append time of the record that began it, Unix milliseconds"
+    )
+    at_ms: Millis = Field(
+        default=0,
+        description="append time of the record that decided this state, Unix milliseconds",
+    )
+    labels: Labels = Field(default_factory=dict)
+    evidence: Evidence = Evidence()
+    last_good_checkpoint: Checkpoint | None = Field(
+        default=None, description="the newest checkpoint that was written before the onset"
+    )
+    consequence_of: Id | None = Field(
+        default=None, description="the id of the issue that caused it"
+    )
+
+    @property
+    def short_id(self) -> str:
+        """The first characters of the id: what people are shown and `tocsin why` takes."""
+        return self.issue_id[:SHORT_ID]
+
+    @property
+    def turned_critical(self) -> bool:
+        """Whether it was less grave until now: people are told, as of one that fires."""
+        return False
+
+    def overall(self) -> Self:
+        """The issue over all its times: its gravest severity, and where it first began.
+
+        For readers that keep one record of an issue, the newest.
+        """
+        update: dict[str, object] = {}
+        if self.peak_severity is not None:
+            update["severity"] = self.peak_severity
+        if self.origin is not None:
+            update["first_step"], update["first_rank"] = self.origin.step, self.origin.rank
+            update["onset_ms"] = self.origin.onset_ms
+        return self.model_copy(update=update) if update else self
+
+
+@EVENT_TYPES.register
+class IssueOngoing(IssueFiring):
+    """The condition still holds: at most once in the rule's `repeat`, and when it gets graver."""
+
+    event_type: ClassVar[str] = "tocsin.issue.ongoing"
+    state: ClassVar[IssueState] = "ongoing"
+
+    raised_from: Severity | None = Field(
+        default=None,
+        description="the severity until now, where it has risen or become worth a stop",
+    )
+    stop_released: bool = Field(
+        default=False, description="its rule has seen enough by now: a stop is no more held back"
+    )
+
+    @property
+    def turned_critical(self) -> bool:
+        return self.raised_from is not None and self.severity == "critical"
+
+
+@EVENT_TYPES.register
+class IssueResolved(IssueFiring):
+    """The condition has been false for `resolve_after`."""
+
+    event_type: ClassVar[str] = "tocsin.issue.resolved"
+    state: ClassVar[IssueState] = "resolved"
+
+
+def gravest(issues: Sequence[IssueFiring]) -> IssueFiring | None:
+    """The first critical one, else the first warning, else the first; None if there is none.
+
+    Where that is the consequence of another of these, the other.
+    """
+    if not issues:
+        return None
+    told = next(
+        (i for severity in ("critical", "warning") for i in issues if i.severity == severity),
+        issues[0],
+    )
+    return next((issue for issue in issues if issue.issue_id == told.consequence_of), told)
+
+
+Issue = IssueFiring
+"""Any state of an issue (the later states derive from the first)."""

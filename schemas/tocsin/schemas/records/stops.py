@@ -1,0 +1,257 @@
+"""Commands to a run, and what the run answers."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from tocsin.schemas.records.events import EVENT_TYPES, Data, Model, example
+from tocsin.schemas.records.fields import (
+    ExitCode,
+    Id,
+    Incarnation,
+    Millis,
+    Positive,
+    RunId,
+    Step,
+    Text,
+    Whole,
+    Word,
+)
+from tocsin.schemas.records.runs import Checkpoint, RunData
+
+
+@EVENT_TYPES.register
+class StopRequested(Data):
+    """A signed command to leave, for one incarnation of one run and worth nothing to others."""
+
+    model_config = example(
+        command_id="7f8a4a1c-9f3b-5a2b-8a55-5b0c0c2b7d11",
+        run_id="gpt-2026-11-21",
+        incarnation="0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11",
+        issue_id="b1c5a1de-3b0f-5d0e-8a35-6a4c1c1f9d27",
+        rule="nonfinite",
+        reason="NaN in the gradients",
+        requested_by="actions@node-1",
+        requested_ms=1795258012300,
+        not_after_ms=1795258312300,
+        nonce="c9b0a2f6-1a53-4bb7-8a6e-1c0e5a0d3f42",
+        grace_s=30.0,
+    )
+
+    event_type: ClassVar[str] = "tocsin.stop.requested"
+
+    command_id: Id = Field(description="the delivery id, or a fresh one for a person's stop")
+    run_id: RunId
+    incarnation: Incarnation
+    issue_id: Id | None = None
+    rule: str | None = Field(default=None, max_length=100)
+    reason: Text
+    requested_by: Word = Field(default="", max_length=200)
+    requested_ms: Millis
+    not_after_ms: Millis = Field(description="refused when it is read later than this")
+    nonce: str = Field(max_length=64)
+    grace_s: float = Field(
+        default=30.0, ge=0, le=86_400, description="between edge, SIGTERM and SIGKILL, seconds each"
+    )
+    checkpoint: Literal["protect_last_good", "skip"] = "protect_last_good"
+    last_good_checkpoint: Checkpoint | None = None
+
+    @property
+    def key(self) -> str:
+        """The key on the control topic."""
+        return stop_key(self.run_id, self.incarnation)
+
+
+def stop_key(run_id: str, incarnation: str) -> str:
+    """`run/incarnation/stop`."""
+    return f"{run_id}/{incarnation}/stop"
+
+
+@EVENT_TYPES.register
+class LookCloser(Data):
+    """Please capture more of this training for some steps: a rule has found something.
+
+    Unsigned, and so never worth more than that: whoever hears it bounds steps and rate itself.
+    """
+
+    model_config = example(
+        run_id="gpt-2026-11-21",
+        incarnation="0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11",
+        rule="exploding_gradient",
+        issue_id="b1c5a1de-3b0f-5d0e-8a35-6a4c1c1f9d27",
+        steps=50,
+        not_after_ms=1795258312300,
+    )
+
+    event_type: ClassVar[str] = "tocsin.run.look_closer"
+
+    run_id: RunId
+    incarnation: Incarnation
+    rule: str = Field(max_length=100, description="the rule instance that has found something")
+    issue_id: Id = Field(description="what it has found")
+    steps: Positive = Field(
+        description="for how many steps from the next one on; a listener takes 200 at most"
+    )
+    not_after_ms: Millis = Field(description="worth nothing when it is read later than this")
+
+    @property
+    def key(self) -> str:
+        """The key on the control topic."""
+        return look_closer_key(self.run_id)
+
+
+def look_closer_key(run_id: str) -> str:
+    """`run/look_closer`."""
+    return f"{run_id}/look_closer"
+
+
+class StopAnswer(RunData):
+    """What each answer to a stop names: the command."""
+
+    command_id: Id
+    issue_id: Id | None = None
+
+
+@EVENT_TYPES.register
+class StopAcknowledged(StopAnswer):
+    """The command was verified and will be obeyed, by this rank or by the launcher."""
+
+    model_config = example(
+        run_id="gpt-2026-11-21",
+        incarnation="0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11",
+        rank=1,
+        world_size=2,
+        command_id="7f8a4a1c-9f3b-5a2b-8a55-5b0c0c2b7d11",
+        step=1201,
+        leave_at=1203,
+    )
+
+    event_type: ClassVar[str] = "tocsin.stop.acknowledged"
+
+    step: Step | None = Field(default=None, description="the rank's step when it heard")
+    leave_at: Step | None = Field(
+        default=None, description="the step at which the ranks agreed to leave"
+    )
+
+
+@EVENT_TYPES.register
+class StopLeft(StopAnswer):
+    """This rank has left its training loop at an edge."""
+
+    model_config = example(
+        run_id="gpt-2026-11-21",
+        incarnation="0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11",
+        rank=1,
+        world_size=2,
+        command_id="7f8a4a1c-9f3b-5a2b-8a55-5b0c0c2b7d11",
+        step=1203,
+        edge="optimizer_step",
+        left_us=1795258012612345,
+    )
+
+    event_type: ClassVar[str] = "tocsin.stop.left"
+
+    step: Step | None = None
+    edge: str = Field(
+        max_length=64, description="which edge: optimizer_step, scaler_update, backward, …"
+    )
+    left_us: Whole = Field(
+        default=0, description="the rank's clock when it left (Unix, microseconds)"
+    )
+
+
+@EVENT_TYPES.register
+class StopEscalated(StopAnswer):
+    """The job did not leave in time; the launcher went one step further."""
+
+    model_config = example(
+        run_id="gpt-2026-11-21",
+        incarnation="0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11",
+        role="launcher",
+        command_id="7f8a4a1c-9f3b-5a2b-8a55-5b0c0c2b7d11",
+        how="SIGTERM",
+        reason="no rank left within 30 s",
+    )
+
+    event_type: ClassVar[str] = "tocsin.stop.escalated"
+
+    how: Literal["SIGTERM", "SIGKILL"]
+    reason: Text = ""
+
+
+@EVENT_TYPES.register
+class StopExited(StopAnswer):
+    """The job is gone: seen, not assumed."""
+
+    model_config = example(
+        run_id="gpt-2026-11-21",
+        incarnation="0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11",
+        role="launcher",
+        command_id="7f8a4a1c-9f3b-5a2b-8a55-5b0c0c2b7d11",
+        how="edge",
+        exit_code=79,
+    )
+
+    event_type: ClassVar[str] = "tocsin.stop.exited"
+
+    how: Literal["edge", "SIGTERM", "SIGKILL", "itself"]
+    exit_code: ExitCode
+
+
+@EVENT_TYPES.register
+class StopRefused(StopAnswer):
+    """The command was not obeyed, and why."""
+
+    model_config = example(
+        run_id="gpt-2026-11-21",
+        incarnation="0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11",
+        command_id="7f8a4a1c-9f3b-5a2b-8a55-5b0c0c2b7d11",
+        why="other_incarnation",
+        reason="the command names an earlier training",
+    )
+
+    event_type: ClassVar[str] = "tocsin.stop.refused"
+
+    why: Literal[
+        "bad_signature",
+        "untrusted_key",
+        "other_run",
+        "other_incarnation",
+        "expired",
+        "replayed",
+        "stops_off",
+        "malformed",
+    ]
+    reason: Text = ""
+
+
+@EVENT_TYPES.register
+class StopExpired(StopAnswer):
+    """The command was read after it had run out; it is worth nothing any more."""
+
+    model_config = example(
+        run_id="gpt-2026-11-21",
+        incarnation="0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11",
+        command_id="7f8a4a1c-9f3b-5a2b-8a55-5b0c0c2b7d11",
+        not_after_ms=1795258312300,
+        reason="no rank answered",
+    )
+
+    event_type: ClassVar[str] = "tocsin.stop.expired"
+
+    not_after_ms: Millis = Field(description="when it ran out")
+    reason: Text = ""
+
+
+class SignedDatagram(Model):
+    """A command as the launcher hands it to the ranks of its node.
+
+    Key and value are the bytes as they stood on the bus (UTF-8), with their signature.
+    """
+
+    key: str = Field(max_length=400, description="the record's key")
+    value: str = Field(max_length=60_000, description="the record's value")
+    key_id: str = Field(max_length=16, description="which public key")
+    signature: str = Field(max_length=88, description="base64 of the 64 bytes")
