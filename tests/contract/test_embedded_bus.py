@@ -27,13 +27,11 @@ from tocsin.bus import (
     FencedMember,
     Partition,
     UnusableBus,
-    embedded_reader,
-    groups,
-    leases,
-    store,
 )
-from tocsin.bus.doorbell import Bell, Doorbell, bell_folder, topic_mask
-from tocsin.bus.store import APPLICATION_ID
+from tocsin.bus.embedded import groups, leases, tables
+from tocsin.bus.embedded import reader as embedded_reader
+from tocsin.bus.embedded.doorbell import Bell, Doorbell, bell_folder, topic_mask
+from tocsin.bus.embedded.tables import APPLICATION_ID
 
 
 @pytest.fixture
@@ -307,7 +305,7 @@ async def test_a_member_that_was_thought_dead_is_fenced_and_joins_again(
     consumer = await bus.consumer("dead", [spec.name], listener=notes)
     await assigned(consumer, 4)
     db = sqlite3.connect(path, isolation_level=None)
-    with store.transaction(db, write=True):
+    with tables.transaction(db, write=True):
         late_ms = leases.monotonic_ms() + leases.TTL_MS + 1
         assert groups.renew(db, "dead", "another", late_ms)
     db.close()

@@ -22,7 +22,7 @@ from tocsin.bus import (
     UnusableBus,
     open_bus,
 )
-from tocsin.bus.kafka_clients import KafkaReader
+from tocsin.bus.kafka.clients import KafkaReader
 
 pytestmark = pytest.mark.kafka
 

@@ -13,7 +13,7 @@ import pytest
 
 from support.custom import FILE
 from support.site import Site, end, until
-from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Outgoing, Partition, Record
 from tocsin.schemas.records.events import Event
 from tocsin.schemas.records.issues import IssueFiring

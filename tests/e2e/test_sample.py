@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from support.issue_records import view_record
-from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Outgoing, Partition
 from tocsin.emitter.node_folder import NODE_FOLDER
 from tocsin.schemas.records.frames import SystemFrame

@@ -13,7 +13,7 @@ from pathlib import Path
 from support.captured import said
 from support.stops import StopSigner, outgoing
 from support.waiting import wait_until
-from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import BusError
 from tocsin.emitter.stop_command import SignedCommand
 from tocsin.schemas.records.runs import RunStarted

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from support.fold_service import expected_outputs, fold
-from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Outgoing, Partition, Record
 from tocsin.runtime.testing import CRASH_AT, CRASH_POINTS
 from tocsin.schemas.topics import Topics, telemetry_partition

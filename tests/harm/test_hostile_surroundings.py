@@ -22,10 +22,10 @@ import torch
 
 from support.captured import captured, said
 from support.small_trainings import TRAININGS, Result, plain
-from tocsin.bus import store
-from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.embedded import tables
+from tocsin.bus.embedded.bus import EmbeddedBus
+from tocsin.bus.embedded.spool import SpoolWriter
 from tocsin.bus.port import Outgoing
-from tocsin.bus.spool import SpoolWriter
 from tocsin.emitter.capture import Capture
 from tocsin.emitter.hook_state import Hooks
 from tocsin.schemas.records.runs import RunEnded
@@ -223,7 +223,7 @@ async def test_a_child_of_a_fork_in_the_middle_of_a_transaction_can_use_the_same
     entered = threading.Event()
 
     def linger(db: sqlite3.Connection) -> None:
-        with store.transaction(db, write=True):
+        with tables.transaction(db, write=True):
             entered.set()
             time.sleep(0.05)
 

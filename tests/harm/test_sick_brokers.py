@@ -18,7 +18,7 @@ from support.captured import said
 from support.kafka_broker import Broker, free_ports, skip_or_fail, unavailable
 from support.waiting import wait_until
 from tocsin.bus import EmbeddedBus, KafkaSecurity, open_bus
-from tocsin.bus.embedded import EmbeddedProducer
+from tocsin.bus.embedded.bus import EmbeddedProducer
 from tocsin.bus.port import Bus, Outgoing
 from tocsin.emitter import sender as sending
 from tocsin.emitter.bus_link import CLOSE_S

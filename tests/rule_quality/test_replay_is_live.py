@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.runs.recorded import recorded
-from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Outgoing, Partition, Record
 from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.records.events import Event

@@ -14,7 +14,7 @@ from support.issue_records import NOW_MS, TOPICS, issue, issue_record
 from tocsin.actions.decision import LONGEST_RETRY_AFTER_MS, Outcome, RetryPolicy, retry_after_ms
 from tocsin.actions.ledger import Ledger
 from tocsin.actions.service import build_actions_service
-from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.configuration.file import check_config
 from tocsin.schemas.records.deliveries import Delivery

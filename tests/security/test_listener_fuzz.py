@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from support.launches import start
 from support.stops import StopSigner, event_of, outgoing
 from support.waiting import until, wait_until
-from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Bus, Outgoing, Partition, Record
 from tocsin.console.helper import Orders
 from tocsin.emitter import edges, link

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tocsin.bus.doorbell import ALL_TOPICS, Bell, Doorbell, bell_folder
+from tocsin.bus.embedded.doorbell import ALL_TOPICS, Bell, Doorbell, bell_folder
 from tocsin.emitter import link
 from tocsin.emitter.node_folder import NodeFolder
 from tocsin.schemas import private_folders

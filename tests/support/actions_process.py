@@ -15,7 +15,7 @@ from pydantic import SecretStr
 
 from tocsin.actions.decision import RetryPolicy
 from tocsin.actions.service import build_actions_service
-from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.runtime.testing import CrashPoints
 from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.configuration.file import Config

@@ -18,7 +18,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from tocsin.bus import BusError, Outgoing, Partition, open_bus
-from tocsin.bus.kafka import KafkaBus
+from tocsin.bus.kafka.bus import KafkaBus
 from tocsin.bus.port import Bus
 
 

@@ -28,8 +28,8 @@ from tocsin.bus import (
     Record,
     open_bus,
 )
-from tocsin.bus.kafka import KafkaBus
-from tocsin.bus.records import COMPACTION_LAG_MS
+from tocsin.bus.embedded.log import COMPACTION_LAG_MS
+from tocsin.bus.kafka.bus import KafkaBus
 from tocsin.schemas.topics import Cleanup, TopicSpec
 
 CHILD = Path(__file__).with_name("bus_child.py")

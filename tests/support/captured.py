@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Partition
 from tocsin.emitter import hook_state, torch_hooks
 from tocsin.emitter.current import current

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from support.fold_service import FoldService
-from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.runtime.testing import CrashPoints
 from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.topics import Topics

@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 from typing import TypeVar
 
-from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.embedded.bus import EmbeddedBus
+from tocsin.bus.embedded.spool import has_spools
 from tocsin.bus.port import EARLIEST, Partition
-from tocsin.bus.spool import has_spools
 from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.frames import TensorFrame
 from tocsin.schemas.records.wire import decode, read_meta

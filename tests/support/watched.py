@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from support.captured import captured
-from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Partition, Record
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.topics import Topics, telemetry_partition

@@ -1,7 +1,8 @@
 """The bus: moves records between processes, on one SQLite file or on Kafka."""
 
-from tocsin.bus.embedded import EmbeddedBus
-from tocsin.bus.place import Place, default_place, explicit_place
+from tocsin.bus.embedded.bus import EmbeddedBus
+from tocsin.bus.embedded.location import Place, default_place, explicit_place
+from tocsin.bus.kafka.security import KafkaSecurity
 from tocsin.bus.port import (
     EARLIEST,
     LATEST,
@@ -25,7 +26,6 @@ from tocsin.bus.port import (
     UnknownTopic,
     UnusableBus,
 )
-from tocsin.bus.security import KafkaSecurity
 from tocsin.bus.urls import DEFAULT_URL, open_bus
 
 __all__ = [

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
+from tocsin.bus.kafka.security import KafkaSecurity
 from tocsin.bus.port import Bus
-from tocsin.bus.security import KafkaSecurity
 from tocsin.bus.urls import open_bus
 from tocsin.schemas.configuration.sections import BusConfig
 from tocsin.schemas.configuration.settings import SecretUnavailable

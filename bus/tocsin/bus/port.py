@@ -1,8 +1,8 @@
 """The bus port: what the rest of tocsin knows of a bus.
 
-Two implementations stand behind it, `tocsin.bus.embedded` (one SQLite file) and `tocsin.bus.kafka`
-(aiokafka); one contract suite in `tests/contract` runs over both. The bus moves bytes: what a
-record means is none of its business.
+Two implementations stand behind it, `tocsin.bus.embedded.bus` (one SQLite file) and
+`tocsin.bus.kafka.bus` (aiokafka); one contract suite in `tests/contract` runs over both. The bus
+moves bytes: what a record means is none of its business.
 
 All methods are coroutines of one event loop. None of them blocks the loop for longer than a few
 milliseconds; each network wait has a bound.

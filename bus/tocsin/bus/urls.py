@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 from typing import Final
 
-from tocsin.bus.embedded import EmbeddedBus
-from tocsin.bus.place import DEFAULT_FOLDER, FILE_NAME, default_place, explicit_place
+from tocsin.bus.embedded.bus import EmbeddedBus
+from tocsin.bus.embedded.location import DEFAULT_FOLDER, FILE_NAME, default_place, explicit_place
+from tocsin.bus.kafka.security import KafkaSecurity
 from tocsin.bus.port import Bus, UnusableBus
-from tocsin.bus.security import KafkaSecurity
 
 DEFAULT_URL: Final = f"embedded:{DEFAULT_FOLDER}/{FILE_NAME}"
 
@@ -56,7 +56,7 @@ def open_bus(
             if match is None or not 0 < int(match[2]) < 65_536:
                 raise UnusableBus(f"bus URL {url!r}: {server!r} is not HOST:PORT; {_EXPECTED}")
         # Here, so that a machine without the extra can use the embedded bus.
-        from tocsin.bus.kafka import KafkaBus
+        from tocsin.bus.kafka.bus import KafkaBus
 
         return KafkaBus(servers, security=security)
     raise UnusableBus(f"bus URL {url!r}: {_EXPECTED}")

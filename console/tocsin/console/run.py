@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.console.left_over import KeptAddresses
 from tocsin.console.setting import Setting, check_custom_rules, read_setting
 from tocsin.emitter.helper_child import helper_command

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import Final
 
 from tocsin.actions.service import build_actions_service
-from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Bus
 from tocsin.console.left_over import kept_addresses
 from tocsin.console.setting import Setting, check_custom_rules

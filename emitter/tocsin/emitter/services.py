@@ -7,7 +7,7 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Final
 
-from tocsin.bus.place import default_place
+from tocsin.bus.embedded.location import default_place
 from tocsin.bus.port import Bus
 from tocsin.emitter import facts, link
 from tocsin.emitter.helper_child import HelperChild, helper_command

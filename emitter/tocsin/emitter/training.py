@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from threading import Thread
 from typing import Final, Literal, TypedDict
 
-from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.embedded.bus import EmbeddedBus
+from tocsin.bus.embedded.spool import SpooledBus
 from tocsin.bus.port import Bus, Outlet
-from tocsin.bus.spool import SpooledBus
 from tocsin.bus.urls import open_bus
 from tocsin.emitter import edges, facts, stop_command
 from tocsin.emitter.agenda import Agenda

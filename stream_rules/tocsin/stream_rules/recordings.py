@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Partition, Record
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.topics import Topics, telemetry_partition

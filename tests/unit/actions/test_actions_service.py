@@ -31,7 +31,7 @@ from support.waiting import SOON_S
 from tocsin.actions.decision import RetryPolicy
 from tocsin.actions.pipeline import ActionsService
 from tocsin.actions.service import build_actions_service
-from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Outgoing, Partition, Record
 from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.configuration.file import Config, check_config

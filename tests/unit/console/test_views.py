@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from support.issue_records import NOW_MS, TOPICS, issue, issue_record
-from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.console.views import read_view
 from tocsin.schemas.records.issues import Origin
 

@@ -13,7 +13,7 @@ import pytest
 from support.issue_records import TOPICS, issue, issue_record, view, view_record
 from support.step_records import written_steps
 from support.waiting import until
-from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Outgoing, UnusableBus
 from tocsin.console import watch_follow
 from tocsin.console.setting import read_setting

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from support.captured import captured, said
+from tocsin.bus.embedded.spool import SpoolWriter, has_spools
 from tocsin.bus.port import BusUnavailable
-from tocsin.bus.spool import SpoolWriter, has_spools
 from tocsin.emitter import (
     capture,
     clipping,

@@ -11,7 +11,7 @@ import pytest
 from support.launches import TESTS, Launched, start
 from support.stops import StopSigner, outgoing
 from support.telemetry import said, wait_for
-from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.schemas.records.runs import CaptureDegraded, RunStarted
 from tocsin.schemas.records.stops import StopAcknowledged, StopLeft, StopRequested
 

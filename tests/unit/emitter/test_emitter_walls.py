@@ -18,7 +18,7 @@ import torch
 from support import captured
 from support.stops import StopSigner
 from support.waiting import wait_until
-from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import BusUnavailable, Partition, Record
 from tocsin.emitter import agreement, edges, install, listener
 from tocsin.emitter.api import Run
@@ -180,7 +180,7 @@ def test_a_heartbeat_that_fails_does_not_end_the_heartbeats(tmp_path: Path) -> N
 LATE = """
 import asyncio, atexit, sys
 from pathlib import Path
-from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.emitter.encoding import Address
 from tocsin.emitter.sender import Sender
 from tocsin.schemas.records.runs import Heartbeat

@@ -28,7 +28,7 @@ def test_the_parts_of_the_end_share_one_budget() -> None:
 DIES_WITH_THE_JOB = """
 import asyncio, sys
 from pathlib import Path
-from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.emitter.launcher import launch
 from tocsin.emitter.plan import LaunchPlan
 

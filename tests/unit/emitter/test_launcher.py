@@ -20,7 +20,7 @@ from support.captured import said
 from support.launches import Launched, command_line, environment, start
 from support.stops import StopSigner, outgoing
 from support.waiting import wait_until
-from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.emitter.stop_command import SignedCommand
 from tocsin.schemas.records.frames import SystemFrame
 from tocsin.schemas.records.runs import RunEnded

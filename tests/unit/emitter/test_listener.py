@@ -15,7 +15,7 @@ import pytest
 
 from support.stops import StopSigner, outgoing
 from support.waiting import until
-from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import BusUnavailable, Reader, Record
 from tocsin.emitter import link, listener
 from tocsin.emitter.listener import ANSWERED, Listener, ThreadListener

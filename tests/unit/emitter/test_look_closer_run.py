@@ -12,7 +12,7 @@ import torch
 from support.captured import captured, said
 from support.waiting import wait_until
 from support.watched import records
-from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Outgoing
 from tocsin.emitter import link
 from tocsin.emitter.closer_looks import CloserLooks

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from support.waiting import wait_until
-from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Outgoing, Partition, Record
 from tocsin.emitter import edges, link
 from tocsin.emitter.closer_looks import EVERY_MS, MAX_STEPS, CloserLooks

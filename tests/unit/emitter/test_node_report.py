@@ -12,7 +12,7 @@ import pytest
 
 from support.captured import said
 from support.waiting import until
-from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Bus
 from tocsin.emitter import node_agent, node_report
 from tocsin.emitter.node_agent import NodeAgent

@@ -12,7 +12,7 @@ import pytest
 
 from support.captured import said
 from support.waiting import SOON_S, wait_until
-from tocsin.bus.embedded import EmbeddedBus, EmbeddedProducer
+from tocsin.bus.embedded.bus import EmbeddedBus, EmbeddedProducer
 from tocsin.bus.port import BusUnavailable, Outgoing
 from tocsin.emitter.encoding import Address
 from tocsin.emitter.outbox import Item, Outbox, Said, StepRow, Worth, pack, worth_of

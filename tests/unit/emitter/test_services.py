@@ -12,7 +12,7 @@ import pytest
 
 from support.captured import said
 from support.waiting import SOON_S, wait_until
-from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.emitter import services, settings
 from tocsin.emitter.helper_child import HelperChild
 from tocsin.emitter.listener import ThreadListener

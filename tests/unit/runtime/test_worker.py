@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.fold_service import FoldService, expected_outputs
-from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import (
     EARLIEST,
     Bus,

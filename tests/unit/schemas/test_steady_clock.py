@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Outgoing, Partition
 from tocsin.runtime.clock import SystemClock
 from tocsin.schemas import steady_clock

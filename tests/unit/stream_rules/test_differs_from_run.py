@@ -12,7 +12,7 @@ import pytest
 
 from support.counted import as_sagemaker
 from support.waiting import until
-from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Outgoing, Partition, Record
 from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.records.events import Event

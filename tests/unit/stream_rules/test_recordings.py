@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Outgoing
 from tocsin.schemas.topics import Topics
 from tocsin.stream_rules.recordings import UnreadableRecording

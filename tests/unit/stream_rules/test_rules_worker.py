@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tocsin.bus.embedded import EmbeddedBus
+from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Outgoing, Partition, Record
 from tocsin.runtime.testing import CRASH_POINTS, CrashPoints
 from tocsin.runtime.worker import Worker, WorkerSettings

@@ -11,7 +11,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import TopicAlreadyExistsError, for_code
 
-from tocsin.bus.kafka_errors import REQUEST_S, explained, translated
+from tocsin.bus.kafka.errors import REQUEST_S, explained, translated
 from tocsin.bus.port import UnusableBus
 from tocsin.schemas.topics import TopicSpec
 

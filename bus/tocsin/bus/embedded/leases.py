@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from tocsin.bus.store import transaction
+from tocsin.bus.embedded.tables import transaction
 
 TTL_MS: Final = 3_000
 BEAT_S: Final = 1.0

@@ -17,7 +17,7 @@ from tocsin.bus import (
     explicit_place,
     open_bus,
 )
-from tocsin.bus import place as place_module
+from tocsin.bus.embedded import location as place_module
 from tocsin.schemas import private_folders
 
 LOCAL = "/dev/vda / ext4 rw 0 0\n"

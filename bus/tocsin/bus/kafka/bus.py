@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 # First: it says which extra is missing, if one is.
-from tocsin.bus.kafka_errors import CLOSE_S, REQUEST_S, translated
+from tocsin.bus.kafka.errors import CLOSE_S, REQUEST_S, translated
 
 # isort: split
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -20,8 +20,8 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.conn import create_conn
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 
-from tocsin.bus import kafka_topics
-from tocsin.bus.kafka_clients import (
+from tocsin.bus.kafka import topic_admin
+from tocsin.bus.kafka.clients import (
     CONSUMER_OPTIONS,
     PRODUCER_OPTIONS,
     KafkaProducer,
@@ -29,13 +29,14 @@ from tocsin.bus.kafka_clients import (
     own_threads,
     stop,
 )
-from tocsin.bus.kafka_consumer import (
+from tocsin.bus.kafka.consumer import (
     HEARTBEAT_S,
     POLL_INTERVAL_S,
     REBALANCE_S,
     SESSION_S,
     KafkaConsumer,
 )
+from tocsin.bus.kafka.security import KafkaSecurity
 from tocsin.bus.port import (
     AssignmentListener,
     BusClosed,
@@ -45,7 +46,6 @@ from tocsin.bus.port import (
     TopicState,
     UnknownTopic,
 )
-from tocsin.bus.security import KafkaSecurity
 from tocsin.schemas.topics import TopicSpec
 
 
@@ -133,14 +133,14 @@ class KafkaBus:
 
     async def init(self, specs: Sequence[TopicSpec]) -> Sequence[TopicState]:
         """See the port."""
-        await kafka_topics.create_topics(self._open(), specs)
+        await topic_admin.create_topics(self._open(), specs)
         return await self.show(specs)
 
     async def show(self, specs: Sequence[TopicSpec]) -> Sequence[TopicState]:
         """See the port. The size is not asked for: it takes a right that few have."""
         admin = self._open()
-        found = await kafka_topics.find_topics(admin, [spec.name for spec in specs], configs=True)
-        brokers = await kafka_topics.count_brokers(admin)
+        found = await topic_admin.find_topics(admin, [spec.name for spec in specs], configs=True)
+        brokers = await topic_admin.count_brokers(admin)
         records = await self._count(found)
         return tuple(
             TopicState(spec, False, 0, None)
@@ -150,7 +150,7 @@ class KafkaBus:
                 True,
                 records[spec.name],
                 None,
-                kafka_topics.differences(spec, found[spec.name], brokers),
+                topic_admin.differences(spec, found[spec.name], brokers),
             )
             for spec in specs
         )
@@ -269,7 +269,7 @@ class KafkaBus:
         missing = [topic for topic in topics if topic not in self._partitions]
         if not missing:
             return
-        found = await kafka_topics.find_topics(self._open(), missing)
+        found = await topic_admin.find_topics(self._open(), missing)
         self._partitions |= {name: topic.partitions for name, topic in found.items()}
         unknown = [topic for topic in missing if topic not in found]
         if unknown:
@@ -287,7 +287,7 @@ class KafkaBus:
                     f"not {number}"
                 )
 
-    async def _count(self, topics: Mapping[str, kafka_topics.FoundTopic]) -> dict[str, int]:
+    async def _count(self, topics: Mapping[str, topic_admin.FoundTopic]) -> dict[str, int]:
         """Records by offsets: what compaction has taken is counted too."""
         places = [
             TopicPartition(name, number)

@@ -25,10 +25,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
-from tocsin.bus import store
-from tocsin.bus.place import check_own, make_folder
+from tocsin.bus.embedded import tables
+from tocsin.bus.embedded.location import check_own, make_folder
+from tocsin.bus.embedded.spool import has_spools
 from tocsin.bus.port import BusClosed, BusError, BusUnavailable, MissingBus, UnusableBus
-from tocsin.bus.spool import has_spools
 from tocsin.schemas.topics import TopicSpec
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ CLOSE_S: Final = 1.5
 WAL_BYTES: Final = 16 * 1024 * 1024
 """Bytes after which a producer checkpoints the write-ahead log, between two publishes."""
 
-_WAL_PAGES: Final = 4 * WAL_BYTES // store.PAGE_SIZE
+_WAL_PAGES: Final = 4 * WAL_BYTES // tables.PAGE_SIZE
 """Pages after which SQLite does it by itself, within a commit, should the producers not have."""
 
 
@@ -143,11 +143,11 @@ class BusFile:
     def _is_ready(self, db: sqlite3.Connection) -> bool:
         (application,) = db.execute("PRAGMA application_id").fetchone()
         (version,) = db.execute("PRAGMA user_version").fetchone()
-        if application == store.APPLICATION_ID and version == store.FORMAT:
+        if application == tables.APPLICATION_ID and version == tables.FORMAT:
             return True
-        if application == store.APPLICATION_ID:
+        if application == tables.APPLICATION_ID:
             raise UnusableBus(
-                f"{self.path} has bus format {version}, this release reads {store.FORMAT}: "
+                f"{self.path} has bus format {version}, this release reads {tables.FORMAT}: "
                 "use the release that wrote it, or move the file away"
             )
         (objects,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -176,11 +176,11 @@ class BusFile:
             db = self._connect()
             try:
                 if not self._is_ready(db):
-                    db.execute(f"PRAGMA page_size = {store.PAGE_SIZE}")
+                    db.execute(f"PRAGMA page_size = {tables.PAGE_SIZE}")
                     db.execute("PRAGMA auto_vacuum = INCREMENTAL")
                     db.execute("PRAGMA journal_mode = WAL")
-                    db.executescript(f"BEGIN IMMEDIATE; {store.SCHEMA} COMMIT;")
-                    store.create_topics(db, specs)
+                    db.executescript(f"BEGIN IMMEDIATE; {tables.SCHEMA} COMMIT;")
+                    tables.create_topics(db, specs)
             except BaseException:
                 db.close()
                 raise
@@ -219,7 +219,7 @@ class Connection:
 
     def __init__(self, file: BusFile, name: str) -> None:
         self.file = file
-        self.catalogue = store.Catalogue()
+        self.catalogue = tables.Catalogue()
         self.epoch = 0
         """Grows by one each time that the file was found replaced; positions in the old one mean
         nothing.
@@ -340,11 +340,11 @@ class Connection:
         if db is not None:
             # The deleted file is still readable through its open descriptor.
             with suppress(sqlite3.Error):
-                specs = store.topic_specs(db)
+                specs = tables.topic_specs(db)
             with suppress(sqlite3.Error):
                 db.close()
             self._db = None
-            self.catalogue = store.Catalogue()
+            self.catalogue = tables.Catalogue()
             self.epoch += 1
         try:
             self._db = self.file.open(specs)

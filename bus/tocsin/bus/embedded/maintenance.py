@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from tocsin.bus.records import record_range, split_id
-from tocsin.bus.store import checkpoint, transaction
+from tocsin.bus.embedded.log import record_range, split_id
+from tocsin.bus.embedded.tables import checkpoint, transaction
 
 _SLICE_MS: Final = 5.0
 """What one transaction should take; the amount of work in it is halved and doubled to stay near."""

@@ -20,8 +20,8 @@ from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 
-from tocsin.bus.kafka_clients import KafkaReader, RequireTopics, flattened
-from tocsin.bus.kafka_errors import translated
+from tocsin.bus.kafka.clients import KafkaReader, RequireTopics, flattened
+from tocsin.bus.kafka.errors import translated
 from tocsin.bus.port import AssignmentListener, Partition, Record, UnknownTopic
 
 SESSION_S: Final = 10.0

@@ -9,7 +9,7 @@ import threading
 import aiokafka
 import pytest
 
-from tocsin.bus.kafka_clients import own_threads
+from tocsin.bus.kafka.clients import own_threads
 
 
 def test_every_module_is_silent_in_our_threads_and_heard_in_others(

@@ -21,7 +21,7 @@ import aiokafka
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
 from aiokafka.errors import KafkaError
 
-from tocsin.bus.kafka_errors import CLOSE_S, explained, translated
+from tocsin.bus.kafka.errors import CLOSE_S, explained, translated
 from tocsin.bus.port import (
     BusClosed,
     BusUnavailable,

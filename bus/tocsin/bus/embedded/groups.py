@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tocsin.bus import leases
+from tocsin.bus.embedded import leases
+from tocsin.bus.embedded.tables import Catalogue, transaction
 from tocsin.bus.port import FencedMember, Partition
-from tocsin.bus.store import Catalogue, transaction
 
 _FENCED: Final = (
     "the group gave this partition to another member: drop the state, and poll again to join"

@@ -1,8 +1,8 @@
 """The embedded bus: one SQLite file, several processes of one machine, no server.
 
-Trainings write beside it (`tocsin.bus.spool`). What they wrote before a bus was opened, before a
-publish, or before one asks for ends, is in the bus from then on; a bus on which something reads
-takes in the rest as it comes.
+Trainings write beside it (`tocsin.bus.embedded.spool`). What they wrote before a bus was opened,
+before a publish, or before one asks for ends, is in the bus from then on; a bus on which something
+reads takes in the rest as it comes.
 
 Beside the port it has `maintain`. A bus on which consumers are open does its housekeeping by
 itself; one that only writes or reads without a group (a launcher, a listener) never does.
@@ -21,17 +21,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from tocsin.bus import groups, leases, maintenance, store
-from tocsin.bus.connection import BUSY_S, WAL_BYTES, BusFile, Connection
-from tocsin.bus.doorbell import ALL_TOPICS, Bell, Doorbell, topic_mask
-from tocsin.bus.embedded_reader import (
+from tocsin.bus.embedded import groups, leases, maintenance, tables
+from tocsin.bus.embedded.connection import BUSY_S, WAL_BYTES, BusFile, Connection
+from tocsin.bus.embedded.doorbell import ALL_TOPICS, Bell, Doorbell, topic_mask
+from tocsin.bus.embedded.intake import Intake, Turn
+from tocsin.bus.embedded.log import append
+from tocsin.bus.embedded.maintenance import Maintenance
+from tocsin.bus.embedded.reader import (
     LOOK_S,
     LOOK_UNBELLED_S,
     EmbeddedConsumer,
     EmbeddedReader,
 )
-from tocsin.bus.intake import Intake, Turn
-from tocsin.bus.maintenance import Maintenance
+from tocsin.bus.embedded.spool import SPOOL
 from tocsin.bus.port import (
     AssignmentListener,
     BusClosed,
@@ -42,8 +44,6 @@ from tocsin.bus.port import (
     TopicState,
     UnusableBus,
 )
-from tocsin.bus.records import append
-from tocsin.bus.spool import SPOOL
 from tocsin.schemas.steady_clock import unix_ms
 from tocsin.schemas.topics import TopicSpec
 
@@ -95,7 +95,7 @@ class EmbeddedProducer:
         if self._unchecked_bytes >= WAL_BYTES:
             # Takes tens of milliseconds, for the disk must have it: not while somebody waits.
             self._unchecked_bytes = 0
-            connection.post(store.checkpoint)
+            connection.post(tables.checkpoint)
         return offsets
 
     @property
@@ -201,14 +201,14 @@ class EmbeddedBus:
     async def init(self, specs: Sequence[TopicSpec]) -> Sequence[TopicState]:
         """See the port."""
         control, doorbell, _ = self._open()
-        await control.run(lambda db: store.create_topics(db, specs))
+        await control.run(lambda db: tables.create_topics(db, specs))
         doorbell.ring(ALL_TOPICS)
         return await self.show(specs)
 
     async def show(self, specs: Sequence[TopicSpec]) -> Sequence[TopicState]:
         """See the port."""
         control, _, _ = self._open()
-        return await control.run(lambda db: store.topic_states(db, specs))
+        return await control.run(lambda db: tables.topic_states(db, specs))
 
     async def producer(self) -> EmbeddedProducer:
         """See the port."""
@@ -369,7 +369,7 @@ class EmbeddedBus:
                 held: Sequence[_Lease] = held,
             ) -> int:
                 mask, now_ms = 0, leases.monotonic_ms()
-                with store.transaction(db, write=True):
+                with tables.transaction(db, write=True):
                     for lease in held:
                         leases.renew(db, lease.name, lease.holder, now_ms)
                     for consumer in consumers:

@@ -9,11 +9,10 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from tocsin.bus import groups, leases
-from tocsin.bus import records as log
-from tocsin.bus.connection import Connection
-from tocsin.bus.doorbell import Bell, Doorbell, topic_mask
-from tocsin.bus.intake import Intake
+from tocsin.bus.embedded import groups, leases, log
+from tocsin.bus.embedded.connection import Connection
+from tocsin.bus.embedded.doorbell import Bell, Doorbell, topic_mask
+from tocsin.bus.embedded.intake import Intake
 from tocsin.bus.port import (
     EARLIEST,
     AssignmentListener,

@@ -1,7 +1,7 @@
 """The tables of an embedded bus, and its topics.
 
 Functions over one open `sqlite3.Connection` in autocommit mode; they block, so they run in the
-thread of a `Connection`. What is done with records is in `tocsin.bus.records`.
+thread of a `Connection`. What is done with records is in `tocsin.bus.embedded.log`.
 
 For compacted topics `newest` knows the record that stands for a key, and `doomed` when a record
 that has been replaced, or a tombstone, may go.

@@ -1,4 +1,4 @@
-"""Takes the records of spools (`tocsin.bus.spool`) into an embedded bus.
+"""Takes the records of spools (`tocsin.bus.embedded.spool`) into an embedded bus.
 
 Exactly once: the position in a segment is stored in the transaction that appends its records, and
 each taking in begins with what is stored there. So it does not matter how many processes do this,
@@ -9,7 +9,7 @@ Records get the time at which they were written to the spool as their append tim
 times do not fall within the partition. So those of a run that nobody watched are as old as they
 are.
 
-Like `tocsin.bus.records`, functions that block.
+Like `tocsin.bus.embedded.log`, functions that block.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from tocsin.bus.doorbell import Doorbell, topic_mask
+from tocsin.bus.embedded.doorbell import Doorbell, topic_mask
+from tocsin.bus.embedded.log import append_within
+from tocsin.bus.embedded.spool import Entry, is_segment, parse, spool_folder
+from tocsin.bus.embedded.tables import Catalogue, add_topics, transaction
 from tocsin.bus.port import UnknownTopic
-from tocsin.bus.records import append_within
-from tocsin.bus.spool import Entry, is_segment, parse, spool_folder
-from tocsin.bus.store import Catalogue, add_topics, transaction
 from tocsin.schemas.errors import RecordTooLarge
 from tocsin.schemas.private_folders import is_private, make_private
 

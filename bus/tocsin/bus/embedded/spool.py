@@ -3,7 +3,7 @@
 A process that has SQLite's shared memory mapped is killed by SIGBUS when somebody truncates that
 file. So a training opens no file of the bus. It appends to a file of its own beside it, with plain
 `write` calls, and rings the doorbell; a process that reads the bus takes the records in
-(`tocsin.bus.intake`).
+(`tocsin.bus.embedded.intake`).
 
 A spool is a chain of segments `WRITER-NUMBER` in the folder `BUSFILE.spool`. The writer holds a
 lock on its newest one for as long as it lives; the others are removed when they have been taken in.
@@ -32,8 +32,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, Self
 
-from tocsin.bus.doorbell import Doorbell, topic_mask
-from tocsin.bus.place import make_folder
+from tocsin.bus.embedded.doorbell import Doorbell, topic_mask
+from tocsin.bus.embedded.location import make_folder
+from tocsin.bus.embedded.log import pack_headers, unpack_headers
 from tocsin.bus.port import (
     BusClosed,
     BusUnavailable,
@@ -42,7 +43,6 @@ from tocsin.bus.port import (
     UnknownTopic,
     record_size,
 )
-from tocsin.bus.records import pack_headers, unpack_headers
 from tocsin.schemas.errors import RecordTooLarge
 from tocsin.schemas.private_folders import make_private
 from tocsin.schemas.topics import TopicSpec

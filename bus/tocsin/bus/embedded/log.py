@@ -1,8 +1,8 @@
 """The records of an embedded bus: appending, fetching, finding places in a partition.
 
-Like `tocsin.bus.store`, functions that block. The id of a record is `partition id << 40 | offset`:
-one B-tree, no index, and a partition is a range of ids. A partition holds up to 2**40 records;
-there may be 2**23 partitions.
+Like `tocsin.bus.embedded.tables`, functions that block. The id of a record is `partition id << 40 |
+offset`: one B-tree, no index, and a partition is a range of ids. A partition holds up to 2**40
+records; there may be 2**23 partitions.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from tocsin.bus.embedded.tables import Catalogue, transaction
 from tocsin.bus.port import From, Headers, Outgoing, Partition, Record, record_size
-from tocsin.bus.store import Catalogue, transaction
 from tocsin.schemas.errors import RecordTooLarge
 from tocsin.schemas.topics import TopicSpec
 

@@ -15,9 +15,8 @@ import pytest
 
 from support.buses import all_values, collect, record
 from tocsin.bus import BusUnavailable, EmbeddedBus, MissingBus, Outgoing, Partition
-from tocsin.bus.intake import Intake
-from tocsin.bus.port import EARLIEST, UnknownTopic
-from tocsin.bus.spool import (
+from tocsin.bus.embedded.intake import Intake
+from tocsin.bus.embedded.spool import (
     Entry,
     Spool,
     SpooledBus,
@@ -27,6 +26,7 @@ from tocsin.bus.spool import (
     parse,
     spool_folder,
 )
+from tocsin.bus.port import EARLIEST, UnknownTopic
 from tocsin.schemas.errors import RecordTooLarge
 from tocsin.schemas.topics import TopicSpec
 

@@ -1,0 +1,1 @@
+"""The same bus on Apache Kafka."""
