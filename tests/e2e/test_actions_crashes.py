@@ -15,7 +15,7 @@ import pytest
 
 from support.fault_server import FaultServer, fault_server
 from support.issue_records import TOPICS, issue, issue_record, view, view_record
-from tocsin.actions.notify import notify_names
+from tocsin.actions.receivers.notify_option import notify_names
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Partition, Record
 from tocsin.runtime.testing import CRASH_AT, CRASH_POINTS

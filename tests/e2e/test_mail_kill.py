@@ -18,7 +18,7 @@ import pytest
 from support.issue_records import TOPICS, issue, issue_record
 from support.site import SCRIPTS, Running, Site, until
 from support.smtp_server import Mailbox, smtp_server, smtp_thread
-from tocsin.actions.notify import notify_names
+from tocsin.actions.receivers.notify_option import notify_names
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Partition
 from tocsin.bus.urls import open_bus

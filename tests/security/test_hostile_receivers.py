@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 
 from support.fault_server import fault_server
 from support.issue_records import NOW_MS, TOPICS, issue, issue_record
-from tocsin.actions.decision import LONGEST_RETRY_AFTER_MS, Outcome, RetryPolicy, retry_after_ms
-from tocsin.actions.ledger import Ledger
+from tocsin.actions.delivery.ledger import Ledger
+from tocsin.actions.delivery.retry import (
+    LONGEST_RETRY_AFTER_MS,
+    Outcome,
+    RetryPolicy,
+    retry_after_ms,
+)
 from tocsin.actions.service import build_actions_service
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.runtime.worker import Worker, WorkerSettings

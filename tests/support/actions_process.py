@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from tocsin.actions.decision import RetryPolicy
+from tocsin.actions.delivery.retry import RetryPolicy
 from tocsin.actions.service import build_actions_service
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.runtime.testing import CrashPoints

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from support.issue_records import NOW_MS, issue_record
-from tocsin.actions.lanes import Notice
+from tocsin.actions.delivery.lanes import Notice
 from tocsin.schemas.ids import delivery_id
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import EVENT_TYPES

@@ -10,11 +10,11 @@ from typing import Final
 
 from pydantic import SecretStr
 
-from tocsin.actions.notify import chat_fault, notify_names, parse_notify
-from tocsin.actions.routing import Kind, Routing
-from tocsin.actions.run_addresses import RunAddresses
-from tocsin.actions.signature import webhook_key
-from tocsin.actions.webhook import WebhookTarget
+from tocsin.actions.delivery.routing import Kind, Routing
+from tocsin.actions.receivers.notify_option import chat_fault, notify_names, parse_notify
+from tocsin.actions.receivers.run_addresses import RunAddresses
+from tocsin.actions.receivers.webhook import WebhookTarget
+from tocsin.actions.receivers.webhook_signature import webhook_key
 from tocsin.schemas.configuration.file import Config, read_config
 from tocsin.schemas.configuration.problems import Finding, Loc, quoted
 from tocsin.schemas.configuration.receivers import (

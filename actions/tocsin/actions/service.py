@@ -9,16 +9,16 @@ from typing import Final
 
 from pydantic import SecretStr
 
-from tocsin.actions import stop as stops
-from tocsin.actions.address_guard import AddressGuard, parse_networks
 from tocsin.actions.config import routing_of
-from tocsin.actions.decision import Outcome, RetryPolicy
-from tocsin.actions.failure import Failures
-from tocsin.actions.lanes import Lane, Notice
-from tocsin.actions.pipeline import ActionsService
-from tocsin.actions.receivers import receiver_lanes
-from tocsin.actions.routing import STOP
-from tocsin.actions.run_addresses import ReadAddresses, RunAddresses
+from tocsin.actions.delivery import stop as stops
+from tocsin.actions.delivery.actions_service import ActionsService
+from tocsin.actions.delivery.expired import Failures
+from tocsin.actions.delivery.lanes import Lane, Notice
+from tocsin.actions.delivery.retry import Outcome, RetryPolicy
+from tocsin.actions.delivery.routing import STOP
+from tocsin.actions.receivers.address_guard import AddressGuard, parse_networks
+from tocsin.actions.receivers.build import receiver_lanes
+from tocsin.actions.receivers.run_addresses import ReadAddresses, RunAddresses
 from tocsin.bus.port import Bus, BusUnavailable, Producer
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.worker import no_crash

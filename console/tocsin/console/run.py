@@ -129,9 +129,9 @@ def _check_receivers(setting: Setting, notify: Sequence[str], env: Mapping[str, 
     if not notify and not (setting.embedded and setting.config.receivers):
         return
     # Not paid by who tells nobody.
-    from tocsin.actions.notify import parse_notify
-    from tocsin.actions.receivers import check_usable
-    from tocsin.actions.smtp import SMTP_VARIABLE, server_of_environment
+    from tocsin.actions.receivers.build import check_usable
+    from tocsin.actions.receivers.notify_option import parse_notify
+    from tocsin.actions.receivers.smtp_server import SMTP_VARIABLE, server_of_environment
 
     addresses = [parse_notify(text) for text in notify]
     if setting.embedded:

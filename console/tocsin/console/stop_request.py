@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final, Literal
 
-from tocsin.actions.stop import NOT_AFTER_MS
+from tocsin.actions.delivery.stop import NOT_AFTER_MS
 from tocsin.bus.port import BusError, BusUnavailable
 from tocsin.console.stop_way import StopWay, way_facts
 from tocsin.console.views import CommandSeen

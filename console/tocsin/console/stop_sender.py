@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from tocsin.actions.stop import signed_record
+from tocsin.actions.delivery.stop import signed_record
 from tocsin.bus.port import Bus, BusError, BusUnavailable, Outgoing, Reader
 from tocsin.console.setting import Setting
 from tocsin.console.stop_reading import (

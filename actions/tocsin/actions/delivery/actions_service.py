@@ -1,0 +1,419 @@
+"""The action service: issues in, deliveries and signed stops out, with the ledger between them.
+
+Everything that is decided is decided in `apply`, in the worker's thread, and is on the actions
+topic before anything is sent (`checkpointed`). What came of an attempt goes through an inbox into
+the next `apply`, so the ledger has one writer and each state is written once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Final
+
+from tocsin.actions.delivery import stop as stops
+from tocsin.actions.delivery.expired import Failures
+from tocsin.actions.delivery.lanes import Attempted, Lane, Lanes, Notice
+from tocsin.actions.delivery.ledger import Ledger
+from tocsin.actions.delivery.records import (
+    delivery_record,
+    new_delivery,
+    read_event,
+    tombstone,
+)
+from tocsin.actions.delivery.retry import Decision, RetryPolicy, too_late
+from tocsin.actions.delivery.routing import STOP, Planned, Routing
+from tocsin.actions.delivery.run_facts import RunFacts
+from tocsin.bus.port import BusUnavailable, Outgoing, Partition, Record
+from tocsin.runtime import metrics as names
+from tocsin.runtime.leased_runs import Skip
+from tocsin.runtime.metrics import Metrics
+from tocsin.runtime.service import Attachment, Poison, Service, Tick
+from tocsin.schemas.configuration.sections import StopOptions
+from tocsin.schemas.errors import MalformedRecord, RecordError
+from tocsin.schemas.ids import delivery_id
+from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.events import Data, Event, clip
+from tocsin.schemas.records.issues import Issue, IssueResolved
+from tocsin.schemas.records.runs import RunView
+from tocsin.schemas.topics import (
+    ISSUE_PARTITIONS,
+    TELEMETRY_PARTITIONS,
+    Topics,
+    issue_partition,
+    telemetry_partition,
+)
+
+logger = logging.getLogger(__name__)
+
+_UNKNOWN_RECEIVER_MS: Final = 60_000
+_NOT_OURS_MS: Final = 2_000
+_AFTER_A_BUG_MS: Final = 60_000
+
+
+class ActionsService(Service):
+    """A service for `tocsin.runtime.worker.Worker`; made by `tocsin.actions.service`.
+
+    Args:
+        routing: what is to be done about an issue.
+        lanes: by receiver, and `stop`.
+        closers: called at the end.
+        find_lane: makes the lane of a receiver that is not among them; may block.
+        failures: says what could not be delivered.
+    """
+
+    name = "actions"
+    holds_skipped = True
+
+    def __init__(
+        self,
+        topics: Topics,
+        routing: Routing,
+        lanes: Mapping[str, Lane],
+        *,
+        requested_by: str = "actions",
+        policy: RetryPolicy | None = None,
+        metrics: Metrics | None = None,
+        crash: Callable[[str], None] = lambda name: None,
+        closers: Sequence[Callable[[], Awaitable[None]]] = (),
+        find_lane: Callable[[str], Lane | None] = lambda name: None,
+        failures: Failures = Failures(),  # noqa: B008  (frozen)
+    ) -> None:
+        self.inputs = (topics.issues,)
+        self.restores = (topics.actions,)
+        self._topics = topics
+        self._routing = routing
+        self._only: frozenset[str] | None = None
+        self._skip: Skip | None = None
+        self._requested_by = requested_by
+        self._failures = failures
+        self._metrics = metrics or Metrics()
+        self._lanes = Lanes(lanes, self._report, crash=crash, closers=closers, find=find_lane)
+        self._ledger = Ledger(policy)
+        self._runs: dict[str, RunFacts] = {}
+        self._outputs: list[Outgoing] = []
+        self._inbox: deque[Attempted] = deque()
+        self._nudge: Callable[[], None] = lambda: None
+        self._owned: frozenset[int] = frozenset()
+        self._now_ms = 0
+        self._look_at_stops = False
+        self._unsaved = False
+        self._draining = 0
+        self._round = asyncio.Event()
+
+    # -- what the worker calls ---------------------------------------------------------------
+
+    def attached(self, to: Attachment) -> None:
+        """See `Service`."""
+        self._nudge, self._only, self._skip = to.nudge, to.only_runs, to.skip
+
+    def follows(self, partition: int) -> Sequence[Partition]:
+        """The runs of an issue partition, and the ledger, where another worker may write, too."""
+        if self._only is not None:
+            runs = {telemetry_partition(run) for run in self._only}
+        else:
+            runs = set(range(TELEMETRY_PARTITIONS))
+        mine = sorted(number for number in runs if number % ISSUE_PARTITIONS == partition)
+        followed = [Partition(self._topics.runs, number) for number in mine]
+        return [*followed, Partition(self._topics.actions, partition)]
+
+    def restore(self, partition: int, records: Sequence[Record]) -> None:
+        """See `Service`."""
+        for record in records:
+            self._follow(record)
+        self._look_at_stops = True
+
+    def forget(self, partitions: Collection[int]) -> None:
+        """See `Service`."""
+        self._ledger.forget(partitions)
+        self._runs = {
+            run: facts
+            for run, facts in self._runs.items()
+            if telemetry_partition(run) % ISSUE_PARTITIONS not in partitions
+        }
+
+    def apply(self, records: Sequence[Record], tick: Tick) -> Sequence[Poison]:
+        """See `Service`."""
+        self._now_ms, self._owned = tick.now_ms, tick.owned
+        poison: list[Poison] = []
+        while self._inbox:
+            self._settle_safely(self._inbox.popleft(), tick.now_ms)
+        for record in records:
+            if record.partition.topic != self._topics.issues:
+                self._follow(record)
+                continue
+            try:
+                self._take(record, tick.now_ms)
+            except RecordError as error:
+                poison.append(Poison(record, error))
+            except Exception as error:
+                logger.exception("issue not understood", extra={"action": "actions"})
+                poison.append(Poison(record, MalformedRecord(f"{type(error).__name__} (a bug)")))
+        self._confirm(tick.now_ms)
+        outdated = self._ledger.outdated(tick.now_ms)
+        self._outputs += [tombstone(self._topics, settled) for settled in outdated]
+        return poison
+
+    def outputs(self) -> Sequence[Outgoing]:
+        """See `Service`."""
+        outputs, self._outputs = self._outputs, []
+        self._unsaved = self._unsaved or bool(outputs)
+        return outputs
+
+    def next_due_ms(self) -> int | None:
+        """See `Service`."""
+        full = [action for action in self._ledger.actions() if self._lanes.room(action) <= 0]
+        return self._ledger.next_due_ms(full)
+
+    def wants_checkpoint(self) -> bool:
+        """See `Service`: attempts begin after a checkpoint, so one is wanted when any is due."""
+        due = self.next_due_ms()
+        # Another worker's entry may end a delivery without anything to be written here: whoever
+        # waits in `drain` must hear of each round.
+        return self._draining > 0 or (due is not None and due <= self._now_ms)
+
+    async def checkpointed(self, now_ms: int) -> None:
+        """See `Service`: the ledger is on the bus, so what is due may be sent."""
+        self._now_ms = now_ms
+        for action in self._ledger.actions():
+            room, busy = self._lanes.room(action), self._lanes.busy()
+            if room > 0:
+                for delivery in self._ledger.due(action, self._now_ms, busy, room):
+                    await self._start(delivery)
+        self._metrics.set(names.PENDING, self._ledger.open())
+        self._unsaved = False
+        self._round.set()
+
+    async def ended(self) -> None:
+        """See `Service`."""
+        await self._lanes.close()
+
+    # -- what others call --------------------------------------------------------------------
+
+    async def drain(self, timeout_s: float, run_id: str | None = None) -> bool:
+        """Wait until all deliveries (of one run) are final and on the bus; at most `timeout_s`.
+
+        Call it after `Worker.caught_up`. Returns whether they are; `unfinished` says which not.
+        """
+        self._draining += 1
+        try:
+            async with asyncio.timeout(timeout_s):
+                self._nudge()
+                while self._inbox or self._unsaved or self._ledger.open(run_id):
+                    self._round.clear()
+                    await self._round.wait()
+            return True
+        except TimeoutError:
+            return False
+        finally:
+            self._draining -= 1
+
+    def unfinished(self, run_id: str | None = None) -> list[Delivery]:
+        """The deliveries (of one run) that are not final."""
+        return list(self._ledger.pending(run_id))
+
+    # -- deciding (worker's thread) ------------------------------------------------------------
+
+    def _take(self, record: Record, now_ms: int) -> None:
+        event = read_event(record)
+        issue = event.data
+        if not isinstance(issue, Issue):
+            # People's acknowledgements and the like, of a later release: nothing to send.
+            return
+        if self._only is not None and issue.run_id not in self._only:
+            return
+        if isinstance(issue, IssueResolved):
+            self._withdraw_stop(issue, now_ms)
+        for planned in self._routing.plan(issue):
+            identity = delivery_id(issue.issue_id, planned.action, issue.state, issue.times)
+            if not self._ledger.knows(identity):
+                self._intend(identity, planned, event, issue, record.append_ms, now_ms)
+
+    def _withdraw_stop(self, issue: Issue, now_ms: int) -> None:
+        """An issue that was read late may be over: what has recovered is not stopped."""
+        for stop in self._ledger.pending(issue.run_id):
+            # Its condition may have come back since the stop was decided: `times` is higher then.
+            of_it = stop.issue_id == issue.issue_id and stop.issue_times <= issue.times
+            if stop.kind != STOP or not of_it:
+                continue
+            if stop.attempts or stop.delivery_id in self._lanes.busy():
+                continue
+            why = "the issue was resolved before the stop was sent"
+            self._decide(stop, Decision("suppressed", why), now_ms)
+
+    def _intend(
+        self,
+        identity: str,
+        planned: Planned,
+        event: Event[Data],
+        issue: Issue,
+        append_ms: int,
+        now_ms: int,
+    ) -> None:
+        why_not = planned.forbidden or self._failures.why_untold(issue, planned.action)
+        lane = self._lanes.get(planned.action)
+        if planned.kind == STOP:
+            options = planned.options or StopOptions()
+            why_not = why_not or self._why_no_stop(identity, issue, now_ms - append_ms)
+            command = stops.stop_command(
+                issue, identity, options, requested_by=self._requested_by, now_ms=now_ms
+            )
+            payload, give_up_ms = command.encode(), stops.give_up_ms(options, now_ms)
+        else:
+            if lane is None:
+                why_not = why_not or "the receiver is not there: its secret is missing"
+            else:
+                why_not = why_not or too_late(now_ms - append_ms, lane.give_up_ms)
+            payload = event.encode()
+            give_up_ms = now_ms + (lane.give_up_ms if lane is not None else 0)
+        delivery = new_delivery(
+            identity, issue, planned, payload, now_ms=now_ms, give_up_ms=give_up_ms
+        )
+        if why_not is not None:
+            self._decide(delivery, Decision("suppressed", why_not), now_ms)
+        else:
+            self._put_out(self._ledger.write(delivery))
+
+    def _why_no_stop(self, identity: str, issue: Issue, age_ms: int) -> str | None:
+        if other := self._ledger.other_stop(issue.run_id, issue.incarnation, identity):
+            return other
+        facts = self._runs.get(issue.run_id)
+        if facts is not None and facts.behind(issue):
+            del self._runs[issue.run_id]
+            facts = None
+        return stops.before_asking(facts, issue.incarnation, delivery_id=identity, age_ms=age_ms)
+
+    def _settle_safely(self, result: Attempted, now_ms: int) -> None:
+        """Settle one attempt; a fault of ours in it counts as a failed attempt of it alone."""
+        try:
+            self._settle(result, now_ms)
+        except Exception:
+            logger.exception("attempt not settled", extra={"action": "actions"})
+            delivery = self._ledger.get(result.delivery_id)
+            if delivery is not None:
+                self._ledger.postpone(delivery, now_ms + _AFTER_A_BUG_MS)
+
+    def _settle(self, result: Attempted, now_ms: int) -> None:
+        before = self._ledger.get(result.delivery_id)
+        if before is None:
+            return
+        if result.outcome is None:
+            self._give_up(before, now_ms)
+            return
+        delivery = self._ledger.attempted(
+            before,
+            result.outcome,
+            at_ms=result.at_ms,
+            duration_ms=result.duration_ms,
+            now_ms=now_ms,
+        )
+        self._metrics.add(names.ATTEMPTS, kind=delivery.kind)
+        self._put_out(delivery, before)
+        self._look_at_stops = self._look_at_stops or delivery.kind == STOP
+
+    def _give_up(self, delivery: Delivery, now_ms: int) -> None:
+        """A delivery whose time is up, or a stop after which the run has ended."""
+        if delivery.kind == STOP and delivery.attempts > 0 and self._judge(delivery, now_ms):
+            return
+        why = "no receiver of that name" if delivery.kind != STOP else "no answer from the run"
+        if delivery.attempts == 0:
+            why = f"{why}, and never sent"
+        if now_ms >= delivery.give_up_ms or (delivery.kind == STOP and delivery.attempts == 0):
+            self._decide(delivery, Decision("expired", why), now_ms)
+        else:
+            decision = Decision("pending", delivery.reason, delivery.give_up_ms)
+            self._decide(delivery, decision, now_ms)
+
+    def _follow(self, record: Record) -> None:
+        """A record of the runs topic or of the ledger."""
+        if record.value is None:
+            if record.partition.topic == self._topics.runs:
+                self._runs.pop(record.key.decode(errors="replace"), None)
+            return
+        try:
+            event = read_event(record)
+        except RecordError as error:
+            logger.warning(
+                "record skipped", extra={"action": "actions", "reason": clip(str(error), 300)}
+            )
+            return
+        data = event.data
+        if isinstance(data, RunView | Delivery) and (
+            self._only is not None and data.run_id not in self._only
+        ):
+            return
+        if isinstance(data, RunView):
+            known = self._runs.get(data.run_id)
+            if known is None or data.next_offset >= known.next_offset:
+                self._runs[data.run_id] = RunFacts.of(data, event.time_ms).after(known)
+                self._look_at_stops = True
+        elif isinstance(data, Delivery):
+            self._ledger.read(data)
+
+    def _confirm(self, now_ms: int) -> None:
+        """What the runs' newest views mean for the stops that were sent."""
+        if not self._look_at_stops:
+            return
+        self._look_at_stops = False
+        for delivery in self._ledger.sent_stops():
+            self._judge(delivery, now_ms)
+
+    def _judge(self, delivery: Delivery, now_ms: int) -> bool:
+        verdict = stops.after_answer(self._runs.get(delivery.run_id), delivery, now_ms)
+        if verdict is None:
+            return False
+        decision = Decision(verdict.state, verdict.reason, verdict.look_again_ms)
+        self._decide(delivery, decision, now_ms)
+        return True
+
+    def _decide(self, delivery: Delivery, decision: Decision, now_ms: int) -> None:
+        self._put_out(self._ledger.decided(delivery, decision, now_ms), delivery)
+
+    def _put_out(self, delivery: Delivery, before: Delivery | None = None) -> None:
+        self._outputs.append(delivery_record(self._topics, delivery))
+        if delivery.state == "expired":
+            self._outputs += self._failures.expired(self._topics, delivery, before, self._now_ms)
+        if delivery.final:
+            self._metrics.add(names.DELIVERIES, kind=delivery.kind, state=delivery.state)
+
+    # -- sending (event loop) ------------------------------------------------------------------
+
+    async def _start(self, delivery: Delivery) -> None:
+        now_ms = self._now_ms
+        mine = issue_partition(delivery.run_id) in self._owned
+        if not mine or await self._is_skipped(delivery.run_id):
+            self._ledger.postpone(delivery, now_ms + _NOT_OURS_MS)
+            return
+        lane = self._lanes.get(delivery.action)
+        if lane is None and now_ms < delivery.give_up_ms:
+            # Another worker's configuration may have it; it is not ours to refuse before its time.
+            later = min(now_ms + _UNKNOWN_RECEIVER_MS, delivery.give_up_ms)
+            self._ledger.postpone(delivery, later)
+            return
+        late = now_ms > delivery.created_ms + stops.NOT_AFTER_MS
+        if lane is None or (delivery.kind == STOP and (delivery.attempts > 0 or late)):
+            self._report(Attempted(delivery.delivery_id, None, now_ms))
+            return
+        self._lanes.start(lane, Notice(delivery, now_ms, self._did(delivery)))
+
+    def _did(self, notice: Delivery) -> Sequence[str]:
+        """What was done about an issue beside notices, for the notices."""
+        begun = (
+            delivery_id(notice.issue_id, STOP, state, notice.issue_times)
+            for state in ("firing", "ongoing")
+        )
+        stop = next((found for one in begun if (found := self._ledger.stop_of(one))), None)
+        return () if stop is None else (stops.sentence(*stop),)
+
+    async def _is_skipped(self, run_id: str) -> bool:
+        try:
+            return self._skip is not None and await self._skip(run_id)
+        except BusUnavailable:
+            # Not known now; the delivery has left the schedule and must come back to it.
+            return True
+
+    def _report(self, attempted: Attempted) -> None:
+        self._inbox.append(attempted)
+        self._nudge()

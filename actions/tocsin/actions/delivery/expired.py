@@ -1,0 +1,103 @@
+"""What is said of a delivery that has expired: a dead letter, and the issue `action_failed`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from tocsin.actions.delivery.records import expired_letter, issue_of
+from tocsin.bus.port import Outgoing, Partition
+from tocsin.schemas.configuration.file import Config
+from tocsin.schemas.errors import RecordError
+from tocsin.schemas.ids import issue_id
+from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.events import Data, Event, clip
+from tocsin.schemas.records.issues import Evidence, Fact, IssueFiring, Severity, Subject
+from tocsin.schemas.records.wire import meta_of
+from tocsin.schemas.topics import Topics, issue_partition
+
+RULE: Final = "action_failed"
+VERSION: Final = 1
+_REMEDY: Final = (
+    "Check the receiver's address, its secret and the way to it. What expired lies among the dead "
+    "letters."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Says what could not be delivered, under the name that the configuration gives the rule."""
+
+    name: str = RULE
+    severity: Severity = "warning"
+    off: bool = False
+
+    @classmethod
+    def of(cls, config: Config) -> Failures:
+        """As the configuration has the rule."""
+        entry = next((rule for rule in config.rules if rule.use == RULE), None)
+        if entry is None:
+            return cls(off=config.defaults.rules != "all")
+        return cls(entry.name, entry.severity or "warning", entry.off)
+
+    def why_untold(self, issue: IssueFiring, action: str) -> str | None:
+        """Why a receiver is not told of an issue: it says that this one does not deliver."""
+        if issue.rule != self.name or issue.subject.name != action:
+            return None
+        return "it says that this receiver does not deliver"
+
+    def expired(
+        self, topics: Topics, delivery: Delivery, before: Delivery | None, now_ms: int
+    ) -> list[Outgoing]:
+        """A delivery that has expired, as a dead letter and as an issue, unless it was about one.
+
+        Another delivery to the same receiver gives the same issue, by its id: one is enough.
+        """
+        letter = expired_letter(topics, delivery, before, now_ms)
+        if self.off or delivery.rule == self.name:
+            return [letter]
+        issue = self._issue(delivery, before or delivery, now_ms)
+        event: Event[Data] = Event.of(
+            issue,
+            id=f"{issue.issue_id}/{issue.state}/0",
+            source=f"/runs/{issue.run_id}/rules/{issue.rule}",
+            time_ms=now_ms,
+            subject=issue.subject.name[:400],
+        )
+        partition = Partition(topics.issues, issue_partition(issue.run_id))
+        headers = meta_of(event).headers()
+        return [letter, Outgoing(partition, issue.run_id.encode(), event.encode(), headers)]
+
+    def _issue(self, delivery: Delivery, before: Delivery, now_ms: int) -> IssueFiring:
+        try:
+            about = issue_of(before)
+        except RecordError:
+            about = None  # a stop's command
+        what = "a stop" if delivery.kind == "stop" else f"a notice to {delivery.action}"
+        run, incarnation = delivery.run_id, delivery.incarnation
+        return IssueFiring(
+            run_id=run,
+            incarnation=incarnation,
+            world_size=about.world_size if about else 1,
+            issue_id=issue_id(run, incarnation, self.name, VERSION, delivery.action),
+            rule=self.name,
+            use=RULE,
+            rule_version=VERSION,
+            severity=self.severity,
+            subject=Subject(kind="rule", name=delivery.action),
+            reason=clip(f"{what} about {delivery.rule} has expired: {delivery.reason}"),
+            remedy=_REMEDY,
+            step=about.step if about else None,
+            onset_ms=delivery.created_ms,
+            at_ms=now_ms,
+            labels=dict(about.labels) if about else {},
+            evidence=Evidence(
+                facts=(
+                    Fact(name="issue", value=delivery.issue_id),
+                    Fact(name="rule", value=delivery.rule),
+                    Fact(name="attempts", value=float(delivery.attempts)),
+                    Fact(name="tried_for", value=(now_ms - delivery.created_ms) / 1000, unit="s"),
+                ),
+                explanation=f"asked for by {delivery.decided_by}" if delivery.decided_by else "",
+            ),
+        )

@@ -1,0 +1,133 @@
+"""How deliveries are sent: a lane per receiver and one for stops; none waits for another."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tocsin.actions.delivery.retry import Outcome
+from tocsin.schemas.records.deliveries import Delivery
+
+logger = logging.getLogger(__name__)
+
+PER_RECEIVER: Final = 16
+"""Attempts at one receiver at a time. What is due beyond that waits in the ledger's schedule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What an attempt is to deliver.
+
+    Attributes:
+        did: what tocsin has done about the issue so far, one sentence each.
+    """
+
+    delivery: Delivery
+    now_ms: int
+    did: Sequence[str] = ()
+
+
+Attempt = Callable[[Notice], Awaitable[Outcome]]
+"""Makes one attempt. Raises nothing but CancelledError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """How to reach one receiver, or runs that are to stop; `give_up_ms` after the decision."""
+
+    attempt: Attempt
+    give_up_ms: int = 24 * 3_600_000
+    at_once: int = PER_RECEIVER
+
+
+@dataclass(frozen=True, slots=True)
+class Attempted:
+    """What came of an attempt. Without an outcome: time to look what became of a delivery."""
+
+    delivery_id: str
+    outcome: Outcome | None
+    at_ms: int
+    duration_ms: int = 0
+
+
+class Lanes:
+    """Makes attempts, in tasks of the event loop.
+
+    Args:
+        report: told what came of each; not of one that was cut off by `close`.
+        crash: called with `attempting` and `attempted`.
+        closers: called by `close`.
+        find: makes the lane of a receiver that is not among them, if there is one; may block.
+    """
+
+    def __init__(
+        self,
+        lanes: Mapping[str, Lane],
+        report: Callable[[Attempted], None],
+        *,
+        crash: Callable[[str], None],
+        closers: Sequence[Callable[[], Awaitable[None]]] = (),
+        find: Callable[[str], Lane | None] = lambda name: None,
+    ) -> None:
+        self._lanes = dict(lanes)
+        self._report = report
+        self._crash = crash
+        self._closers = closers
+        self._find = find
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._flying: Counter[str] = Counter()
+
+    def get(self, action: str) -> Lane | None:
+        """The lane of a receiver; None if there is none of that name. May block."""
+        if action not in self._lanes and (found := self._find(action)) is not None:
+            self._lanes[action] = found
+        return self._lanes.get(action)
+
+    def room(self, action: str) -> int:
+        """How many more attempts may begin there now."""
+        lane = self._lanes.get(action)
+        return (lane.at_once if lane is not None else PER_RECEIVER) - self._flying[action]
+
+    def busy(self) -> Collection[str]:
+        """The deliveries with an attempt under way."""
+        return self._tasks.keys()
+
+    def start(self, lane: Lane, notice: Notice) -> None:
+        """Begin an attempt."""
+        identity = notice.delivery.delivery_id
+        self._flying[notice.delivery.action] += 1
+        self._tasks[identity] = asyncio.create_task(
+            self._attempt(lane, notice), name=f"tocsin-delivery-{identity}"
+        )
+
+    async def close(self) -> None:
+        """Cut off what is under way: whoever comes next makes it again."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for close in self._closers:
+            await close()
+
+    async def _attempt(self, lane: Lane, notice: Notice) -> None:
+        delivery = notice.delivery
+        started = time.monotonic()
+        outcome = Outcome(failure="no connection")
+        try:
+            self._crash("attempting")
+            outcome = await lane.attempt(notice)
+            self._crash("attempted")
+        except Exception:
+            # One action's fault must not end the others: it counts as a failed attempt.
+            logger.exception("attempt failed by a bug", extra={"action": delivery.kind})
+        finally:
+            self._flying[delivery.action] -= 1
+            del self._tasks[delivery.delivery_id]
+        duration_ms = round(1000 * (time.monotonic() - started))
+        self._report(Attempted(delivery.delivery_id, outcome, notice.now_ms, duration_ms))

@@ -1,0 +1,237 @@
+"""The ledger: the newest state of every delivery, and the schedule of what comes next. Pure.
+
+The actions topic is its copy: an entry counts once it was written there. Entries that are final are
+kept as a few words, so that a repeat of their issue does nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from tocsin.actions.delivery.retry import Decision, Outcome, RetryPolicy, decide
+from tocsin.actions.delivery.routing import STOP
+from tocsin.schemas.records.deliveries import Attempt, Delivery, DeliveryState
+from tocsin.schemas.records.events import clip
+from tocsin.schemas.topics import issue_partition
+
+KEEP_FINAL_MS: Final = 90 * 86_400_000
+"""After that a final entry is removed from the topic, and from here."""
+
+_LAST_ATTEMPTS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What is kept of a final delivery."""
+
+    key: str
+    run_id: str
+    incarnation: str
+    state: DeliveryState
+    updated_ms: int
+    attempts: int
+    stop: bool
+    reason: str = ""
+    """Of a stop; other deliveries need none, and there are many of them."""
+
+
+class Ledger:
+    """All deliveries of the partitions that are ours."""
+
+    def __init__(self, policy: RetryPolicy | None = None) -> None:
+        self._policy = policy or RetryPolicy()
+        self._pending: dict[str, Delivery] = {}
+        self._open: Counter[str] = Counter()
+        self._settled: dict[str, Settled] = {}
+        self._stops: dict[tuple[str, str], str] = {}
+        self._due: dict[str, list[tuple[int, str]]] = {}
+        self._old: list[tuple[int, str]] = []
+
+    def open(self, run_id: str | None = None) -> int:
+        """How many are not final, of one run or of all. From any thread."""
+        return len(self._pending) if run_id is None else self._open[run_id]
+
+    def pending(self, run_id: str | None = None) -> Iterator[Delivery]:
+        """Those that are not final, of one run or of all."""
+        for delivery in list(self._pending.values()):
+            if run_id is None or delivery.run_id == run_id:
+                yield delivery
+
+    def sent_stops(self) -> list[Delivery]:
+        """The stops that were sent and are not final."""
+        found = (self._pending.get(identity) for identity in self._stops.values())
+        return [stop for stop in found if stop is not None and stop.attempts > 0]
+
+    def get(self, delivery_id: str) -> Delivery | None:
+        """A delivery that is not final."""
+        return self._pending.get(delivery_id)
+
+    def knows(self, delivery_id: str) -> bool:
+        """Whether there is an entry."""
+        return delivery_id in self._pending or delivery_id in self._settled
+
+    def stop_of(self, delivery_id: str) -> tuple[DeliveryState, str] | None:
+        """State and reason of a stop's delivery; None if there is no entry."""
+        pending = self._pending.get(delivery_id)
+        found = pending or self._settled.get(delivery_id)
+        return None if found is None else (found.state, found.reason)
+
+    def other_stop(self, run_id: str, incarnation: str, delivery_id: str) -> str | None:
+        """That another stop was asked for, or took effect, for an incarnation; None if not."""
+        other = self._stops.get((run_id, incarnation))
+        if other is None or other == delivery_id:
+            return None
+        if other in self._pending:
+            return "the run is being stopped already, for another issue"
+        return "the run was stopped already, for another issue"
+
+    def read(self, delivery: Delivery) -> bool:
+        """Take an entry of the topic in, unless ours is as new. Returns whether it was newer."""
+        rank = (delivery.final, delivery.attempts, delivery.updated_ms)
+        mine = self._pending.get(delivery.delivery_id)
+        if mine is not None and rank <= (mine.final, mine.attempts, mine.updated_ms):
+            return False
+        settled = self._settled.get(delivery.delivery_id)
+        if settled is not None and rank <= (True, settled.attempts, settled.updated_ms):
+            return False
+        self._put(delivery)
+        return True
+
+    def write(self, delivery: Delivery) -> Delivery:
+        """A new entry, or a new state of one. Returns it: it is to be written to the topic."""
+        self._put(delivery)
+        return delivery
+
+    def attempted(
+        self, old: Delivery, outcome: Outcome, *, at_ms: int, duration_ms: int, now_ms: int
+    ) -> Delivery:
+        """The entry after an attempt."""
+        attempts = old.attempts + 1
+        decision = decide(
+            outcome,
+            delivery_id=old.delivery_id,
+            attempts=attempts,
+            now_ms=now_ms,
+            give_up_ms=old.give_up_ms,
+            policy=self._policy,
+        )
+        attempt = Attempt(
+            at_ms=at_ms,
+            result=clip(outcome.text(), 300),
+            retry=decision.retry and not outcome.sent,
+            duration_ms=max(0, duration_ms),
+        )
+        last = (*old.last_attempts, attempt)[-_LAST_ATTEMPTS:]
+        old = old.model_copy(update={"attempts": attempts, "last_attempts": last})
+        return self.decided(old, decision, now_ms)
+
+    def decided(self, delivery: Delivery, decision: Decision, now_ms: int) -> Delivery:
+        """The entry in its new state. What is final needs its event no more."""
+        changes: dict[str, object] = {
+            "state": decision.state,
+            "reason": clip(decision.reason),
+            "updated_ms": max(now_ms, delivery.updated_ms),
+            "next_attempt_ms": decision.next_attempt_ms,
+        }
+        if decision.state != "pending":
+            changes |= {"event": None, "next_attempt_ms": None}
+        return self.write(delivery.model_copy(update=changes))
+
+    def actions(self) -> list[str]:
+        """Which receivers (and `stop`) something is pending for."""
+        return list(self._due)
+
+    def due(self, action: str, now_ms: int, busy: Collection[str], room: int) -> list[Delivery]:
+        """At most `room` deliveries of one receiver that are due and not `busy`, oldest first.
+
+        They leave the schedule until their next state is written.
+        """
+        heap = self._due.get(action, [])
+        found: dict[str, Delivery] = {}
+        while heap and heap[0][0] <= now_ms and len(found) < room:
+            delivery = self._scheduled(*heapq.heappop(heap))
+            if delivery is not None and delivery.delivery_id not in busy:
+                found[delivery.delivery_id] = delivery
+        if not heap:
+            self._due.pop(action, None)
+        return list(found.values())
+
+    def postpone(self, delivery: Delivery, until_ms: int) -> None:
+        """Put one that `due` returned back, without a new state: its time is not ours to decide."""
+        heapq.heappush(self._due.setdefault(delivery.action, []), (until_ms, delivery.delivery_id))
+
+    def next_due_ms(self, full: Collection[str] = ()) -> int | None:
+        """When the next attempt is due, of receivers that are not `full`."""
+        first: int | None = None
+        for action, heap in self._due.items():
+            while heap and self._scheduled(*heap[0]) is None:
+                heapq.heappop(heap)
+            if heap and action not in full:
+                first = heap[0][0] if first is None else min(first, heap[0][0])
+        return first
+
+    def outdated(self, now_ms: int) -> list[Settled]:
+        """Final entries that have been kept for long enough; they leave the ledger."""
+        gone: list[Settled] = []
+        while self._old and self._old[0][0] <= now_ms - KEEP_FINAL_MS:
+            _, delivery_id = heapq.heappop(self._old)
+            settled = self._settled.pop(delivery_id, None)
+            if settled is not None:
+                gone.append(settled)
+                incarnation = (settled.run_id, settled.incarnation)
+                if settled.stop and self._stops.get(incarnation) == delivery_id:
+                    del self._stops[incarnation]
+        return gone
+
+    def forget(self, partitions: Collection[int]) -> None:
+        """Drop the runs of these partitions of the issues topic."""
+        wanted = frozenset(partitions)
+        runs: dict[str, bool] = {}
+
+        def gone(run_id: str) -> bool:
+            if run_id not in runs:
+                runs[run_id] = issue_partition(run_id) in wanted
+            return runs[run_id]
+
+        self._pending = {k: d for k, d in self._pending.items() if not gone(d.run_id)}
+        self._open = Counter(delivery.run_id for delivery in self._pending.values())
+        self._settled = {k: s for k, s in self._settled.items() if not gone(s.run_id)}
+        self._stops = {k: d for k, d in self._stops.items() if not gone(k[0])}
+
+    def _put(self, delivery: Delivery) -> None:
+        identity, is_stop = delivery.delivery_id, delivery.kind == STOP
+        incarnation = (delivery.run_id, delivery.incarnation)
+        if delivery.state in ("pending", "delivered") and is_stop:
+            self._stops[incarnation] = identity
+        elif is_stop and self._stops.get(incarnation) == identity:
+            del self._stops[incarnation]
+        if delivery.final:
+            if self._pending.pop(identity, None) is not None:
+                self._open[delivery.run_id] -= 1
+            self._settled[identity] = Settled(
+                delivery.key,
+                delivery.run_id,
+                delivery.incarnation,
+                delivery.state,
+                delivery.updated_ms,
+                delivery.attempts,
+                is_stop,
+                delivery.reason if is_stop else "",
+            )
+            heapq.heappush(self._old, (delivery.updated_ms, identity))
+        else:
+            self._open[delivery.run_id] += identity not in self._pending
+            self._pending[identity] = delivery
+            if delivery.next_attempt_ms is not None:
+                self.postpone(delivery, delivery.next_attempt_ms)
+
+    def _scheduled(self, due_ms: int, delivery_id: str) -> Delivery | None:
+        """The delivery of a place in the schedule, if the place still counts."""
+        delivery = self._pending.get(delivery_id)
+        if delivery is None or delivery.next_attempt_ms is None:
+            return None
+        return delivery if due_ms >= delivery.next_attempt_ms else None

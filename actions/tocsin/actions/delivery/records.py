@@ -1,0 +1,105 @@
+"""The records that actions read, and the ledger's that they write."""
+
+from __future__ import annotations
+
+import json
+
+from tocsin.actions.delivery.ledger import Settled
+from tocsin.actions.delivery.routing import Planned
+from tocsin.bus.port import Outgoing, Partition, Record
+from tocsin.schemas.errors import MalformedRecord
+from tocsin.schemas.records.dead_letters import DeadLetter
+from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.events import EVENT_TYPES, Data, Event, clip
+from tocsin.schemas.records.issues import Issue
+from tocsin.schemas.records.wire import decode, meta_of, read_meta
+from tocsin.schemas.topics import DLQ_PARTITIONS, Topics, issue_partition, partition_for
+
+
+def read_event(record: Record) -> Event[Data]:
+    """The event that a record holds. Raises RecordError."""
+    decoded = decode(read_meta(record.headers), record.value or b"")
+    if not isinstance(decoded, Event):
+        raise MalformedRecord("expected an event, found numbers")
+    return decoded
+
+
+def new_delivery(
+    identity: str, issue: Issue, planned: Planned, payload: bytes, *, now_ms: int, give_up_ms: int
+) -> Delivery:
+    """The entry of what was planned about an issue; `payload` is the event that is to be sent."""
+    return Delivery(
+        delivery_id=identity,
+        issue_id=issue.issue_id,
+        run_id=issue.run_id,
+        incarnation=issue.incarnation,
+        rule=issue.rule,
+        issue_state=issue.state,
+        issue_times=issue.times,
+        action=planned.action,
+        kind=planned.kind,
+        state="pending",
+        reason="to be sent",
+        decided_by=clip(planned.decided_by, 300),
+        created_ms=now_ms,
+        updated_ms=now_ms,
+        next_attempt_ms=now_ms,
+        give_up_ms=give_up_ms,
+        event=json.loads(payload),
+    )
+
+
+def delivery_record(topics: Topics, delivery: Delivery) -> Outgoing:
+    """An entry of the ledger."""
+    event = _event(delivery)
+    partition = Partition(topics.actions, issue_partition(delivery.run_id))
+    return Outgoing(partition, delivery.key.encode(), event.encode(), meta_of(event).headers())
+
+
+def expired_letter(
+    topics: Topics, delivery: Delivery, before: Delivery | None, now_ms: int
+) -> Outgoing:
+    """An expired delivery as a dead letter, with its event, so that it can be sent once more."""
+    event = _event(
+        delivery if before is None else delivery.model_copy(update={"event": before.event})
+    )
+    letter = DeadLetter(
+        topic=topics.actions,
+        partition=issue_partition(delivery.run_id),
+        offset=0,
+        error="Expired",
+        message=clip(delivery.reason, 500),
+        service="actions",
+        at_ms=now_ms,
+    )
+    key = delivery.key.encode()
+    partition = Partition(topics.dlq, partition_for(key, DLQ_PARTITIONS))
+    return Outgoing(partition, key, event.encode(), letter.headers() + meta_of(event).headers())
+
+
+def tombstone(topics: Topics, settled: Settled) -> Outgoing:
+    """The end of an entry."""
+    partition = Partition(topics.actions, issue_partition(settled.run_id))
+    return Outgoing(partition, settled.key.encode(), None)
+
+
+def issue_of(delivery: Delivery) -> Issue:
+    """The issue that a delivery is about, from its event.
+
+    Raises:
+        RecordError: it holds none.
+    """
+    event = EVENT_TYPES.decode(json.dumps(delivery.event).encode())
+    if not isinstance(event.data, Issue):
+        raise MalformedRecord("the ledger's entry holds no issue")
+    return event.data
+
+
+def _event(delivery: Delivery) -> Event[Delivery]:
+    return Event.of(
+        delivery,
+        id=f"{delivery.delivery_id}/{delivery.attempts}/{delivery.state}",
+        source="/actions",
+        time_ms=delivery.updated_ms,
+        subject=f"/runs/{delivery.run_id}",
+    )

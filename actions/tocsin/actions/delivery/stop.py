@@ -1,0 +1,168 @@
+"""The stop of a run: the signed command, and what the run's answers make of its delivery. Pure."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from pydantic import JsonValue
+
+from tocsin.actions.delivery.run_facts import RunFacts
+from tocsin.bus.port import Outgoing, Partition
+from tocsin.schemas.configuration.sections import StopOptions
+from tocsin.schemas.errors import MalformedRecord
+from tocsin.schemas.records.deliveries import Delivery, DeliveryState
+from tocsin.schemas.records.events import EVENT_TYPES, Event
+from tocsin.schemas.records.issues import Issue
+from tocsin.schemas.records.stops import StopRequested
+from tocsin.schemas.records.wire import meta_of, signature_headers
+from tocsin.schemas.signing import SigningKey
+from tocsin.schemas.topics import Topics, issue_partition
+
+NOT_AFTER_MS: Final = 600_000
+"""A command is worth nothing ten minutes after it was decided."""
+
+ANSWER_MS: Final = 3_000
+"""Answers may follow the end of a run for so long."""
+
+_CONFIRM_MS: Final = 60_000
+_NONCES: Final = uuid.UUID("0e1b8f1e-3a57-5a0e-9a0c-52a1c1f3c0de")
+
+
+_SENTENCES: Final[Mapping[DeliveryState, str]] = {
+    "pending": "It asked the run to stop",
+    "delivered": "It stopped the run",
+    "rejected": "It asked the run to stop; the run refused",
+    "expired": "It asked the run to stop; the run did not confirm it",
+    "suppressed": "It sent no stop",
+}
+
+
+def sentence(state: DeliveryState, reason: str) -> str:
+    """What people are told of a stop, with the reason of its delivery where it did not work."""
+    text = _SENTENCES[state]
+    why = reason.rstrip(".") if state not in ("pending", "delivered") else ""
+    return f"{text}: {why}." if why else f"{text}."
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A final state of a stop's delivery, or when to look again."""
+
+    state: DeliveryState
+    reason: str
+    look_again_ms: int | None = None
+
+
+def stop_command(
+    issue: Issue, delivery_id: str, options: StopOptions, *, requested_by: str, now_ms: int
+) -> Event[StopRequested]:
+    """The command for the incarnation that the issue is about.
+
+    It is written into the ledger and sent from there, so that a repeat is the same to the byte;
+    the nonce follows from the delivery all the same.
+    """
+    protects = options.checkpoint == "protect_last_good"
+    command = StopRequested(
+        command_id=delivery_id,
+        run_id=issue.run_id,
+        incarnation=issue.incarnation,
+        issue_id=issue.issue_id,
+        rule=issue.rule,
+        reason=issue.reason,
+        requested_by=requested_by,
+        requested_ms=now_ms,
+        not_after_ms=now_ms + NOT_AFTER_MS,
+        nonce=str(uuid.uuid5(_NONCES, delivery_id)),
+        grace_s=options.grace / timedelta(seconds=1),
+        checkpoint=options.checkpoint,
+        last_good_checkpoint=issue.last_good_checkpoint if protects else None,
+    )
+    return Event.of(
+        command,
+        id=delivery_id,
+        source="/actions",
+        time_ms=now_ms,
+        subject=f"/runs/{issue.run_id}",
+    )
+
+
+def give_up_ms(options: StopOptions, now_ms: int) -> int:
+    """When a stop that was not confirmed is given up: after its last use and all escalation."""
+    return now_ms + NOT_AFTER_MS + 4 * (options.grace // timedelta(milliseconds=1)) + _CONFIRM_MS
+
+
+def signed_record(topics: Topics, event: dict[str, JsonValue], key: SigningKey) -> Outgoing:
+    """The record for the control topic, from the command as the ledger keeps it.
+
+    Raises:
+        MalformedRecord: that is no stop command.
+    """
+    command = EVENT_TYPES.decode(json.dumps(event).encode())
+    if not isinstance(command.data, StopRequested):
+        raise MalformedRecord("the ledger's entry holds no stop command")
+    name, value = command.data.key.encode(), command.encode()
+    headers = meta_of(command).headers() + signature_headers(key.sign(name, value))
+    partition = Partition(topics.control, issue_partition(command.data.run_id))
+    return Outgoing(partition, name, value, headers)
+
+
+def before_asking(
+    facts: RunFacts | None, incarnation: str, *, delivery_id: str, age_ms: int
+) -> str | None:
+    """Why a stop must not be sent now; None if it may."""
+    if facts is None:
+        if age_ms > NOT_AFTER_MS:
+            return "nothing is known of the run, and the issue is more than 10 minutes old"
+        return None
+    if (over := facts.over(incarnation)) is not None:
+        return over
+    stop = facts.stop
+    if stop is not None and stop.command_id != delivery_id:
+        if stop.state in ("requested", "acknowledged", "left", "escalated"):
+            return f"a stop of this incarnation is under way (command {stop.command_id})"
+        if stop.state == "exited":
+            return f"this incarnation was stopped already (command {stop.command_id})"
+    return None
+
+
+def after_answer(facts: RunFacts | None, delivery: Delivery, now_ms: int) -> Verdict | None:
+    """What the run's view says of a stop that was sent; None while it says nothing new."""
+    if facts is None:
+        return None
+    stop = facts.stop
+    mine = (
+        stop
+        if stop is not None
+        and facts.incarnation == delivery.incarnation
+        and stop.command_id == delivery.delivery_id
+        else None
+    )
+    before = facts.stop_before
+    if before is not None and before.command_id == delivery.delivery_id:
+        # The next incarnation began before anybody looked.
+        mine = before
+    if mine is not None:
+        if mine.state == "exited":
+            how = "" if mine.how is None else f" by {mine.how}"
+            code = "" if mine.exit_code is None else f" with exit code {mine.exit_code}"
+            return Verdict("delivered", f"the job left{how}{code}")
+        if mine.state == "refused":
+            return Verdict("rejected", f"the run refused: {mine.reason or 'no reason given'}")
+        if mine.state == "expired":
+            return Verdict("expired", mine.reason or "no rank answered")
+    over = facts.over(delivery.incarnation)
+    if over is None:
+        return None
+    if delivery.next_attempt_ms is None or now_ms < delivery.next_attempt_ms:
+        soon = now_ms + ANSWER_MS
+        if delivery.next_attempt_ms is not None and delivery.next_attempt_ms <= soon:
+            return None
+        return Verdict("pending", f"{over}; waiting for the last answers", soon)
+    if mine is not None and mine.state in ("acknowledged", "left", "escalated"):
+        return Verdict("delivered", f"acknowledged, and {over}")
+    return Verdict("suppressed", f"{over} before the stop took effect")

@@ -1,0 +1,115 @@
+"""What AWS's answers mean, and clients for its services; boto3 blocks, so calls run in threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Literal, Protocol
+
+from tocsin.actions.delivery.retry import Outcome
+from tocsin.schemas.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from botocore.client import BaseClient
+
+TIMEOUT_S: Final = 10
+"""To connect, and to wait for an answer."""
+
+AT_ONCE: Final = 4
+
+Service = Literal["sns", "lambda"]
+
+
+class ClientFactory(Protocol):
+    """Makes a client of a service, of the region or the one of the AWS configuration."""
+
+    def __call__(self, service: Service, region: str | None) -> BaseClient:
+        """Blocks: reads files, asks for credentials."""
+        ...
+
+
+def make_client(service: Service, region: str | None) -> BaseClient:
+    """A client with the machine's own credentials, which makes one attempt for each call.
+
+    Raises:
+        botocore.exceptions.BotoCoreError: there is no region, or the configuration is broken.
+    """
+    import boto3
+    from botocore.config import Config
+
+    config = Config(
+        connect_timeout=TIMEOUT_S,
+        read_timeout=TIMEOUT_S,
+        # The ledger retries.
+        retries={"total_max_attempts": 1, "mode": "standard"},
+    )
+    return boto3.session.Session().client(service, region_name=region, config=config)
+
+
+def need_boto3(what: str) -> None:
+    """Raises MissingExtra: boto3 is not installed."""
+    import importlib.util
+
+    if importlib.util.find_spec("boto3") is None:
+        raise MissingExtra("actions", what)
+
+
+def call(request: Callable[[], int]) -> Outcome:
+    """Make one request, which returns its HTTP status; blocks. Raises nothing.
+
+    An error's own words may hold account numbers and keys, so only its status and code are told.
+    """
+    from botocore import exceptions
+
+    try:
+        status = request()
+    except exceptions.ClientError as error:
+        return _refusal(error.response)
+    except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError):
+        # An instance's credentials can be late.
+        return Outcome(later="no AWS credentials were found on this machine")
+    except exceptions.NoRegionError:
+        return Outcome(forbidden="no AWS region: set `region`, or AWS_DEFAULT_REGION")
+    except exceptions.ParamValidationError:
+        return Outcome(forbidden="the request is not one that AWS takes")
+    except (exceptions.ConnectTimeoutError, exceptions.ReadTimeoutError):
+        return Outcome(failure="timeout")
+    except exceptions.SSLError:
+        return Outcome(failure="TLS certificate not accepted")
+    except (exceptions.HTTPClientError, exceptions.ConnectionError):
+        return Outcome(failure="no connection")
+    except (exceptions.BotoCoreError, OSError) as error:
+        return Outcome(later=f"AWS could not be asked ({type(error).__name__})")
+    return Outcome(status=status, phrase="OK" if status == 200 else "")
+
+
+_LATER: Final = (
+    "Throttl", "TooManyRequests", "RequestLimit", "SlowDown", "Unavailable", "BandwidthLimit",
+    # Credentials of a machine are renewed; what is late on the way is sent anew.
+    "Expired", "RequestTimeout",
+)  # fmt: skip
+"""Parts of codes that say: later."""
+
+_LATER_CODES: Final = frozenset(
+    {
+        "IDPCommunicationError",
+        "LimitExceededException",
+        "PriorRequestNotComplete",
+        "ProvisionedThroughputExceededException",
+        # A function that is being updated.
+        "ResourceConflictException",
+        "TransactionInProgressException",
+    }
+)
+"""With those above: what botocore itself would try again, were it allowed to."""
+
+
+def _refusal(response: object) -> Outcome:
+    """By the status; being throttled, or late, is an answer 400 of some services."""
+    found = response if isinstance(response, dict) else {}
+    status = found.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    code = str(found.get("Error", {}).get("Code", ""))
+    word = code if code.isalnum() and len(code) <= 64 else ""
+    text = f"{status or ''} {word}".strip() or "refused"
+    again = code in _LATER_CODES or any(sign in code for sign in _LATER)
+    again = again or status in (408, 429) or status >= 500
+    return Outcome(later=text) if again or not status else Outcome(forbidden=text)

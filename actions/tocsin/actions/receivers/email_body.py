@@ -1,0 +1,166 @@
+"""A message as a mail: plain text, HTML with the picture inside, and the last values as CSV. Pure.
+
+Whatever a run or a rule wrote is text here: escaped in HTML, kept to one line in headers, and
+never a formula in the table.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.headerregistry import Address
+from email.message import EmailMessage
+from email.policy import SMTP
+from email.utils import format_datetime
+from html import escape
+from typing import Final
+
+from tocsin.actions.receivers.message import Message, Row
+from tocsin.schemas.records.issues import Series
+
+PICTURE: Final = "series.png"
+VALUES: Final = "last_values.csv"
+ID_DOMAIN: Final = "tocsin.invalid"
+"""Of Message-IDs where no sender's address is set: equal on all machines."""
+
+_POLICY: Final = SMTP.clone(cte_type="7bit")
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+_COLOURS: Final = {
+    "CRITICAL": "#b3261e",
+    "WARNING": "#9a5b00",
+    "INFO": "#1f5fa8",
+    "RESOLVED": "#1e6b3a",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """Whom a mail is from and to, and how it is known to mail readers.
+
+    Attributes:
+        sent_ms: when the notice was decided: each attempt says the same time.
+        delivery_id: what its Message-ID is made of: each attempt has the same.
+        answers: the delivery id of the mail that it answers.
+        id_domain: the part of Message-IDs behind the `@`.
+    """
+
+    sender: str
+    to: Sequence[str]
+    delivery_id: str
+    sent_ms: int
+    answers: str | None = None
+    id_domain: str = ID_DOMAIN
+
+
+def mail_of(message: Message, envelope: Envelope, picture: bytes | None = None) -> EmailMessage:
+    """The whole mail, in 7 bits."""
+    mail = EmailMessage(policy=_POLICY)
+    local, _, domain = envelope.sender.rpartition("@")
+    mail["From"] = Address("tocsin", local, domain)
+    mail["To"] = ", ".join(envelope.to)
+    again = "" if message.state == "firing" else "Re: "
+    mail["Subject"] = again + message.subject
+    mail["Date"] = format_datetime(datetime.fromtimestamp(envelope.sent_ms // 1000, UTC))
+    mail["Message-ID"] = _id(envelope.delivery_id, envelope.id_domain)
+    if envelope.answers is not None:
+        first = _id(envelope.answers, envelope.id_domain)
+        mail["In-Reply-To"] = first
+        mail["References"] = first
+    # Out-of-office programs shall not answer.
+    mail["Auto-Submitted"] = "auto-generated"
+    if message.word == "CRITICAL":
+        mail["Importance"] = "high"
+    mail["X-Tocsin-Issue"] = message.issue_id
+    mail["X-Tocsin-Run"] = message.run_id
+    mail.set_content(message.text())
+    shown = picture is not None
+    mail.add_alternative(html_of(message, f"cid:{PICTURE}" if shown else None), subtype="html")
+    if picture is not None:
+        alternatives = mail.get_payload()
+        assert isinstance(alternatives, list)
+        page = alternatives[1]
+        assert isinstance(page, EmailMessage)
+        page.add_related(
+            picture, "image", "png", cid=f"<{PICTURE}>", filename=PICTURE, disposition="inline"
+        )
+    if message.series is not None and message.series.values:
+        mail.add_attachment(csv_of(message.series), subtype="csv", filename=VALUES)
+    return mail
+
+
+def html_of(message: Message, picture_url: str | None) -> str:
+    """The HTML, without scripts and without anything from elsewhere."""
+    colour = _COLOURS[message.word]
+    picture = ""
+    if picture_url is not None:
+        picture = (
+            f'<p style="margin:16px 0"><img src="{escape(picture_url)}" width="600" '
+            f'alt="{escape(_alternative(message))}" '
+            'style="width:100%;max-width:600px;height:auto;border:0"></p>\n'
+        )
+    rows = "".join(map(_row, message.rows))
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(message.subject)}</title></head>\n"
+        '<body style="margin:0;padding:16px;background:#ffffff;color:#1d1d1f;'
+        'font:15px/1.45 -apple-system,Segoe UI,Roboto,Helvetica,Arial,sans-serif">\n'
+        '<div style="max-width:640px;margin:0 auto">\n'
+        f'<p style="margin:0"><span style="background:{colour};color:#ffffff;padding:3px 9px;'
+        f'border-radius:3px;font-size:13px;font-weight:600">{message.word}</span></p>\n'
+        '<h1 style="font-size:19px;line-height:1.35;margin:10px 0 4px;'
+        f'overflow-wrap:anywhere">{escape(message.headline)}</h1>\n'
+        f"{picture}"
+        '<table role="presentation" style="border-collapse:collapse;width:100%;'
+        f'font-size:14px">\n{rows}</table>\n'
+        "</div></body></html>\n"
+    )
+
+
+def csv_of(series: Series) -> str:
+    """The values of a series: step or second, the value, and the limit where there is one."""
+    out = io.StringIO()
+    table = csv.writer(out, lineterminator="\n")
+    limits = [] if series.limit is None else ["limit"]
+    table.writerow(["step" if series.x is None else "second", _cell(series.name), *limits])
+    for step, value in zip(series.steps, series.values, strict=True):
+        limit = [] if series.limit is None else [_number(series.limit)]
+        table.writerow([step, _number(value), *limit])
+    return out.getvalue()
+
+
+def _number(value: float) -> str:
+    """So that it reads back as the same number; only a number may begin with a minus here."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "'-Infinity"
+    return repr(value)
+
+
+def _cell(text: str) -> str:
+    """Text that no spreadsheet takes for a formula."""
+    line = " ".join(text.split())
+    return f"'{line}" if line.startswith(_FORMULA) else line
+
+
+def _row(row: Row) -> str:
+    cell = "padding:5px 0;vertical-align:top;border-top:1px solid #e4e4e7"
+    return (
+        f'<tr><td style="{cell};color:#5f6368;width:130px;padding-right:12px">'
+        f'{escape(row.label)}</td><td style="{cell};overflow-wrap:anywhere">'
+        f"{escape(row.value)}</td></tr>\n"
+    )
+
+
+def _alternative(message: Message) -> str:
+    name = "" if message.series is None else message.series.name
+    return f"Plot of {name}; its last values are in the table below"
+
+
+def _id(delivery_id: str, domain: str) -> str:
+    return f"<{delivery_id}@{domain}>"

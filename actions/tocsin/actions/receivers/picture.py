@@ -1,0 +1,207 @@
+"""The picture of a message: the deciding series, its limit, and the step of the issue.
+
+matplotlib runs in a child process (`python -m tocsin.actions.receivers.picture`: JSON in, PNG out):
+it costs a second of a core and some 60 MB, and whatever it does there delays nothing and fails
+alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import math
+import os
+import sys
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tocsin.actions.receivers.message import Message
+from tocsin.schemas.own_python import python_command, python_environment
+from tocsin.schemas.text import number_text
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_S: Final = 15.0
+"""For one picture, its time in the queue included."""
+
+_AT_ONCE: Final = 2
+_KEPT: Final = 32
+_MOST_BYTES: Final = 1_000_000
+_PNG: Final = b"\x89PNG\r\n\x1a\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """What is drawn. Values may be NaN or infinite: such steps are marked, not drawn.
+
+    Attributes:
+        x: what `steps` count, as in a `Series`.
+        first_step: marked if it is one of those.
+    """
+
+    name: str
+    x: str | None = None
+    unit: str | None
+    steps: Sequence[int]
+    values: Sequence[float]
+    limit: float | None
+    first_step: int | None
+
+
+def drawing_of(message: Message) -> Drawing | None:
+    """What to draw for a message; None if it has no series of two values at least."""
+    series = message.series
+    if series is None or len(series.values) < 2:
+        return None
+    return Drawing(
+        name=series.name,
+        x=series.x,
+        unit=series.unit,
+        steps=tuple(series.steps),
+        values=tuple(series.values),
+        limit=series.limit,
+        first_step=message.first_step if series.x is None else None,
+    )
+
+
+class Plotter:
+    """Draws in child processes, and keeps the newest pictures for attempts to come."""
+
+    def __init__(
+        self, *, timeout_s: float = TIMEOUT_S, command: Sequence[str] | None = None
+    ) -> None:
+        self._command = command or python_command(__name__)
+        self._timeout_s = timeout_s
+        self._room = asyncio.Semaphore(_AT_ONCE)
+        self._kept: OrderedDict[str, bytes] = OrderedDict()
+
+    async def draw(self, key: str, drawing: Drawing) -> bytes | None:
+        """A PNG, or None if it cannot be drawn in time. Raises nothing but CancelledError.
+
+        Args:
+            key: equal keys have equal pictures.
+        """
+        if (known := self._kept.get(key)) is not None:
+            return known
+        try:
+            async with asyncio.timeout(self._timeout_s), self._room:
+                png = await self._run(drawing)
+        except (TimeoutError, OSError) as error:
+            logger.warning(
+                "message without its picture",
+                extra={"action": "email", "reason": type(error).__name__},
+            )
+            return None
+        if png is None:
+            logger.warning("message without its picture", extra={"action": "email"})
+            return None
+        self._kept[key] = png
+        if len(self._kept) > _KEPT:
+            self._kept.popitem(last=False)
+        return png
+
+    async def _run(self, drawing: Drawing) -> bytes | None:
+        process = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            # matplotlib would read a matplotlibrc of the working folder.
+            cwd="/",
+            env={**python_environment(os.environ), "MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1"},
+        )
+        try:
+            out, _ = await process.communicate(to_json(drawing).encode())
+        except BaseException:
+            if process.returncode is None:
+                process.kill()
+                await asyncio.shield(process.wait())
+            raise
+        good = process.returncode == 0 and out.startswith(_PNG) and len(out) <= _MOST_BYTES
+        return out if good else None
+
+
+def to_json(drawing: Drawing) -> str:
+    """As the child reads it. NaN and infinities stand as Python's json writes them."""
+    return json.dumps(
+        {
+            "name": drawing.name,
+            "x": drawing.x,
+            "unit": drawing.unit,
+            "steps": list(drawing.steps),
+            "values": list(drawing.values),
+            "limit": drawing.limit,
+            "first_step": drawing.first_step,
+        }
+    )
+
+
+def from_json(text: str) -> Drawing:
+    """What `to_json` wrote. Raises ValueError, TypeError."""
+    return Drawing(**json.loads(text))
+
+
+def render(drawing: Drawing) -> bytes:
+    """Draw it, as a PNG of 1,200 by 480 pixels. Takes tenths of a second.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    finite = [(s, v) for s, v in zip(drawing.steps, drawing.values, strict=True) if _drawable(v)]
+    gone = [s for s, v in zip(drawing.steps, drawing.values, strict=True) if not _drawable(v)]
+    figure = Figure(figsize=(7.5, 3.0), dpi=160, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    mark = "o" if len(finite) <= 60 else None
+    axes.plot(
+        [s for s, _ in finite], [v for _, v in finite],
+        color="#1f5fa8", linewidth=1.6, marker=mark, markersize=3, label=_plain(drawing.name),
+    )  # fmt: skip
+    if drawing.limit is not None and _drawable(drawing.limit):
+        axes.axhline(
+            drawing.limit, color="#c26a00", linestyle="--", linewidth=1.3,
+            label=f"limit {number_text(drawing.limit)}",
+        )  # fmt: skip
+    for number, step in enumerate(gone):
+        axes.axvspan(
+            step - 0.5, step + 0.5, color="#c62828", alpha=0.18, linewidth=0,
+            label=None if number else "NaN or infinite",
+        )  # fmt: skip
+    if drawing.first_step is not None and drawing.steps[0] <= drawing.first_step:
+        axes.axvline(
+            drawing.first_step, color="#c62828", linewidth=1.3,
+            label=f"began at step {drawing.first_step:,}",
+        )  # fmt: skip
+    sizes = [v for _, v in finite]
+    if sizes and min(sizes) > 0 and max(sizes) / min(sizes) > 1000:
+        axes.set_yscale("log")
+    axes.set_xlabel("step" if drawing.x is None else "seconds since the first sample")
+    axes.set_ylabel(_plain(f"{drawing.name} ({drawing.unit})" if drawing.unit else drawing.name))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+    axes.grid(visible=True, color="#dddddd", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize="small", loc="best")
+    out = io.BytesIO()
+    figure.savefig(out, format="png", metadata={"Software": None})
+    return out.getvalue()
+
+
+def _drawable(value: float) -> bool:
+    return math.isfinite(value) and abs(value) < 1e300
+
+
+def _plain(text: str) -> str:
+    """A name as it is: matplotlib would take what stands between dollar signs for a formula."""
+    return text[:80].replace("$", r"\$")
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(render(from_json(sys.stdin.read())))

@@ -1,0 +1,165 @@
+"""Short messages through AWS SNS: what a telephone shows without being opened."""
+
+from __future__ import annotations
+
+import asyncio
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from tocsin.actions.delivery.lanes import Notice
+from tocsin.actions.delivery.records import issue_of
+from tocsin.actions.delivery.retry import Outcome
+from tocsin.actions.receivers.aws import AT_ONCE, ClientFactory, call, make_client, need_boto3
+from tocsin.actions.receivers.message import Message, message_of
+from tocsin.actions.receivers.partial_recipients import Reached
+from tocsin.schemas.errors import RecordError
+
+if TYPE_CHECKING:
+    from botocore.client import BaseClient
+
+MOST_PARTS: Final = 2
+"""Each part is paid for; SNS itself would take ten."""
+
+_BASIC: Final = frozenset(
+    "@£$¥èéùìòÇ\nØø\rÅåΔ_ΦΓΛΩΠΨΣΘΞÆæßÉ !\"#¤%&'()*+,-./0123456789:;<=>?"
+    "¡ABCDEFGHIJKLMNOPQRSTUVWXYZÄÖÑÜ§¿abcdefghijklmnopqrstuvwxyzäöñüà"
+)
+_EXTENDED: Final = frozenset("^{}\\[~]|€\f")
+_ONE, _PART = 160, 153
+_INSTEAD: Final = {
+    "\u2018": "'",
+    "\u2019": "'",
+    "\u201c": '"',
+    "\u201d": '"',
+    "\u2013": "-",
+    "\u2014": "-",
+    "`": "'",
+}
+"""Typographic quotes and dashes, as what they stand for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmsTarget:
+    """A receiver of short messages."""
+
+    name: str
+    to: Sequence[str]
+    region: str | None = None
+    sender_id: str | None = None
+    give_up_ms: int = 24 * 3_600_000
+
+
+def sms_text(message: Message) -> str:
+    """At most two parts in the telephone's own alphabet (GSM 03.38). Pure.
+
+    One character outside of it would make all parts half as long.
+    """
+    step = "" if message.first_step is None else f" Step {message.first_step:,}."
+    text = f"tocsin {message.word} {message.run_id}: {message.headline}."
+    return _cut(_basic(f"{text}{step}"), MOST_PARTS * _PART)
+
+
+def septets(text: str) -> int:
+    """How long a text is on the air; characters of the extension table count twice."""
+    return sum(2 if character in _EXTENDED else 1 for character in text)
+
+
+def parts(text: str) -> int:
+    """How many parts a text of the telephone's alphabet is sent in."""
+    length = septets(text)
+    return 1 if length <= _ONE else -(-length // _PART)
+
+
+class SmsSender:
+    """Sends short messages. One per service.
+
+    Raises:
+        MissingExtra: boto3 is not installed.
+    """
+
+    def __init__(self, make: ClientFactory = make_client) -> None:
+        need_boto3("a receiver of short messages")
+        self._make = make
+        self._reached = Reached()
+        self._room = asyncio.Semaphore(AT_ONCE)
+
+    async def send(self, target: SmsTarget, notice: Notice) -> Outcome:
+        """One attempt, to all numbers that were not reached. Raises nothing but CancelledError."""
+        identity = notice.delivery.delivery_id
+        try:
+            text = sms_text(message_of(issue_of(notice.delivery), notice.did))
+        except RecordError as error:
+            return Outcome(forbidden=str(error))
+        missing = self._reached.missing(identity, target.to)
+        async with self._room:
+            outcomes = await asyncio.to_thread(self._publish, target, missing, text)
+        good = [number for number, one in zip(missing, outcomes, strict=True) if _good(one)]
+        self._reached.add(identity, *good)
+        outcome = self._together(identity, target, outcomes)
+        if outcome.later is None and outcome.failure is None:
+            self._reached.forget(identity)
+        return outcome
+
+    def _publish(self, target: SmsTarget, numbers: Sequence[str], text: str) -> list[Outcome]:
+        """Blocks."""
+        made: list[BaseClient] = []
+        attributes = {"AWS.SNS.SMS.SMSType": {"DataType": "String", "StringValue": "Transactional"}}
+        if target.sender_id is not None:
+            name = {"DataType": "String", "StringValue": target.sender_id}
+            attributes["AWS.SNS.SMS.SenderID"] = name
+
+        def publish(number: str) -> int:
+            if not made:
+                made.append(self._make("sns", target.region))
+            answer = made[0].publish(PhoneNumber=number, Message=text, MessageAttributes=attributes)
+            return int(answer["ResponseMetadata"]["HTTPStatusCode"])
+
+        outcomes = [call(partial(publish, number)) for number in numbers]
+        for client in made:
+            client.close()
+        return outcomes
+
+    def _together(self, identity: str, target: SmsTarget, outcomes: Sequence[Outcome]) -> Outcome:
+        """One outcome for all numbers: again while any may be better later."""
+        bad = [one for one in outcomes if not _good(one)]
+        count = len(target.to) - len(self._reached.missing(identity, target.to))
+        if not bad:
+            return Outcome(done=f"accepted by SNS for {_numbers(count)}")
+        some = f"accepted for {count} of {_numbers(len(target.to))}; " if count else ""
+        again = [one for one in bad if one.forbidden is None]
+        if again:
+            return Outcome(later=some + again[0].text()) if some else again[0]
+        return Outcome(done=f"{some}others: {bad[0].text()}") if some else bad[0]
+
+
+def _good(outcome: Outcome) -> bool:
+    return outcome.status is not None and 200 <= outcome.status < 300
+
+
+def _numbers(count: int) -> str:
+    return "1 number" if count == 1 else f"{count} numbers"
+
+
+def _basic(text: str) -> str:
+    """In the telephone's alphabet: accents are dropped where it has none, else a question mark."""
+    out: list[str] = []
+    for character in text:
+        character = _INSTEAD.get(character, character)
+        if all(one in _BASIC or one in _EXTENDED for one in character):
+            out.append(character)
+            continue
+        plain = [one for one in unicodedata.normalize("NFKD", character) if one in _BASIC]
+        out.append("".join(plain) or "?")
+    return "".join(out)
+
+
+def _cut(text: str, most: int) -> str:
+    if septets(text) <= most:
+        return text
+    kept = text
+    while septets(kept) > most - 3:
+        kept = kept[:-1]
+    return kept + "..."

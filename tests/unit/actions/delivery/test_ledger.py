@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from support.issue_records import NOW_MS, issue
+from tocsin.actions.delivery.ledger import KEEP_FINAL_MS, Ledger
+from tocsin.actions.delivery.retry import Decision, Outcome
+from tocsin.schemas.ids import delivery_id
+from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.topics import issue_partition
+
+
+def delivery(action: str = "ml", *, run: str = "run-1", episode: str = "1") -> Delivery:
+    found = issue(run, episode=episode)
+    return Delivery(
+        delivery_id=delivery_id(found.issue_id, action, "firing"),
+        issue_id=found.issue_id,
+        run_id=run,
+        incarnation=found.incarnation,
+        rule=found.rule,
+        issue_state="firing",
+        action=action,
+        kind="stop" if action == "stop" else "webhook",
+        state="pending",
+        reason="to be sent",
+        created_ms=NOW_MS,
+        updated_ms=NOW_MS,
+        next_attempt_ms=NOW_MS,
+        give_up_ms=NOW_MS + 60_000,
+        event={"a": 1},
+    )
+
+
+def attempted(ledger: Ledger, old: Delivery, outcome: Outcome, now_ms: int = NOW_MS) -> Delivery:
+    return ledger.attempted(old, outcome, at_ms=now_ms, duration_ms=5, now_ms=now_ms)
+
+
+def test_the_schedule_gives_each_delivery_once_until_its_next_state() -> None:
+    ledger = Ledger()
+    first = ledger.write(delivery())
+    assert ledger.due("ml", NOW_MS - 1, (), 10) == []
+    assert ledger.next_due_ms() == NOW_MS
+    assert ledger.due("ml", NOW_MS, (), 10) == [first]
+    assert ledger.due("ml", NOW_MS, (), 10) == []
+    again = attempted(ledger, first, Outcome(status=503))
+    assert ledger.next_due_ms() == again.next_attempt_ms
+    assert again.event == {"a": 1}
+
+
+def test_a_final_state_drops_the_event_and_leaves_the_schedule() -> None:
+    ledger = Ledger()
+    final = attempted(ledger, ledger.write(delivery()), Outcome(status=204))
+    assert (final.state, final.event, final.next_attempt_ms) == ("delivered", None, None)
+    assert [attempt.result for attempt in final.last_attempts] == ["204"]
+    assert ledger.open() == 0
+    assert ledger.next_due_ms() is None
+    assert ledger.knows(final.delivery_id)
+
+
+def test_a_full_receiver_does_not_set_the_alarm_of_others() -> None:
+    ledger = Ledger()
+    ledger.write(delivery("ml"))
+    later = delivery("chat").model_copy(update={"next_attempt_ms": NOW_MS + 50})
+    ledger.write(later)
+    assert ledger.next_due_ms(["ml"]) == NOW_MS + 50
+
+
+def test_reading_back_keeps_the_newer_state_whatever_the_order() -> None:
+    first = delivery()
+    source = Ledger()
+    second = attempted(source, source.write(first), Outcome(status=503))
+    third = attempted(source, second, Outcome(status=200), NOW_MS + 1000)
+    for order in ([first, second, third], [third, first, second], [second, third, second]):
+        ledger = Ledger()
+        for entry in order:
+            ledger.read(entry)
+        assert ledger.open() == 0
+        assert ledger.knows(first.delivery_id)
+        assert not ledger.read(second)
+
+
+def test_only_the_last_attempts_are_kept() -> None:
+    ledger = Ledger()
+    entry = ledger.write(delivery())
+    for i in range(12):
+        entry = attempted(ledger, entry, Outcome(status=503), NOW_MS + i)
+    assert entry.attempts == 12
+    assert len(entry.last_attempts) == 8
+    assert entry.last_attempts[-1].at_ms == NOW_MS + 11
+
+
+def test_the_stop_of_an_incarnation_is_known_until_it_fails() -> None:
+    ledger = Ledger()
+    entry = ledger.write(delivery("stop"))
+    other = ledger.other_stop(entry.run_id, entry.incarnation, "d")
+    assert other == "the run is being stopped already, for another issue"
+    sent = attempted(ledger, entry, Outcome(sent=True))
+    assert ledger.sent_stops() == [sent]
+    ledger.decided(sent, Decision("rejected", "the run refused"), NOW_MS)
+    assert ledger.other_stop(entry.run_id, entry.incarnation, "d") is None
+
+
+def test_forgetting_a_partition_drops_its_runs_alone() -> None:
+    ledger = Ledger()
+    runs = ["run-1", next(r for i in range(99) if issue_partition(r := f"x{i}") == 3)]
+    entries = [ledger.write(delivery(run=run)) for run in runs]
+    ledger.forget({issue_partition("run-1")})
+    assert not ledger.knows(entries[0].delivery_id)
+    assert list(ledger.pending()) == [entries[1]]
+    assert (ledger.open("run-1"), ledger.open(runs[1])) == (0, 1)
+    assert [d.run_id for d in ledger.due("ml", NOW_MS, (), 9)] == [runs[1]]
+
+
+def test_final_entries_end_after_ninety_days() -> None:
+    ledger = Ledger()
+    final = attempted(ledger, ledger.write(delivery("stop")), Outcome(status=200))
+    assert ledger.outdated(NOW_MS + KEEP_FINAL_MS - 1) == []
+    (gone,) = ledger.outdated(NOW_MS + KEEP_FINAL_MS)
+    assert gone.key == final.key
+    assert not ledger.knows(final.delivery_id)
+    assert ledger.other_stop(final.run_id, final.incarnation, "d") is None
+
+
+def test_memory_is_flat_over_many_deliveries() -> None:
+    ledger = Ledger()
+    for i in range(2_000):
+        entry = ledger.write(delivery(episode=str(i)))
+        entry = ledger.due("ml", NOW_MS, (), 10)[0]
+        attempted(ledger, entry, Outcome(status=503))
+        attempted(ledger, entry, Outcome(status=200))
+    assert ledger.open() == 0
+    assert ledger.next_due_ms() is None
+    assert sum(1 for _ in ledger.pending()) == 0

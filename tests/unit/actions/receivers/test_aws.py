@@ -1,0 +1,262 @@
+"""SMS and Lambda, against moto and botocore's Stubber."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from typing import Any
+
+import boto3
+import pytest
+from botocore import exceptions
+from botocore.stub import ANY, Stubber
+from hypothesis import given
+from hypothesis import strategies as st
+from moto import mock_aws
+from moto.core.models import DEFAULT_ACCOUNT_ID
+from moto.sns.models import sns_backends
+
+from support.issue_records import NOW_MS, issue
+from support.notices import notice
+from tocsin.actions.delivery.lanes import Attempted, Lane, Lanes
+from tocsin.actions.delivery.retry import Outcome, RetryPolicy, decide
+from tocsin.actions.receivers.aws import Service, make_client
+from tocsin.actions.receivers.lambda_function import LambdaSender, LambdaTarget
+from tocsin.actions.receivers.message import message_of
+from tocsin.actions.receivers.sms import MOST_PARTS, SmsSender, SmsTarget, parts, septets, sms_text
+
+NUMBERS = ("+4915112345678", "+14155550100")
+ONE = SmsTarget(name="sms", to=NUMBERS[:1], region="eu-central-1", sender_id="tocsin")
+BOTH = SmsTarget(name="sms", to=NUMBERS, region="eu-central-1")
+FUNCTION = LambdaTarget(name="lambda", function="ml-alerts:live", region="eu-central-1")
+
+
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An AWS of the tests' own."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "planted-SECRET-aws")
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    with mock_aws():
+        yield
+
+
+class Stubbed:
+    """Makes clients whose answers are given."""
+
+    def __init__(self) -> None:
+        self.client: Any = None
+        self.stubber: Any = None
+
+    def expect(self, service: Service) -> Any:
+        session = boto3.session.Session(
+            aws_access_key_id="x", aws_secret_access_key="planted-SECRET-aws"
+        )
+        self.client = session.client(service, region_name="eu-central-1")
+        self.stubber = Stubber(self.client)
+        self.stubber.activate()
+        return self.stubber
+
+    def __call__(self, service: Service, region: str | None) -> Any:
+        return self.client
+
+
+def state(outcome: Outcome) -> str:
+    return decide(
+        outcome,
+        delivery_id="d",
+        attempts=1,
+        now_ms=NOW_MS,
+        give_up_ms=NOW_MS + 86_400_000,
+        policy=RetryPolicy(),
+    ).state
+
+
+async def test_a_short_message_reaches_each_number(aws: None) -> None:
+    outcome = await SmsSender().send(BOTH, notice(issue(), kind="sms"))
+
+    assert outcome.done == "accepted by SNS for 2 numbers"
+    sent = {m[1]: m[2] for m in _sent()}
+    assert set(sent) == set(NUMBERS)
+    text = sent[NUMBERS[0]]
+    assert text == "tocsin CRITICAL run-1: NaN in the loss at step 1. Step 3."
+
+
+def _sent() -> list[tuple[str, str, str]]:
+    backend = sns_backends[DEFAULT_ACCOUNT_ID]["eu-central-1"]
+    return [
+        (message_id, number, message)
+        for message_id, (number, message) in backend.sms_messages.items()
+    ]
+
+
+async def test_a_repeat_goes_only_to_numbers_that_were_not_reached() -> None:
+    stubbed = Stubbed()
+    stubber = stubbed.expect("sns")
+    good = {"MessageId": "1", "ResponseMetadata": {"HTTPStatusCode": 200}}
+
+    def asked(number: str) -> dict[str, Any]:
+        return {"PhoneNumber": number, "Message": ANY, "MessageAttributes": ANY}
+
+    stubber.add_response("publish", good, asked(NUMBERS[0]))
+    stubber.add_client_error(
+        "publish", "Throttling", "SECRET", 400, expected_params=asked(NUMBERS[1])
+    )
+    stubber.add_response("publish", good, asked(NUMBERS[1]))
+    sender = SmsSender(stubbed)
+    first = await sender.send(BOTH, notice(issue(), kind="sms"))
+    assert first == Outcome(later="accepted for 1 of 2 numbers; 400 Throttling")
+    second = await sender.send(BOTH, notice(issue(), kind="sms"))
+    assert second == Outcome(done="accepted by SNS for 2 numbers")
+    stubber.assert_no_pending_responses()
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "wanted"),
+    [
+        ("Throttling", 400, "pending"),
+        ("TooManyRequestsException", 429, "pending"),
+        ("InternalError", 500, "pending"),
+        ("ExpiredToken", 403, "pending"),
+        ("ExpiredTokenException", 400, "pending"),
+        ("RequestExpired", 400, "pending"),
+        ("RequestTimeout", 400, "pending"),
+        ("RequestTimeoutException", 400, "pending"),
+        ("PriorRequestNotComplete", 400, "pending"),
+        ("LimitExceededException", 400, "pending"),
+        ("BandwidthLimitExceeded", 400, "pending"),
+        ("ProvisionedThroughputExceededException", 400, "pending"),
+        ("ResourceConflictException", 409, "pending"),
+        ("AuthorizationError", 403, "rejected"),
+        ("InvalidParameter", 400, "rejected"),
+        ("OptedOut", 400, "rejected"),
+    ],
+)
+async def test_refusals_are_final_unless_they_say_later(
+    code: str, status: int, wanted: str
+) -> None:
+    for service, operation in (("sns", "publish"), ("lambda", "invoke")):
+        stubbed = Stubbed()
+        stubbed.expect(service).add_client_error(operation, code, "SECRET words", status)  # type: ignore[arg-type]
+        outcome = await (
+            SmsSender(stubbed).send(ONE, notice(issue(), kind="sms"))
+            if service == "sns"
+            else LambdaSender(stubbed).invoke(FUNCTION, notice(issue(), kind="lambda"))
+        )
+        assert state(outcome) == wanted
+        assert outcome.text() == f"{status} {code}"
+
+
+@pytest.mark.parametrize(
+    ("error", "wanted", "text"),
+    [
+        (exceptions.NoCredentialsError(), "pending", "no AWS credentials"),
+        (exceptions.NoRegionError(), "rejected", "AWS_DEFAULT_REGION"),
+        (exceptions.ConnectTimeoutError(endpoint_url="https://SECRET"), "pending", "timeout"),
+        (exceptions.EndpointConnectionError(endpoint_url="SECRET"), "pending", "no connection"),
+        (exceptions.ProfileNotFound(profile="SECRET"), "pending", "ProfileNotFound"),
+        (OSError("SECRET"), "pending", "OSError"),
+    ],
+)
+async def test_failures_before_an_answer_are_told_in_our_words(
+    error: Exception, wanted: str, text: str
+) -> None:
+    def broken(service: Service, region: str | None) -> Any:
+        raise error
+
+    for outcome in (
+        await SmsSender(broken).send(ONE, notice(issue(), kind="sms")),
+        await LambdaSender(broken).invoke(FUNCTION, notice(issue(), kind="lambda")),
+    ):
+        assert state(outcome) == wanted
+        assert text in outcome.text()
+        assert "SECRET" not in outcome.text()
+
+
+async def test_a_function_is_called_with_the_cloud_event() -> None:
+    stubbed = Stubbed()
+    given = notice(issue(), kind="lambda")
+    seen: list[dict[str, Any]] = []
+    stubbed.expect("lambda").add_response(
+        "invoke",
+        {"StatusCode": 202},
+        {"FunctionName": "ml-alerts:live", "InvocationType": "Event", "Payload": ANY},
+    )
+    stubbed.client.meta.events.register(
+        "provide-client-params.lambda.Invoke", lambda params, **_: seen.append(params)
+    )
+    outcome = await LambdaSender(stubbed).invoke(FUNCTION, given)
+
+    assert outcome == Outcome(status=202, phrase="Accepted")
+    event = json.loads(seen[0]["Payload"])
+    assert event["type"] == "tocsin.issue.firing"
+    assert event["deliveryid"] == given.delivery.delivery_id
+    assert event["data"]["reason"] == "NaN in the loss at step 1"
+
+
+def test_a_client_makes_one_attempt_for_each_call(aws: None) -> None:
+    client: Any = make_client("sns", "eu-central-1")
+    assert client.meta.config.retries["total_max_attempts"] == 1
+    client.close()
+
+
+@given(st.text(max_size=1000))
+def test_any_text_fits_into_the_parts(reason: str) -> None:
+    text = sms_text(message_of(issue().model_copy(update={"reason": reason})))
+    assert parts(text) <= MOST_PARTS
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "length", "count"),
+    [("a" * 160, 160, 1), ("a" * 161, 161, 2), ("€" * 80, 160, 1), ("[" * 81, 162, 2)],
+)
+def test_parts_are_counted_as_on_the_air(text: str, length: int, count: int) -> None:
+    assert (septets(text), parts(text)) == (length, count)
+
+
+def test_what_the_alphabet_lacks_is_replaced() -> None:
+    reason = "Gradient d\u2019\u00eatre \u2265 5 \u2014 \u0141\u00f3d\u017a \u6f22 {x}"
+    text = sms_text(message_of(issue().model_copy(update={"reason": reason})))
+    assert "Gradient d'etre ? 5 - ?odz ? {x}" in text
+
+
+@pytest.mark.parametrize("code", ["AuthorizationError", "InternalFailure", "SECRET code"])
+async def test_no_secret_of_an_error_is_logged_or_told(
+    code: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    told = []
+    for service, operation in (("sns", "publish"), ("lambda", "invoke")):
+        stubbed = Stubbed()
+        stubbed.expect(service).add_client_error(operation, code, "arn:SECRET", 403)  # type: ignore[arg-type]
+        sender = (
+            partial(SmsSender(stubbed).send, ONE, notice(issue(), kind="sms"))
+            if service == "sns"
+            else partial(LambdaSender(stubbed).invoke, FUNCTION, notice(issue(), kind="lambda"))
+        )
+        outcome = await attempted(sender)
+        assert state(outcome) == "rejected"
+        told.append(repr(outcome))
+
+    # At this level botocore itself logs what it sends and gets; it is off wherever we run.
+    logged = [
+        caplog.handler.format(record)
+        for record in caplog.records
+        if record.name.startswith("tocsin") or record.levelno >= logging.INFO
+    ]
+    assert "SECRET" not in "\n".join([*told, *logged])
+
+
+async def attempted(attempt: Callable[[], Awaitable[Outcome]]) -> Outcome:
+    """What the lane of a receiver makes of an attempt: it logs what is not an outcome."""
+    reported: asyncio.Queue[Attempted] = asyncio.Queue()
+    lane = Lane(lambda _: attempt(), give_up_ms=1)
+    lanes = Lanes({"one": lane}, reported.put_nowait, crash=lambda _: None)
+    lanes.start(lane, notice(issue()))
+    outcome = (await asyncio.wait_for(reported.get(), 10)).outcome
+    assert outcome is not None
+    return outcome

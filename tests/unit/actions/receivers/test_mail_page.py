@@ -1,0 +1,69 @@
+"""The HTML of a mail in a real browser: the plot is shown, and it fits a telephone."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.issue_records import issue
+from tocsin.actions.receivers.email_body import html_of
+from tocsin.actions.receivers.message import message_of
+from tocsin.actions.receivers.picture import drawing_of, render
+from tocsin.schemas.records.issues import Evidence, Series
+
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
+)
+
+_MEASURE = """<iframe id="mail" width="360" height="900" srcdoc="{page}"></iframe><script>
+onload = () => {{
+  const mail = document.getElementById("mail").contentDocument, picture = mail.images[0];
+  document.body.textContent = JSON.stringify({{
+    heading: mail.querySelector("h1").innerText, width: mail.documentElement.scrollWidth,
+    pixels: picture.naturalWidth, shown: picture.width, scripts: mail.scripts.length,
+    bold: mail.querySelectorAll("b").length,
+  }});
+}}
+</script>"""
+
+
+@pytest.mark.skipif(not BROWSER, reason="there is no Chromium on this machine")
+def test_a_browser_shows_the_mail_with_its_plot(tmp_path: Path) -> None:
+    values = tuple(0.5 + step / 7 for step in range(20))
+    series = Series(name="loss", steps=tuple(range(20)), values=values, limit=2.0)
+    hostile = "<b>bold</b> <script>document.title = 1</script> " + "w" * 200
+    message = message_of(
+        issue().model_copy(update={"reason": hostile, "evidence": Evidence(series=series)})
+    )
+    drawing = drawing_of(message)
+    assert drawing is not None
+    picture = "data:image/png;base64," + base64.b64encode(render(drawing)).decode()
+    page = tmp_path / "page.html"
+    page.write_text(_MEASURE.format(page=html.escape(html_of(message, picture))))
+    shown = subprocess.run(
+        [
+            BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",
+            f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=5000",
+            page.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )  # fmt: skip
+    body = re.search(r"<body>(\{.*\})</body>", shown.stdout, re.DOTALL)
+    assert body is not None, shown.stdout + shown.stderr
+    found: dict[str, Any] = json.loads(html.unescape(body[1]))
+    assert "<b>bold</b>" in found["heading"], "text of a run is text"
+    assert (found["scripts"], found["bold"]) == (0, 0)
+    assert found["pixels"] >= 600
+    assert 200 < found["shown"] <= 360
+    assert found["width"] <= 360, "nothing has to be scrolled sideways"

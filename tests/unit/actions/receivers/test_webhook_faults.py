@@ -1,0 +1,167 @@
+"""Webhooks against a real server with real faults."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+
+import pytest
+from cloudevents.core.bindings.http import HTTPMessage, from_http_event
+from cloudevents.core.v1.event import CloudEvent
+from pydantic import SecretStr
+from standardwebhooks.webhooks import Webhook
+
+from support.fault_server import FaultServer, fault_server
+from support.issue_records import issue, issue_record
+from tocsin.actions.delivery.retry import Outcome, RetryPolicy, decide
+from tocsin.actions.receivers.address_guard import AddressGuard, parse_networks
+from tocsin.actions.receivers.webhook import WebhookSender, WebhookTarget
+from tocsin.schemas.records.events import EVENT_TYPES
+
+KEY = SecretStr("a-signing-SECRET")
+NOW_MS = int(datetime.now(UTC).timestamp() * 1000)
+EVENT = EVENT_TYPES.decode(issue_record(issue()).value or b"").model_dump(
+    mode="json", exclude_none=True
+)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[FaultServer]:
+    async with fault_server() as server:
+        yield server
+
+
+@pytest.fixture
+async def sender() -> AsyncIterator[WebhookSender]:
+    sender = WebhookSender(AddressGuard(private=True), timeout_s=0.4)
+    yield sender
+    await sender.close()
+
+
+def target(url: str) -> WebhookTarget:
+    return WebhookTarget("ml", SecretStr(url), {"authorization": SecretStr("Bearer T")}, (KEY,))
+
+
+async def post(sender: WebhookSender, url: str) -> Outcome:
+    now_ms = time.time_ns() // 1_000_000  # the signature is worth nothing minutes later
+    return await sender.post(target(url), "d-1", EVENT, now_ms)
+
+
+STATES = {
+    **dict.fromkeys([200, 202, 204], "delivered"),
+    **dict.fromkeys([301, 307, 400, 401, 403, 404, 409, 410, 413, 422], "rejected"),
+    **dict.fromkeys([408, 425, 429, 500, 502, 503, 504], "pending"),
+}
+
+
+@pytest.mark.parametrize("status", STATES)
+async def test_each_status_has_its_state(
+    server: FaultServer, sender: WebhookSender, status: int
+) -> None:
+    outcome = await post(sender, server.url(f"/status/{status}"))
+
+    assert outcome.status == status
+    decision = decide(
+        outcome,
+        delivery_id="d-1",
+        attempts=1,
+        now_ms=NOW_MS,
+        give_up_ms=NOW_MS + 86_400_000,
+        policy=RetryPolicy(),
+    )
+    assert decision.state == STATES[status]
+    assert len(server.seen) == 1, "a redirect was followed"
+
+
+@pytest.mark.parametrize("after", ["7", "Sat%2C%2021%20Nov%202099%2014:00:00%20GMT"])
+async def test_retry_after_is_read(server: FaultServer, sender: WebhookSender, after: str) -> None:
+    outcome = await post(sender, server.url(f"/status/429?after={after}"))
+    assert outcome.retry_after in ("7", "Sat, 21 Nov 2099 14:00:00 GMT")
+
+
+@pytest.mark.parametrize(
+    ("path", "failure"),
+    [("/timeout", "timeout"), ("/drip", "timeout"), ("/reset", "connection reset")],
+)
+async def test_faults_of_the_connection_are_named(
+    server: FaultServer, sender: WebhookSender, path: str, failure: str
+) -> None:
+    assert (await post(sender, server.url(path))).failure == failure
+
+
+async def test_nobody_there_no_such_name_no_tls(server: FaultServer, sender: WebhookSender) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    assert (await post(sender, f"http://127.0.0.1:{port}/")).failure == "connection refused"
+    assert (await post(sender, "http://nobody.invalid/")).failure == "name not found"
+    failure = (await post(sender, server.url("/x").replace("http:", "https:"))).failure
+    assert failure in ("TLS certificate not accepted", "timeout", "connection reset")
+
+
+async def test_the_body_is_the_issue_and_the_signature_verifies(
+    server: FaultServer, sender: WebhookSender
+) -> None:
+    await post(sender, server.url("/status/200"))
+
+    (request,) = server.seen
+    Webhook(KEY.get_secret_value().encode()).verify(request.body, request.headers)
+    assert request.headers["webhook-id"] == "d-1"
+    assert request.headers["authorization"] == "Bearer T"
+    event = from_http_event(HTTPMessage(request.headers, request.body))
+    assert isinstance(event, CloudEvent)
+    assert event.get_type() == "tocsin.issue.firing"
+    data = event.get_data()
+    assert isinstance(data, dict)
+    assert data["reason"] == "NaN in the loss at step 1"
+
+
+async def test_a_refused_address_is_never_connected_to(server: FaultServer) -> None:
+    sender = WebhookSender(AddressGuard(private=False))
+    try:
+        for host in ("127.0.0.1", "localhost", "0x7f.1", "[::ffff:127.0.0.1]", "0.0.0.0"):
+            outcome = await post(sender, f"http://{host}:{server.port}/status/200")
+            assert outcome.forbidden is not None, host
+    finally:
+        await sender.close()
+    assert server.seen == []
+
+
+async def test_a_name_that_changes_its_address_is_caught(
+    server: FaultServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = socket.getaddrinfo
+
+    def rebinding(host: object, *args: object, **more: object) -> object:
+        return real("127.0.0.1" if host == "rebind.example" else host, *args, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket, "getaddrinfo", rebinding)
+    sender = WebhookSender(AddressGuard(private=False))
+    allowed = WebhookSender(AddressGuard(private=False, allow=parse_networks(["127.0.0.0/8"])))
+    url = f"http://rebind.example:{server.port}/status/200"
+    try:
+        assert (await post(sender, url)).forbidden is not None
+        assert server.seen == []
+        assert (await post(allowed, url)).status == 200
+    finally:
+        await sender.close()
+        await allowed.close()
+
+
+async def test_no_secret_is_in_an_outcome_or_a_log(
+    server: FaultServer, sender: WebhookSender, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    shown = []
+    for path in ("/status/503", "/reset", "/timeout", "/status/307", "/status/200"):
+        outcome = await post(sender, server.url(f"{path}?token=SECRET-IN-URL"))
+        shown.append(repr(outcome) + outcome.text())
+    shown.append(repr(await post(sender, "http://127.0.0.1:1/?token=SECRET-IN-URL")))
+    shown.append(repr(target(server.url("/?token=SECRET-IN-URL"))))
+
+    text = "\n".join([*shown, caplog.text])
+    assert "SECRET" not in text
+    assert "Bearer T" not in text
