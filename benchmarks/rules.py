@@ -19,8 +19,8 @@ import numpy as np
 
 from tocsin.bus.port import Record
 from tocsin.schemas.records.wire import decode, read_meta
-from tocsin.stream_rules.engine import Engine
-from tocsin.stream_rules.instances import RuleSpec, rule_specs
+from tocsin.stream_rules.engine.partitions import Engine
+from tocsin.stream_rules.engine.specs import RuleSpec, rule_specs
 from tocsin.stream_rules.testing import Numbers, RunBuilder
 
 FRAMES = 200

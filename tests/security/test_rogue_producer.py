@@ -23,12 +23,12 @@ from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.runs import Heartbeat, RunEnded, RunStarted, RunView
 from tocsin.schemas.records.stops import StopAcknowledged, StopExited, StopLeft
 from tocsin.schemas.records.wire import Meta, meta_of
-from tocsin.stream_rules.engine import Engine
-from tocsin.stream_rules.episodes import Told
-from tocsin.stream_rules.instances import rule_specs
-from tocsin.stream_rules.run_state import MAX_RANKS
+from tocsin.stream_rules.engine.episodes import Told
+from tocsin.stream_rules.engine.partitions import Engine
+from tocsin.stream_rules.engine.run_state import MAX_RANKS
+from tocsin.stream_rules.engine.run_view import run_view
+from tocsin.stream_rules.engine.specs import rule_specs
 from tocsin.stream_rules.testing import RunBuilder
-from tocsin.stream_rules.view import run_view
 
 COMMAND = "5c0c6b62-6f8e-4b0e-8f2f-1f5f2a0c1d9e"
 

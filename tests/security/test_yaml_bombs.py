@@ -22,7 +22,7 @@ from tocsin.schemas.configuration.yaml import (
     load,
 )
 from tocsin.stream_rules.catalogue import built_in
-from tocsin.stream_rules.instances import rule_findings
+from tocsin.stream_rules.engine.specs import rule_findings
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_installed_packages_are_looked_through_once(monkeypatch: pytest.MonkeyPa
         looked.append(group)
         return entry_points(group=group)
 
-    monkeypatch.setattr("tocsin.stream_rules.instances.entry_points", counted)
+    monkeypatch.setattr("tocsin.stream_rules.engine.specs.entry_points", counted)
     text = "version: 1\nrules:\n" + "".join(f"- r{i}: []\n" for i in range(MAX_FINDINGS))
     config, _ = check_config(text, "tocsin.yaml")
     assert config is not None

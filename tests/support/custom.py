@@ -14,10 +14,10 @@ from tocsin.schemas.configuration.file import check_config
 from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.topics import Topics
+from tocsin.stream_rules.custom.call_limits import MEBIBYTE, Limits
 from tocsin.stream_rules.custom.host import CustomHost
-from tocsin.stream_rules.custom.limits import MEBIBYTE, Limits
-from tocsin.stream_rules.episodes import Told
-from tocsin.stream_rules.instances import custom_entries, rule_specs
+from tocsin.stream_rules.engine.episodes import Told
+from tocsin.stream_rules.engine.specs import custom_entries, rule_specs
 from tocsin.stream_rules.service import RulesService
 
 FILE = Path(__file__).with_name("sick_rules.py")

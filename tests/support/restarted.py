@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from tocsin.bus.port import Record
 from tocsin.schemas.records.issues import IssueFiring
-from tocsin.stream_rules.engine import Engine
-from tocsin.stream_rules.instances import RuleSpec
-from tocsin.stream_rules.replay import replay
+from tocsin.stream_rules.engine.partitions import Engine
+from tocsin.stream_rules.engine.replay import replay
+from tocsin.stream_rules.engine.specs import RuleSpec
 
 
 def half_way(records: Sequence[Record], specs: tuple[RuleSpec, ...]) -> list[IssueFiring]:

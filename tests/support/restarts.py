@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from tocsin.bus.port import Record
 from tocsin.schemas.records.snapshots import Snapshot
-from tocsin.stream_rules.engine import Engine
-from tocsin.stream_rules.instances import RuleSpec
+from tocsin.stream_rules.engine.partitions import Engine
+from tocsin.stream_rules.engine.specs import RuleSpec
 
 
 def told_with_restarts(

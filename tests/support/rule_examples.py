@@ -13,8 +13,8 @@ from fixtures.runs.faults import Fault, faults
 from fixtures.runs.recorded import recorded
 from tocsin.console.rule_examples import Example
 from tocsin.schemas.records.issues import IssueFiring
-from tocsin.stream_rules.episodes import Told
-from tocsin.stream_rules.replay import replay
+from tocsin.stream_rules.engine.episodes import Told
+from tocsin.stream_rules.engine.replay import replay
 from tocsin.stream_rules.testing import START_MS
 
 TESTS = Path(__file__).resolve().parents[1] / "unit" / "stream_rules"

@@ -231,7 +231,8 @@ def test_rules_know_of_the_bus_only_the_port() -> None:
         str(found)
         for found in imports("stream_rules")
         # For tests of rules: it reads a run off the file of a bus.
-        if inside(found.module, others) and found.importer != "tocsin.stream_rules.recordings"
+        if inside(found.module, others)
+        and found.importer != "tocsin.stream_rules.reading.recordings"
     ]
     assert wrong == []
 

@@ -25,7 +25,7 @@ from tocsin.console.rule_text import (
 )
 from tocsin.schemas.text import number_text, unit_suffix
 from tocsin.stream_rules.catalogue import Catalogue, built_in
-from tocsin.stream_rules.causal_order import CAUSAL_ORDER
+from tocsin.stream_rules.engine.causal_order import CAUSAL_ORDER
 from tocsin.stream_rules.rule import AnyRule
 
 COMMAND: Final = "python -m tocsin.console.rule_docs docs"

@@ -27,7 +27,7 @@ from tocsin.schemas.records.stops import (
     StopRequested,
 )
 from tocsin.schemas.text import plain_line
-from tocsin.stream_rules.stop_view import answered
+from tocsin.stream_rules.engine.stop_progress import answered
 
 UNDER_WAY: Final = frozenset({"requested", "acknowledged", "left", "escalated"})
 

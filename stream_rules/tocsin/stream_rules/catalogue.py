@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from tocsin.schemas.errors import ConfigurationError, TocsinError
-from tocsin.stream_rules import (
+from tocsin.stream_rules.rule import AnyRule
+from tocsin.stream_rules.rules import (
     about_rules,
     data,
     large_models,
@@ -15,7 +16,6 @@ from tocsin.stream_rules import (
     system,
     trees,
 )
-from tocsin.stream_rules.rule import AnyRule
 
 FAMILIES: Final = (numerical, progress, data, large_models, system, trees, about_rules)
 """Where the rules live; each has its own in `RULES`."""

@@ -19,11 +19,11 @@ from pydantic import BaseModel, ConfigDict
 from tocsin.schemas.records.frames import Mode, StepFrame, SystemFrame, TensorFrame
 from tocsin.schemas.records.issues import Evidence, Severity, Subject
 from tocsin.schemas.records.runs import RunData
-from tocsin.stream_rules.state_codec import dump_state, load_state
+from tocsin.stream_rules.reading.state_codec import dump_state, load_state
 
 if TYPE_CHECKING:
-    from tocsin.stream_rules.facts import RunFacts
-    from tocsin.stream_rules.references import References
+    from tocsin.stream_rules.reading.other_runs import References
+    from tocsin.stream_rules.reading.run_facts import RunFacts
 
 SERIES_POINTS: Final = 128
 """How many points of the deciding series the evidence carries at most."""

@@ -21,17 +21,17 @@ from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.schemas.records.stops import LookCloser, look_closer_key
 from tocsin.schemas.records.wire import meta_of
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
-from tocsin.stream_rules.about_rules.rule_failed import RuleFailed
 from tocsin.stream_rules.catalogue import Catalogue
+from tocsin.stream_rules.custom.call_limits import Limits
 from tocsin.stream_rules.custom.host import CustomHost
-from tocsin.stream_rules.custom.in_service import CustomRules
-from tocsin.stream_rules.custom.limits import Limits
 from tocsin.stream_rules.custom.protocol import CUSTOM_KEY
-from tocsin.stream_rules.engine import Engine, UnusableRecord
-from tocsin.stream_rules.episodes import Told
-from tocsin.stream_rules.instances import RuleSpec, custom_entries, rule_specs
-from tocsin.stream_rules.run_engine import RUN_KEY, Earlier, RunEngine
-from tocsin.stream_rules.view import run_view
+from tocsin.stream_rules.custom.service import CustomRules
+from tocsin.stream_rules.engine.episodes import Told
+from tocsin.stream_rules.engine.partitions import Engine, UnusableRecord
+from tocsin.stream_rules.engine.run import RUN_KEY, Earlier, RunEngine
+from tocsin.stream_rules.engine.run_view import run_view
+from tocsin.stream_rules.engine.specs import RuleSpec, custom_entries, rule_specs
+from tocsin.stream_rules.rules.about_rules.rule_failed import RuleFailed
 
 logger = logging.getLogger(__name__)
 

@@ -44,11 +44,11 @@ from tocsin.schemas.records.runs import (
 from tocsin.schemas.records.wire import meta_of
 from tocsin.schemas.topics import Topics, telemetry_partition
 from tocsin.stream_rules.catalogue import Catalogue, built_in
-from tocsin.stream_rules.instances import RuleSpec, rule_specs
-from tocsin.stream_rules.recordings import load_records as load_records
-from tocsin.stream_rules.recordings import records_of_run as records_of_run
-from tocsin.stream_rules.recordings import save_records as save_records
-from tocsin.stream_rules.replay import replay
+from tocsin.stream_rules.engine.replay import replay
+from tocsin.stream_rules.engine.specs import RuleSpec, rule_specs
+from tocsin.stream_rules.reading.recordings import load_records as load_records
+from tocsin.stream_rules.reading.recordings import records_of_run as records_of_run
+from tocsin.stream_rules.reading.recordings import save_records as save_records
 from tocsin.stream_rules.rule import AnyRule
 
 START_MS: Final = 1_800_000_000_000

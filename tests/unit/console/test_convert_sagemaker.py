@@ -22,7 +22,7 @@ from tocsin.schemas.configuration.file import Config, check_config
 from tocsin.schemas.configuration.problems import ConfigProblems
 from tocsin.schemas.configuration.yaml import Plain
 from tocsin.stream_rules.catalogue import built_in
-from tocsin.stream_rules.instances import rule_specs
+from tocsin.stream_rules.engine.specs import rule_specs
 from tocsin.stream_rules.testing import RunBuilder, issues_of
 
 DOCS = Path(__file__).parents[3] / "docs"

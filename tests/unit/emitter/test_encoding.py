@@ -15,7 +15,7 @@ from tocsin.schemas.records.collections import Mode
 from tocsin.schemas.records.frames import Speaker, StepFrame, TensorFrame
 from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics
-from tocsin.stream_rules.lead import Lead
+from tocsin.stream_rules.reading.rank_series import Lead
 
 SPEAKER = Speaker(run_id="r1", incarnation="i1")
 STEP = ("loss", "step_time_s", "lr.0")

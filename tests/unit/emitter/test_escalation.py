@@ -21,7 +21,7 @@ from tocsin.emitter.members import KEPT, Members
 from tocsin.emitter.stop_command import Verdict
 from tocsin.schemas.records.events import Data
 from tocsin.schemas.records.stops import StopAcknowledged, StopEscalated, StopExited, StopExpired
-from tocsin.stream_rules.stop_view import answered
+from tocsin.stream_rules.engine.stop_progress import answered
 
 
 @dataclass

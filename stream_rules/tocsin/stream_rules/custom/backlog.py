@@ -13,7 +13,7 @@ from typing import Final
 from tocsin.bus.port import Record
 from tocsin.schemas.records.runs import RuleStatus
 from tocsin.schemas.records.snapshots import Snapshot
-from tocsin.stream_rules.custom.limits import Limits
+from tocsin.stream_rules.custom.call_limits import Limits
 from tocsin.stream_rules.custom.protocol import (
     Adopt,
     Advance,
@@ -28,7 +28,7 @@ from tocsin.stream_rules.custom.protocol import (
     pack_records,
     told_of,
 )
-from tocsin.stream_rules.episodes import Told
+from tocsin.stream_rules.engine.episodes import Told
 
 _WINDOW: Final = 2
 """Messages that are under way at once: the child has the next at hand, and hardly more is lost."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tocsin.schemas.configuration.sections import RuleEntry
+from tocsin.stream_rules.custom.call_limits import Limits
 from tocsin.stream_rules.custom.host import CustomHost
-from tocsin.stream_rules.custom.limits import Limits
 from tocsin.stream_rules.custom.loading import Loaded
 
 

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Final
 
 from tocsin.schemas.own_python import append_users_modules
+from tocsin.stream_rules.custom.call_guard import OutOfMemory
 from tocsin.stream_rules.custom.child_engine import ChildEngine
-from tocsin.stream_rules.custom.guard import OutOfMemory
-from tocsin.stream_rules.custom.marker import Marker
+from tocsin.stream_rules.custom.current_call import Marker
 from tocsin.stream_rules.custom.protocol import Farewell, Hello, Message, Unpacker, pack
 
 NICE: Final = 10

@@ -16,11 +16,10 @@ from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.errors import MalformedRecord, RecordError
 from tocsin.schemas.ids import issue_id
 from tocsin.schemas.records.snapshots import Snapshot
-from tocsin.stream_rules.about_rules.rule_failed import RuleFailed, RuleFailedParams
+from tocsin.stream_rules.custom.call_guard import Guard, GuardedSpec, OutOfMemory
+from tocsin.stream_rules.custom.current_call import Marker
 from tocsin.stream_rules.custom.description import description, stand_in
-from tocsin.stream_rules.custom.guard import Guard, GuardedSpec, OutOfMemory
 from tocsin.stream_rules.custom.loading import RuleNotLoaded, WrongSetting, load_spec
-from tocsin.stream_rules.custom.marker import Marker
 from tocsin.stream_rules.custom.protocol import (
     CUSTOM_KEY,
     Adopt,
@@ -40,11 +39,12 @@ from tocsin.stream_rules.custom.protocol import (
     Wanted,
     records_of,
 )
-from tocsin.stream_rules.engine import Engine, UnusableRecord
-from tocsin.stream_rules.episodes import Told
+from tocsin.stream_rules.engine.episodes import Told
+from tocsin.stream_rules.engine.partitions import Engine, UnusableRecord
+from tocsin.stream_rules.engine.run import RUN_KEY, RunEngine
+from tocsin.stream_rules.engine.spec import RuleSpec
 from tocsin.stream_rules.rule import Params
-from tocsin.stream_rules.run_engine import RUN_KEY, RunEngine
-from tocsin.stream_rules.spec import RuleSpec
+from tocsin.stream_rules.rules.about_rules.rule_failed import RuleFailed, RuleFailedParams
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ import psutil
 
 from tocsin.schemas.errors import RecordError
 from tocsin.schemas.own_python import python_command, python_environment
-from tocsin.stream_rules.custom.blame import Death
-from tocsin.stream_rules.custom.marker import Mark, Marker, new_page
+from tocsin.stream_rules.custom.current_call import Mark, Marker, new_page
+from tocsin.stream_rules.custom.exit_cause import Death
 from tocsin.stream_rules.custom.protocol import Farewell, Hello, Message, Unpacker, pack
 from tocsin.stream_rules.custom.protocol import Loaded as LoadedHead
 

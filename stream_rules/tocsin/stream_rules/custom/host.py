@@ -23,11 +23,10 @@ from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.stream_rules.catalogue import built_in
 from tocsin.stream_rules.custom.backlog import Backlog, RunSaved, Taken
-from tocsin.stream_rules.custom.blame import Court, Death, ending
+from tocsin.stream_rules.custom.call_limits import Limits
 from tocsin.stream_rules.custom.child_process import ChildProcess
-from tocsin.stream_rules.custom.limits import Limits
+from tocsin.stream_rules.custom.exit_cause import Court, Death, ending
 from tocsin.stream_rules.custom.loading import Loaded
-from tocsin.stream_rules.custom.loading_apart import loaded_from, unloadable, wanted
 from tocsin.stream_rules.custom.protocol import (
     Answer,
     Failing,
@@ -37,7 +36,8 @@ from tocsin.stream_rules.custom.protocol import (
     pack,
 )
 from tocsin.stream_rules.custom.protocol import Loaded as LoadedHead
-from tocsin.stream_rules.instances import RuleSpec
+from tocsin.stream_rules.custom.subprocess_loading import loaded_from, unloadable, wanted
+from tocsin.stream_rules.engine.specs import RuleSpec
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 from tocsin.bus.port import Partition, Record
 from tocsin.schemas.records.issues import IssueFiring, IssueOngoing, IssueResolved, Severity
 from tocsin.schemas.records.runs import RuleStatus
-from tocsin.stream_rules.episodes import Told
+from tocsin.stream_rules.engine.episodes import Told
 
 CUSTOM_KEY: Final = "_custom"
 """The rule part of the key under which a run's own state, as the child has it, is saved."""

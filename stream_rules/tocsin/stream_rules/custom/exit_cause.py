@@ -1,0 +1,122 @@
+"""Who has ended the process of the custom rules, and what is said of it. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tocsin.stream_rules.custom.call_limits import MEBIBYTE, Limits
+from tocsin.stream_rules.custom.current_call import Mark
+from tocsin.stream_rules.custom.protocol import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """How a child came to its end.
+
+    Attributes:
+        kind: `wall`, `cpu`: one call took too long; `memory`: it said so itself; `behind`: too much
+            waited for it; `load`: loading took too long; `exit`: it ended, nobody knows why.
+        mark: the call that was under way, if one was.
+        culprit: run and rule that have used most of what there was too little of, where that is
+            known. Without a rule: all of the run.
+        detail: by how much, in words.
+        returncode: as `subprocess` has it.
+    """
+
+    kind: str
+    mark: Mark | None = None
+    culprit: tuple[str, str | None] | None = None
+    detail: str = ""
+    returncode: int | None = None
+
+
+@dataclass(slots=True)
+class Court:
+    """Judges one death after the other; `rules` are all that there are.
+
+    Attributes:
+        unexplained: deaths, one soon after the other, for which no rule answers.
+        fruitless: those among them of children that had saved nothing.
+    """
+
+    limits: Limits
+    rules: Sequence[str]
+    unexplained: int = 0
+    fruitless: int = 0
+    _ended: Counter[str] = field(default_factory=Counter)
+    _suspect: tuple[str, str, int] | None = None
+
+    def judge(self, death: Death) -> Sequence[Verdict]:
+        """The rules that must not be called again."""
+        if death.culprit is not None and death.culprit[1] is None:
+            why = self._why(death)
+            run_id = death.culprit[0]
+            return [Verdict(rule=r, run_id=run_id, why=why, crowded=True) for r in self.rules]
+        found = self._culprit(death)
+        if found is None:
+            self.unexplained += 1
+            self.fruitless += 1
+            return ()
+        run_id, rule, partition, offset = found
+        self.unexplained = self.fruitless = 0
+        self._ended[rule] += 1
+        why = self._why(death)
+        verdicts = [Verdict(rule=rule, run_id=run_id, partition=partition, offset=offset, why=why)]
+        if self._ended[rule] >= self.limits.runs:
+            why = f"it has ended the process of the custom rules {self.limits.runs} times: {why}"
+            verdicts.append(Verdict(rule=rule, run_id=None, why=why))
+        return verdicts
+
+    def excuses(self, death: Death) -> bool:
+        """Whether an end in the first loading is not the rules': somebody else has brought it."""
+        self.unexplained += 1
+        self.fruitless += 1
+        killed = death.kind == "exit" and death.returncode == -signal.SIGKILL
+        return killed and self.fruitless < self.limits.starts
+
+    def hopeless(self) -> str:
+        """Why no rule is loaded any more; empty: they are."""
+        if self.fruitless < self.limits.starts:
+            return ""
+        return f"the process of the custom rules has ended {self.fruitless} times, unexplained"
+
+    def _culprit(self, death: Death) -> tuple[str, str, int, int] | None:
+        mark = death.mark
+        if death.culprit is not None and death.culprit[1] is not None:
+            # From the next call on: who is slow, or leaks, does so in all of them.
+            return death.culprit[0], death.culprit[1], 0, -1
+        if mark is None or not mark.run_id:
+            return None
+        if death.kind == "exit" and death.returncode == -signal.SIGKILL:
+            # Somebody may have killed it while this rule happened to be called. Not twice, though.
+            suspect = (mark.run_id, mark.rule, mark.offset)
+            if suspect != self._suspect:
+                self._suspect = suspect
+                return None
+        return mark.run_id, mark.rule, mark.partition, mark.offset
+
+    def _why(self, death: Death) -> str:
+        limits = self.limits
+        if death.kind == "wall":
+            return f"one call did not return within {limits.call_s:g} s"
+        if death.kind == "cpu":
+            return f"one call took more than {limits.call_cpu_s:g} s of CPU time"
+        if death.kind == "memory":
+            size = limits.memory_bytes // MEBIBYTE
+            return f"the memory of the custom rules has grown by {size:,} MiB, mostly in its calls"
+        if death.kind == "behind":
+            return f"too slow: {death.detail}"
+        return f"it ended the process of the custom rules ({ending(death.returncode)})"
+
+
+def ending(returncode: int | None) -> str:
+    """How a process ended, in words."""
+    if returncode is not None and returncode < 0:
+        try:
+            return signal.Signals(-returncode).name
+        except ValueError:
+            return f"signal {-returncode}"
+    return f"exit code {returncode}"

@@ -1,0 +1,1 @@
+"""Partitions to runs to rules to issues, with snapshots. Pure; time is a parameter."""

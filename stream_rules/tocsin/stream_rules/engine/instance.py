@@ -1,0 +1,341 @@
+"""One rule instance at work for one run: its wall against exceptions, episodes, snapshot."""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from tocsin.schemas.errors import MalformedRecord
+from tocsin.schemas.ids import issue_id
+from tocsin.schemas.records.events import clip
+from tocsin.schemas.records.frames import TensorFrame
+from tocsin.schemas.records.issues import Evidence, Fact, IssueFiring, Subject
+from tocsin.schemas.records.runs import RuleStatus
+from tocsin.stream_rules.engine.causes import Attribution, Known
+from tocsin.stream_rules.engine.episodes import Episodes, Told
+from tocsin.stream_rules.engine.spec import RuleSpec
+from tocsin.stream_rules.reading.state_codec import dump_state, load_state
+from tocsin.stream_rules.reading.tensor_rows import begin_afresh
+from tocsin.stream_rules.rule import AnyRule, Finding, Holds, Moment, Outcome, Rule
+from tocsin.stream_rules.rules.about_rules.rule_failed import RuleFailed
+
+logger = logging.getLogger(__name__)
+
+_LENGTH: Final = struct.Struct("<I")
+
+
+@dataclass(slots=True)
+class _Shell:
+    """What the engine remembers of an instance, beside the rule's own state.
+
+    Of a rule that reads by parts: which rank the rule itself reads, for a snapshot the bytes of its
+    copies by rank, and which ranks have found what is open, by `about`.
+    """
+
+    episodes: Episodes = field(default_factory=Episodes)
+    input_seen: bool = False
+    failed: str | None = None
+    untold: bool = False
+    cold: bool = False
+    cold_from: int | None = None
+    part: int | None = None
+    copies: dict[int, int] = field(default_factory=dict)
+    found_by: dict[str, list[int]] = field(default_factory=dict)
+
+
+class Instance:
+    """A rule of one run and incarnation.
+
+    `covers` is the offset below which records are in its state already, after a restore.
+    """
+
+    def __init__(self, spec: RuleSpec) -> None:
+        self.spec: Final = spec
+        self.rule: AnyRule = spec.build()
+        self.covers = 0
+        self._shell = _Shell()
+        self._copies: dict[int, AnyRule] = {}
+        self._read: Collection[int] | None = None
+
+    @property
+    def version(self) -> int:
+        """The rule's version."""
+        return self.spec.rule.meta.version
+
+    @property
+    def found(self) -> int:
+        """Episodes so far, its own failure included."""
+        return self._shell.episodes.found + (self._shell.failed is not None)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it raised, and is quarantined for this run."""
+        return self._shell.failed is not None
+
+    def begin_cold(self) -> bool:
+        """It begins in the middle of a run. Whether that matters: it judges by what came before."""
+        self._shell.cold = self.spec.rule.meta.history_steps > 0
+        return self._shell.cold
+
+    def _is_cold(self, at: Moment) -> bool:
+        """Whether it has not seen enough since it began in the middle."""
+        shell, step = self._shell, at.run.last_step
+        if not shell.cold or step is None:
+            return shell.cold
+        if shell.cold_from is None:
+            shell.cold_from = step
+        shell.cold = step - shell.cold_from < self.spec.rule.meta.history_steps
+        return shell.cold
+
+    @property
+    def untold(self) -> bool:
+        """Whether it failed where no issue could be returned: `tell_failure` has it."""
+        return self._shell.untold
+
+    def tell_failure(self, at: Moment, *, fails_as: RuleSpec | None) -> list[Told]:
+        """The issue of a failure that nobody was told of, once."""
+        why, self._shell.untold = self._shell.failed, False
+        if why is None or fails_as is None:
+            return []
+        return [_failure(self.spec, fails_as, why, at)]
+
+    @property
+    def has_timer(self) -> bool:
+        """Whether it may ever have a time at which it is due."""
+        return type(self.rule).next_due_ms is not Rule.next_due_ms
+
+    def due_ms(self) -> int | None:
+        """When its timer is due."""
+        if self.failed:
+            return None
+        try:
+            return self.rule.next_due_ms()
+        except Exception as error:
+            self._quarantine(error)
+            self._shell.untold = True
+            return None
+
+    def status(self, *, ended: bool, stopped: bool) -> RuleStatus:
+        """What a reader is told of it."""
+        if self.failed:
+            return "error"
+        if self._shell.episodes.found:
+            return "issues_found"
+        if not self._shell.input_seen and self.spec.rule.meta.inputs:
+            return "waiting_for_input"
+        if not ended:
+            return "in_progress"
+        return "stopped" if stopped else "no_issues_found"
+
+    def looks_at(self, frame: TensorFrame) -> bool:
+        """Whether the rule does anything with a summary; one that raises is called, and fails."""
+        try:
+            return self.rule.looks_at(frame)
+        except Exception:
+            return True
+
+    def call(
+        self,
+        method: Callable[[AnyRule], Iterable[Outcome]],
+        at: Moment,
+        *,
+        fails_as: RuleSpec | None,
+        input_seen: bool = True,
+        part: int | None = None,
+        scalars_of: int | None = None,
+    ) -> list[Told]:
+        """Let the rule take something in. It may raise: then it is quarantined for this run.
+
+        `fails_as` is the instance of `rule_failed` that says so; None: it is switched off. `part`
+        is the rank whose summaries it takes in, if it is some; `scalars_of` that whose scalars it
+        takes in, where they concern no other part.
+        """
+        if self.failed:
+            return []
+        self._shell.input_seen |= input_seen
+        try:
+            if self.spec.rule.by_part:
+                outcomes = self._by_part(method, at, part, scalars_of)
+            else:
+                outcomes = list(method(self.rule))
+        except Exception as error:
+            why = self._quarantine(error)
+            return [_failure(self.spec, fails_as, why, at)] if fails_as is not None else []
+        spec, shell, cold = self.spec, self._shell, self._is_cold(at)
+        taken = (
+            shell.episodes.take(
+                outcome,
+                at,
+                name=spec.name,
+                meta=spec.rule.meta,
+                severity=spec.severity,
+                held=cold,
+            )
+            for outcome in outcomes
+        )
+        told = [one for one in taken if one is not None]
+        return [*told, *shell.episodes.settle(at, name=spec.name, meta=spec.rule.meta)]
+
+    def _by_part(
+        self,
+        method: Callable[[AnyRule], Iterable[Outcome]],
+        at: Moment,
+        part: int | None,
+        scalars_of: int | None,
+    ) -> list[Outcome]:
+        """What the rule and its copies have found: of a part, or each of what concerns all.
+
+        With one copy for each of many ranks, scalars of all ranks in each of them would cost the
+        square of these.
+        """
+        read = at.run.ranks_read()
+        if part is not None:
+            reader = self._reader(part, read)
+            return self._together(part, method(reader), read)
+        if self._copies and read is not self._read:
+            for gone in [rank for rank in self._copies if rank not in read]:
+                del self._copies[gone]
+            self._read = read
+        outcomes = self._together(self._shell.part or 0, method(self.rule), read)
+        if scalars_of is None:
+            copies = list(self._copies.items())
+        else:
+            copies = [(scalars_of, self._copies[scalars_of])] if scalars_of in self._copies else []
+        for rank, copy in copies:
+            outcomes += self._together(rank, method(copy), read)
+        return outcomes
+
+    def _reader(self, part: int, read: Collection[int]) -> AnyRule:
+        """The rule that reads the part of that rank."""
+        shell = self._shell
+        if part in self._copies:
+            return self._copies[part]
+        mine = shell.part
+        # A lower rank with the same names leads from now on.
+        if mine is None or mine == part or (part < mine and mine not in read):
+            shell.part = part
+            return self.rule
+        copy = self._copies[part] = self.spec.build()
+        copy.restore(self.rule.snapshot())
+        begin_afresh(copy.state)
+        return copy
+
+    def _together(
+        self, rank: int, outcomes: Iterable[Outcome], read: Collection[int]
+    ) -> list[Outcome]:
+        """The outcomes of one reader as those of the rule: an episode is open for as long as any of
+        them finds its condition, and is told as the one does that found it first."""
+        found_by = self._shell.found_by
+        kept: list[Outcome] = []
+        for outcome in outcomes:
+            ranks = found_by.get(outcome.about, [])
+            if isinstance(outcome, Finding):
+                if rank not in ranks:
+                    found_by[outcome.about] = ranks = [*ranks, rank]
+                graver = self._shell.episodes.is_graver(outcome, self.spec.rule.meta)
+                kept.append(outcome if ranks[0] == rank or graver else Holds(about=outcome.about))
+            elif isinstance(outcome, Holds):
+                kept += [outcome] if not ranks or rank in ranks else []
+            else:
+                left = [one for one in ranks if one != rank and one in read]
+                if left:
+                    found_by[outcome.about] = left
+                else:
+                    found_by.pop(outcome.about, None)
+                    kept.append(outcome)
+        return kept
+
+    def attribute(self, found: Attribution, told: Told, at: Moment) -> Told | None:
+        """An issue of it is the consequence of another. `told` is what made that known: the issue
+        itself, which is then told with its cause, or the cause, and the issue is told once more.
+
+        None: it is another's, or is over.
+        """
+        episode = self._shell.episodes.attribute(found)
+        if episode is None:
+            return None
+        if told.issue.issue_id == found.issue:
+            evidence = told.issue.evidence.model_copy(update={"cause": clip(found.why)})
+            update = {"consequence_of": found.cause, "evidence": evidence}
+            return replace(told, issue=told.issue.model_copy(update=update))
+        meta = self.spec.rule.meta
+        return self._shell.episodes.say_again(episode, at, name=self.spec.name, meta=meta)
+
+    def open_issues(self) -> list[Known]:
+        """Its open issues, as far as causes are looked for."""
+        name = self.spec.rule.meta.name
+        return [episode.known(name) for episode in self._shell.episodes.open.values()]
+
+    def snapshot(self) -> bytes:
+        """Its state as the payload of a snapshot record."""
+        own = b""
+        if not self.failed:
+            try:
+                copies = {rank: copy.snapshot() for rank, copy in self._copies.items()}
+                self._shell.copies = {rank: len(state) for rank, state in copies.items()}
+                own = b"".join([*copies.values(), self.rule.snapshot()])
+            except Exception as error:
+                self._quarantine(error)
+                self._shell.untold = True
+        shell = dump_state(self._shell)
+        return _LENGTH.pack(len(shell)) + shell + own
+
+    def restore(self, payload: bytes, *, covers: int) -> None:
+        """Take a snapshot back. Raises MalformedRecord, and is then as it was."""
+        if len(payload) < _LENGTH.size:
+            raise MalformedRecord("snapshot of a rule is shorter than its length field")
+        (length,) = _LENGTH.unpack_from(payload)
+        start = _LENGTH.size + length
+        shell = load_state(_Shell, payload[_LENGTH.size : start])
+        copies: dict[int, AnyRule] = {}
+        if shell.failed is None:
+            for rank, size in shell.copies.items():
+                copies[rank] = self.spec.build()
+                copies[rank].restore(payload[start : start + size])
+                start += size
+            self.rule.restore(payload[start:])
+        self._shell, self._copies, self._read = shell, copies, None
+        self.covers = covers
+
+    def _quarantine(self, error: Exception) -> str:
+        logger.exception(
+            "rule failed, quarantined for this run",
+            extra={"action": "rules", "rule": self.spec.name},
+        )
+        why = clip(f"{type(error).__name__}: {error}", 500)
+        self._shell.failed = why
+        return why
+
+
+def _failure(spec: RuleSpec, fails_as: RuleSpec, why: str, at: Moment) -> Told:
+    meta = RuleFailed.meta
+    run = at.run
+    issue = IssueFiring(
+        run_id=run.run_id,
+        incarnation=run.incarnation,
+        rank=at.rank,
+        world_size=run.world_size,
+        issue_id=issue_id(
+            run.run_id,
+            run.incarnation,
+            fails_as.name,
+            meta.version,
+            f"{spec.name}|{at.boot}/{at.seq}",
+        ),
+        rule=fails_as.name,
+        use=meta.name,
+        rule_version=meta.version,
+        severity=fails_as.severity or meta.severity,
+        subject=Subject(kind="rule", name=spec.name),
+        reason=clip(f"rule {spec.name} failed and is off for the rest of this run: {why}", 1000),
+        remedy=meta.remedy,
+        step=run.last_step,
+        onset_ms=at.now_ms,
+        at_ms=at.now_ms,
+        labels=dict(run.labels),
+        evidence=Evidence(facts=(Fact(name="error", value=clip(why, 500)),)),
+    )
+    return Told(issue, 0)

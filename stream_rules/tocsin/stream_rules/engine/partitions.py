@@ -1,0 +1,242 @@
+"""The engine: records of many runs in, issues out. Pure: no I/O, no clock, no chance.
+
+Time is append time: each partition's clock is the highest that was seen there. `apply` first fires
+every timer that is due by the record's append time, live as in replay; `tick` is the same for a
+live worker that can prove that it has read everything up to a time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from tocsin.bus.port import Record
+from tocsin.schemas.errors import MalformedRecord, RecordError
+from tocsin.schemas.records.events import Event
+from tocsin.schemas.records.frames import StepFrame, SystemFrame, TensorFrame
+from tocsin.schemas.records.snapshots import Snapshot
+from tocsin.schemas.records.wire import decode, read_meta
+from tocsin.stream_rules.engine.episodes import Told
+from tocsin.stream_rules.engine.run import RunEngine
+from tocsin.stream_rules.engine.run_state import Value
+from tocsin.stream_rules.engine.spec import RuleSpec
+from tocsin.stream_rules.reading.other_runs import References
+
+logger = logging.getLogger(__name__)
+
+AWAY_MS: Final = 120_000
+"""How long after the bus was away rules that conclude from silence wait for those who were cut off
+from it, too; each for its own `grace_ms`, at most so long."""
+
+_GAP_MS: Final = 30_000
+"""A pause between two records of a partition, after an outage of the bus, that was the outage."""
+
+
+@dataclass(slots=True)
+class PartitionState:
+    """One partition: its clock, the offset after the last record, its runs, their timers.
+
+    `timers` may hold entries that are no longer true; `due` says which are. `back_ms`: the time of
+    the first record after the bus was away from us. `was_away`: the records so far may all have
+    been appended before it was.
+    """
+
+    clock_ms: int = 0
+    next_offset: int = 0
+    back_ms: int | None = None
+    was_away: bool = False
+    runs: dict[str, RunEngine] = field(default_factory=dict)
+    due: dict[str, int] = field(default_factory=dict)
+    timers: list[tuple[int, str]] = field(default_factory=list)
+
+
+class Engine:
+    """All runs of the partitions that it was given."""
+
+    def __init__(self, specs: Sequence[RuleSpec]) -> None:
+        self._specs = tuple(specs)
+        named = (run for spec in self._specs for run in spec.build().other_runs())
+        self.references = References(named)
+        """What is known of the runs that rules compare others with."""
+        self._partitions: dict[int, PartitionState] = {}
+
+    def apply(self, record: Record, *, was_away: bool = False) -> list[Told]:
+        """Take in one telemetry record; records of one partition in the order of their offsets.
+
+        `was_away`: it is one of the first after the bus was away from a live worker, and so perhaps
+        from those who write to it: silence before it proves nothing yet.
+
+        Raises:
+            RecordError: it cannot be used; the engine has gone on and may be given the next one.
+        """
+        state = self._partition(record.partition.number)
+        state.next_offset = max(state.next_offset, record.offset + 1)
+        self.references.read(record)
+        gap = 0 < state.clock_ms < record.append_ms - _GAP_MS
+        if was_away and (state.back_ms is None or record.append_ms > state.back_ms + AWAY_MS):
+            state.back_ms, state.was_away = record.append_ms, not gap
+        elif state.was_away and gap:
+            # Those before were appended before the outage, and had only not been read.
+            state.back_ms, state.was_away = record.append_ms, False
+        told = self._advance(state, record.append_ms, _since(state, record.append_ms))
+        try:
+            self._take(state, record, told)
+        except RecordError as error:
+            if told:
+                # The issues of the timers must not be lost with the record.
+                raise UnusableRecord(error, told) from error
+            raise
+        except Exception as error:
+            # One record must not end the rules of all runs, each time that it is read again.
+            logger.exception("record not understood", extra={"action": "rules"})
+            bug = MalformedRecord(f"{type(error).__name__} (a bug)")
+            raise UnusableRecord(bug, told) from error
+        return told
+
+    def tick(self, partition: int, as_of_ms: int, *, since_ms: int) -> list[Told]:
+        """Fire what is due, as all records appended before `as_of_ms` were applied.
+
+        `since_ms`: since when that could be said without a break.
+        """
+        state = self._partitions.get(partition)
+        return [] if state is None else self._advance(state, as_of_ms, since_ms)
+
+    def next_due_ms(self) -> int | None:
+        """When the next timer of any run is due."""
+        dues = [top for state in self._partitions.values() if (top := _top(state)) is not None]
+        return min(dues, default=None)
+
+    # -- state comes and goes --------------------------------------------------------------
+
+    def adopt(
+        self, partition: int, run_id: str, snapshots: Mapping[str, Snapshot], *, next_offset: int
+    ) -> RunEngine:
+        """Go on with a run from its snapshots, by rule name.
+
+        `next_offset` is that of the record that will come next. Snapshots of a checkpoint that was
+        torn may be ahead of it; their time must not be, for what is still to be read.
+        """
+        state = self._partition(partition)
+        run = RunEngine(run_id, self._specs, self.references)
+        run.restore(snapshots)
+        state.runs[run_id] = run
+        times = [s.saved_at_ms for s in snapshots.values() if s.next_offset <= next_offset]
+        state.clock_ms = max([state.clock_ms, *times])
+        _schedule(state, run_id)
+        return run
+
+    def forget(self, partitions: Collection[int]) -> None:
+        """Drop all state of these partitions."""
+        for number in partitions:
+            self._partitions.pop(number, None)
+
+    def drop(self, partition: int, run_id: str) -> None:
+        """Drop a run."""
+        state = self._partitions[partition]
+        state.runs.pop(run_id, None)
+        state.due.pop(run_id, None)
+
+    def has(self, partition: int, key: bytes) -> bool:
+        """Whether the run of that key is here."""
+        state = self._partitions.get(partition)
+        return state is not None and key.decode(errors="replace") in state.runs
+
+    def reschedule(self, partition: int, run_id: str) -> None:
+        """A run may have got another timer otherwise than by a record."""
+        _schedule(self._partitions[partition], run_id)
+
+    def runs(self) -> list[tuple[int, PartitionState, RunEngine]]:
+        """All runs with their partitions."""
+        return [
+            (number, state, run)
+            for number, state in self._partitions.items()
+            for run in state.runs.values()
+        ]
+
+    def run(self, run_id: str) -> RunEngine | None:
+        """The run of that id, if it is here."""
+        return next((run for _, _, run in self.runs() if run.state.run_id == run_id), None)
+
+    # -- inside ----------------------------------------------------------------------------
+
+    def _partition(self, number: int) -> PartitionState:
+        state = self._partitions.get(number)
+        if state is None:
+            state = self._partitions[number] = PartitionState()
+        return state
+
+    def _advance(
+        self, state: PartitionState, now_ms: int, since_ms: int | None = None
+    ) -> list[Told]:
+        state.clock_ms = max(state.clock_ms, now_ms)
+        told: list[Told] = []
+        while (due := _top(state)) is not None and due <= state.clock_ms:
+            _, run_id = heapq.heappop(state.timers)
+            del state.due[run_id]
+            told += state.runs[run_id].fire(state.clock_ms, since_ms=since_ms)
+            _schedule(state, run_id)
+        return told
+
+    def _take(self, state: PartitionState, record: Record, told: list[Told]) -> None:
+        if record.value is None:
+            return
+        meta = read_meta(record.headers)
+        try:
+            run_id = record.key.decode()
+        except UnicodeDecodeError as error:
+            raise MalformedRecord("the key is not UTF-8") from error
+        value = _telemetry(decode(meta, record.value))
+        run = state.runs.get(run_id)
+        if run is None:
+            run = RunEngine(run_id, self._specs, self.references)
+            # Only a record that can be used makes a run known.
+            run.state.standing(value, meta)
+            state.runs[run_id] = run
+        elif run.held_back:
+            told += run.fire(state.clock_ms, since_ms=_since(state, state.clock_ms))
+        told += run.apply(value, meta, offset=record.offset, now_ms=state.clock_ms)
+        _schedule(state, run_id)
+
+
+class UnusableRecord(RecordError):
+    """A record that cannot be used, after timers may have found issues. `told` are these."""
+
+    def __init__(self, error: RecordError, told: list[Told]) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.told = told
+
+
+def _telemetry(value: object) -> Value:
+    if isinstance(value, TensorFrame | StepFrame | SystemFrame | Event):
+        return value
+    raise MalformedRecord(f"a {type(value).__name__} is not telemetry")
+
+
+def _since(state: PartitionState, now_ms: int) -> int | None:
+    """Since when a record proves what did not come before it; None: always."""
+    if state.back_ms is None or now_ms >= state.back_ms + AWAY_MS:
+        return None
+    return state.back_ms
+
+
+def _schedule(state: PartitionState, run_id: str) -> None:
+    due = state.runs[run_id].next_due_ms()
+    if due is None:
+        state.due.pop(run_id, None)
+    elif state.due.get(run_id) != due:
+        state.due[run_id] = due
+        heapq.heappush(state.timers, (due, run_id))
+
+
+def _top(state: PartitionState) -> int | None:
+    """The next true timer; drops those before it that are not."""
+    while state.timers:
+        due, run_id = state.timers[0]
+        if state.due.get(run_id) == due:
+            return due
+        heapq.heappop(state.timers)
+    return None

@@ -1,0 +1,415 @@
+"""The engine of one run: identity and order of its records, its rule instances, their timers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Final
+
+from tocsin.schemas.errors import MalformedRecord
+from tocsin.schemas.records.frames import StepFrame, SystemFrame, TensorFrame
+from tocsin.schemas.records.runs import RunData, RunEnded
+from tocsin.schemas.records.snapshots import Snapshot
+from tocsin.schemas.records.stops import StopAnswer
+from tocsin.schemas.records.wire import Meta
+from tocsin.stream_rules.engine.cold_start import Cold
+from tocsin.stream_rules.engine.detail_requests import look_closer
+from tocsin.stream_rules.engine.episodes import Told
+from tocsin.stream_rules.engine.instance import Instance
+from tocsin.stream_rules.engine.run_state import RunState, Value
+from tocsin.stream_rules.engine.spec import RuleSpec
+from tocsin.stream_rules.reading.other_runs import References
+from tocsin.stream_rules.reading.state_codec import dump_state, load_state
+from tocsin.stream_rules.rule import AnyRule, Input, Moment, Outcome
+
+logger = logging.getLogger(__name__)
+
+RUN_KEY: Final = "_run"
+"""The rule part of the key under which a run's own state is saved."""
+
+RUN_STATE_VERSION: Final = 1
+MAX_KINDS: Final = 1000
+"""Kinds of records, by their columns, whose listeners are kept at once."""
+
+Kind = tuple[str, str | None, tuple[str, ...]]
+"""Of a record, as far as it decides who listens: scalar, tensors, system or event; its mode; its
+columns, its collection or its type."""
+
+KEEP_MS: Final = 24 * 3_600_000
+"""How long after its end, or after it was last heard, the state of a run is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """An incarnation as the next one found it, for a last view of it; `offset` is the next's."""
+
+    state: RunState
+    instances: Sequence[Instance]
+    offset: int
+
+
+class RunEngine:
+    """One run. `urgent` asks for a checkpoint; `expired` says that its state may go.
+
+    `earlier` are the incarnations that were over before anybody was told how they went.
+    """
+
+    def __init__(
+        self, run_id: str, specs: Sequence[RuleSpec], references: References | None = None
+    ) -> None:
+        self.state = RunState(run_id=run_id)
+        self.instances: list[Instance] = []
+        self._timed: list[Instance] = []
+        self.earlier: list[Earlier] = []
+        self.dirty = self.urgent = self.expired = False
+        self._specs: Final = specs
+        self._references: Final = references or References()
+        self._covers = 0
+        self._restored: dict[str, Snapshot] = {}
+        self._listeners: dict[Kind, tuple[Instance, ...]] = {}
+        self._fed: dict[Kind, frozenset[str]] = {}
+        self._not_before: dict[str, int] = {}
+        self._names: dict[Hashable, tuple[str, ...]] = {}
+        self._cold = Cold()
+        self._failing: Final = next((s for s in specs if s.rule.meta.name == "rule_failed"), None)
+
+    # -- records ---------------------------------------------------------------------------
+
+    def apply(self, value: Value, meta: Meta, *, offset: int, now_ms: int) -> list[Told]:
+        """Take in one record; `now_ms` is the partition's clock. Raises MalformedRecord."""
+        known = offset < self._covers
+        standing = self.state.standing(value, meta)
+        if not known:
+            under_way = meta.seq > 0 and meta.boot not in self.state.sequences
+            if not self.state.admit(meta):
+                return []
+            if standing == "late":
+                self.state.late += 1
+                return []
+            if standing == "new":
+                if self.urgent and self.state.incarnation:
+                    self.earlier.append(Earlier(replace(self.state), self.instances, offset))
+                self.state.begin(value, meta, now_ms)
+                self._equip(offset, "the run was under way already" if under_way else None)
+            before = (self.state.ended, self.state.stop, self.state.lost)
+            self.state.learn(value, meta, now_ms)
+            self.dirty, self.expired = True, False
+            self.urgent |= standing == "new"
+            self.urgent |= before != (self.state.ended, self.state.stop, self.state.lost)
+        elif standing != "current":
+            return []
+        at = Moment(now_ms=now_ms, run=self.state, rank=meta.rank, boot=meta.boot, seq=meta.seq)
+        told = self._cold.tell(self.instances, at, fails_as=self._failing)
+        return [*told, *self._dispatch(value, at, offset)]
+
+    def _dispatch(self, value: Value, at: Moment, offset: int) -> list[Told]:
+        method: Callable[[AnyRule], Iterable[Outcome]]
+        everyone = False
+        part: int | None = None
+        scalars_of: int | None = None
+        read = True
+        key: Kind
+        tensors: TensorFrame | None = None
+        if isinstance(value, StepFrame):
+            frame = value
+            if not self.state.parts.leads_with(value):
+                scalars_of = value.speaker.rank
+            key = ("scalar", value.mode, value.columns)
+
+            def method(rule: AnyRule) -> Iterable[Outcome]:
+                return rule.on_steps(frame, at)
+        elif isinstance(value, TensorFrame):
+            known = tensors = self._with_known_names(value)
+            part = value.speaker.rank
+            read = self.state.parts.reads(known)
+            key = ("tensors", value.mode, (value.collection,))
+
+            def method(rule: AnyRule) -> Iterable[Outcome]:
+                return rule.on_tensors(known, at)
+        elif isinstance(value, SystemFrame):
+            samples = value
+            key = ("system", None, value.columns)
+
+            def method(rule: AnyRule) -> Iterable[Outcome]:
+                return rule.on_system(samples, at)
+        else:
+            data = value.data
+            if not isinstance(data, RunData) or isinstance(data, StopAnswer):
+                return []
+            event = data
+            everyone = isinstance(data, RunEnded)
+            key = ("event", None, (value.type,))
+
+            def method(rule: AnyRule) -> Iterable[Outcome]:
+                return rule.on_event(event, at)
+
+        listeners = self._listeners.get(key)
+        if listeners is None:
+            if len(self._listeners) >= MAX_KINDS:
+                self._listeners.clear()
+                self._fed.clear()
+            kind, mode, columns = key
+            names = frozenset(columns)
+            listeners = self._listeners[key] = tuple(
+                i for i in self.instances if _listens(i, kind, mode, names)
+            )
+            self._fed[key] = frozenset(
+                i.spec.name for i in listeners if _feeds(i, kind, mode, names)
+            )
+        told: list[Told] = []
+        fed = self._fed[key]
+        for instance in self.instances if everyone else listeners:
+            if instance.spec.rule.by_part and not read:
+                continue
+            if tensors is not None and not instance.looks_at(tensors):
+                continue
+            if offset >= instance.covers and instance.spec.fits(self.state.labels):
+                seen = instance.spec.name in fed
+                found = instance.call(
+                    method,
+                    at,
+                    fails_as=self._failing,
+                    input_seen=seen,
+                    part=part,
+                    scalars_of=scalars_of,
+                )
+                told += self._with_causes(found, at)
+        return [self._with_look(one) for one in told]
+
+    def _with_known_names(self, frame: TensorFrame) -> TensorFrame:
+        """The same with the names object that came last, if it has the same names.
+
+        Whoever compares it with what he keeps then compares addresses, not thousands of names.
+        """
+        key = (frame.collection, frame.mode, frame.part)
+        known = self._names.get(key)
+        if known == frame.rows:
+            return replace(frame, rows=known)
+        self._names[key] = frame.rows
+        return frame
+
+    def _with_causes(self, found: Sequence[Told], at: Moment) -> Iterator[Told]:
+        """The same, each with its cause; and what was told before, of which one is the cause."""
+        for told in found:
+            if told.issue.state == "resolved":
+                self.state.causes.resolved(told.issue)
+            fires = told.issue.state == "firing"
+            attributions = self.state.causes.fired(told.issue) if fires else []
+            again: list[Told] = []
+            for attribution in attributions:
+                for instance in self.instances:
+                    placed = instance.attribute(attribution, told, at)
+                    if placed is None:
+                        continue
+                    if placed.issue.issue_id == told.issue.issue_id:
+                        told = placed
+                    else:
+                        again.append(placed)
+            yield told
+            yield from again
+
+    def _with_look(self, told: Told) -> Told:
+        """With the request that it brings, unless the run has ended or was asked not long ago."""
+        look = None if self.state.ended else look_closer(told.issue, self.state.looked_ms)
+        if look is None:
+            return told
+        self.state.looked_ms = told.issue.at_ms
+        return replace(told, look=look)
+
+    @property
+    def held_back(self) -> bool:
+        """Whether a timer is past its due time, because a live worker had not earned it yet."""
+        return bool(self._not_before)
+
+    # -- time ------------------------------------------------------------------------------
+
+    def fire(self, now_ms: int, *, since_ms: int | None = None) -> list[Told]:
+        """Fire what is due at `now_ms`, in the order of the due times.
+
+        `since_ms` is for a live worker: since when it has had no lag. None: a record is the proof.
+        """
+        told: list[Told] = []
+        self._not_before.clear()
+        while True:
+            due = self._due_by(now_ms, since_ms)
+            told += self._failures(now_ms)
+            if due is None:
+                break
+            due_ms, instance = due
+            self.dirty = True
+            if instance is None:
+                self._own_timer(due_ms)
+                continue
+            at = Moment(now_ms=due_ms, run=self.state)
+            found = instance.call(_timer(at), at, fails_as=self._failing, input_seen=False)
+            told += [self._with_look(one) for one in self._with_causes(found, at)]
+        return told
+
+    def _failures(self, now_ms: int) -> list[Told]:
+        """What instances failed at between records."""
+        at = Moment(now_ms=now_ms, run=self.state)
+        failed = [instance for instance in self.instances if instance.untold]
+        self.dirty |= bool(failed)
+        return [t for i in failed for t in i.tell_failure(at, fails_as=self._failing)]
+
+    def _due_by(self, now_ms: int, since_ms: int | None) -> tuple[int, Instance | None] | None:
+        first: tuple[int, Instance | None] | None = None
+        own = self._own_due_ms()
+        if own is None:
+            return None
+        if own <= now_ms:
+            first = (own, None)
+        for instance in self._timed:
+            due = instance.due_ms()
+            if due is None or due > now_ms or (first is not None and due >= first[0]):
+                continue
+            if since_ms is not None:
+                ready_ms = since_ms + instance.rule.grace_ms()
+                if ready_ms > now_ms:
+                    self._not_before[instance.spec.name] = ready_ms
+                    continue
+            first = (due, instance)
+        return first
+
+    def next_due_ms(self) -> int | None:
+        """When a live worker must come back."""
+        if self.expired:
+            return None
+        dues = [
+            max(due, self._not_before.get(instance.spec.name, due))
+            for instance in self._timed
+            if (due := instance.due_ms()) is not None
+        ]
+        if any(instance.untold for instance in self.instances):
+            return self.state.heard_ms
+        own = self._own_due_ms()
+        return min([*dues, own] if own is not None else dues, default=None)
+
+    def _own_due_ms(self) -> int | None:
+        """When the run is lost, or its state may go; None: it may now."""
+        if self.expired:
+            return None
+        quiet = self.state.quiet_due_ms()
+        if quiet is not None:
+            return quiet
+        ended = self.state.ended_ms
+        return (self.state.heard_ms if ended is None else ended) + KEEP_MS
+
+    def _own_timer(self, due_ms: int) -> None:
+        if self.state.quiet_due_ms() is None:
+            self.expired = True
+        else:
+            self.state.went_quiet(due_ms)
+            self.urgent = True
+
+    # -- snapshots -------------------------------------------------------------------------
+
+    def snapshots(self, *, next_offset: int, clock_ms: int, software: str) -> list[Snapshot]:
+        """All states, the run's own last: what is newer than it after a crash waits for it."""
+
+        def snapshot(rule: str, version: int, payload: bytes) -> Snapshot:
+            return Snapshot(
+                run_id=self.state.run_id,
+                incarnation=self.state.incarnation,
+                rule=rule,
+                rule_version=version,
+                next_offset=next_offset,
+                payload=payload,
+                saved_at_ms=clock_ms,
+                software=software,
+            )
+
+        rules = [snapshot(i.spec.name, i.version, i.snapshot()) for i in self.instances]
+        return [*rules, snapshot(RUN_KEY, RUN_STATE_VERSION, dump_state(self.state))]
+
+    def restore(self, snapshots: Mapping[str, Snapshot]) -> None:
+        """Take back what was saved, by rule name. What cannot be read starts cold."""
+        self._restored = dict(snapshots)
+        own = self._restored.pop(RUN_KEY, None)
+        # What is left of a run whose own state was never written is not kept for ever either.
+        self.state.heard_ms = max((s.saved_at_ms for s in snapshots.values()), default=0)
+        if own is None or own.rule_version != RUN_STATE_VERSION:
+            return
+        try:
+            self.state = load_state(RunState, own.payload)
+        except MalformedRecord as error:
+            _cold(own, str(error))
+            return
+        self._covers = own.next_offset
+        self._equip(0, "there was no such rule before")
+
+    def unsaved_begin_now(self) -> None:
+        """Rules of which nothing was saved begin where the run's own state stands: whoever saved
+        it did not have them, and what is read once more is not the whole run."""
+        for instance in self.instances:
+            if instance.spec.name not in self._restored:
+                instance.covers = max(instance.covers, self._covers)
+
+    def _equip(self, offset: int, unsaved: str | None) -> None:
+        """Fresh instances for the incarnation at hand, or as far as they were saved beyond
+        `offset`. `unsaved`: why one that was not saved begins cold; None: it does not."""
+        self._listeners.clear()
+        self._fed.clear()
+        self._not_before.clear()
+        self.instances = [Instance(spec) for spec in self._specs]
+        for instance in self.instances:
+            if instance.rule.other_runs():
+                instance.rule.on_references(self._references)
+        self._timed = [instance for instance in self.instances if instance.has_timer]
+        for instance in self.instances:
+            saved = self._restored.get(instance.spec.name)
+            if saved is None or saved.next_offset <= offset:
+                if unsaved is not None:
+                    self._cold.add(instance, unsaved, lost=False)
+                continue
+            if saved.incarnation != self.state.incarnation:
+                # A torn checkpoint: the rule is further, in an incarnation that comes later.
+                instance.covers = saved.next_offset
+                continue
+            if saved.rule_version != instance.version:
+                self._begins_cold(instance, saved, f"version {instance.version} cannot read it")
+                continue
+            try:
+                instance.restore(saved.payload, covers=saved.next_offset)
+            except MalformedRecord as error:
+                self._begins_cold(instance, saved, str(error))
+        self.state.causes.restored(i for each in self.instances for i in each.open_issues())
+
+    def _begins_cold(self, instance: Instance, saved: Snapshot, why: str) -> None:
+        _cold(saved, why)
+        self._cold.add(instance, f"its state was lost: {why}", lost=True)
+
+
+def _timer(at: Moment) -> Callable[[AnyRule], Iterable[Outcome]]:
+    def call(rule: AnyRule) -> list[Outcome]:
+        outcomes = list(rule.on_timer(at))
+        due = rule.next_due_ms()
+        if due is not None and due <= at.now_ms:
+            raise RuntimeError(f"its timer did not move on: {due} after {at.now_ms}")
+        return outcomes
+
+    return call
+
+
+def _listens(instance: Instance, kind: str, mode: str | None, names: Set[str]) -> bool:
+    return any(_reads(wanted, kind, mode, names) for wanted in instance.spec.rule.meta.inputs)
+
+
+def _feeds(instance: Instance, kind: str, mode: str | None, names: Set[str]) -> bool:
+    """Whether what it listens to is more than what it reads beside its input."""
+    inputs = instance.spec.rule.meta.inputs
+    return any(_reads(wanted, kind, mode, names) for wanted in inputs if not wanted.beside)
+
+
+def _reads(wanted: Input, kind: str, mode: str | None, names: Set[str]) -> bool:
+    if wanted.kind != kind or wanted.mode not in (None, mode):
+        return False
+    return wanted.fits_any(names)
+
+
+def _cold(saved: Snapshot, why: str) -> None:
+    logger.warning(
+        "snapshot not taken back, the rule starts cold",
+        extra={"action": "rules", "run_id": saved.run_id, "rule": saved.rule, "reason": why},
+    )

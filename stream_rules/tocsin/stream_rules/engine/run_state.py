@@ -1,0 +1,330 @@
+"""What the engine knows of one run: who speaks, how far each rank is, checkpoints, its end."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from tocsin.schemas.errors import MalformedRecord
+from tocsin.schemas.records.events import Data, Event
+from tocsin.schemas.records.fields import MAX_ENTRIES
+from tocsin.schemas.records.frames import Frame, StepFrame, SystemFrame, TensorFrame
+from tocsin.schemas.records.program_facts import OptimizersSeen
+from tocsin.schemas.records.runs import (
+    CaptureFigures,
+    Checkpoint,
+    CheckpointWritten,
+    Heartbeat,
+    Outcome,
+    RunData,
+    RunEnded,
+    RunStarted,
+    StopView,
+)
+from tocsin.schemas.records.stops import StopAnswer
+from tocsin.schemas.records.wire import Meta
+from tocsin.stream_rules.engine.causes import Causes
+from tocsin.stream_rules.engine.stop_progress import answered
+from tocsin.stream_rules.reading.rank_parts import Parts
+
+QUIET_MS: Final = 60_000
+"""A run of which nothing is heard for so long is lost."""
+
+MAX_RANKS: Final = 16_384
+"""Ranks of a run; a record of a higher one is set aside. Each costs every rule that asks for all of
+them, and room in the run's saved state."""
+
+MAX_COLLECTIONS: Final = 256
+"""Names of collections that are remembered of a run."""
+
+_PAST: Final = 64
+_CHECKPOINTS: Final = 64
+_BOOTS: Final = 10_000
+_WORST: Final[tuple[Outcome, ...]] = ("failed", "stopped", "interrupted", "completed")
+
+Value = Frame | Event[Data]
+Standing = Literal["current", "late", "new"]
+
+
+@dataclass(slots=True)
+class RankState:
+    """One rank, as last heard of."""
+
+    last_step: int | None = None
+    last_heard_ms: int = 0
+    heartbeat_ms: int = 10_000
+    outcome: Outcome | None = None
+    capture: CaptureFigures | None = None
+
+
+@dataclass(slots=True)
+class LauncherState:
+    """The launcher, as last heard of."""
+
+    boot: str
+    heard_ms: int
+
+
+@dataclass(slots=True)
+class RunState:
+    """State of one run in its newest incarnation. Implements `RunFacts`."""
+
+    run_id: str
+    incarnation: str = ""
+    past: list[str] = field(default_factory=list)
+    sequences: dict[str, int] = field(default_factory=dict)
+    duplicates: int = 0
+    missing: int = 0
+    late: int = 0
+    labels: dict[str, str] = field(default_factory=dict)
+    node: str = ""
+    command: str = ""
+    world_size: int = 1
+    optimizers: int = 0
+    trains: bool = False
+    """Whether a rank has told that it trains, and with how many optimizers."""
+    losses: int = 0
+    """How many of them step after a backward call of their own; 0 while unknown."""
+    collections: list[str] = field(default_factory=list)
+    started_ms: int = 0
+    heard_ms: int = 0
+    ended_ms: int | None = None
+    lost: bool = False
+    outcome: Outcome | None = None
+    exit_code: int | None = None
+    last_loss: float | None = None
+    launcher: LauncherState | None = None
+    ranks: dict[int, RankState] = field(default_factory=dict)
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+    stop: StopView | None = None
+    looked_ms: int | None = None
+    """When the run was last asked to capture more (record time)."""
+    causes: Causes = field(default_factory=Causes)
+    parts: Parts = field(default_factory=Parts)
+
+    # -- records in ------------------------------------------------------------------------
+
+    def admit(self, meta: Meta) -> bool:
+        """Whether a record is new; counts repeats and gaps of its boot."""
+        if not meta.boot:
+            return True
+        last = self.sequences.get(meta.boot)
+        if last is not None and meta.seq <= last:
+            self.duplicates += 1
+            return False
+        self.missing += meta.seq - 1 - (last if last is not None else -1)
+        if last is None and len(self.sequences) >= 2 * _BOOTS:
+            self.sequences = dict(list(self.sequences.items())[-_BOOTS:])
+        self.sequences[meta.boot] = meta.seq
+        return True
+
+    def standing(self, value: Value, meta: Meta) -> Standing:
+        """Whether a value belongs to the incarnation at hand, to an earlier, or begins a new one.
+
+        Raises:
+            MalformedRecord: it is of another run, or no telemetry.
+        """
+        run_id, incarnation, role = _identity(value)
+        if role == "trainer" and _rank_of(value) >= MAX_RANKS:
+            raise MalformedRecord(f"rank {_rank_of(value):,}: expected less than {MAX_RANKS:,}")
+        if run_id != self.run_id:
+            raise MalformedRecord(f"the key says run {self.run_id!r}, the value {run_id!r}")
+        if role == "launcher" and not _starts(value):
+            # A launcher outlives its trainings; which job it is of shows its boot.
+            other = self.launcher is not None and self.launcher.boot != meta.boot
+            return "late" if other else "current"
+        if role == "node" or incarnation == self.incarnation:
+            return "current"
+        return "late" if incarnation in self.past else "new"
+
+    def begin(self, value: Value, meta: Meta, now_ms: int) -> None:
+        """Forget the incarnation before: `value` is the first of a new one."""
+        launched_here = self.launcher is not None and not _is_launcher(value)
+        if self.ranks:
+            # One of which only launchers spoke may be that of ranks to come: of a job on several
+            # nodes each launcher begins one, and all ranks are in that of rank 0's.
+            self.past = [*self.past, self.incarnation][-_PAST:]
+        fresh = RunState(run_id=self.run_id, incarnation=_identity(value)[1], past=self.past)
+        fresh.started_ms = now_ms
+        fresh.looked_ms = self.looked_ms
+        fresh.duplicates, fresh.missing, fresh.late = self.duplicates, self.missing, self.late
+        if launched_here and self.launcher is not None:
+            fresh.launcher, fresh.labels = self.launcher, self.labels
+            fresh.node, fresh.command = self.node, self.command
+            fresh.started_ms = self.started_ms
+        # A process that trains twice goes on counting.
+        fresh.sequences = dict(list(self.sequences.items())[-_BOOTS:])
+        for name in self.__slots__:
+            setattr(self, name, getattr(fresh, name))
+
+    def learn(self, value: Value, meta: Meta, now_ms: int) -> None:
+        """Take in a value of the incarnation at hand."""
+        self.heard_ms = now_ms
+        self.lost = False
+        if isinstance(value, Event):
+            if isinstance(value.data, RunData):
+                self._learn_event(value.data, meta, now_ms)
+            return
+        if isinstance(value, SystemFrame):
+            return
+        rank = self._rank(value.speaker.rank, now_ms)
+        self.world_size = max(self.world_size, value.speaker.world_size)
+        if isinstance(value, StepFrame) and value.mode == "train" and value.steps.size:
+            step = int(value.steps.max())
+            rank.last_step = step if rank.last_step is None else max(rank.last_step, step)
+            losses = value.column("loss")
+            if losses is not None and value.speaker.rank == min(self.ranks):
+                self.last_loss = float(losses[-1])
+
+    def quiet_due_ms(self) -> int | None:
+        """When the run is lost unless something is heard; None: it has ended, or is lost."""
+        return None if self.ended or self.lost else self.heard_ms + QUIET_MS
+
+    def went_quiet(self, now_ms: int) -> None:
+        """Nothing was heard for `QUIET_MS`."""
+        if self.ranks and all(rank.outcome for rank in self.ranks.values()):
+            self._end(now_ms)
+        else:
+            self.lost = True
+
+    # -- what rules may ask ----------------------------------------------------------------
+
+    @property
+    def ended(self) -> bool:
+        return self.ended_ms is not None
+
+    @property
+    def one_loss(self) -> bool | None:
+        """Whether all optimizers step after the same backward call; None: not known."""
+        if self.losses:
+            return self.losses == 1
+        # A state that was saved before `trains` existed still has its optimizers.
+        return self.optimizers <= 1 if self.trains or self.optimizers else None
+
+    @property
+    def last_step(self) -> int | None:
+        return max(
+            (r.last_step for r in self.ranks.values() if r.last_step is not None), default=None
+        )
+
+    @property
+    def leaving(self) -> bool:
+        """Whether a rank has left its loop for a stop: no step will follow."""
+        return self.stop is not None and "left" in self.stop.states
+
+    def live_ranks(self) -> Collection[int]:
+        return [number for number, rank in self.ranks.items() if rank.outcome is None]
+
+    def rank_last_step(self, rank: int) -> int | None:
+        state = self.ranks.get(rank)
+        return None if state is None else state.last_step
+
+    def all_reported(self, step: int) -> bool:
+        if len(self.ranks) < self.world_size:
+            return False
+        return all(
+            rank.outcome is not None or (rank.last_step is not None and rank.last_step >= step)
+            for rank in self.ranks.values()
+        )
+
+    def ranks_read(self) -> Collection[int]:
+        return self.parts.ranks()
+
+    def heartbeat_ms(self, rank: int) -> int:
+        state = self.ranks.get(rank)
+        return state.heartbeat_ms if state else 10_000
+
+    def launcher_heard_ms(self) -> int | None:
+        return self.launcher.heard_ms if self.launcher else None
+
+    def checkpoint_before(self, step: int | None) -> Checkpoint | None:
+        good = [c for c in self.checkpoints if c.finite is not False]
+        if step is not None:
+            good = [c for c in good if c.step < step]
+        return good[-1] if good else None
+
+    # -- inside ----------------------------------------------------------------------------
+
+    def _learn_event(self, data: RunData, meta: Meta, now_ms: int) -> None:
+        if isinstance(data, StopAnswer):
+            self.stop = answered(self.stop, data, now_ms)
+        if data.role == "launcher":
+            if self.launcher is None or isinstance(data, RunStarted):
+                self.launcher = LauncherState(meta.boot, now_ms)
+            self.launcher.heard_ms = now_ms
+            rank = None
+        else:
+            rank = self._rank(data.rank, now_ms)
+            self.world_size = max(self.world_size, data.world_size)
+        if isinstance(data, RunStarted):
+            self._started(data, rank)
+        elif isinstance(data, Heartbeat):
+            if rank is not None:
+                rank.capture = data.capture or rank.capture
+        elif isinstance(data, OptimizersSeen):
+            self.losses = data.losses
+        elif isinstance(data, CheckpointWritten):
+            self.checkpoints = [*self.checkpoints, data.checkpoint][-_CHECKPOINTS:]
+        elif isinstance(data, RunEnded):
+            self._ended(data, rank, now_ms)
+
+    def _started(self, data: RunStarted, rank: RankState | None) -> None:
+        if len(self.labels.keys() | data.labels.keys()) <= MAX_ENTRIES:
+            self.labels = {**self.labels, **data.labels}
+        self.node = self.node or data.node
+        self.command = self.command or data.command
+        if rank is not None:
+            rank.heartbeat_ms = round(1000 * data.heartbeat_s)
+            self.trains = True
+            self.optimizers = max(self.optimizers, data.optimizers)
+            self.collections = sorted({*self.collections, *data.collections})[:MAX_COLLECTIONS]
+
+    def _ended(self, data: RunEnded, rank: RankState | None, now_ms: int) -> None:
+        if rank is None:
+            self.outcome, self.exit_code = data.outcome, data.exit_code
+            self._end(now_ms)
+            return
+        self.world_size = max(self.world_size, data.world_size)
+        rank.outcome = data.outcome
+        rank.capture = data.capture or rank.capture
+        heard = len(self.ranks) >= self.world_size  # a rank may be late, and its story is wanted
+        if self.launcher is None and heard and all(r.outcome for r in self.ranks.values()):
+            self._end(now_ms)
+
+    def _end(self, now_ms: int) -> None:
+        self.ended_ms = now_ms
+        if self.outcome is None:
+            outcomes = {rank.outcome for rank in self.ranks.values()}
+            self.outcome = next((o for o in _WORST if o in outcomes), None)
+
+    def _rank(self, number: int, now_ms: int) -> RankState:
+        rank = self.ranks.get(number)
+        if rank is None:
+            rank = self.ranks[number] = RankState()
+        rank.last_heard_ms = now_ms
+        return rank
+
+
+def _identity(value: Value) -> tuple[str, str, Literal["launcher", "trainer", "node"]]:
+    if isinstance(value, SystemFrame):
+        return value.speaker.run_id, value.speaker.incarnation, "node"
+    if isinstance(value, StepFrame | TensorFrame):
+        return value.speaker.run_id, value.speaker.incarnation, "trainer"
+    if not isinstance(value.data, RunData):
+        raise MalformedRecord(f"{value.type} is not telemetry of a run")
+    return value.data.run_id, value.data.incarnation, value.data.role
+
+
+def _rank_of(value: Value) -> int:
+    if isinstance(value, Event):
+        return value.data.rank if isinstance(value.data, RunData) else 0
+    return value.speaker.rank
+
+
+def _starts(value: Value) -> bool:
+    return isinstance(value, Event) and isinstance(value.data, RunStarted)
+
+
+def _is_launcher(value: Value) -> bool:
+    return _identity(value)[2] == "launcher"

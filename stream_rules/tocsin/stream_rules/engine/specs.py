@@ -1,0 +1,195 @@
+"""From the configuration's rules to the instances that a run gets."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import entry_points
+from typing import Literal
+
+from pydantic import ValidationError
+
+from tocsin.schemas.configuration.file import Config, SectionValidator
+from tocsin.schemas.configuration.findings import findings_of
+from tocsin.schemas.configuration.problems import Finding, did_you_mean
+from tocsin.schemas.configuration.sections import CUSTOM_USE, RuleEntry
+from tocsin.schemas.errors import ConfigurationError
+from tocsin.stream_rules.catalogue import Catalogue, UnknownRule, built_in
+from tocsin.stream_rules.engine.spec import CUSTOM_GROUP as CUSTOM_GROUP
+from tocsin.stream_rules.engine.spec import RuleSpec as RuleSpec
+from tocsin.stream_rules.rule import AnyRule, Watched
+
+
+def rule_specs(
+    entries: Sequence[RuleEntry] = (),
+    *,
+    defaults: Literal["all", "none"] = "all",
+    catalogue: Catalogue | None = None,
+    customs: Mapping[str, RuleSpec] | None = None,
+) -> tuple[RuleSpec, ...]:
+    """The instances of a configuration: the listed ones, then the others at their defaults.
+
+    An entry with a name of its own stands beside the default instance of its rule.
+
+    Args:
+        customs: the instances of the entries that name custom rules, by name, as they were loaded
+            (`custom.loading`). Without it, such entries are left out.
+
+    Raises:
+        ConfigurationError: an entry names no rule, or its parameters are wrong (`rule_findings`
+            says the same with places).
+    """
+    catalogue = catalogue or built_in()
+    problems = list(_findings(entries, catalogue))
+    if problems:
+        raise ConfigurationError("; ".join(problem.message for problem in problems))
+    specs: dict[str, RuleSpec] = {}
+    off: set[str] = set()
+    custom = _CustomRules(catalogue)
+    for entry in entries:
+        if entry in custom:
+            if customs and entry.name in customs:
+                specs[entry.name] = customs[entry.name]
+            continue
+        rule = catalogue.get(entry.use)
+        name = rule.meta.name if entry.name == entry.use else entry.name
+        if entry.off:
+            off.add(name)
+            continue
+        specs[name] = RuleSpec(
+            name=name,
+            rule=rule,
+            params=rule.meta.params.model_validate(_parameters(rule, entry)),
+            severity=entry.severity,
+            match=entry.match,
+            listed=True,
+        )
+    if defaults == "all":
+        for rule in catalogue:
+            name = rule.meta.name
+            if rule.meta.by_default and name not in specs and name not in off:
+                specs[name] = RuleSpec(name=name, rule=rule, params=rule.meta.params())
+    return _beside(specs.values())
+
+
+def with_own_names(config: Config, catalogue: Catalogue | None = None) -> Config:
+    """The same configuration, each alias replaced by the rule's own name, as issues will say it."""
+    known = catalogue or built_in()
+    custom = _CustomRules(known)
+
+    def renamed(entry: RuleEntry) -> RuleEntry:
+        if entry in custom:
+            return entry
+        own = known.get(entry.use).meta.name
+        name = own if entry.name == entry.use else entry.name
+        return entry.model_copy(update={"name": name, "use": own})
+
+    return config.model_copy(update={"rules": tuple(renamed(entry) for entry in config.rules)})
+
+
+def custom_entries(
+    entries: Iterable[RuleEntry], catalogue: Catalogue | None = None
+) -> tuple[RuleEntry, ...]:
+    """Those that name a rule of the user's or of a package."""
+    custom = _CustomRules(catalogue or built_in())
+    return tuple(entry for entry in entries if not entry.off and entry in custom)
+
+
+def rule_findings(
+    catalogue: Catalogue | None = None,
+    *,
+    load: Callable[[Sequence[RuleEntry]], Iterable[Finding]] | None = None,
+) -> SectionValidator:
+    """The validator of the section `rules`, for `SectionRegistry.register("rules", …)`.
+
+    `load` tries whether custom rules can be loaded, which runs them: it is for those who will.
+    """
+    known = catalogue or built_in()
+
+    def validate(config: Config) -> Iterable[Finding]:
+        yield from _findings(config.rules, known)
+        customs = custom_entries(config.rules, known)
+        if load is not None and customs:
+            yield from load(customs)
+
+    return validate
+
+
+def _findings(entries: Iterable[RuleEntry], catalogue: Catalogue) -> Iterator[Finding]:
+    seen: set[str] = set()
+    names = frozenset((*catalogue.names(), *catalogue.aliases()))
+    custom = _CustomRules(catalogue)
+    for entry in entries:
+        if entry in custom:
+            if entry.name in seen or entry.name in names:
+                message = f"there is a rule {entry.name!r} already: give this one another name"
+                yield Finding(entry.at("use"), message, "duplicate_rule", at="key")
+            seen.add(entry.name)
+            continue
+        try:
+            rule = catalogue.get(entry.use)
+        except UnknownRule:
+            hint = did_you_mean(entry.use, names)
+            at: Literal["key", "value"] = "key" if entry.short else "value"
+            message = f"unknown rule {entry.use!r}"
+            yield Finding(entry.at("use"), message, "unknown_rule", hint, at=at)
+            continue
+        # An alias and the rule's own name are one instance; the loader has seen equal names.
+        name = rule.meta.name if entry.name == entry.use else entry.name
+        if name in seen:
+            message = f"the rule {name!r} is listed already"
+            yield Finding(entry.at("use"), message, "duplicate_rule", at="key")
+        seen.add(name)
+        model = rule.meta.params
+        presets = rule.meta.presets
+        if entry.preset is not None and entry.preset not in presets:
+            has = f"it has {', '.join(sorted(presets))}" if presets else "it has none: leave it out"
+            message = f"the rule {name!r} has no preset {entry.preset!r}"
+            yield Finding(entry.at("preset"), message, "unknown_preset", has)
+            entry = entry.model_copy(update={"preset": None})
+        try:
+            model.model_validate(_parameters(rule, entry))
+        except ValidationError as error:
+            yield from findings_of(error, model, entry.at("params"))
+
+
+class _CustomRules:
+    """Tells which entries name a rule that does not come with tocsin, and that there may be.
+
+    Of packages only the names are read that they offer, once: that looks at all that is installed.
+    """
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+
+    def __contains__(self, entry: RuleEntry) -> bool:
+        if CUSTOM_USE.fullmatch(entry.use):
+            return True
+        return entry.use not in self._catalogue and entry.use in self._offered
+
+    @functools.cached_property
+    def _offered(self) -> frozenset[str]:
+        return frozenset(point.name for point in entry_points(group=CUSTOM_GROUP))
+
+
+def _parameters(rule: type[AnyRule], entry: RuleEntry) -> dict[str, object]:
+    """What the entry says, over what its preset does."""
+    preset = rule.meta.presets[entry.preset] if entry.preset is not None else {}
+    return {**preset, **entry.params}
+
+
+def _beside(specs: Iterable[RuleSpec]) -> tuple[RuleSpec, ...]:
+    listed = tuple(specs)
+    watched = tuple(
+        Watched(
+            name=spec.name,
+            inputs=spec.rule.meta.inputs,
+            capture_hint=spec.rule.meta.capture_hint,
+            listed=spec.listed,
+            comes=spec.rule.meta.comes,
+            match=spec.match,
+        )
+        for spec in listed
+    )
+    return tuple(replace(spec, watched=watched) for spec in listed)

@@ -1,0 +1,1 @@
+"""What rules read: series of ranks, rows of tensors, other runs, recordings."""

@@ -1,0 +1,1 @@
+"""The rules that come with tocsin, by what they are about."""

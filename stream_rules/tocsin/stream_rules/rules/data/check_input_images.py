@@ -1,0 +1,197 @@
+"""`check_input_images`: images that are not normalised.
+
+Of an input that the user names (`run.data(inputs=images)`) the training process sends mean and
+spread of each channel, of a sample of the values. Of an input with up to `most_channels` channels,
+once `threshold_samples` values of each were seen, it is an issue when
+
+- `mean`: a channel's mean is further from 0 than `threshold_mean`,
+- `scale`: a channel's standard deviation is outside [`least_std`, `largest_std`]; pixels from 0 to
+  255 have one of about 70. A channel in which nothing varies (a mask) has none.
+
+Each in `for_summaries` summaries in a row, the values of all of them added up. 0.2 and 500 are the
+reference's, which looks at the mean alone. Pixels from 0 to 1, as `ToTensor` makes them, have a
+mean of 0.1 (handwritten digits) to 0.5 (photographs): many a model learns well from them, and
+others normalise within the model. So this is an info.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from pydantic import Field
+
+from tocsin.schemas.records.frames import TensorFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.stream_rules.reading.state_codec import StateArray
+from tocsin.stream_rules.reading.tensor_rows import WholeFrames
+from tocsin.stream_rules.rule import (
+    SERIES_POINTS,
+    Clear,
+    Finding,
+    Moment,
+    Outcome,
+    Params,
+    Rule,
+    RuleMeta,
+    tensors,
+)
+
+
+class CheckInputImagesParams(Params):
+    """Parameters of `check_input_images`."""
+
+    threshold_mean: float = Field(default=0.2, ge=0)
+    """How far from 0 the mean of a channel may be. Unit: that of the input."""
+    least_std: float = Field(default=0.1, ge=0)
+    """How small the standard deviation of a channel may be. Unit: that of the input."""
+    largest_std: float | None = Field(default=10.0, gt=0)
+    """How large it may be; None: it is not looked at, neither when small. Unit: that of the
+    input."""
+    threshold_samples: int = Field(default=500, ge=1)
+    """How many values of a channel are seen before it is judged. Unit: values."""
+    most_channels: int = Field(default=4, ge=1)
+    """An input with more channels is no image. Unit: channels."""
+    for_summaries: int = Field(default=1, ge=1)
+    """In how many summaries in a row. Unit: summaries."""
+
+
+@dataclass(slots=True)
+class _Input:
+    seen: float = 0.0
+    mean: StateArray = field(default_factory=lambda: np.zeros(0))
+    std: StateArray = field(default_factory=lambda: np.zeros(0))
+    bad: int = 0
+    since: int = 0
+    steps: list[int] = field(default_factory=list)
+    worst: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _State:
+    frames: WholeFrames = field(default_factory=WholeFrames)
+    inputs: dict[str, _Input] = field(default_factory=dict)
+
+
+class CheckInputImages(Rule[CheckInputImagesParams, _State]):
+    """An episode for each input."""
+
+    meta = RuleMeta(
+        name="check_input_images",
+        version=1,
+        family="data",
+        meaning="The channels of the input images are not centred, or not scaled.",
+        severity="info",
+        comes="later",
+        inputs=(tensors("input_channels"),),
+        capture_hint="name the images in the loop: run.data(inputs=images)",
+        remedy="Subtract the mean of each channel over the data set and divide by its standard "
+        "deviation, in the transforms of the data loader or as the model's first layer.",
+        alias="CheckInputImages",
+        presets={
+            "sagemaker": {
+                "threshold_mean": 0.2,
+                "threshold_samples": 500,
+                "largest_std": None,
+                "most_channels": 1024,
+                "for_summaries": 1,
+            }
+        },
+        branches={
+            "mean": "The mean of a channel is far from 0.",
+            "scale": "The standard deviation of a channel is far from 1.",
+        },
+        does_not_see="Images that nobody has named; normalisation within the model; the channels "
+        "of images whose last dimension they are (NHWC), which count as features of pixels in "
+        "batches of four dimensions.",
+        params=CheckInputImagesParams,
+        resolve_after_steps=0,
+    )
+    state_type = _State
+
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+        whole = self.state.frames.take(frame)
+        if whole is None:
+            return
+        mean, std, values = whole.column("mean"), whole.column("std"), whole.count("numel")
+        if mean is None or std is None or values is None:
+            return
+        channels: dict[str, list[int]] = {}
+        for row, name in enumerate(whole.rows):
+            channels.setdefault(name.rpartition(".")[0], []).append(row)
+        for name, rows in channels.items():
+            if len(rows) <= self.params.most_channels and values[rows].min() > 0:
+                yield from self._input(
+                    name,
+                    mean[rows].astype(np.float64),
+                    std[rows].astype(np.float64),
+                    float(values[rows].min()),
+                    whole.step,
+                )
+
+    def _input(
+        self,
+        name: str,
+        mean: StateArray,
+        std: StateArray,
+        values: float,
+        step: int,
+    ) -> Iterable[Outcome]:
+        if not (np.isfinite(mean).all() and np.isfinite(std).all()):
+            return  # nonfinite says that; in the means it would stay for ever
+        known = self.state.inputs.setdefault(name, _Input())
+        if len(known.mean) != len(mean):
+            known = self.state.inputs[name] = _Input(mean=mean, std=std)
+        share = values / (known.seen + values)
+        centre = known.mean + share * (mean - known.mean)
+        apart = (1 - share) * (known.mean - centre) ** 2 + share * (mean - centre) ** 2
+        known.std = np.sqrt((1 - share) * known.std**2 + share * std**2 + apart)
+        known.mean = centre
+        known.seen += values
+        if known.seen < self.params.threshold_samples:
+            return
+        off = np.abs(known.mean) > self.params.threshold_mean
+        wide = np.zeros(len(mean), bool)
+        if (largest := self.params.largest_std) is not None:
+            wide = (known.std > largest) | ((known.std < self.params.least_std) & (known.std > 0.0))
+        known.steps = [*known.steps, step][-SERIES_POINTS:]
+        known.worst = [*known.worst, float(np.abs(known.mean).max())][-SERIES_POINTS:]
+        if not (off | wide).any():
+            known.bad = 0
+            yield Clear(step, about=name)
+            return
+        known.since = step if known.bad == 0 else known.since
+        known.bad += 1
+        if known.bad >= self.params.for_summaries:
+            yield self._finding(name, known, [int(i) for i in np.flatnonzero(off | wide)], wide)
+
+    def _finding(self, name: str, known: _Input, bad: list[int], wide: StateArray) -> Finding:
+        scale = bool(wide.any())
+        first = int(np.flatnonzero(wide)[0]) if scale else bad[0]
+        params = self.params
+        others = f", and {len(bad) - 1} other channels" if len(bad) > 1 else ""
+        return Finding(
+            about=name,
+            branch="scale" if scale else "mean",
+            subject=Subject(kind="tensor", name=f"{name}.{first}", collection="input_channels"),
+            reason=f"channel {first} of {name} has the mean {known.mean[first]:.3g} and the "
+            f"standard deviation {known.std[first]:.3g}{others}: the images are not normalised",
+            first_step=known.since,
+            first_rank=self.state.frames.rank,
+            evidence=Evidence(
+                facts=(
+                    Fact(name="mean", value=float(known.mean[first]), limit=params.threshold_mean),
+                    Fact(name="std", value=float(known.std[first]), limit=params.largest_std),
+                    Fact(name="values_seen", value=known.seen),
+                ),
+                series=Series(
+                    name="distance of the worst mean from 0",
+                    steps=tuple(known.steps),
+                    values=tuple(known.worst),
+                    limit=params.threshold_mean,
+                ),
+                followed=len(bad) - 1,
+                also=tuple(f"{name}.{i}" for i in bad if i != first),
+            ),
+        )

@@ -1,0 +1,215 @@
+"""`collapsed_predictions`: the model gives the same answer whatever it is shown.
+
+- `constant`: in `for_looks` looks in a row at what the loss is given, the scores of all samples of
+  a batch are the same: their standard deviation over the samples is below 1e-6 of their size. What
+  is left of the model is its last bias; the inputs do not reach it, or die on their way (dead
+  ReLUs, weights of zero). It does not count where the inputs themselves are all the same.
+- `one_class`: at least `share` of the predictions are of one class in records that cover `steps`
+  steps of training, or in `evaluations` of them in a row, while that class is at most `label_share`
+  of the labels. In its first steps many a healthy model does so: a record that begins before
+  `start_step` does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from pydantic import Field
+
+from tocsin.schemas.records.frames import TensorFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.schemas.records.program_facts import LayerInputsSeen, LossInputsSeen
+from tocsin.schemas.records.runs import RunData
+from tocsin.stream_rules.reading.tensor_rows import WholeFrames
+from tocsin.stream_rules.rule import (
+    Clear,
+    Finding,
+    Holds,
+    Moment,
+    Outcome,
+    Params,
+    Rule,
+    RuleMeta,
+    event,
+    tensors,
+)
+
+_SAME: Final = 1e-6
+_ROWS: Final = 4
+_SAMPLES: Final = 64
+
+
+class CollapsedPredictionsParams(Params):
+    """Parameters of `collapsed_predictions`."""
+
+    for_looks: int = Field(default=6, ge=1)
+    """How many looks in a row all scores are the same. Unit: looks."""
+    share: float = Field(default=0.995, gt=0.5, le=1)
+    """How many of the predictions are of one class. Unit: share."""
+    label_share: float = Field(default=0.7, gt=0, lt=1)
+    """How many of the labels are of that class, at most. Unit: share."""
+    steps: int = Field(default=100, ge=1)
+    """How long predictions are of one class. Unit: steps."""
+    start_step: int = Field(default=20, ge=0)
+    """The first step that counts. Unit: steps."""
+    evaluations: int = Field(default=3, ge=1)
+    """How many evaluations in a row predict one class. Unit: evaluations."""
+
+
+@dataclass(slots=True)
+class _Collapse:
+    frames: WholeFrames = field(default_factory=WholeFrames)
+    last_step: int = 0
+    since: int | None = None
+    records: int = 0
+
+
+@dataclass(slots=True)
+class _State:
+    rank: int | None = None
+    same: dict[str, int] = field(default_factory=dict)
+    same_since: dict[str, int] = field(default_factory=dict)
+    same_step: dict[str, int] = field(default_factory=dict)
+    inputs_same: bool = False
+    modes: dict[str, _Collapse] = field(default_factory=dict)
+
+
+class CollapsedPredictions(Rule[CollapsedPredictionsParams, _State]):
+    """One episode for each branch, of training and of evaluations."""
+
+    meta = RuleMeta(
+        name="collapsed_predictions",
+        version=1,
+        family="data",
+        meaning="The model gives the same answer for all samples.",
+        severity="warning",
+        comes="maybe",
+        inputs=(
+            event(LossInputsSeen),
+            tensors("labels", mode=None),
+            event(LayerInputsSeen, beside=True),
+        ),
+        capture_hint="predictions are seen where the loss is one of torch.nn.functional, or "
+        "run.data(labels=…, predictions=…) names them",
+        remedy="Look for dead activations, a learning rate that has blown the weights up, and "
+        "weights of zero; balance the classes if one of them is nearly all of the data.",
+        does_not_see="Constant answers of models whose loss is written by hand or compiled, and a "
+        "collapse to few classes.",
+        params=CollapsedPredictionsParams,
+        branches={
+            "constant": "The scores of all samples of a batch are the same.",
+            "one_class": "Nearly all predictions are of one class.",
+        },
+        resolve_after_steps=0,
+    )
+    state_type = _State
+
+    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+        state = self.state
+        if isinstance(data, LayerInputsSeen):
+            state.inputs_same = data.sample_std == 0.0
+            return
+        if not isinstance(data, LossInputsSeen) or data.mode != "train":
+            return
+        if state.rank is not None and data.rank > state.rank:
+            return
+        if data.rank != state.rank:
+            self.state = state = _State(
+                rank=data.rank, inputs_same=state.inputs_same, modes=state.modes
+            )
+        if data.spread is None or data.rows < _ROWS:
+            return
+        key = data.function
+        size = max(abs(data.minimum), abs(data.maximum))
+        if not data.spread <= _SAME * size or state.inputs_same:
+            state.same[key] = 0
+            yield Clear(data.step, about=f"constant {key}")
+            return
+        if data.step <= state.same_step.get(key, -1):
+            return  # another call of the same step
+        state.same_step[key] = data.step
+        if not state.same.get(key):
+            state.same[key], state.same_since[key] = 0, data.step
+        state.same[key] += 1
+        if state.same[key] < self.params.for_looks:
+            return
+        yield Finding(
+            about=f"constant {key}",
+            branch="constant",
+            subject=Subject(kind="loss", name=key),
+            reason=f"{key} is given the same scores for all samples since step "
+            f"{state.same_since[key]}: the inputs do not reach the output",
+            first_step=state.same_since[key],
+            first_rank=data.rank,
+            evidence=Evidence(
+                facts=(
+                    Fact(
+                        name="looks",
+                        value=float(state.same[key]),
+                        limit=float(self.params.for_looks),
+                    ),
+                    Fact(name="spread", value=data.spread),
+                    Fact(name="smallest", value=data.minimum),
+                    Fact(name="largest", value=data.maximum),
+                ),
+            ),
+        )
+
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+        mode = frame.mode
+        if mode not in ("train", "eval"):
+            return
+        kept = self.state.modes.setdefault(mode, _Collapse())
+        whole = kept.frames.take(frame)
+        if whole is None:
+            return
+        labels, predictions = whole.count("labels"), whole.count("predictions")
+        began, kept.last_step = kept.last_step, whole.step
+        if labels is None or predictions is None:
+            return
+        all_labels, all_predictions = int(labels.sum()), int(predictions.sum())
+        if all_predictions < _SAMPLES or not all_labels:
+            return
+        top = int(np.argmax(predictions))
+        taken = float(predictions[top]) / all_predictions
+        true = float(labels[top]) / all_labels
+        about, params = f"one_class {mode}", self.params
+        if taken < params.share or true > params.label_share:
+            kept.since, kept.records = None, 0
+            yield Clear(whole.step, about=about)
+            return
+        if began < params.start_step:
+            return
+        if kept.since is None:
+            kept.since = began
+        kept.records += 1
+        enough = (
+            whole.step - kept.since >= params.steps and kept.records > 1
+            if mode == "train"
+            else kept.records >= params.evaluations and whole.step >= params.steps
+        )
+        if not enough:
+            yield Holds(whole.step, about=about)
+            return
+        where = "" if mode == "train" else " of the evaluations"
+        yield Finding(
+            about=about,
+            branch="one_class",
+            subject=Subject(kind="scalar", name="predictions"),
+            reason=f"{100 * taken:.1f} % of the predictions{where} are class {whole.rows[top]} "
+            f"since step {kept.since}, which {100 * true:.1f} % of the labels are",
+            first_step=kept.since,
+            first_rank=kept.frames.rank,
+            evidence=Evidence(
+                facts=(
+                    Fact(name="class", value=whole.rows[top]),
+                    Fact(name="predicted", value=taken, limit=params.share),
+                    Fact(name="labelled", value=true, limit=params.label_share),
+                    Fact(name="records", value=float(kept.records)),
+                    Fact(name="samples", value=float(all_predictions)),
+                ),
+            ),
+        )

@@ -1,0 +1,214 @@
+"""`confusion`: a class that is taken for another one.
+
+The training process counts, in samples of the batches, which class was taken for which (up to 100
+classes). A row of that table over the number of its labels is what becomes of a class. Two
+conditions, by branch, on the last `samples` labels, of training and of evaluations each for itself:
+`off_diagonal`, more than `max_off_diag` of a class are taken for one other class; `diagonal`, less
+than `min_diag` are taken for what they are.
+
+A class is judged once the sample shows it (Wilson's bounds, `certainty` standard deviations), in
+`for_summaries` summaries in a row, and only while the model is right in `least_accuracy` of all:
+before it has learned, it confuses everything with everything. With the reference's 0.9 and 0.1
+each classifier that is not nearly perfect would be an issue for ever; the defaults here are the
+places where the table contradicts the labels: a class that is more often taken for another one than
+for itself, as when two classes have changed places in the labels. An info. The reference's
+verdicts are those of the preset. Labels that are the model's own tokens are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from tocsin.schemas.records.frames import TensorFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.stream_rules.reading.state_codec import StateArray
+from tocsin.stream_rules.reading.tensor_rows import Doubles, WholeFrames
+from tocsin.stream_rules.rule import (
+    SERIES_POINTS,
+    Clear,
+    Finding,
+    Moment,
+    Outcome,
+    Params,
+    Rule,
+    RuleMeta,
+    tensors,
+)
+from tocsin.stream_rules.rules.data.class_tally import Recent
+from tocsin.stream_rules.rules.data.shares import at_least, at_most
+from tocsin.stream_rules.rules.data.vocabulary import Vocabulary
+
+Flags = npt.NDArray[np.bool_]
+
+
+class ConfusionParams(Params):
+    """Parameters of `confusion`."""
+
+    min_diag: float = Field(default=0.3, ge=0, le=1)
+    """How much of a class is at least taken for what it is. Unit: a share, 0 to 1."""
+    max_off_diag: float = Field(default=0.5, ge=0, le=1)
+    """How much of a class may be taken for one other class. Unit: a share, 0 to 1."""
+    category_no: int | None = Field(default=None, ge=2)
+    """Of how many classes the first ones are judged; None: all. Unit: classes."""
+    samples: int = Field(default=500, ge=1)
+    """How many labels are seen before it is judged. Unit: labels."""
+    least_accuracy: float = Field(default=0.6, ge=0, le=1)
+    """How much the model must predict rightly. Unit: a share, 0 to 1."""
+    for_summaries: int = Field(default=3, ge=1)
+    """In how many summaries in a row. Unit: summaries."""
+    certainty: float = Field(default=3.0, ge=0)
+    """How surely the sample shows it. Unit: standard deviations."""
+    tokens_too: bool = False
+    """Whether labels that are the model's own tokens are judged like classes."""
+
+
+@dataclass(slots=True)
+class _Table:
+    frames: WholeFrames = field(default_factory=WholeFrames)
+    recent: Recent = field(default_factory=Recent)
+    bad: StateArray = field(default_factory=lambda: np.zeros((0, 0), np.uint32))
+    since: int | None = None
+    steps: list[int] = field(default_factory=list)
+    worst: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _State:
+    tables: dict[str, _Table] = field(default_factory=dict)
+    vocabulary: Vocabulary = field(default_factory=Vocabulary)
+
+
+class Confusion(Rule[ConfusionParams, _State]):
+    """An episode for training and one for evaluations; it names the worst pair of classes."""
+
+    meta = RuleMeta(
+        name="confusion",
+        version=1,
+        family="data",
+        meaning="A class is more often taken for another one than for itself.",
+        severity="info",
+        comes="maybe",
+        inputs=(tensors("confusion", mode=None), tensors("embeddings", beside=True)),
+        capture_hint="labels and predictions are found where the loss is a cross-entropy of "
+        "PyTorch, counted up to 100 classes; else run.data(labels=…, predictions=…)",
+        remedy="Look at some samples of the two classes and at their labels: they may be mixed up, "
+        "or not to be told apart by what the model is given.",
+        alias="Confusion",
+        presets={
+            "sagemaker": {
+                "min_diag": 0.9,
+                "max_off_diag": 0.1,
+                "samples": 1,
+                "least_accuracy": 0.0,
+                "for_summaries": 1,
+                "certainty": 0.0,
+                "tokens_too": True,
+            }
+        },
+        branches={
+            "off_diagonal": "Much of a class is taken for one other class.",
+            "diagonal": "Little of a class is taken for what it is.",
+        },
+        does_not_see="More than 100 classes; a model that has learned no class yet.",
+        params=ConfusionParams,
+        resolve_after_steps=0,
+    )
+    state_type = _State
+
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+        state, params = self.state, self.params
+        if frame.collection == "embeddings":
+            state.vocabulary.learn(frame)
+            return
+        of = state.tables.setdefault(frame.mode, _Table())
+        whole = of.frames.take(frame)
+        if whole is None or whole.count_columns != whole.rows:
+            return
+        if not params.tokens_too and state.vocabulary.holds(len(whole.rows)):
+            return
+        counted = whole.counts.astype(np.float64)
+        of.recent.add(counted, float(counted.sum()), params.samples)
+        table = of.recent.total()[: params.category_no, : params.category_no]
+        if of.recent.seen < params.samples or not table.any():
+            return
+        yield from self._judge(of, table, whole.step, frame.mode)
+
+    def _judge(self, of: _Table, table: Doubles, step: int, mode: str) -> Iterable[Outcome]:
+        params, z = self.params, self.params.certainty
+        labels = np.repeat(table.sum(1, keepdims=True), table.shape[1], axis=1)
+        own = np.eye(len(table), dtype=bool)
+        accuracy = float(np.trace(table) / table.sum())
+        low = own & (labels > 0) & (at_most(table, labels, z) < params.min_diag)
+        high = ~own & (at_least(table, labels, z) > params.max_off_diag)
+        over = (low | high) & (accuracy >= params.least_accuracy)
+        before = np.zeros(table.shape, np.uint32)
+        known = of.bad[: len(table), : len(table)]
+        before[: known.shape[0], : known.shape[1]] = known
+        of.bad = np.where(over, before + 1, 0).astype(np.uint32)
+        shares = table / np.maximum(labels, 1)
+        of.steps = [*of.steps, step][-SERIES_POINTS:]
+        of.worst = [*of.worst, float(np.where(own, 0, shares).max())][-SERIES_POINTS:]
+        if not over.any():
+            of.since = None
+            yield Clear(step, about=mode)
+            return
+        of.since = step if of.since is None else of.since
+        lasting = of.bad >= params.for_summaries
+        if lasting.any():
+            yield self._finding(of, table, shares, lasting, accuracy, mode)
+
+    def _finding(
+        self,
+        of: _Table,
+        table: Doubles,
+        shares: Doubles,
+        lasting: Flags,
+        accuracy: float,
+        mode: str,
+    ) -> Finding:
+        own = np.eye(len(table), dtype=bool)
+        pairs = lasting & ~own
+        where = "" if mode == "train" else f" in {mode}"
+        if pairs.any():
+            i, j = divmod(int(np.argmax(np.where(pairs, shares, -1))), table.shape[1])
+            others = [f"{a} as {b}" for a, b in np.argwhere(pairs).tolist() if (a, b) != (i, j)]
+            said = f"{100 * shares[i, j]:.0f} % of class {i} are taken for class {j}{where}"
+            limit = self.params.max_off_diag
+        else:
+            i = j = int(np.argmin(np.where(lasting.diagonal(), shares.diagonal(), 2)))
+            others = [str(a) for a in np.flatnonzero(lasting.diagonal()).tolist() if a != i]
+            said = f"{100 * shares[i, i]:.0f} % of class {i} are predicted as that{where}"
+            limit = self.params.min_diag
+        more = f", and so are {len(others)} other pairs" if others and i != j else ""
+        more = f", and {len(others)} other classes" if others and i == j else more
+        return Finding(
+            about=mode,
+            branch="off_diagonal" if i != j else "diagonal",
+            subject=Subject(kind="tensor", name=f"class {i}", collection="confusion"),
+            reason=f"{said}{more}, while {100 * accuracy:.0f} % of all are predicted rightly",
+            first_step=of.since,
+            first_rank=of.frames.rank,
+            evidence=Evidence(
+                facts=(
+                    Fact(name="share", value=float(shares[i, j]), limit=limit),
+                    Fact(name="of_class", value=float(i)),
+                    Fact(name="taken_for", value=float(j)),
+                    Fact(name="rightly", value=float(shares[i, i]), limit=self.params.min_diag),
+                    Fact(name="labels_of_class", value=float(table[i].sum())),
+                    Fact(name="accuracy", value=accuracy),
+                ),
+                series=Series(
+                    name="largest share of a class that is taken for another",
+                    steps=tuple(of.steps),
+                    values=tuple(of.worst),
+                    limit=self.params.max_off_diag,
+                ),
+                followed=len(others),
+                also=tuple(others[:32]),
+            ),
+        )

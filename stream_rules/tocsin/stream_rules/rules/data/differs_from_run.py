@@ -1,0 +1,180 @@
+"""`differs_from_run`: this run does not do what another one did.
+
+For two runs that should be alike: the same program after a change that should change nothing, on
+another machine, with another version of a library. At each step whose loss both have told, and in
+each summary of the same collection, step and tensor, the numbers are compared: they differ where
+they are further apart than `rtol` of the larger one (minimum, maximum, mean and spread: of the
+largest absolute value of the tensor). The first difference is what is said: what comes later
+follows from it. With an `rtol` of 0, as in the preset, the runs must agree to the last bit of what
+was sent.
+
+The other run must be on the same bus within its retention, a day by default, and be ahead of this
+one: over, as a rule. Of it the losses and the first 64 MiB of summaries are kept. Where nothing is
+known of it at this run's first step, that is an issue (`not_found`), once; the other run itself,
+with the same configuration, is compared with nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from pydantic import Field
+
+from tocsin.schemas.records.frames import StepFrame, TensorFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.stream_rules.reading.other_runs import COLLECTIONS, Reference, References, differs
+from tocsin.stream_rules.reading.rank_series import Lead
+from tocsin.stream_rules.reading.tensor_rows import WholeFrames
+from tocsin.stream_rules.rule import (
+    Finding,
+    Holds,
+    Moment,
+    Outcome,
+    Params,
+    Rule,
+    RuleMeta,
+    scalar,
+    tensors,
+)
+
+
+class DiffersFromRunParams(Params):
+    """Parameters of `differs_from_run`."""
+
+    other_run: str = ""
+    """The id of the run with which this one is compared."""
+    rtol: float = Field(default=1e-3, ge=0)
+    """How far apart two values may be. Unit: a share of the larger one."""
+    losses: bool = True
+    """Whether the losses of the steps are compared, too."""
+
+
+@dataclass(slots=True)
+class _State:
+    lead: Lead = field(default_factory=Lead)
+    frames: dict[str, WholeFrames] = field(default_factory=dict)
+    looked: bool = False
+    different: bool = False
+    compared: int = 0
+
+
+class DiffersFromRun(Rule[DiffersFromRunParams, _State]):
+    """One episode, at the first difference; another if the other run is not there."""
+
+    meta = RuleMeta(
+        name="differs_from_run",
+        version=1,
+        family="data",
+        meaning="The run differs from another one that it should be like.",
+        severity="warning",
+        by_default=False,
+        inputs=(scalar("loss"), *(tensors(collection) for collection in COLLECTIONS)),
+        capture_hint="losses, gradients and weights are captured by default",
+        remedy="Compare seeds, data order, versions and flags of the two runs at the first step "
+        "that differs; torch.use_deterministic_algorithms(True) takes chance out of the kernels.",
+        alias="SimilarAcrossRuns",
+        presets={"sagemaker": {"rtol": 0.0, "losses": False}},
+        branches={
+            "difference": "The same tensor, or the loss, is not the same at the same step.",
+            "not_found": "Nothing is known of the other run.",
+        },
+        does_not_see="Steps and tensors that only one of the runs has told; ranks other than the "
+        "first; what the other run does after this one has passed it.",
+        params=DiffersFromRunParams,
+    )
+    state_type = _State
+
+    def __init__(self, name: str, params: DiffersFromRunParams) -> None:
+        super().__init__(name, params)
+        self._other: Reference | None = None
+
+    def other_runs(self) -> Sequence[str]:
+        return (self.params.other_run,) if self.params.other_run else ()
+
+    def on_references(self, references: References) -> None:
+        self._other = references.of(self.params.other_run)
+
+    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+        state = self.state
+        if not state.lead.takes(frame):
+            return
+        yield from self._look(at)
+        for step, loss in state.lead.points(frame, "loss"):
+            other = None if self._other is None else self._other.loss(step)
+            if other is None or not self.params.losses:
+                continue
+            state.compared += 1
+            same = loss == other or (math.isnan(loss) and math.isnan(other))
+            apart = abs(loss - other)
+            if same or apart <= self.params.rtol * max(abs(loss), abs(other)):
+                continue
+            subject = Subject(kind="loss", name="loss")
+            yield from self._differs(step, subject, "the loss", loss, other, 0)
+
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+        state = self.state
+        whole = state.frames.setdefault(frame.collection, WholeFrames()).take(frame)
+        if whole is None:
+            return
+        yield from self._look(at)
+        other = None if self._other is None else self._other.frame(whole.collection, whole.step)
+        if other is None:
+            return
+        state.compared += 1
+        found = differs(whole, other, self.params.rtol)
+        if found:
+            name, statistic, ours, theirs = found[0]
+            subject = Subject(kind="tensor", name=name, collection=whole.collection)
+            what = f"{statistic} of {whole.collection}/{name}"
+            yield from self._differs(whole.step, subject, what, ours, theirs, len(found) - 1)
+
+    def _look(self, at: Moment) -> Iterable[Outcome]:
+        """Once: whether the other run is there."""
+        state, name = self.state, self.params.other_run
+        if state.looked:
+            return
+        state.looked = True
+        if name == at.run.run_id or (self._other is not None and self._other.known):
+            return
+        if name:
+            said = f"nothing is known of the run {name}: there is nothing to compare with"
+        else:
+            said = "no run is named that this one is to be compared with"
+        yield Finding(
+            about="not_found",
+            branch="not_found",
+            subject=Subject(kind="rule", name=self.name),
+            reason=said,
+            remedy="Set `other_run` to a run of this bus that is over, not longer ago than the "
+            "retention of the telemetry (`tocsin status` lists them).",
+        )
+
+    def _differs(
+        self, step: int, subject: Subject, what: str, ours: float, theirs: float, others: int
+    ) -> Iterable[Outcome]:
+        state = self.state
+        if state.different:
+            yield Holds(step)
+            return
+        state.different = True
+        more = f", and {others} other tensors differ" if others else ""
+        yield Finding(
+            branch="difference",
+            subject=subject,
+            reason=f"{what} is {ours:.6g} at step {step}, and {theirs:.6g} in the run "
+            f"{self.params.other_run}{more}",
+            first_step=step,
+            first_rank=state.lead.rank,
+            evidence=Evidence(
+                facts=(
+                    Fact(name="here", value=ours),
+                    Fact(name="there", value=theirs),
+                    Fact(name="compared_before", value=float(state.compared - 1)),
+                    Fact(name="other_run", value=self.params.other_run),
+                ),
+                followed=others,
+                explanation=f"values are the same up to {self.params.rtol:g} of the larger one",
+            ),
+        )

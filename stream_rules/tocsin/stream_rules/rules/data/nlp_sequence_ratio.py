@@ -1,0 +1,186 @@
+"""`nlp_sequence_ratio`: one token is too much of the text.
+
+The training process counts the tokens that a training reads, in samples: those that are named
+(`run.data(tokens=ids)`), else the targets of a cross-entropy over more than 1,000 classes, without
+those that the loss leaves out. Over the last `samples` tokens, the share of each token that
+`token_values` lists must not be above its limit in `token_thresholds_percent` (Wilson's lower
+bound). Without a list no token may be above the first limit.
+
+The labels of a model whose embedding has as many rows as there are classes are tokens, too. The
+reference looks at token 0, commonly the padding, with a limit of 50 %; half of a text being one
+token is odd whichever it is, so ours looks at all. An info: padded targets are waste, and the loss
+is mostly that of the padding, but the training goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from tocsin.schemas.records.frames import TensorFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.stream_rules.reading.tensor_rows import WholeFrames
+from tocsin.stream_rules.rule import (
+    SERIES_POINTS,
+    Clear,
+    Finding,
+    Moment,
+    Outcome,
+    Params,
+    Rule,
+    RuleMeta,
+    tensors,
+)
+from tocsin.stream_rules.rules.data.shares import at_least
+from tocsin.stream_rules.rules.data.vocabulary import Vocabulary
+
+_MOST: Final = 64
+"""Summaries that are added up at most."""
+
+_COUNT: Final = {"tokens": "count", "labels": "labels"}
+"""The column of the counts, by collection."""
+
+
+class NlpSequenceRatioParams(Params):
+    """Parameters of `nlp_sequence_ratio`."""
+
+    token_values: tuple[int, ...] = Field(default=(), max_length=64, strict=False)
+    """The ids of the tokens that are watched; none: each. Unit: token ids."""
+    token_thresholds_percent: tuple[float, ...] = Field(
+        default=(50.0,), min_length=1, max_length=64, strict=False
+    )
+    """How much of the text each may be, in the order of `token_values`; one for all. Unit:
+    percent."""
+    samples: int = Field(default=1000, ge=1)
+    """How many tokens are seen before it is judged. Unit: tokens."""
+    certainty: float = Field(default=3.0, ge=0)
+    """How surely the sample shows it. Unit: standard deviations."""
+
+    @model_validator(mode="after")
+    def _one_limit_each(self) -> Self:
+        limits = len(self.token_thresholds_percent)
+        if limits not in (1, len(self.token_values)):
+            raise ValueError(
+                f"{limits} thresholds for {len(self.token_values)} tokens: expected one for each, "
+                "or one for all"
+            )
+        return self
+
+
+@dataclass(slots=True)
+class _State:
+    frames: dict[str, WholeFrames] = field(default_factory=dict)
+    rank: int | None = None
+    vocabulary: Vocabulary = field(default_factory=Vocabulary)
+    tables: list[dict[str, float]] = field(default_factory=list)
+    since: dict[str, int] = field(default_factory=dict)
+    steps: list[int] = field(default_factory=list)
+    worst: list[float] = field(default_factory=list)
+
+
+class NlpSequenceRatio(Rule[NlpSequenceRatioParams, _State]):
+    """An episode for each token."""
+
+    meta = RuleMeta(
+        name="nlp_sequence_ratio",
+        version=1,
+        family="data",
+        meaning="One token, like padding or the unknown word, is too much of the text.",
+        severity="info",
+        comes="maybe",
+        inputs=(
+            tensors("tokens"),
+            tensors("labels", beside=True),
+            tensors("embeddings", beside=True),
+        ),
+        capture_hint="the targets of a cross-entropy over more than 1,000 classes are counted as "
+        "tokens; else name them with run.data(tokens=ids)",
+        remedy="Batch texts of similar length, let the loss ignore the padding (ignore_index), and "
+        "look at the tokenizer where it is the unknown token.",
+        alias="NLPSequenceRatio",
+        presets={
+            "sagemaker": {
+                "token_values": [0],
+                "token_thresholds_percent": [50.0],
+                "samples": 1,
+                "certainty": 0.0,
+            }
+        },
+        does_not_see="Tokens of an encoder that are neither its targets nor named; the padding "
+        "that the loss ignores.",
+        params=NlpSequenceRatioParams,
+        resolve_after_steps=0,
+    )
+    state_type = _State
+
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+        state = self.state
+        if frame.collection == "embeddings":
+            state.vocabulary.learn(frame)
+            return
+        if frame.collection == "labels" and not state.vocabulary.holds(len(frame.rows)):
+            return
+        whole = state.frames.setdefault(frame.collection, WholeFrames()).take(frame)
+        counts = None if whole is None else whole.count(_COUNT[frame.collection])
+        if whole is None or counts is None:
+            return
+        state.rank = whole.speaker.rank
+        state.tables.append(dict(zip(whole.rows, map(float, counts.tolist()), strict=True)))
+        held = [sum(table.values()) for table in state.tables]
+        while len(held) > _MOST or sum(held[1:]) >= self.params.samples:
+            del held[0], state.tables[0]
+        total = sum(held)
+        if total >= self.params.samples:
+            yield from self._judge(total, whole.step)
+
+    def _judge(self, total: float, step: int) -> Iterable[Outcome]:
+        state, params = self.state, self.params
+        limits = params.token_thresholds_percent
+        if params.token_values:
+            each = limits * (len(params.token_values) // len(limits))
+            watched = {str(v): limit for v, limit in zip(params.token_values, each, strict=True)}
+        else:
+            watched = {name: limits[0] for table in state.tables for name in table}
+            watched.pop("other", None)
+        names = list(watched)
+        counts = np.array([sum(t.get(name, 0.0) for t in state.tables) for name in names])
+        allowed = np.array([watched[name] for name in names])
+        surely = 100 * at_least(counts, np.full(len(names), total), params.certainty)
+        state.steps = [*state.steps, step][-SERIES_POINTS:]
+        state.worst = [*state.worst, 100 * float(counts.max(initial=0)) / total][-SERIES_POINTS:]
+        over = {names[i] for i in np.flatnonzero(surely > allowed)}
+        for name in [name for name in state.since if name not in over]:
+            del state.since[name]
+            yield Clear(step, about=name)
+        for name, count in zip(names, counts.tolist(), strict=True):
+            if name in over:
+                state.since.setdefault(name, step)
+                yield self._finding(name, count, total, watched[name])
+
+    def _finding(self, name: str, count: float, total: float, limit: float) -> Finding:
+        state, percent = self.state, 100 * count / total
+        return Finding(
+            about=name,
+            subject=Subject(kind="tensor", name=f"token {name}", collection="tokens"),
+            reason=f"token {name} is {percent:.0f} % of the text, of {total:,.0f} tokens in a "
+            "sample",
+            first_step=state.since[name],
+            first_rank=state.rank,
+            evidence=Evidence(
+                facts=(
+                    Fact(name="share", value=percent, limit=limit, unit="percent"),
+                    Fact(name="tokens_seen", value=total),
+                ),
+                series=Series(
+                    name="share of the most frequent token that is watched",
+                    unit="percent",
+                    steps=tuple(state.steps),
+                    values=tuple(state.worst),
+                    limit=limit,
+                ),
+            ),
+        )

@@ -1,0 +1,178 @@
+"""`logit_drift`: the output logits of a cross-entropy drift away all together.
+
+A cross-entropy does not see a constant that is added to all logits of a token: nothing holds their
+level, and in half precision large logits lose the small differences that matter. The training
+process sends the log of the sum of their exponentials, log Z, averaged over a sample of tokens.
+Fine-tuned models begin at any level (that of GPT-2 is below -30), so it is measured from the first
+summary. By branch:
+
+- `limit`: it is further than `limit` from where it began, in two summaries in a row.
+- `slope`: it has moved by more than `slope` per 1,000 steps, measured between the first and the
+  last third of the last `window` steps, over at least 500 steps and five summaries, and always in
+  the same direction; and it is at least `slope` from where it began.
+
+Small language models went from 4.8 to 7.6 at most in 1,000 healthy steps. A classifier that grows
+certain has a rising log Z, too. So this is an info, unless it is further
+than ten times the limit. PaLM and others hold log Z at 0 by an auxiliary loss (z-loss, 1e-4 log²Z).
+Outputs without a cross-entropy (no labels, no tokens were seen) are no logits, and are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from pydantic import Field
+
+from tocsin.schemas.records.frames import TensorFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.stream_rules.reading.tensor_rows import Doubles, WholeFrames, aligned
+from tocsin.stream_rules.rule import (
+    Clear,
+    Finding,
+    Moment,
+    Outcome,
+    Params,
+    Rule,
+    RuleMeta,
+    tensors,
+)
+from tocsin.stream_rules.rules.large_models.layer_history import Flags, LayerHistory
+
+_LASTING: Final = 2
+_FEWEST: Final = 5
+_SHORTEST: Final = 500
+_FAR: Final = 10.0
+
+
+class LogitDriftParams(Params):
+    """Parameters of `logit_drift`."""
+
+    limit: float = Field(default=20.0, gt=0)
+    """How far from where it began the mean log Z may be. Unit: nats."""
+    slope: float = Field(default=5.0, gt=0)
+    """How much it may move. Unit: nats per 1,000 steps."""
+    window: int = Field(default=2000, ge=_SHORTEST)
+    """Over how many steps that is measured. Unit: steps."""
+
+
+@dataclass(slots=True)
+class _State:
+    frames: WholeFrames = field(default_factory=WholeFrames)
+    history: LayerHistory = field(default_factory=LayerHistory)
+    first_rows: list[str] = field(default_factory=list)
+    first: list[float] = field(default_factory=list)
+    cross_entropy: bool = False
+    since: dict[str, int] = field(default_factory=dict)
+
+
+class LogitDrift(Rule[LogitDriftParams, _State]):
+    """An episode for each branch."""
+
+    meta = RuleMeta(
+        name="logit_drift",
+        version=1,
+        family="large_models",
+        meaning="The level of the output logits drifts away from where it began.",
+        severity="info",
+        comes="maybe",
+        inputs=(
+            tensors("logits"),
+            tensors("labels", beside=True),
+            tensors("tokens", beside=True),
+        ),
+        capture_hint="the layer that puts out logits is the one that shares its weight with an "
+        "embedding, or the widest and last Linear; with the collection activations",
+        remedy="Add a z-loss (1e-4 times the square of log Z), lower the learning rate, and leave "
+        "the bias of the last layer out of it.",
+        branches={
+            "limit": "The mean log Z is far from where it began.",
+            "slope": "The mean log Z moves steadily and fast.",
+        },
+        does_not_see="A head that is no torch.nn.Linear; a level that was far off from the "
+        "beginning; a drift that ended before the first summary.",
+        params=LogitDriftParams,
+        resolve_after_steps=0,
+    )
+    state_type = _State
+    by_part = True
+
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+        state = self.state
+        if frame.collection != "logits":
+            state.cross_entropy = True
+            return
+        whole = state.frames.take(frame)
+        column = None if whole is None else whole.column("log_z")
+        if whole is None or column is None or not len(whole.rows):
+            return
+        level = column.astype(np.float64)
+        start = aligned(whole.rows, state.first_rows, np.asarray(state.first))
+        start = np.where(np.isfinite(start), start, level)
+        state.first_rows, state.first = list(whole.rows), start.tolist()
+        state.history.add(whole.step, whole.rows, level)
+        if not state.cross_entropy:
+            return
+        away = np.abs(state.history.values - start)
+        with np.errstate(invalid="ignore"):
+            far = np.asarray((away[-_LASTING:] > self.params.limit).all(0))
+        far &= len(away) >= _LASTING
+        slopes = self._slopes(whole.step)
+        steep = (np.abs(slopes) > self.params.slope) & (away[-1] > self.params.slope)
+        yield from self._branch("limit", far, whole.step, start, slopes)
+        yield from self._branch("slope", steep & ~far, whole.step, start, slopes)
+
+    def _slopes(self, step: int) -> Doubles:
+        """Per 1,000 steps; 0 where it is not known, or not always in one direction."""
+        history = self.state.history
+        steps = np.asarray(history.steps, np.float64)
+        inside = steps >= step - self.params.window
+        values, steps = history.values[inside], steps[inside]
+        none = np.zeros(values.shape[1])
+        if len(steps) < _FEWEST or steps[-1] - steps[0] < _SHORTEST:
+            return none
+        third = max(1, len(steps) // 3)
+        middle = slice(third, -third)
+        low, high = np.median(values[:third], axis=0), np.median(values[-third:], axis=0)
+        between = np.median(values[middle], axis=0) if len(steps[middle]) else (low + high) / 2
+        away = float(np.median(steps[-third:]) - np.median(steps[:third]))
+        steady = (between - low) * (high - between) > 0
+        # Most of the way in the first part is a beginning that is over.
+        steady &= np.abs(high - between) > np.abs(high - low) / 3
+        return np.where(steady, 1000 * (high - low) / away, none)
+
+    def _branch(
+        self, branch: str, bad: Flags, step: int, start: Doubles, slopes: Doubles
+    ) -> Iterable[Outcome]:
+        state, params = self.state, self.params
+        found = [int(i) for i in np.flatnonzero(bad)]
+        if not found:
+            state.since.pop(branch, None)
+            yield Clear(step, about=branch)
+            return
+        state.since.setdefault(branch, step)
+        i = found[0]
+        name, level = state.history.rows[i], float(state.history.values[-1, i])
+        away, slope = level - float(start[i]), float(slopes[i])
+        said = f", by {slope:+.3g} per 1,000 steps" if branch == "slope" else ""
+        steps, values = state.history.of(i)
+        yield Finding(
+            about=branch,
+            branch=branch,
+            subject=Subject(kind="layer", name=name, collection="logits"),
+            reason=f"the mean log Z of the logits of {name} has drifted from {start[i]:.3g} to "
+            f"{level:.4g}{said}",
+            first_step=state.since[branch],
+            first_rank=state.frames.rank,
+            severity="warning" if abs(away) > _FAR * params.limit else None,
+            evidence=Evidence(
+                facts=(
+                    Fact(name="log_z", value=level),
+                    Fact(name="drift", value=away, limit=params.limit),
+                    Fact(name="slope", value=slope, limit=params.slope, unit="per 1,000 steps"),
+                ),
+                series=Series(name="mean log Z", steps=steps, values=values),
+            ),
+        )

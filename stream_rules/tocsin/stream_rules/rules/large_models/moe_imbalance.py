@@ -1,0 +1,211 @@
+"""`moe_imbalance`: a mixture of experts in which some experts get too much, or nothing.
+
+At due steps the training process counts, for a sample of up to 4,096 tokens, how often a router
+chooses each expert. By branch:
+
+- `overload`: the most chosen expert has more than `ratio` times the mean load, in `for_summaries`
+  summaries in a row. No expert can have more than experts / chosen times the mean, namely each
+  token; where there are few experts, nine tenths of that are taken as the limit. (Mixtral has 8
+  experts of which each token gets 2: the largest possible load is 4 times the mean, and the limit
+  3.6.) Switch Transformers drop what is above 1 to 2 times the mean.
+- `dead_expert`: an expert had no token in the last `dead_for` summaries, in which an even share
+  would have been at least 300 tokens. An info, a warning once that is half of the experts or more.
+
+At its first step a router is often as uneven as can be, in healthy trainings, too: two of four
+experts had each token of the mixture among the trainings that these thresholds were tried on, and
+1.2 to 1.7 times the mean from step 100 on, with a balancing loss or without one. So one summary is
+none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from pydantic import Field
+
+from tocsin.schemas.records.frames import TensorFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.stream_rules.reading.state_codec import StateArray
+from tocsin.stream_rules.reading.tensor_rows import Doubles, WholeFrames, aligned, named
+from tocsin.stream_rules.rule import (
+    Clear,
+    Finding,
+    Moment,
+    Outcome,
+    Params,
+    Rule,
+    RuleMeta,
+    tensors,
+)
+from tocsin.stream_rules.rules.large_models.layer_history import LayerHistory
+
+_NEARLY_ALL: Final = 0.9
+_EXPECTED: Final = 300.0
+_EXPERT: Final = "expert."
+
+
+class MoeImbalanceParams(Params):
+    """Parameters of `moe_imbalance`."""
+
+    ratio: float = Field(default=4.0, gt=1)
+    """How much more than the mean load one expert may have. Unit: a ratio."""
+    for_summaries: int = Field(default=2, ge=1)
+    """In how many summaries in a row. Unit: summaries."""
+    dead_for: int = Field(default=3, ge=1)
+    """For how many summaries an expert has had no token. Unit: summaries."""
+
+
+@dataclass(slots=True)
+class _Routers:
+    """Those with the same number of experts."""
+
+    frames: WholeFrames = field(default_factory=WholeFrames)
+    load: LayerHistory = field(default_factory=LayerHistory)
+    high: StateArray = field(default_factory=lambda: np.zeros(0))
+    rows: list[str] = field(default_factory=list)
+    recent: list[StateArray] = field(default_factory=list)
+    tokens: list[float] = field(default_factory=list)
+    since: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _State:
+    routers: dict[int, _Routers] = field(default_factory=dict)
+
+
+class MoeImbalance(Rule[MoeImbalanceParams, _State]):
+    """An episode for each branch and number of experts; it names the worst router."""
+
+    meta = RuleMeta(
+        name="moe_imbalance",
+        version=1,
+        family="large_models",
+        meaning="The experts of a mixture are used very unequally, or some not at all.",
+        severity="warning",
+        comes="maybe",
+        inputs=(tensors("routers"),),
+        capture_hint="routers are found by the type of the module (…Router, …Gate) or as a Linear "
+        "beside as many experts, with the collection activations",
+        remedy="Raise the weight of the balancing loss, add noise to the router or a bias for each "
+        "expert, and lower the learning rate of the router.",
+        branches={
+            "overload": "One expert gets many times the mean load.",
+            "dead_expert": "An expert has had no token for some summaries.",
+        },
+        does_not_see="Routers that are only functions; what an expert drops for want of capacity; "
+        "other ranks' tokens under expert parallelism.",
+        params=MoeImbalanceParams,
+        resolve_after_steps=0,
+    )
+    state_type = _State
+    by_part = True
+
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+        columns = [i for i, name in enumerate(frame.count_columns) if name.startswith(_EXPERT)]
+        if len(columns) < 2:
+            return
+        # One frame for each number of experts.
+        of = self.state.routers.setdefault(len(columns), _Routers())
+        whole = of.frames.take(frame)
+        if whole is None or not len(whole.rows):
+            return
+        counts = whole.counts[:, columns].astype(np.float64)
+        tokens = whole.count("numel")
+        chosen = counts.sum(1)
+        seen = chosen if tokens is None else tokens.astype(np.float64)
+        mean = chosen / len(columns)
+        with np.errstate(all="ignore"):
+            load = np.where(mean > 0, counts.max(1) / mean, np.nan)
+            most = np.where(chosen > 0, len(columns) * seen / chosen, np.inf)
+        limit = np.minimum(self.params.ratio, _NEARLY_ALL * most)
+        over = load > limit
+        high = np.nan_to_num(aligned(whole.rows, of.rows, of.high))
+        of.high = np.where(over, high + 1, 0.0)
+        if list(whole.rows) != of.rows:
+            of.recent, of.tokens = [], []
+        of.rows = list(whole.rows)
+        of.load.add(whole.step, whole.rows, load)
+        of.recent = [*of.recent, counts][-self.params.dead_for :]
+        of.tokens = [*of.tokens, float(mean.min())][-self.params.dead_for :]
+        yield from self._overload(of, whole.step, limit, counts)
+        yield from self._dead(of, whole.step, len(columns))
+
+    def _overload(
+        self, of: _Routers, step: int, limit: Doubles, counts: Doubles
+    ) -> Iterable[Outcome]:
+        about = f"overload/{counts.shape[1]}"
+        bad = [int(i) for i in np.flatnonzero(of.high >= self.params.for_summaries)]
+        if not bad:
+            of.since.pop(about, None)
+            yield Clear(step, about=about)
+            return
+        load = of.load.values[-1]
+        bad.sort(key=lambda i: -load[i])
+        first, name = bad[0], of.rows[bad[0]]
+        expert = int(np.argmax(counts[first]))
+        of.since.setdefault(about, step)
+        others = f", and so have {len(bad) - 1} other routers" if len(bad) > 1 else ""
+        steps, values = of.load.of(first)
+        yield Finding(
+            about=about,
+            branch="overload",
+            subject=Subject(kind="layer", name=name, collection="routers"),
+            reason=f"expert {expert} of {name} has {load[first]:.2g} times the mean load "
+            f"({counts.shape[1]} experts){others}",
+            first_step=of.since[about],
+            first_rank=of.frames.rank,
+            evidence=Evidence(
+                facts=(
+                    Fact(name="load", value=float(load[first]), limit=float(limit[first])),
+                    Fact(name="expert", value=float(expert)),
+                    Fact(name="experts", value=float(counts.shape[1])),
+                ),
+                series=Series(
+                    name="load of the most chosen expert",
+                    unit="times the mean",
+                    steps=steps,
+                    values=values,
+                    limit=float(limit[first]),
+                ),
+                followed=len(bad) - 1,
+                also=named(of.rows, bad[1:]),
+            ),
+        )
+
+    def _dead(self, of: _Routers, step: int, experts: int) -> Iterable[Outcome]:
+        about = f"dead_expert/{experts}"
+        if len(of.recent) < self.params.dead_for or sum(of.tokens) < _EXPECTED:
+            return
+        none = np.sum(of.recent, axis=0) == 0
+        rows = [int(i) for i in np.flatnonzero(none.any(1))]
+        if not rows:
+            of.since.pop(about, None)
+            yield Clear(step, about=about)
+            return
+        rows.sort(key=lambda i: -int(none[i].sum()))
+        first, name = rows[0], of.rows[rows[0]]
+        dead = np.flatnonzero(none[first]).tolist()
+        of.since.setdefault(about, step)
+        which = f"expert {dead[0]}" if len(dead) == 1 else f"{len(dead)} of {experts} experts"
+        others = f", nor had some of {len(rows) - 1} other routers" if len(rows) > 1 else ""
+        yield Finding(
+            about=about,
+            branch="dead_expert",
+            subject=Subject(kind="layer", name=name, collection="routers"),
+            reason=f"{which} of {name} had no token in the last {len(of.recent)} summaries{others}",
+            first_step=of.since[about],
+            first_rank=of.frames.rank,
+            severity="warning" if 2 * len(dead) >= experts else "info",
+            evidence=Evidence(
+                facts=(
+                    Fact(name="dead_experts", value=float(len(dead))),
+                    Fact(name="experts", value=float(experts)),
+                    Fact(name="summaries", value=float(len(of.recent))),
+                ),
+                followed=len(rows) - 1,
+                also=tuple(f"{name}: expert {i}" for i in dead[:32]),
+            ),
+        )

@@ -1,0 +1,204 @@
+"""`all_zero`: numbers that should not be are zero.
+
+- gradients: watched without a word of configuration. All gradients of the model together are
+  exactly zero in `for_summaries` looks in a row (a look is an exact norm of a step, or a summary),
+  so that nothing is learned: the loss does not depend on the weights, all units are dead, or
+  gradients are set to zero between backward() and step(). A solved task has no gradients either:
+  this rests while the loss is zero, or below 1 % of the first one.
+- tensors: those that `tensors` names have at least `threshold` percent of zeros, in as many
+  summaries in a row; there the loss is of no interest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from pydantic import Field
+
+from tocsin.schemas.records.frames import StepFrame, TensorFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.stream_rules.reading.rank_series import Lead
+from tocsin.stream_rules.reading.tensor_rows import WholeFrames, is_asked_for, named
+from tocsin.stream_rules.rule import (
+    Clear,
+    Finding,
+    Moment,
+    Outcome,
+    Params,
+    Rule,
+    RuleMeta,
+    scalar,
+    tensors,
+)
+from tocsin.stream_rules.rules.numerical.streaks import Streaks
+
+GRADIENTS, TENSORS = "gradients", "tensors"
+_SOLVED: Final = 0.01
+
+
+class AllZeroParams(Params):
+    """Parameters of `all_zero`."""
+
+    tensors: tuple[str, ...] = Field(default=(), strict=False)
+    """Tensors to watch, as COLLECTION/NAME; `*` and `?` stand for any characters."""
+    threshold: float = Field(default=100.0, gt=0, le=100)
+    """How much of such a tensor is zero. Unit: percent."""
+    for_summaries: int = Field(default=3, ge=1)
+    """How many looks in a row. Unit: summaries."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    frames: WholeFrames = field(default_factory=WholeFrames)
+    streaks: Streaks = field(default_factory=Streaks)
+
+
+@dataclass(slots=True)
+class _State:
+    norms: Lead = field(default_factory=Lead)
+    first_loss: float | None = None
+    loss: float | None = None
+    zero_steps: list[int] = field(default_factory=list)
+    since: int = 0
+    since_ms: int = 0
+    watched: dict[str, _Watched] = field(default_factory=dict)
+
+
+class AllZero(Rule[AllZeroParams, _State]):
+    """Without `tensors` it watches the gradients of the model as a whole."""
+
+    meta = RuleMeta(
+        name="all_zero",
+        version=1,
+        family="numerical",
+        meaning="All gradients of the model, or all numbers of a named tensor, are zero.",
+        severity="warning",
+        comes="maybe",
+        inputs=(tensors("*"), scalar("gradient_norm"), scalar("loss", beside=True)),
+        capture_hint="gradients are captured when an optimizer of PyTorch steps; for other tensors "
+        "switch their collection on",
+        remedy="Look for a detach() or no_grad between weights and loss, for zero_grad() between "
+        "backward() and step(), for weights that were all set to zero, and for dead units.",
+        does_not_see="Gradients that are None: an optimizer leaves those out. Tensors of which some"
+        " numbers are not zero, unless `threshold` is lower.",
+        branches={
+            GRADIENTS: "All gradients of the model are zero, while the loss is not.",
+            TENSORS: "A tensor that the configuration names is zero.",
+        },
+        alias="AllZero",
+        params=AllZeroParams,
+        presets={"sagemaker": {"threshold": 100.0, "for_summaries": 1}},
+        resolve_after_steps=20,
+    )
+    state_type = _State
+    by_part = True
+
+    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+        state = self.state
+        if state.norms.overtaken_by(frame):
+            self.state = state = _State(norms=state.norms)
+        if not state.norms.takes(frame):
+            return
+        losses, norms = frame.column("loss"), frame.column("gradient_norm")
+        for i, step in enumerate(frame.steps.tolist()):
+            if losses is not None and np.isfinite(losses[i]):
+                state.loss = float(losses[i])
+                if state.first_loss is None:
+                    state.first_loss = state.loss
+            if norms is not None and state.norms.add(step, float(norms[i])):
+                yield from self._look(step, zero=norms[i] == 0, at=at)
+
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+        numel, zeros = frame.count("numel"), frame.count("zeros")
+        if numel is None or zeros is None or not len(frame.rows):
+            return
+        if frame.collection == GRADIENTS and frame.speaker.rank == (self.state.norms.rank or 0):
+            total = int(numel.sum())
+            if frame.parts == 1 and total:
+                yield from self._look(frame.step, zero=int(zeros.sum()) == total, at=at)
+        if self.params.tensors:
+            yield from self._named(frame)
+
+    def _look(self, step: int, *, zero: bool, at: Moment) -> Iterable[Outcome]:
+        """Norm and summary of one step are one look."""
+        state = self.state
+        if not zero or self._solved():
+            state.zero_steps = []
+            yield Clear(step, about=GRADIENTS)
+            return
+        if not state.zero_steps:
+            state.since, state.since_ms = step, at.now_ms
+        if step not in state.zero_steps:
+            state.zero_steps = [*state.zero_steps, step][-self.params.for_summaries :]
+        if len(state.zero_steps) == self.params.for_summaries and state.zero_steps[-1] == step:
+            loss = "" if state.loss is None else f", and the loss is {state.loss:.4g}"
+            yield Finding(
+                about=GRADIENTS,
+                branch=GRADIENTS,
+                subject=Subject(kind="scalar", name="gradient_norm"),
+                reason=f"all gradients of the model are zero since step {state.since}{loss}",
+                first_step=state.since,
+                first_rank=state.norms.rank,
+                onset_ms=state.since_ms,
+                evidence=Evidence(
+                    facts=(
+                        Fact(name="gradient_norm", value=0.0),
+                        *(() if state.loss is None else (Fact(name="loss", value=state.loss),)),
+                    ),
+                    series=state.norms.series("gradient norm") if state.norms.steps else None,
+                ),
+            )
+
+    def _solved(self) -> bool:
+        loss, first = self.state.loss, self.state.first_loss
+        return loss is not None and first is not None and abs(loss) <= _SOLVED * abs(first)
+
+    def _named(self, frame: TensorFrame) -> Iterable[Outcome]:
+        params = self.params
+        key = f"{frame.collection}|{','.join(frame.columns)}"
+        watched = self.state.watched.get(key)
+        if watched is None:
+            watched = self.state.watched[key] = _Watched()
+        whole = watched.frames.take(frame)
+        if whole is None:
+            return
+        numel, zeros = whole.count("numel"), whole.count("zeros")
+        assert numel is not None
+        assert zeros is not None
+        asked = [is_asked_for(whole.collection, name, params.tensors) for name in whole.rows]
+        percent = 100 * zeros / np.maximum(numel, 1)
+        holds = (percent >= params.threshold) & (numel > 0) & np.asarray(asked, bool)
+        length = watched.streaks.take(whole.rows, whole.step, holds)
+        found = np.flatnonzero(length >= params.for_summaries)
+        about = f"{TENSORS}/{key}"
+        if not len(found):
+            yield Clear(whole.step, about=about)
+            return
+        first = int(found[0])
+        name, since = whole.rows[first], int(watched.streaks.since[first])
+        more = f", and {len(found) - 1} other tensors" if len(found) > 1 else ""
+        yield Finding(
+            about=about,
+            branch=TENSORS,
+            subject=Subject(kind="tensor", name=name, collection=whole.collection),
+            reason=f"{percent[first]:.0f} % of {whole.collection}/{name} are zero since step "
+            f"{since}{more}",
+            first_step=since,
+            first_rank=watched.frames.rank,
+            evidence=Evidence(
+                facts=(
+                    Fact(
+                        name="zeros",
+                        value=float(percent[first]),
+                        limit=params.threshold,
+                        unit="percent",
+                    ),
+                    Fact(name="summaries", value=float(length[first])),
+                ),
+                followed=len(found) - 1,
+                also=named(whole.rows, found[1:].tolist()),
+            ),
+        )

@@ -1,0 +1,209 @@
+"""`dead_optimizer_state`: what the optimizer keeps of each parameter stays empty, or begins anew.
+
+Three ways, each an episode of its own:
+
+- `empty`: the momentum (`exp_avg`, `momentum_buffer`) of at least `share` of the tensors is zero
+  in all of its numbers though their gradients are not.
+- `underflow`: in at least `share` of the tensors, more than half of the numbers have a second
+  moment (`exp_avg_sq`, `square_avg`) of zero where the first is not zero: the square of a gradient
+  below 1e-4 is no number of float16 any more, nor one below 1e-23 of float32. What such a weight
+  is divided by is then epsilon alone.
+- `renewed`: the optimizer is another object at each of `for_steps` steps in a row, made anew in the
+  loop, so that what it has learnt of the gradients is thrown away.
+
+The first two are facts of one summary and its gradients, so one is enough; in float32 trainings of
+all kinds neither was seen once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from tocsin.schemas.records.frames import StepFrame, TensorFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.stream_rules.reading.rank_series import Lead
+from tocsin.stream_rules.reading.tensor_rows import Marked, WholeFrames, named
+from tocsin.stream_rules.rule import (
+    Clear,
+    Finding,
+    Moment,
+    Outcome,
+    Params,
+    Rule,
+    RuleMeta,
+    scalar,
+    tensors,
+)
+
+RENEWED: Final = "optimizer_renewed"
+_FIRST: Final = ("exp_avg", "momentum_buffer")
+_SECOND: Final = ("exp_avg_sq", "square_avg")
+_MOSTLY: Final = 0.5
+_TINY: Final = 1e-19
+"""The square of a smaller gradient is no normal number of float32."""
+
+Mask = npt.NDArray[np.bool_]
+
+
+class DeadOptimizerStateParams(Params):
+    """Parameters of `dead_optimizer_state`."""
+
+    share: float = Field(default=0.25, gt=0, le=1)
+    """How many of the tensors with a gradient. Unit: share."""
+    for_steps: int = Field(default=3, ge=2)
+    """How many steps in a row the optimizer is another one. Unit: steps."""
+
+
+@dataclass(slots=True)
+class _State:
+    frames: WholeFrames = field(default_factory=WholeFrames)
+    gradients: WholeFrames = field(default_factory=WholeFrames)
+    pushed: Marked = field(default_factory=Marked)
+    lead: Lead = field(default_factory=Lead)
+
+
+@dataclass(frozen=True, slots=True)
+class _Moments:
+    """The rows `PARAMETER.KIND` of a table; `first_of` is the row of the same parameter's first
+    moment, -1 where it has none."""
+
+    parameters: tuple[str, ...]
+    first: Mask
+    second: Mask
+    first_of: npt.NDArray[np.int64]
+
+
+@lru_cache(maxsize=16)
+def _moments(rows: tuple[str, ...]) -> _Moments:
+    """What the names say; kept, because the same table comes again."""
+    parameters, kinds = zip(*((p, k) for p, _, k in (r.rpartition(".") for r in rows)), strict=True)
+    at = {p: i for i, (p, k) in enumerate(zip(parameters, kinds, strict=True)) if k in _FIRST}
+    return _Moments(
+        parameters=parameters,
+        first=np.array([kind in _FIRST for kind in kinds]),
+        second=np.array([kind in _SECOND for kind in kinds]),
+        first_of=np.array([at.get(parameter, -1) for parameter in parameters], np.int64),
+    )
+
+
+class DeadOptimizerState(Rule[DeadOptimizerStateParams, _State]):
+    """One episode for each branch; it names the first tensor and how many others."""
+
+    meta = RuleMeta(
+        name="dead_optimizer_state",
+        version=1,
+        family="numerical",
+        meaning="What the optimizer remembers of the gradients is empty, or is thrown away.",
+        severity="warning",
+        comes="maybe",
+        inputs=(
+            tensors("optimizer_state"),
+            scalar(RENEWED),
+            tensors("gradients", beside=True),
+        ),
+        capture_hint="the collection optimizer_state is captured of optimizers that keep one, "
+        "unless it is off",
+        remedy="Make the optimizer once, before the loop, and restore its state when a run is "
+        "resumed; keep weights and moments in float32 where gradients are small.",
+        does_not_see="States that are packed into 8 bits or kept as factors, and an optimizer that "
+        "is made anew now and then, once an epoch.",
+        params=DeadOptimizerStateParams,
+        branches={
+            "empty": "The momentum of many tensors stays zero.",
+            "underflow": "Their second moment is zero where the first is not.",
+            "renewed": "The optimizer is made anew at each step.",
+        },
+        resolve_after_steps=0,
+    )
+    state_type = _State
+    by_part = True
+
+    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+        lead = self.state.lead
+        if not lead.takes(frame):
+            return
+        for step, streak in lead.points(frame, RENEWED):
+            if not (math.isfinite(streak) and streak >= self.params.for_steps):
+                yield Clear(step, about="renewed")
+                continue
+            first = max(0, step - int(streak))
+            yield Finding(
+                about="renewed",
+                branch="renewed",
+                subject=Subject(kind="run", name="optimizer"),
+                reason=f"the optimizer is made anew at each step since step {first}, and forgets "
+                "what it knew of the gradients",
+                first_step=first,
+                first_rank=lead.rank,
+                evidence=Evidence(
+                    facts=(
+                        Fact(
+                            name="renewed",
+                            value=float(streak),
+                            limit=float(self.params.for_steps),
+                            unit="steps",
+                        ),
+                    ),
+                ),
+            )
+
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+        state = self.state
+        if frame.collection == "gradients":
+            whole = state.gradients.take(frame)
+            size = None if whole is None else whole.column("absmax")
+            if whole is not None and size is not None:
+                # Smaller ones have no square that is a number, and are noise.
+                state.pushed = Marked(whole.rows, size > _TINY)
+            return
+        whole = state.frames.take(frame)
+        if whole is None:
+            return
+        zeros, numel = whole.count("zeros"), whole.count("numel")
+        if zeros is None or numel is None or not whole.rows:
+            return
+        empty = zeros.astype(np.float64) / np.maximum(numel, 1)
+        moments = _moments(whole.rows)
+        momenta = moments.first & state.pushed.among(moments.parameters)
+        squares = moments.second & (moments.first_of >= 0)
+        behind = empty - empty[moments.first_of]
+        yield from self._judge("empty", whole, momenta, (empty >= 1.0) & momenta)
+        yield from self._judge("underflow", whole, squares, (behind > _MOSTLY) & squares)
+
+    def _judge(self, branch: str, frame: TensorFrame, asked: Mask, bad: Mask) -> Iterable[Outcome]:
+        among, found = int(asked.sum()), np.flatnonzero(bad)
+        if not among:
+            return
+        if len(found) < max(1.0, self.params.share * among):
+            yield Clear(frame.step, about=branch)
+            return
+        name = frame.rows[found[0]]
+        others = f" and {len(found) - 1} others" if len(found) > 1 else ""
+        reason = {
+            "empty": f"{name}{others} are zero although their parameters have gradients",
+            "underflow": f"{name}{others} are zero in most places where the first moment is not",
+        }[branch]
+        yield Finding(
+            about=branch,
+            branch=branch,
+            subject=Subject(kind="tensor", name=name, collection=frame.collection),
+            reason=reason,
+            first_step=frame.step,
+            first_rank=self.state.frames.rank,
+            evidence=Evidence(
+                facts=(
+                    Fact(name="tensors", value=float(len(found))),
+                    Fact(name="watched", value=float(among), unit="tensors"),
+                ),
+                followed=len(found) - 1,
+                also=named(frame.rows, found[1:].tolist()),
+            ),
+        )

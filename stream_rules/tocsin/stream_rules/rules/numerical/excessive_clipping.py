@@ -1,0 +1,138 @@
+"""`excessive_clipping`: clipping removes nearly all of each step's gradient.
+
+Where gradients are clipped with `clip_grad_norm_`, the norm is known before and after. The issue
+comes when after `for_steps` steps in a row
+
+    after < `ratio` · before    and    after < `floor`
+
+that is, less than one percent is left, and the limit itself is smaller than anybody sets it to keep
+spikes out: the limits of published trainings are 0.1 to 10, 1.0 as a rule. Where the limit is usual
+and the gradients are above 1 / `extreme` times as large, the branch `far_too_large` is an info: an
+optimizer like Adam, which is blind to the gradient's size, may well go on learning (a sum in place
+of a mean as the loss is often the reason).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from pydantic import Field
+
+from tocsin.schemas.records.frames import StepFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.stream_rules.reading.rank_series import Lead
+from tocsin.stream_rules.rule import Clear, Finding, Moment, Outcome, Params, Rule, RuleMeta, scalar
+
+BEFORE: Final = "gradient_norm"
+AFTER: Final = "gradient_norm_clipped"
+
+
+class ExcessiveClippingParams(Params):
+    """Parameters of `excessive_clipping`."""
+
+    ratio: float = Field(default=0.01, gt=0, lt=1)
+    """What is left of the norm. Unit: share."""
+    floor: float = Field(default=0.02, gt=0)
+    """The norm after clipping below which it is a fault, whatever the optimizer."""
+    extreme: float = Field(default=1e-4, gt=0, lt=1)
+    """What is left of the norm, for the info. Unit: share."""
+    for_steps: int = Field(default=5, ge=1)
+    """How many steps in a row. Unit: steps."""
+    extreme_steps: int = Field(default=50, ge=1)
+    """How many steps in a row for the info. Unit: steps."""
+
+
+@dataclass(slots=True)
+class _State:
+    lead: Lead = field(default_factory=Lead)
+    little: int = 0
+    little_since: int = 0
+    extreme: int = 0
+    extreme_since: int = 0
+
+
+class ExcessiveClipping(Rule[ExcessiveClippingParams, _State]):
+    """One episode for each branch."""
+
+    meta = RuleMeta(
+        name="excessive_clipping",
+        version=1,
+        family="numerical",
+        meaning="Clipping leaves next to nothing of the gradients.",
+        severity="warning",
+        comes="maybe",
+        inputs=(scalar(AFTER), scalar(BEFORE, beside=True)),
+        capture_hint="norms before and after are seen when gradients are clipped with "
+        "torch.nn.utils.clip_grad_norm_, which frameworks use, too",
+        remedy="Raise the limit of clip_grad_norm_ to the usual size of the gradient norm (1.0 is "
+        "common), and make the loss a mean, not a sum.",
+        does_not_see="Clipping by value, by hand, or by a norm other than the L2 norm.",
+        params=ExcessiveClippingParams,
+        branches={
+            "nothing_left": "Clipping leaves next to nothing of each gradient.",
+            "far_too_large": "The limit is usual, and the gradients are far above it: an info.",
+        },
+        resolve_after_steps=20,
+    )
+    state_type = _State
+
+    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+        state = self.state
+        before, after = frame.column(BEFORE), frame.column(AFTER)
+        if before is None or after is None:
+            return
+        if state.lead.overtaken_by(frame):
+            self.state = state = _State(lead=state.lead)
+        if not state.lead.takes(frame):
+            return
+        rows = zip(frame.steps.tolist(), before.tolist(), after.tolist(), strict=True)
+        for step, whole, left in rows:
+            if not (math.isfinite(whole) and math.isfinite(left)):
+                continue
+            share = left / whole if whole > 0 else 1.0
+            if state.lead.add(step, share):
+                yield from self._step(step, whole, left, share)
+
+    def _step(self, step: int, whole: float, left: float, share: float) -> Iterable[Outcome]:
+        state, params = self.state, self.params
+        little = share < params.ratio and left < params.floor
+        if little and not state.little:
+            state.little_since = step
+        state.little = state.little + 1 if little else 0
+        if state.little >= params.for_steps:
+            yield self._finding("nothing_left", state.little_since, whole, left, state.little)
+        elif not little:
+            yield Clear(step, about="nothing_left")
+        extreme = share < params.extreme and not little
+        if extreme and not state.extreme:
+            state.extreme_since = step
+        state.extreme = state.extreme + 1 if extreme else 0
+        if state.extreme >= params.extreme_steps:
+            yield self._finding("far_too_large", state.extreme_since, whole, left, state.extreme)
+        elif not extreme:
+            yield Clear(step, about="far_too_large")
+
+    def _finding(self, branch: str, since: int, whole: float, left: float, steps: int) -> Finding:
+        limit = self.params.ratio if branch == "nothing_left" else self.params.extreme
+        return Finding(
+            about=branch,
+            branch=branch,
+            subject=Subject(kind="scalar", name=BEFORE),
+            reason=f"clipping leaves {left:.3g} of a gradient norm of {whole:.3g}, at each step "
+            f"since step {since}",
+            first_step=since,
+            first_rank=self.state.lead.rank,
+            severity=None if branch == "nothing_left" else "info",
+            evidence=Evidence(
+                facts=(
+                    Fact(name="norm_before", value=whole),
+                    Fact(name="norm_after", value=left),
+                    Fact(name="share_left", value=left / whole, limit=limit),
+                    Fact(name="for", value=float(steps), unit="steps"),
+                ),
+                series=self.state.lead.series("share of the norm that is left", limit=limit),
+            ),
+        )

@@ -1,0 +1,260 @@
+"""`no_gradient`: a parameter that should be trained, and to which no gradient arrives.
+
+The training process looks at the parameters of its optimizers behind a step: in each of the first
+ten, in every tenth of the first 200, in every fiftieth after them. One whose `.grad` is None was
+not reached by the backward pass. It is counted when that was so in `for_steps` looks in a row, and
+in three times as many as it has ever been without one before: an expert or a head that is used now
+and then gets one again. Which modules were called, with gradients on or off, is known for some of
+these steps, unless the model is compiled.
+
+- `nothing`: no parameter has one. The loss is computed with another model, or from numbers.
+- `detached`: the first layer of the optimizer's model is among them, or `share` of the tensors
+  are, and they were called with gradients on: what follows was cut off, by `detach()`, `.data`,
+  `item()` or a new tensor.
+- `lost`: likewise, where gradients have arrived before.
+- `unused`: any other, as an info. A layer whose output the loss does not use (the pooler of a BERT
+  that classifies tokens), one that is called under `no_grad()`, or not at all: often on purpose,
+  and then better left out of the optimizer.
+- `untrained`: frozen weights (`requires_grad` is False) in front of the first layer that trains
+  still have the values of their initialisation, and are `frozen_share` of all weights: most often
+  a backbone whose pretrained weights were not loaded. It is known at one of the steps 5 to 9.
+
+The limits of the first four are not tuned: the condition is a fact of the training process. 5 looks
+are what a model with several tasks that take turns is given.
+
+What counts as untrained are matrices and filters, at least 3 of them, in modules that the forward
+pass calls. They lie within the exact bound of PyTorch's uniform initialisations, or are normal
+while all biases and scales around them are untouched; trained weights leave these bounds within a
+few steps. Not counted are weights that somebody writes to (a momentum encoder), copies beside the
+model (a target network, a distilled random network), models whose optimizer waits for its turn (a
+GAN), a fixed embedding, and one or two layers of random features. A deep random network that is
+frozen on purpose looks the same as the fault: set `frozen_share` to 1 there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from tocsin.schemas.records.frames import StepFrame, TensorFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.stream_rules.reading.tensor_rows import WholeFrames, named
+from tocsin.stream_rules.rule import (
+    Clear,
+    Finding,
+    Holds,
+    Moment,
+    Outcome,
+    Params,
+    Rule,
+    RuleMeta,
+    scalar,
+    tensors,
+)
+
+_TURNS: Final = 3
+_REMEDIES: Final = {
+    "nothing": "Check that the optimizer was made from the parameters of the model whose loss is "
+    "computed, and that the loss is not made of numbers (item(), numpy(), no_grad()).",
+    "unused": "If it is on purpose, leave these parameters out of the optimizer or set "
+    "requires_grad to False; else see why the loss does not depend on them.",
+    "untrained": "Load the pretrained weights before these layers are frozen, and check that "
+    "load_state_dict() found their names; or set requires_grad to True to train them.",
+}
+
+UNTRAINED: Final = "untrained"
+_SHOWN: Final = ("std", "absmax", "bound", "kurtosis")
+
+Counts = npt.NDArray[np.int64]
+
+
+class NoGradientParams(Params):
+    """Parameters of `no_gradient`."""
+
+    for_steps: int = Field(default=5, ge=1)
+    """How many looks in a row a parameter has no gradient. Unit: looks."""
+    share: float = Field(default=0.5, gt=0, le=1)
+    """How many of all trainable tensors are too many, wherever they are. Unit: share."""
+    frozen_share: float = Field(default=0.6, gt=0, le=1)
+    """From how many of a model's weights on it is told that they are frozen and untrained; with 1,
+    never. Unit: share."""
+
+
+@dataclass(slots=True)
+class _State:
+    frames: WholeFrames = field(default_factory=WholeFrames)
+    open: list[str] = field(default_factory=list)
+    untrained: WholeFrames = field(default_factory=WholeFrames)
+
+
+class NoGradient(Rule[NoGradientParams, _State]):
+    """One episode for each branch; it names the first such parameter and how many others."""
+
+    meta = RuleMeta(
+        name="no_gradient",
+        version=1,
+        family="numerical",
+        meaning="No gradient arrives at a parameter that should be trained.",
+        severity="warning",
+        comes="maybe",
+        inputs=(
+            scalar("without_gradient"),
+            tensors("no_gradient", beside=True),
+            tensors(UNTRAINED, beside=True),
+        ),
+        capture_hint="whether gradients arrive is seen when an optimizer of PyTorch steps",
+        remedy="Look for detach(), .data, item(), numpy(), torch.tensor(...) or no_grad() between "
+        "these layers and the loss.",
+        does_not_see="A gradient that arrives and is zero: vanishing_gradient and dead_relu look "
+        "at those. In a compiled model the calls of layers are not seen, and only a cut through "
+        "most of the model is told from layers that are not used. Frozen weights of a custom "
+        "initialisation, of a compiled or sharded model, or of less than `frozen_share` of it.",
+        params=NoGradientParams,
+        branches={
+            "nothing": "No parameter of the optimizer has a gradient.",
+            "detached": "What follows the first layers, or many, was cut off.",
+            "lost": "Likewise, where gradients have arrived before.",
+            "unused": "Other parameters have none: an info.",
+            UNTRAINED: "Most of the model is frozen as it was initialised.",
+        },
+        resolve_after_steps=0,
+    )
+    state_type = _State
+    by_part = True
+
+    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+        missing = frame.column("without_gradient")
+        if missing is not None and len(missing) and missing[-1] == 0:
+            yield from self._close(())
+
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+        if frame.collection == UNTRAINED:
+            yield from self._untrained(frame)
+            return
+        whole = self.state.frames.take(frame)
+        if whole is None or not len(whole.rows):
+            return
+        found: dict[str, Counts] = {
+            name: np.asarray(whole.count(name), np.int64)
+            for name in whole.count_columns
+            if whole.count(name) is not None
+        }
+        needed = {"steps", "called", "silent_calls", "watched", "longest", "had", "place"}
+        if not needed <= found.keys() or "trainable" not in found:
+            return
+        enough = np.maximum(self.params.for_steps, _TURNS * found["longest"])
+        rows = np.flatnonzero(found["steps"] >= enough)
+        if not len(rows):
+            return
+        branches = self._branches(found, rows)
+        for branch, chosen in branches.items():
+            yield self._finding(whole, found, branch, chosen)
+        yield from self._close(branches)
+
+    def _untrained(self, frame: TensorFrame) -> Iterable[Outcome]:
+        whole = self.state.untrained.take(frame)
+        matrices = None if whole is None else whole.count("matrices")
+        if whole is None or matrices is None or not len(whole.rows):
+            return
+        frozen = whole.count("frozen")
+        # Of a large model not all are looked at; nine in ten of those that were are untrained.
+        found = len(whole.rows) if frozen is None else int(frozen.max())
+        share = found / max(1, int(matrices.max()))
+        if share < self.params.frozen_share:
+            return
+        name = whole.rows[0]
+        shown = ((column, whole.column(column)) for column in _SHOWN)
+        yield Finding(
+            about=UNTRAINED,
+            branch=UNTRAINED,
+            subject=Subject(kind="tensor", name=name, collection="weights"),
+            reason=f"{found} of {int(matrices.max())} weights, from {name} on, are frozen and "
+            "still have the values of their initialisation",
+            first_step=0,
+            first_rank=self.state.untrained.rank,
+            remedy=_REMEDIES[UNTRAINED],
+            evidence=Evidence(
+                facts=(
+                    Fact(name="frozen_share", value=share, limit=self.params.frozen_share),
+                    Fact(name="untrained", value=float(len(whole.rows)), unit="tensors"),
+                    *(Fact(name=n, value=float(v[0])) for n, v in shown if v is not None and v[0]),
+                ),
+                followed=len(whole.rows) - 1,
+                also=named(whole.rows, range(1, len(whole.rows))),
+                explanation="requires_grad is False, nothing writes to them, and their values are "
+                "distributed as an initialisation draws them: below the bound of a uniform one, or "
+                "normal beside untouched biases and scales",
+            ),
+        )
+
+    def _branches(self, found: dict[str, Counts], rows: Counts) -> dict[str, Counts]:
+        trainable = int(found["trainable"].max())
+        if len(rows) >= max(1, trainable):
+            return {"nothing": rows}
+        watched = found["watched"][rows]
+        called = (watched > 0) & (2 * found["called"][rows] >= watched)
+        unseen = watched == 0
+        much = len(rows) >= self.params.share * trainable
+        cut = rows[called] if not (much and unseen.all()) else rows
+        first = bool((found["place"][cut] == 0).any()) if len(cut) else False
+        if not len(cut) or not (first or len(cut) >= self.params.share * trainable):
+            return {"unused": rows}
+        rest = np.setdiff1d(rows, cut)
+        branch = "lost" if bool(found["had"][cut].all()) else "detached"
+        return {branch: cut} if not len(rest) else {branch: cut, "unused": rest}
+
+    def _close(self, branches: Iterable[str]) -> Iterable[Outcome]:
+        state = self.state
+        still = list(branches)
+        for branch in state.open:
+            yield Holds(about=branch) if branch in still else Clear(about=branch)
+        state.open = still
+
+    def _finding(
+        self, frame: TensorFrame, found: dict[str, Counts], branch: str, rows: Counts
+    ) -> Finding:
+        name = frame.rows[rows[0]]
+        looks = int(found["steps"][rows[0]])
+        first_step = max(0, frame.step - looks + 1)
+        others = f" and {len(rows) - 1} other tensors" if len(rows) > 1 else ""
+        trainable = int(found["trainable"].max())
+        take, get, to_be, have = (
+            ("take", "get", "are", "have") if others else ("takes", "gets", "is", "has")
+        )
+        reasons = {
+            "nothing": f"none of the {trainable} tensors of the optimizer gets a gradient",
+            "detached": f"{name}{others} {take} part in forward passes and {get} no gradient",
+            "lost": f"{name}{others} {take} part in forward passes and {get} no gradient any more",
+            "unused": f"{name}{others} {to_be} to be trained and {have} had no gradient",
+        }
+        return Finding(
+            about=branch,
+            branch=branch,
+            subject=Subject(kind="tensor", name=name, collection="gradients"),
+            reason=f"{reasons[branch]}, in {looks} looks in a row",
+            first_step=first_step,
+            first_rank=self.state.frames.rank,
+            severity="info" if branch == "unused" else None,
+            remedy=_REMEDIES.get(branch),
+            evidence=Evidence(
+                facts=(
+                    Fact(name="looks_without", value=float(looks), limit=self.params.for_steps),
+                    Fact(name="without_gradient", value=float(len(rows)), unit="tensors"),
+                    Fact(name="trainable", value=float(trainable), unit="tensors"),
+                    Fact(name="called", value=float(found["called"][rows].max())),
+                    Fact(
+                        name="called_without_grad", value=float(found["silent_calls"][rows].max())
+                    ),
+                    Fact(name="watched", value=float(found["watched"][rows].max()), unit="steps"),
+                ),
+                followed=len(rows) - 1,
+                also=named(frame.rows, rows[1:].tolist()),
+                explanation="`.grad` was None behind the optimizer's step although requires_grad "
+                "was set",
+            ),
+        )

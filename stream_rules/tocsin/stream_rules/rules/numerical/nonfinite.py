@@ -1,0 +1,377 @@
+"""`nonfinite`: NaN or Inf in the loss, a gradient, a weight; and where it began.
+
+A rank sends the scalars and the tensor summaries of a bad step at once, in either order, and under
+data parallelism all ranks are bad in the same step. The origin is decided when every rank has
+reported the step and what belongs to it is there, or after 1 s; after 5 s if it has begun in none
+of the ranks that have reported the step, and one has not.
+
+- Among steps the earliest; among ranks one whose loss or own gradients were bad.
+- Loss bad, or all gradients at once: the input or the module, first in forward order, whose values
+  are bad, where the summaries of the step say so (`nonfinite_forward`); else the loss.
+- Some gradients: the first in backward order. Neither, but a weight: that weight.
+
+Inputs and activations alone make no issue, unless `tensors` names them. A batch with a bad loss
+that the loop or a loss scaler has skipped is a warning; after some in a row the emitter sends the
+loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from tocsin.schemas.records.frames import Counts, Floats, StepFrame, TensorFrame
+from tocsin.schemas.records.runs import RunData, RunEnded
+from tocsin.stream_rules.reading.rank_series import Lead
+from tocsin.stream_rules.reading.tensor_rows import is_asked_for
+from tocsin.stream_rules.rule import (
+    Clear,
+    Holds,
+    Moment,
+    Outcome,
+    Params,
+    Rule,
+    RuleMeta,
+    scalar,
+    tensors,
+)
+from tocsin.stream_rules.rules.numerical.nonfinite_evidence import (
+    GRADIENTS,
+    LOCAL,
+    Pending,
+    RankEvidence,
+    add_rows,
+    bad_rows,
+    first_backward,
+)
+from tocsin.stream_rules.rules.numerical.nonfinite_finding import (
+    BRANCHES,
+    origin_finding,
+    scalar_finding,
+    skipped_finding,
+)
+from tocsin.stream_rules.rules.numerical.nonfinite_forward import Forward, is_forward
+
+HOLD_MS: Final = 1_000
+LATE_RANKS_HOLD_MS: Final = 5_000
+"""Where it began in none of the ranks that have reported the step, and one has not."""
+
+SKIPPED: Final = "nonfinite_skipped"
+
+_COLLECTIONS: Final = (GRADIENTS, LOCAL, "weights", "optimizer_state")
+
+
+class NonfiniteParams(Params):
+    """Parameters of `nonfinite`."""
+
+    only_nan: bool = False
+    """Whether infinities are let pass."""
+    tensors: tuple[str, ...] = Field(default=(), strict=False)
+    """Further tensors to watch, as COLLECTION/NAME; `*` and `?` stand for any characters."""
+    for_steps: int = Field(default=1, ge=1)
+    """How many steps in a row must be bad. Unit: steps."""
+
+
+@dataclass(slots=True)
+class _State:
+    pending: Pending | None = None
+    open_since: int | None = None
+    healthy_since: int | None = None
+    with_lr: list[int] = field(default_factory=list)
+    skipped: dict[int, int] = field(default_factory=dict)
+    lead: Lead = field(default_factory=Lead)
+    forward: dict[int, Forward] = field(default_factory=dict)
+    skipped_at: int | None = None
+    """The step in place of which a bad batch was skipped lately."""
+
+
+class Nonfinite(Rule[NonfiniteParams, _State]):
+    """Evaluation losses, named scalars and skipped batches are warnings, never a stop."""
+
+    meta = RuleMeta(
+        name="nonfinite",
+        version=1,
+        family="numerical",
+        meaning="The loss, a gradient or a weight has become NaN or infinite.",
+        severity="critical",
+        stop_worthy=True,
+        history_steps=0,
+        stops_because="what is no number stays none: the weights are lost with the next step, and "
+        "every step after it is paid for nothing",
+        inputs=(
+            scalar("loss", mode=None),
+            scalar("gradient_nonfinite"),
+            scalar("gradient_norm"),
+            scalar(SKIPPED),
+            scalar("log.*", mode=None),
+            tensors("*"),
+        ),
+        capture_hint="the loss is seen when backward() is called on it, gradients when an "
+        "optimizer of PyTorch steps",
+        remedy="Go back to a checkpoint from before the first bad step. Look at the batch of that "
+        "step, at divisions, logarithms and square roots before the first bad tensor, and at the "
+        "learning rate.",
+        alias="ExplodingTensor",
+        params=NonfiniteParams,
+        branches=BRANCHES,
+        presets={"sagemaker": {"only_nan": False, "tensors": ("*",), "for_steps": 1}},
+        does_not_see="Values that are large and finite, infinities that a loss scaler keeps from "
+        "the weights (`scaler_skips`), and, unless `tensors` names them, activations: masks and "
+        "log-probabilities are infinite by nature.",
+        resolve_after_steps=20,
+    )
+    state_type = _State
+
+    def next_due_ms(self) -> int | None:
+        pending = self.state.pending
+        if pending is None or pending.since_ms is None:
+            return None
+        if pending.late_ranks:
+            return pending.since_ms + LATE_RANKS_HOLD_MS
+        return pending.since_ms + HOLD_MS
+
+    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+        yield from self._named_scalars(frame, at)
+        if frame.mode != "train" or not frame.steps.size:
+            return
+        if frame.column(SKIPPED) is not None:
+            yield self._skipped(frame)
+            return
+        if self.state.skipped_at is not None:
+            yield from self._no_more_skipped(int(frame.steps[-1]))
+        if self.state.lead.takes(frame):
+            for _ in self.state.lead.points(frame, "loss"):
+                pass
+        rank = frame.speaker.rank
+        loss, gradients, skipped = frame.column("loss"), *self._gradients(frame)
+        bad_loss = self._bad(loss) if loss is not None else np.zeros(len(frame.steps), bool)
+        bad = bad_loss | (gradients > 0)
+        steps = frame.steps.tolist()
+        if self.state.pending is None and not bad.any():
+            yield from self._healthy(steps[0], steps[-1])
+            return
+        for i, step in enumerate(steps):
+            if bad[i]:
+                value = float(loss[i]) if loss is not None and bad_loss[i] else None
+                yield from self._bad_row(rank, step, value, int(gradients[i]), at)
+                pending = self.state.pending
+                if pending is not None and pending.step == step and rank in pending.ranks:
+                    pending.ranks[rank].clipped = "gradient_norm_clipped" in frame.columns
+            else:
+                self._good_row(rank, step, skipped=skipped)
+                yield from self._healthy(step, step)
+        yield from self._if_settled(at)
+
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+        if frame.mode != "train":
+            return
+        state, rank = self.state, frame.speaker.rank
+        if is_forward(frame) and state.open_since is None:
+            state.forward.setdefault(rank, Forward()).take(frame)
+        counts = self._counts(frame)
+        bad = counts is not None and bool(counts.any())
+        if frame.collection in (GRADIENTS, LOCAL) and state.skipped.get(rank) == frame.step:
+            return
+        if bad and state.open_since is not None:
+            state.healthy_since = None
+            yield Holds(frame.step)
+            return
+        pending = self._pending(frame.step, at) if bad else state.pending
+        if pending is None or counts is None:
+            return
+        if frame.step == pending.step:
+            evidence = self._evidence(pending, rank, at)
+            found = evidence.collections.get(frame.collection)
+            evidence.collections[frame.collection] = add_rows(found, frame, counts)
+            if frame.collection == LOCAL and bad:
+                backward = first_backward(frame, counts)
+                fresh = found is None or not found.bad
+                evidence.backward = backward if fresh else min(backward, evidence.backward)
+        elif frame.step > pending.step and rank in pending.ranks:
+            pending.ranks[rank].passed = True
+        if bad:
+            self._count_row(pending, rank, frame.step, at)
+        yield from self._if_settled(at)
+
+    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+        pending = self.state.pending
+        if pending is None or not isinstance(data, RunEnded):
+            return
+        if data.role == "trainer" and data.rank in pending.ranks:
+            pending.ranks[data.rank].passed = True
+        if at.run.ended and pending.since_ms is not None:
+            yield from self._decide(pending, at)
+        else:
+            yield from self._if_settled(at)
+
+    def on_timer(self, at: Moment) -> Iterable[Outcome]:
+        pending = self.state.pending
+        if pending is None:
+            return
+        elsewhere = pending.several_ranks and not pending.begun_at_home
+        if elsewhere and not pending.late_ranks and not at.run.all_reported(pending.step):
+            pending.late_ranks = True
+        else:
+            yield from self._decide(pending, at)
+
+    # -- rows ------------------------------------------------------------------------------
+
+    def _bad_row(
+        self, rank: int, step: int, loss: float | None, gradients: int, at: Moment
+    ) -> Iterable[Outcome]:
+        if self.state.open_since is not None:
+            self.state.healthy_since = None
+            yield Holds(step)
+            return
+        pending = self._pending(step, at)
+        if step == pending.step:
+            evidence = self._evidence(pending, rank, at)
+            evidence.scalars, evidence.loss, evidence.bad_gradients = True, loss, gradients
+        elif rank in pending.ranks:
+            pending.ranks[rank].passed = True
+        self._count_row(pending, rank, step, at)
+
+    def _good_row(self, rank: int, step: int, *, skipped: bool) -> None:
+        pending = self.state.pending
+        if pending is None or rank not in pending.ranks:
+            return
+        evidence = pending.ranks[rank]
+        if step == pending.step:
+            evidence.scalars = True
+            if skipped:
+                # The loss scaler has kept these gradients from the weights.
+                for collection in (GRADIENTS, LOCAL):
+                    evidence.collections.pop(collection, None)
+        elif step > pending.step:
+            evidence.passed = True
+            if pending.since_ms is None:
+                evidence.collections.clear()
+                evidence.loss, evidence.bad_gradients = None, 0
+        if not any(evidence.bad for evidence in pending.ranks.values()):
+            self.state.pending = None
+
+    def _healthy(self, first: int, last: int) -> Iterable[Outcome]:
+        state = self.state
+        if state.open_since is None:
+            return
+        if state.healthy_since is None:
+            state.healthy_since = first
+        if last - state.healthy_since >= self.meta.resolve_after_steps:
+            state.open_since = state.healthy_since = None
+        yield Clear(last, since=first)
+
+    def _skipped(self, frame: StepFrame) -> Outcome:
+        """The loop, or a loss scaler, has skipped a batch whose loss is bad: nothing is lost."""
+        step, rank = int(frame.steps[-1]), frame.speaker.rank
+        self.state.skipped_at = step
+        forward = self.state.forward.pop(rank, None)
+        began = None if forward is None else forward.origin(step)
+        return skipped_finding(frame, step, began)
+
+    def _no_more_skipped(self, step: int) -> Iterable[Outcome]:
+        since = self.state.skipped_at or 0
+        if step - since >= self.meta.resolve_after_steps:
+            self.state.skipped_at = None
+        yield Clear(step, about=SKIPPED, since=since)
+
+    # -- the decision ----------------------------------------------------------------------
+
+    def _pending(self, step: int, at: Moment) -> Pending:
+        """What is to be decided: the step, unless an earlier one is."""
+        pending = self.state.pending
+        if pending is None or step < pending.step:
+            several = at.run.world_size > 1
+            pending = Pending(step=step, opened_ms=at.now_ms, several_ranks=several)
+            self.state.pending = pending
+        return pending
+
+    def _evidence(self, pending: Pending, rank: int, at: Moment) -> RankEvidence:
+        if rank not in pending.ranks:
+            last = at.run.rank_last_step(rank)
+            # Scalars that came before were good, else they would have been noted.
+            pending.rank(rank).scalars = last is not None and last >= pending.step
+        return pending.ranks[rank]
+
+    def _count_row(self, pending: Pending, rank: int, step: int, at: Moment) -> None:
+        if rank not in pending.ranks:
+            return
+        pending.ranks[rank].bad_again(step)
+        if pending.since_ms is None and pending.ranks[rank].row >= self.params.for_steps:
+            pending.since_ms = at.now_ms
+
+    def _if_settled(self, at: Moment) -> Iterable[Outcome]:
+        pending = self.state.pending
+        if pending is None or pending.since_ms is None or not pending.settled():
+            return
+        if not pending.several_ranks or at.run.all_reported(pending.step):
+            yield from self._decide(pending, at)
+
+    def _decide(self, pending: Pending, at: Moment) -> Iterable[Outcome]:
+        self.state.pending = None
+        self.state.open_since, self.state.healthy_since = pending.step, None
+        forward = self.state.forward.get(pending.origin()[0])
+        began = None if forward is None else forward.origin(pending.step)
+        self.state.forward.clear()
+        yield origin_finding(pending, self.state.lead, began)
+
+    # -- reading ---------------------------------------------------------------------------
+
+    def _bad(self, values: Floats) -> npt.NDArray[np.bool_]:
+        bad = np.isnan(values) if self.params.only_nan else ~np.isfinite(values)
+        return np.asarray(bad, bool)
+
+    def _gradients(self, frame: StepFrame) -> tuple[npt.NDArray[np.int64], bool]:
+        """How many gradients were bad at each step, and whether the optimizer skipped the steps.
+
+        A rank that has sent learning rates and sends none for a step has not stepped: a loss scaler
+        has seen the bad gradients and deals with them.
+        """
+        none = np.zeros(len(frame.steps), np.int64)
+        rank = frame.speaker.rank
+        if any(name.startswith("lr.") for name in frame.columns):
+            if rank not in self.state.with_lr:
+                self.state.with_lr.append(rank)
+            self.state.skipped.pop(rank, None)
+        elif rank in self.state.with_lr:
+            self.state.skipped[rank] = int(frame.steps[-1])
+            return none, True
+        counted, norm = frame.column("gradient_nonfinite"), frame.column("gradient_norm")
+        if counted is not None and not self.params.only_nan:
+            return counted.astype(np.int64), False
+        return (none if norm is None else self._bad(norm).astype(np.int64)), False
+
+    def _counts(self, frame: TensorFrame) -> Counts | None:
+        """The bad values of each row that is watched; None: none is."""
+        counts = bad_rows(frame, only_nan=self.params.only_nan)
+        if counts is None or frame.collection in _COLLECTIONS:
+            return counts
+        asked = self.params.tensors
+        if not asked:
+            return None
+        watched = [is_asked_for(frame.collection, name, asked) for name in frame.rows]
+        return counts * np.asarray(watched, np.uint64) if any(watched) else None
+
+    def _named_scalars(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+        """Evaluation losses and `log.NAME`: warnings, each for itself."""
+        for name in frame.columns:
+            evaluation = name == "loss" and frame.mode != "train"
+            if not (evaluation or name.startswith("log.")) or not frame.steps.size:
+                continue
+            values = frame.column(name)
+            if values is None:
+                continue
+            bad = self._bad(values)
+            about = f"{frame.mode}/{name}"
+            last = int(frame.steps[-1])
+            if not bad[-1]:
+                yield Clear(last, about=about)
+            if bad.any():
+                i = int(bad.argmax())
+                yield scalar_finding(
+                    about, frame, name, int(frame.steps[i]), float(values[i]), evaluation
+                )

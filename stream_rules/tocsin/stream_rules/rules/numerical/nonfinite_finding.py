@@ -1,0 +1,237 @@
+"""The words of `nonfinite`: subject, reason and evidence of a decided origin."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+from tocsin.schemas.records.frames import StepFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Subject, SubjectKind
+from tocsin.stream_rules.reading.rank_series import Lead
+from tocsin.stream_rules.rule import Finding
+from tocsin.stream_rules.rules.numerical.nonfinite_evidence import (
+    GRADIENTS,
+    LOCAL,
+    BadTensors,
+    Pending,
+    RankEvidence,
+)
+from tocsin.stream_rules.rules.numerical.nonfinite_forward import Origin
+
+BRANCHES: Final[Mapping[str, str]] = {
+    "input": "A tensor that a batch has brought, before anything was computed from it.",
+    "activation": "What a module has put out; the first one in forward order.",
+    "loss": "The loss itself, or all gradients at once.",
+    "gradient": "A gradient, while the loss was finite; the first one in backward order.",
+    "weight": "A weight, before anything was computed with it.",
+    "optimizer_state": "What the optimizer keeps of a parameter, and nothing before it.",
+    "tensor": "A tensor that `tensors` names.",
+    "evaluation_loss": "The loss of an evaluation. A warning.",
+    "skipped": "The loss of a batch that the loop, or a loss scaler, has skipped. A warning.",
+    "scalar": "A scalar that the training logs itself. A warning.",
+}
+"""Where it began."""
+
+_SHOWN: Final = 32
+
+
+def origin_finding(pending: Pending, lead: Lead, began: Origin | None = None) -> Finding:
+    """What the evidence of a bad step says of its origin.
+
+    `began` is what the forward pass of that rank says, where it says something.
+    """
+    rank, evidence = pending.origin()
+    subject, tensors, why = _subject(evidence)
+    branch = _branch(subject)
+    if subject.kind != "loss":
+        began = None  # a finite loss: what went into it was well
+    if began is not None:
+        branch, subject = began.branch, _subject_of(began)
+        why = f"{_forward(began, pending.step)} {why}"
+    ranks = sum(other.bad for other in pending.ranks.values())
+    named = tensors.names if tensors is not None else []
+    own = began is None and subject.kind == "tensor"
+    if own:
+        named = named[1:]
+    bad = tensors.bad if tensors is not None else evidence.bad_gradients
+    further = 0 if subject.kind == "scalar" else max(0, bad - own)
+    where = f" of rank {rank}" if pending.several_ranks else ""
+    what = {
+        "loss": f"the loss{where} is {_word(evidence.loss)}",
+        "tensor": f"{subject.collection}/{subject.name}{where} has {_amount(tensors)}",
+    }.get(subject.kind, f"{bad} gradients{where} are not finite")
+    if began is not None:
+        what = f"{_has(began, pending.step, where)}, and the loss is {_word(evidence.loss)}"
+    elif subject.kind == "loss" and evidence.loss is None:
+        what = f"all {bad} gradients{where} became non-finite at once, so it began in the loss"
+    reason = f"{what} at step {pending.step}"
+    if further:
+        reason += f"; {further} {'more ' if own else ''}tensors followed"
+    if ranks > 1:
+        why += f" {ranks - 1} more ranks had non-finite values in the same step."
+    return Finding(
+        subject=subject,
+        branch=branch,
+        reason=reason,
+        first_step=pending.step,
+        first_rank=rank,
+        onset_ms=pending.opened_ms,
+        evidence=Evidence(
+            facts=(*_bad_row(began), *_facts(evidence, tensors, ranks)),
+            series=lead.series(f"loss of rank {lead.rank}") if lead.steps else None,
+            followed=further,
+            also=tuple(named[:_SHOWN]),
+            explanation=why,
+        ),
+    )
+
+
+def scalar_finding(
+    about: str, frame: StepFrame, name: str, step: int, value: float, evaluation: bool
+) -> Finding:
+    """A non-finite evaluation loss or named scalar: a warning."""
+    shown = "evaluation loss" if evaluation else name.removeprefix("log.")
+    return Finding(
+        about=about,
+        branch="evaluation_loss" if evaluation else "scalar",
+        subject=Subject(kind="loss" if evaluation else "scalar", name=shown),
+        reason=f"{shown} is {_word(value)} at step {step}",
+        first_step=step,
+        first_rank=frame.speaker.rank,
+        severity="warning",
+        stop_worthy=False,
+        evidence=Evidence(facts=(Fact(name=shown, value=value),)),
+    )
+
+
+def skipped_finding(frame: StepFrame, step: int, began: Origin | None) -> Finding:
+    """A batch whose loss is not finite, and with which no step was made: a warning."""
+    rank = frame.speaker.rank
+    where = f" of rank {rank}" if frame.speaker.world_size > 1 else ""
+    what = f"the loss{where} was not finite" if began is None else _has(began, step, where)
+    why = "No step was made with this batch, so the weights are as they were. After five such"
+    why += " batches in a row the rule stops the run: then a step may never follow."
+    return Finding(
+        about="nonfinite_skipped",
+        branch="skipped",
+        subject=Subject(kind="loss", name="loss") if began is None else _subject_of(began),
+        reason=f"{what} in front of step {step}, and the training skipped that batch",
+        first_step=step,
+        first_rank=rank,
+        severity="warning",
+        stop_worthy=False,
+        evidence=Evidence(facts=_bad_row(began), explanation=why),
+    )
+
+
+def _subject(evidence: RankEvidence) -> tuple[Subject, BadTensors | None, str]:
+    loss = Subject(kind="loss", name="loss")
+    local, reduced = evidence.tensors(LOCAL), evidence.tensors(GRADIENTS)
+    gradients = local or reduced
+    if evidence.loss is not None:
+        return loss, gradients, "The loss was non-finite itself, before any gradient."
+    if gradients is not None:
+        rows = max(found.rows for found in (local, reduced) if found is not None)
+        when = "its own gradients, before the reduce," if local is not None else "the gradients"
+        if gradients.bad >= rows > 1 and evidence.clipped and local is None:
+            why = "The loss was finite. Which gradient was bad first is not known: they were"
+            why += " clipped together, which makes all of them bad."
+            return Subject(kind="scalar", name="gradients"), gradients, why
+        if gradients.bad >= rows > 1:
+            why = f"All of {when} were non-finite at once: the whole backward pass was."
+            return loss, gradients, why
+        why = f"The first of {when} in backward order that is non-finite; the loss was finite."
+        subject = Subject(kind="tensor", name=gradients.names[0], collection=GRADIENTS)
+        if local is None and "@" in subject.name:
+            why += " The rank is the one that holds this part of it; whose batch it came from is"
+            why += " not seen."
+        return subject, gradients, why
+    if evidence.bad_gradients:
+        why = "Which gradients, is not known: their summaries did not come in time."
+        return Subject(kind="scalar", name="gradients"), None, why
+    collection = min(name for name in evidence.collections if evidence.tensors(name))
+    if evidence.tensors("weights") is not None:
+        collection = "weights"
+    found = evidence.collections[collection]
+    why = "Loss and gradients of the step were finite."
+    return Subject(kind="tensor", name=found.names[0], collection=collection), found, why
+
+
+def _branch(subject: Subject) -> str:
+    if subject.kind == "loss":
+        return "loss"
+    if subject.collection in (None, GRADIENTS):
+        return "gradient"
+    known = {"weights": "weight", "optimizer_state": "optimizer_state"}
+    return known.get(subject.collection, "tensor")
+
+
+def _subject_of(began: Origin) -> Subject:
+    kind: SubjectKind = "layer" if began.branch == "activation" else "tensor"
+    return Subject(kind=kind, name=began.row.name, collection=began.row.collection)
+
+
+def _has(began: Origin, step: int, where: str) -> str:
+    """What is bad: the beginning of the reason."""
+    row = began.row
+    word = "NaN" if row.nans else "infinite values"
+    if began.branch == "input":
+        shown = row.name if " of " in row.name else f"input {row.name}"
+        return f"{shown}{where} has {word}"
+    if began.branch == "weight":
+        return f"{row.collection}/{row.name}{where} has {word}"
+    at = "" if began.step == step else f" (seen at step {began.step})"
+    return f"{row.name}{where} puts out {word}{at}"
+
+
+def _forward(began: Origin, step: int) -> str:
+    """How the forward pass says where it began."""
+    if began.branch == "input":
+        return "A batch has brought it."
+    if began.branch == "weight":
+        return (
+            "It was bad before this step's forward pass: an update or the program has made it so."
+        )
+    when = "" if began.step == step else f", as it was looked at last, at step {began.step}"
+    why = f"It is the first module in forward order that was bad{when}."
+    if began.is_first:
+        why += " No module before it was seen: what goes into it, or its weights, may be bad, too."
+    return why
+
+
+def _bad_row(began: Origin | None) -> tuple[Fact, ...]:
+    if began is None:
+        return ()
+    row = began.row
+    return (
+        Fact(name="nans_at_origin", value=float(row.nans)),
+        Fact(name="infs_at_origin", value=float(row.infs)),
+    )
+
+
+def _facts(evidence: RankEvidence, tensors: BadTensors | None, ranks: int) -> tuple[Fact, ...]:
+    facts = []
+    if evidence.loss is not None:
+        facts.append(Fact(name="loss", value=evidence.loss))
+    if tensors is not None:
+        facts += [
+            Fact(name="nans", value=float(tensors.nans)),
+            Fact(name="infs", value=float(tensors.infs)),
+            Fact(name="bad_tensors", value=float(tensors.bad)),
+            Fact(name="tensors", value=float(tensors.rows)),
+        ]
+    elif evidence.bad_gradients:
+        facts.append(Fact(name="bad_tensors", value=float(evidence.bad_gradients)))
+    facts.append(Fact(name="bad_ranks", value=float(ranks)))
+    return tuple(facts)
+
+
+def _word(value: float | None) -> str:
+    if value is None:
+        return "not finite"
+    return "NaN" if math.isnan(value) else "infinite" if value > 0 else "minus infinite"
+
+
+def _amount(tensors: BadTensors | None) -> str:
+    return "NaN" if tensors is not None and tensors.nans else "infinite values"

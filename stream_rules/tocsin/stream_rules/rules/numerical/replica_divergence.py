@@ -1,0 +1,320 @@
+"""`replica_divergence`: replicas that must have the same weights, bit for bit, have different ones.
+
+With several ranks each sends, every 100 steps, a checksum of the bits of every parameter after the
+step. Ranks whose parameters have the same names are replicas of each other (a part of a parameter
+has its place in its name, `@tp1`, and is compared with the same part alone). The checksums of a
+step are compared when each rank has sent them, ten seconds after they were first found to differ,
+or when a rank is four checks further. Where three or more replicas vote, those that are not of the
+majority are named.
+
+- diverged: weights that agreed at the first check differ now. An average or a broadcast was
+  skipped on some ranks, or a machine has changed a number. It is critical for weights that have
+  changed and agreed nevertheless. Those that have agreed only as long as nothing changed them may
+  be meant to differ (local SGD or experts of each rank, from one seed, in a first step with a
+  learning rate of 0; or they are frozen): a warning.
+- never_alike: no weight was ever the same. Perhaps nobody averages, and each rank trains for
+  itself; perhaps that is meant (local SGD, shards under one name): a warning, not critical.
+
+Weights that differ from the first check on while others agree are taken for parts of the model that
+each rank has for itself, like the experts of an expert-parallel model.
+
+It does not ask for a stop: a checksum says that weights differ, not by how much, and the replica
+that writes the checkpoints may be a good one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tocsin.schemas.records.frames import TensorFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.schemas.records.runs import RunData, RunEnded
+from tocsin.stream_rules.reading.state_codec import StateArray
+from tocsin.stream_rules.reading.tensor_rows import named
+from tocsin.stream_rules.rule import (
+    Clear,
+    Finding,
+    Moment,
+    Outcome,
+    Params,
+    Rule,
+    RuleMeta,
+    tensors,
+)
+
+CHECKSUMS: Final = "checksums"
+DIVERGED, NEVER = "diverged", "never_alike"
+_UNMOVED: Final = "diverged unmoved"
+"""What the findings about weights that agreed before they changed are about."""
+
+HOLD_MS: Final = 10_000
+KEPT: Final = 4
+"""Steps that are compared at once: ranks may be that far apart."""
+
+MAX_VARIANTS: Final = 16
+"""Different sets of weights that are kept of a step; further ones count as the last."""
+
+_FLAT: Final = "_flat_param"
+"""In the names of FSDP's first version, whose ranks have other parts under one name."""
+
+
+class ReplicaDivergenceParams(Params):
+    """Parameters of `replica_divergence`: none. Checksums come every 100 steps."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """Replicas at one step: which variant of the weights each rank has."""
+
+    rows: list[str]
+    sums: list[StateArray] = field(default_factory=list)
+    variant: dict[int, int] = field(default_factory=dict)
+
+    def add(self, rank: int, sums: npt.NDArray[np.uint64]) -> None:
+        for i, known in enumerate(self.sums):
+            if np.array_equal(known, sums):
+                self.variant[rank] = i
+                return
+        if len(self.sums) < MAX_VARIANTS:
+            self.sums.append(sums)
+        self.variant[rank] = len(self.sums) - 1
+
+    def differing(self) -> npt.NDArray[np.bool_]:
+        """For each row, whether any two replicas differ in it."""
+        first = self.sums[0]
+        differ = np.zeros(len(self.rows), bool)
+        for other in self.sums[1:]:
+            differ |= first != other
+        return differ
+
+    def odd_ranks(self) -> list[int]:
+        """Those that are not of the majority; none if there is no majority."""
+        votes = Counter(self.variant.values())
+        most, count = votes.most_common(1)[0]
+        if 2 * count <= len(self.variant):
+            return []
+        return sorted(rank for rank, variant in self.variant.items() if variant != most)
+
+
+_Differing = tuple[_Group, npt.NDArray[np.bool_]]
+"""Replicas, and by row whether it is one that differs."""
+
+
+@dataclass(slots=True)
+class _Check:
+    step: int
+    groups: dict[str, _Group] = field(default_factory=dict)
+    ranks: list[int] = field(default_factory=list)
+    differs_ms: int | None = None
+
+
+@dataclass(slots=True)
+class _State:
+    checks: list[_Check] = field(default_factory=list)
+    decided: int = -1
+    alike: dict[str, StateArray] = field(default_factory=dict)
+    """For each group, by row, whether its replicas agreed at the first check."""
+    moved: dict[str, StateArray] = field(default_factory=dict)
+    """The same: whether they agreed when it had changed, and had never differed before."""
+    parted: dict[str, StateArray] = field(default_factory=dict)
+    """The same: whether they have differed since, before that."""
+    last: dict[str, StateArray] = field(default_factory=dict)
+    """The checksums of the check before."""
+
+
+class ReplicaDivergence(Rule[ReplicaDivergenceParams, _State]):
+    """Critical where replicas agreed before; never asks for a stop."""
+
+    meta = RuleMeta(
+        name="replica_divergence",
+        version=1,
+        family="numerical",
+        meaning="Replicas of a data-parallel training have different weights.",
+        severity="critical",
+        comes="maybe",
+        inputs=(tensors(CHECKSUMS),),
+        capture_hint="checksums of the parameters are captured with more than one rank",
+        remedy="Go back to the last checkpoint from before, leave the machine of the odd rank out "
+        "and test it; if it comes again, look for code that only some ranks run: a skipped average,"
+        " a parameter outside of DDP, weights that are changed after the broadcast.",
+        does_not_see="Buffers (running means of a batch normalisation), optimizer state, and "
+        "weights that are different between two checks alone. How large the difference is.",
+        branches={
+            DIVERGED: "Weights that were the same at the first check are different now. A warning "
+            "where nothing had changed them before.",
+            NEVER: "No weight was ever the same: each rank seems to train for itself. A warning.",
+        },
+        params=ReplicaDivergenceParams,
+        resolve_after_steps=0,
+    )
+    state_type = _State
+
+    def next_due_ms(self) -> int | None:
+        dues = [c.differs_ms for c in self.state.checks if c.differs_ms is not None]
+        return min(dues) + HOLD_MS if dues else None
+
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+        state, rank, sums = self.state, frame.speaker.rank, frame.count("checksum")
+        kept = [i for i, name in enumerate(frame.rows) if _FLAT not in name]
+        if sums is None or not kept or frame.step <= state.decided:
+            return
+        rows = [frame.rows[i] for i in kept]
+        check = next((c for c in state.checks if c.step == frame.step), None)
+        if check is None:
+            check = _Check(frame.step)
+            state.checks = sorted([*state.checks, check], key=lambda c: c.step)
+        # A summary in parts: each is compared with the same part.
+        key = f"{rows[0]}|{rows[-1]}|{len(rows)}"
+        group = check.groups.setdefault(key, _Group(rows))
+        if group.rows != rows or rank in group.variant:
+            return
+        group.add(rank, np.asarray(sums[kept], np.uint64))
+        if rank not in check.ranks and frame.part == frame.parts - 1:
+            check.ranks.append(rank)
+        if check.differs_ms is None and len(group.sums) > 1:
+            check.differs_ms = at.now_ms
+        if len(check.ranks) >= at.run.world_size:
+            yield from self._decide_until(check.step)
+        elif len(state.checks) > KEPT:
+            yield from self._decide_until(state.checks[0].step)
+
+    def on_timer(self, at: Moment) -> Iterable[Outcome]:
+        due = [
+            c.step
+            for c in self.state.checks
+            if c.differs_ms is not None and c.differs_ms + HOLD_MS <= at.now_ms
+        ]
+        yield from self._decide_until(max(due, default=-1))
+
+    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+        if isinstance(data, RunEnded) and at.run.ended and self.state.checks:
+            yield from self._decide_until(self.state.checks[-1].step)
+
+    def _decide_until(self, step: int) -> Iterable[Outcome]:
+        state = self.state
+        while state.checks and state.checks[0].step <= step:
+            check = state.checks.pop(0)
+            state.decided = check.step
+            yield from self._decide(check)
+
+    def _decide(self, check: _Check) -> Iterable[Outcome]:
+        several = {k: g for k, g in check.groups.items() if len(g.variant) > 1}
+        if not several:
+            return
+        diverged: list[_Differing] = []
+        unmoved: list[_Differing] = []
+        never: list[_Group] = []
+        for key, group in several.items():
+            differ = group.differing()
+            before, moved = self._history(key, group, differ)
+            if (differ & moved).any():
+                diverged.append((group, differ & moved))
+            if (differ & before & ~moved).any():
+                unmoved.append((group, differ & before & ~moved))
+            if differ.all() and not (differ & before).any():
+                never.append(group)
+        for about, found in ((DIVERGED, diverged), (_UNMOVED, unmoved)):
+            if found:
+                yield self._diverged(about, check.step, found)
+            else:
+                yield Clear(check.step, about=about)
+        if len(never) == len(several):
+            yield self._never(check.step, never)
+        else:
+            yield Clear(check.step, about=NEVER)
+
+    def _history(
+        self, key: str, group: _Group, differ: npt.NDArray[np.bool_]
+    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """By row, with this check: whether it agreed at the first one, and when it had changed."""
+        state, sums = self.state, group.sums[0]
+        alike, last = state.alike.get(key), state.last.get(key)
+        state.last[key] = sums
+        if alike is None or last is None or not len(alike) == len(last) == len(differ):
+            # What does not agree at the first check never has to: replicas that drift between
+            # averages may agree by chance later.
+            state.alike[key] = ~differ
+            state.moved[key] = state.parted[key] = np.zeros(len(differ), bool)
+            return ~differ, state.moved[key]
+        # Nor has what differs before it has agreed in motion.
+        parted = state.parted[key] | (differ & alike & ~state.moved[key])
+        moved = state.moved[key] | (alike & ~differ & ~parted & (sums != last))
+        state.parted[key], state.moved[key] = parted, moved
+        return alike, moved
+
+    def _diverged(self, about: str, step: int, diverged: list[_Differing]) -> Finding:
+        group, differ = diverged[0]
+        where = np.flatnonzero(differ)
+        odd = sorted({rank for each, _ in diverged for rank in each.odd_ranks()})
+        first, ranks = group.rows[int(where[0])], sorted(group.variant)
+        more = sum(int(d.sum()) for _, d in diverged) - 1
+        if odd:
+            who = f"rank {odd[0]}" if len(odd) == 1 else f"{len(odd)} ranks, first rank {odd[0]},"
+            verb = "has" if len(odd) == 1 else "have"
+            what = f"{who} {verb} other weights than the majority of {len(ranks)} replicas"
+        else:
+            what = f"the replicas on ranks {_list(ranks)} have different weights"
+        sure = about == DIVERGED
+        return Finding(
+            about=about,
+            branch=DIVERGED,
+            severity=None if sure else "warning",
+            subject=Subject(kind="rank", name=f"rank {odd[0]}")
+            if odd
+            else Subject(kind="tensor", name=first, collection="weights"),
+            reason=f"{what} at step {step}, and agreed before"
+            f"{'' if sure else ', but only until they first changed'}: {first}"
+            f"{f' and {more} more tensors' if more else ''}",
+            first_step=step,
+            first_rank=odd[0] if odd else ranks[0],
+            remedy=None
+            if sure
+            else "If each rank is meant to have these weights for itself (local SGD, experts), "
+            "switch this rule off. Else look whether each rank averages its gradients, and whether "
+            "weights that are frozen were changed on one of them.",
+            evidence=self._evidence(group, odd, more + 1, named(group.rows, where[1:].tolist())),
+        )
+
+    def _never(self, step: int, groups: list[_Group]) -> Finding:
+        group = groups[0]
+        ranks = sorted(group.variant)
+        return Finding(
+            about=NEVER,
+            branch=NEVER,
+            severity="warning",
+            subject=Subject(kind="run", name="replicas"),
+            reason=f"ranks {_list(ranks)} have no weight in common at step {step}, nor before: each"
+            " seems to train for itself",
+            first_step=step,
+            first_rank=ranks[0],
+            remedy="Wrap the model in DistributedDataParallel, or average gradients or weights. If "
+            "each rank is meant to have weights of its own, switch this rule off.",
+            evidence=self._evidence(group, [], len(group.rows), tuple(group.rows[1:33])),
+        )
+
+    def _evidence(
+        self, group: _Group, odd: list[int], rows: int, also: tuple[str, ...]
+    ) -> Evidence:
+        return Evidence(
+            facts=(
+                Fact(name="replicas", value=float(len(group.variant))),
+                Fact(name="different_weights", value=float(len(set(group.variant.values())))),
+                Fact(name="tensors", value=float(rows)),
+                *((Fact(name="odd_ranks", value=_list(odd)),) if odd else ()),
+            ),
+            followed=max(0, rows - 1),
+            also=also,
+            explanation="by checksums of the bits of each parameter after this step"
+            + ("" if odd else "; two replicas, or no majority: which one is right is not known"),
+        )
+
+
+def _list(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8]))
+    return f"{shown}, …" if len(ranks) > 8 else shown

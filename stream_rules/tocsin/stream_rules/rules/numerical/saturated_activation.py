@@ -1,0 +1,214 @@
+"""`saturated_activation`: a tanh, sigmoid or softmax works where it is flat, and passes nothing on.
+
+The training process sends, for each module that is a tanh or a sigmoid, the share of a sample of
+16,384 inputs at which its derivative is below 1e-7: beyond ±8.752 for tanh, where 1 - tanh² is that
+small, and beyond ±16.118 for sigmoid, where s (1 - s) is. Of their hard forms it is the share of
+outputs at a bound, of a softmax the share of rows whose largest probability is above 0.999. A layer
+is saturated when the share is above `threshold_layer` in the first summary of a run, before
+anything was learned, or in `for_summaries` in a row. (SageMaker Debugger's limits, ±9.4999 for tanh
+and -23 and 16.99999 for sigmoid, are those of derivatives of 2e-8, 1e-10 and 4e-8.)
+
+Two kinds are an info and no warning. A softmax that is sure of its answers, and the last module of
+the model, once it has learned to be (black pixels of a decoder, say), may well be right.
+
+In healthy trainings of perceptrons, convolutions and autoencoders with tanh or sigmoid the share
+was 0 in each layer at steps 1 and 100; with weights of a standard deviation of 1 in place of 0.1 it
+was 0.26 to 0.28 (six tanh layers of 64 units), of 5 it was 0.8. Hence 20 %, where 50 is usual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from tocsin.schemas.records.frames import TensorFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.stream_rules.reading.tensor_rows import Doubles, WholeFrames, named
+from tocsin.stream_rules.rule import (
+    SERIES_POINTS,
+    Clear,
+    Finding,
+    Holds,
+    Moment,
+    Outcome,
+    Params,
+    Rule,
+    RuleMeta,
+    tensors,
+)
+from tocsin.stream_rules.rules.numerical.streaks import Streaks
+
+HIDDEN, OUTPUT, SOFTMAX = "hidden", "output", "softmax"
+
+
+class SaturatedActivationParams(Params):
+    """Parameters of `saturated_activation`."""
+
+    threshold_layer: float = Field(default=20.0, ge=0, lt=100)
+    """How much of a layer is saturated. Unit: percent."""
+    for_summaries: int = Field(default=2, ge=1)
+    """How many summaries of the activations in a row, after the first. Unit: summaries."""
+
+
+@dataclass(slots=True)
+class _Kind:
+    frames: WholeFrames = field(default_factory=WholeFrames)
+    streaks: Streaks = field(default_factory=Streaks)
+    first_step: int | None = None
+    steps: list[int] = field(default_factory=list)
+    worst: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _State:
+    kinds: dict[str, _Kind] = field(default_factory=dict)
+    last_order: int = -1
+
+
+class SaturatedActivation(Rule[SaturatedActivationParams, _State]):
+    """One episode for each branch; it names the first such layer in forward order."""
+
+    meta = RuleMeta(
+        name="saturated_activation",
+        version=1,
+        family="numerical",
+        meaning="A large part of a tanh, sigmoid or softmax is where its gradient is next to zero.",
+        severity="warning",
+        comes="maybe",
+        inputs=(tensors("activations"),),
+        capture_hint="activations of torch.nn.Tanh, Sigmoid, Hardtanh, Hardsigmoid and Softmax are "
+        "captured, of a compiled model if capture was there before its first call; calls of "
+        "torch.tanh, torch.sigmoid and torch.softmax are not seen",
+        remedy="Make the initial weights smaller (Xavier's), normalise the inputs or put a "
+        "normalisation in front, and lower the learning rate.",
+        does_not_see="Functions (torch.tanh), the gates inside of nn.LSTM and nn.GRU, and layers "
+        "that are nearly flat: the limit is a derivative of 1e-7. What the training process takes "
+        "for flat is not a parameter here.",
+        alias="SaturatedActivation",
+        params=SaturatedActivationParams,
+        branches={
+            "hidden": "A layer within the model.",
+            "output": "The last module of the model: an info.",
+            "softmax": "A softmax that is sure of its answers: an info.",
+        },
+        presets={"sagemaker": {"threshold_layer": 50.0, "for_summaries": 1}},
+        resolve_after_steps=0,
+    )
+    state_type = _State
+    by_part = True
+
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+        state = self.state
+        # A step has one frame for each set of columns; the last module may stand in any of them.
+        order = frame.count("order")
+        if order is not None and order.size and frame.columns:
+            state.last_order = max(state.last_order, int(order.max()))
+        if "saturated" not in frame.columns:
+            return
+        softmax = "entropy" in frame.columns
+        kind = state.kinds.setdefault(SOFTMAX if softmax else HIDDEN, _Kind())
+        whole = kind.frames.take(frame)
+        share = None if whole is None else whole.column("saturated")
+        if whole is None or share is None or not len(whole.rows):
+            return
+        percent = 100 * share.astype(np.float64)
+        known = np.isfinite(percent)
+        if not known.any():
+            return
+        yield from self._judge(kind, whole, percent, known, softmax=softmax)
+
+    def _judge(
+        self,
+        kind: _Kind,
+        frame: TensorFrame,
+        percent: Doubles,
+        known: npt.NDArray[np.bool_],
+        *,
+        softmax: bool,
+    ) -> Iterable[Outcome]:
+        params = self.params
+        fresh = kind.first_step is None
+        if kind.first_step is None:
+            kind.first_step = frame.step
+        kind.steps = [*kind.steps, frame.step][-SERIES_POINTS:]
+        kind.worst = [*kind.worst, float(percent[known].max())][-SERIES_POINTS:]
+        length = kind.streaks.take(frame.rows, frame.step, percent > params.threshold_layer, known)
+        from_first = kind.streaks.since == kind.first_step
+        high = (length >= params.for_summaries) | (from_first & (length > 0))
+        if softmax:
+            yield from self._outcomes(SOFTMAX, kind, frame, percent, high, known, fresh=fresh)
+            return
+        output = np.zeros(len(frame.rows), bool)
+        order = frame.count("order")
+        if order is not None:
+            output = (order >= max(self.state.last_order, 1)) & ~from_first
+        for branch, among in ((HIDDEN, ~output), (OUTPUT, output)):
+            yield from self._outcomes(
+                branch, kind, frame, percent, high & among, known, fresh=fresh
+            )
+
+    def _outcomes(
+        self,
+        branch: str,
+        kind: _Kind,
+        frame: TensorFrame,
+        percent: Doubles,
+        high: npt.NDArray[np.bool_],
+        known: npt.NDArray[np.bool_],
+        *,
+        fresh: bool,
+    ) -> Iterable[Outcome]:
+        layers = np.flatnonzero(high & known)
+        if len(layers):
+            yield self._finding(branch, kind, frame, percent, [int(i) for i in layers])
+        elif high.any():
+            yield Holds(about=branch)
+        elif not fresh:
+            yield Clear(about=branch)
+
+    def _finding(
+        self, branch: str, kind: _Kind, frame: TensorFrame, percent: Doubles, layers: list[int]
+    ) -> Finding:
+        first = layers[0]
+        name, since = frame.rows[first], int(kind.streaks.since[first])
+        others = f", and {len(layers) - 1} other layers" if len(layers) > 1 else ""
+        what = "rows have one answer above 0.999" if branch == SOFTMAX else "values are saturated"
+        return Finding(
+            about=branch,
+            branch=branch,
+            severity=None if branch == HIDDEN else "info",
+            subject=Subject(kind="layer", name=name, collection="activations"),
+            reason=f"{percent[first]:.0f} % of the {what} in {name} since step {since}{others}",
+            first_step=since,
+            first_rank=kind.frames.rank,
+            evidence=Evidence(
+                facts=(
+                    Fact(
+                        name="saturated",
+                        value=float(percent[first]),
+                        limit=self.params.threshold_layer,
+                        unit="percent",
+                    ),
+                    Fact(name="summaries", value=float(kind.streaks.length[first])),
+                ),
+                series=Series(
+                    name="saturated part of the worst layer",
+                    unit="percent",
+                    steps=tuple(kind.steps),
+                    values=tuple(kind.worst),
+                    limit=self.params.threshold_layer,
+                ),
+                followed=len(layers) - 1,
+                also=named(frame.rows, layers[1:]),
+                explanation={
+                    HIDDEN: "the derivative at these values is below 1e-7, or they are at a bound",
+                    OUTPUT: "it is the last module in forward order, and has learned to be so: "
+                    "that may be its task",
+                    SOFTMAX: "where these are the model's answers it may be right",
+                }[branch],
+            ),
+        )

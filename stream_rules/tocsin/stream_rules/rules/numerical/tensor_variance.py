@@ -1,0 +1,160 @@
+"""`tensor_variance`: the variance of a named tensor is outside of the limits that were set for it.
+
+The variance is the square of the summary's standard deviation, over the tensor's finite values (of
+an activation over a sample of them). What is usual differs from tensor to tensor, so that the rule
+has no limits of its own and runs only where the configuration names tensors and a limit. A tensor
+is out when it is so in `for_summaries` summaries in a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from tocsin.schemas.records.frames import TensorFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.stream_rules.reading.tensor_rows import Doubles, WholeFrames, is_asked_for, named
+from tocsin.stream_rules.rule import (
+    Clear,
+    Finding,
+    Holds,
+    Moment,
+    Outcome,
+    Params,
+    Rule,
+    RuleMeta,
+    tensors,
+)
+from tocsin.stream_rules.rules.numerical.streaks import Streaks
+
+LOW, HIGH = "below", "above"
+
+
+class TensorVarianceParams(Params):
+    """Parameters of `tensor_variance`. It needs one of the two limits."""
+
+    tensors: tuple[str, ...] = Field(default=("*",), strict=False)
+    """Tensors to watch, as COLLECTION/NAME; `*` and `?` stand for any characters."""
+    min_threshold: float | None = Field(default=None, ge=0)
+    """Variance below which a tensor is out."""
+    max_threshold: float | None = Field(default=None, ge=0)
+    """Variance above which a tensor is out."""
+    for_summaries: int = Field(default=1, ge=1)
+    """How many summaries in a row. Unit: summaries."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        low, high = self.min_threshold, self.max_threshold
+        if low is not None and high is not None and low > high:
+            raise ValueError("expected a min_threshold that is not above the max_threshold")
+        return self
+
+
+@dataclass(slots=True)
+class _Watched:
+    frames: WholeFrames = field(default_factory=WholeFrames)
+    below: Streaks = field(default_factory=Streaks)
+    above: Streaks = field(default_factory=Streaks)
+
+
+@dataclass(slots=True)
+class _State:
+    watched: dict[str, _Watched] = field(default_factory=dict)
+
+
+class TensorVariance(Rule[TensorVarianceParams, _State]):
+    """Off until tensors and a limit are given."""
+
+    meta = RuleMeta(
+        name="tensor_variance",
+        version=1,
+        family="numerical",
+        meaning="The variance of a tensor is outside of the limits that were set for it.",
+        severity="warning",
+        comes="maybe",
+        by_default=False,
+        inputs=(tensors("*"),),
+        capture_hint="the tensors' collection is to be captured, with the column std",
+        remedy="Look at what the tensor is made of; a variance next to zero is a constant.",
+        does_not_see="Anything without a limit: which variance is right is not known to the rule.",
+        branches={
+            LOW: "The variance is below `min_threshold`.",
+            HIGH: "The variance is above `max_threshold`.",
+        },
+        alias="TensorVariance",
+        params=TensorVarianceParams,
+        presets={"sagemaker": {}},
+        resolve_after_steps=0,
+    )
+    state_type = _State
+    by_part = True
+
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+        params = self.params
+        if "std" not in frame.columns or (
+            params.min_threshold is None and params.max_threshold is None
+        ):
+            return
+        # Of activations a step has one frame for each set of columns.
+        key = f"{frame.collection}|{','.join(frame.columns)}"
+        watched = self.state.watched.get(key)
+        if watched is None:
+            watched = self.state.watched[key] = _Watched()
+        whole = watched.frames.take(frame)
+        spread = None if whole is None else whole.column("std")
+        if whole is None or spread is None or not len(whole.rows):
+            return
+        variance = np.square(spread.astype(np.float64))
+        asked = np.array(
+            [is_asked_for(whole.collection, name, params.tensors) for name in whole.rows], bool
+        )
+        known = np.isfinite(variance)
+        for branch, limit, streaks in (
+            (LOW, params.min_threshold, watched.below),
+            (HIGH, params.max_threshold, watched.above),
+        ):
+            if limit is None:
+                continue
+            out = (variance < limit) if branch == LOW else (variance > limit)
+            length = streaks.take(whole.rows, whole.step, out & asked, known)
+            high = length >= params.for_summaries
+            found = np.flatnonzero(high & known)
+            about = f"{branch}/{key}"
+            if len(found):
+                yield self._finding(about, branch, limit, whole, variance, found.tolist(), streaks)
+            elif high.any():
+                yield Holds(whole.step, about=about)
+            else:
+                yield Clear(whole.step, about=about)
+
+    def _finding(
+        self,
+        about: str,
+        branch: str,
+        limit: float,
+        frame: TensorFrame,
+        variance: Doubles,
+        found: list[int],
+        streaks: Streaks,
+    ) -> Finding:
+        first = found[0]
+        name, since = frame.rows[first], int(streaks.since[first])
+        more = f", and {len(found) - 1} other tensors are out" if len(found) > 1 else ""
+        return Finding(
+            about=about,
+            branch=branch,
+            subject=Subject(kind="tensor", name=name, collection=frame.collection),
+            reason=f"the variance of {frame.collection}/{name} is {variance[first]:.3g}, {branch} "
+            f"{limit:.3g}, since step {since}{more}",
+            first_step=since,
+            first_rank=frame.speaker.rank,
+            evidence=Evidence(
+                facts=(Fact(name="variance", value=float(variance[first]), limit=limit),),
+                followed=len(found) - 1,
+                also=named(frame.rows, found[1:]),
+            ),
+        )

@@ -1,0 +1,288 @@
+"""`unchanged_tensor`: a weight that has gradients and does not move.
+
+A tensor is unchanged when all statistics of its last `num_steps` summaries are equal within
+rtol · abs(value) + atol, and the change that was measured within a step, where one was, is as
+small. What counts is only a weight that its gradient could move: frozen parameters have none, and
+one that is below 1e-4 of the usual gradient (the upper quartile over the tensors, now or in the
+first summaries) is rounding noise, as that of a bias before a normalisation, or of a solved task.
+So is that of a bias below 1e-2 of the gradient of its layer's weight: in 16 bits it is that noisy.
+
+Parameters that have gradients and are in no optimizer do not move either: those are known after
+the first seven steps, by the branch `in_no_optimizer`; `unowned_gradients.py` says when that is a
+warning.
+
+While the learning rates of all parameter groups are zero, or below 1e-4 of their highest, nothing
+is looked at: `learning_rate_anomaly` says that. Where some are, as many tensors as their groups
+hold may stay as they are, which is how people freeze a part of a model.
+
+The tolerances are those of float32 arithmetic, not the ten thousand times wider ones of SageMaker
+Debugger: with a rate of 1e-6, ten steps change a LayerNorm's statistics by less than 1e-5 of their
+size, and that run learns. The preset `sagemaker` has its tolerances, and counts every weight,
+frozen or not: there, the tensors to watch are those that are named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from tocsin.schemas.records.frames import StepFrame, TensorFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.records.runs import RunData, RunStarted
+from tocsin.stream_rules.reading.state_codec import StateArray
+from tocsin.stream_rules.reading.tensor_rows import (
+    Marked,
+    WholeFrames,
+    aligned,
+    is_asked_for,
+    named,
+    places,
+)
+from tocsin.stream_rules.rule import (
+    Clear,
+    Finding,
+    Moment,
+    Outcome,
+    Params,
+    Rule,
+    RuleMeta,
+    event,
+    scalar,
+    tensors,
+)
+from tocsin.stream_rules.rules.numerical.pushed_weights import PushedWeights
+from tocsin.stream_rules.rules.numerical.resting_groups import RestingGroups
+from tocsin.stream_rules.rules.numerical.unowned_gradients import COLLECTION, UnownedGradients
+
+_MOST: Final = 256
+"""Collections, and arrays that are recorded one by one, that are watched at most."""
+_POINTS: Final = 32
+
+
+class UnchangedTensorParams(Params):
+    """Parameters of `unchanged_tensor`."""
+
+    num_steps: int = Field(default=3, ge=2)
+    """How many summaries in a row must be equal. Unit: summaries."""
+    rtol: float = Field(default=1e-7, ge=0, lt=1)
+    """How far two values may be apart. Unit: share of the value."""
+    atol: float = Field(default=1e-12, ge=0)
+    """How far two values may be apart in any case."""
+    only_pushed: bool = True
+    """Whether weights are left out that their gradients could not move, or whose learning rate
+    rests."""
+    tensors: tuple[str, ...] = Field(default=(), strict=False)
+    """Further tensors to watch, as COLLECTION/NAME; `*` and `?` stand for any characters."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    frames: WholeFrames = field(default_factory=WholeFrames)
+    rows: tuple[str, ...] = ()
+    values: StateArray = field(default_factory=lambda: np.zeros((0, 0)))
+    columns: list[str] = field(default_factory=list)
+    equal: StateArray = field(default_factory=lambda: np.zeros(0))
+    norms: StateArray = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    steps: list[int] = field(default_factory=list)
+    first_step: int | None = None
+
+
+@dataclass(slots=True)
+class _State:
+    collections: dict[str, _Kept] = field(default_factory=dict)
+    pushed: PushedWeights = field(default_factory=PushedWeights)
+    updates: WholeFrames = field(default_factory=WholeFrames)
+    changed: Marked = field(default_factory=Marked)
+    groups: RestingGroups = field(default_factory=RestingGroups)
+    unowned: UnownedGradients = field(default_factory=UnownedGradients)
+
+
+class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
+    """One episode for each collection; it names the first tensor and how many others. Arrays that
+    are recorded one by one have each their own."""
+
+    meta = RuleMeta(
+        name="unchanged_tensor",
+        version=3,
+        family="numerical",
+        meaning="A weight gets gradients and does not change.",
+        severity="warning",
+        comes="maybe",
+        inputs=(
+            tensors("weights"),
+            tensors("gradients", beside=True),
+            tensors("updates", beside=True),
+            tensors("not_optimized", beside=True),
+            tensors("*", beside=True),
+            scalar("lr.*", beside=True),
+            event(RunStarted, beside=True),
+        ),
+        capture_hint="weights are captured when an optimizer of PyTorch steps",
+        remedy="Check that the optimizer was given this parameter and not a copy of it, that its "
+        "group's learning rate is not tiny, and that bfloat16 weights can hold the update.",
+        alias="UnchangedTensor",
+        params=UnchangedTensorParams,
+        presets={
+            "sagemaker": {"num_steps": 3, "rtol": 1e-5, "atol": 1e-8, "only_pushed": False},
+        },
+        does_not_see="A weight of a tensor that otherwise changes: whole tensors are compared. One "
+        "that no gradient reaches is not counted: `no_gradient` has it.",
+        resolve_after_steps=0,
+    )
+    state_type = _State
+    by_part = True
+
+    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+        self.state.groups.told(data)
+        return ()
+
+    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+        self.state.groups.take(frame)
+        return ()
+
+    def looks_at(self, frame: TensorFrame) -> bool:
+        own = frame.collection in ("weights", "gradients", "updates", COLLECTION)
+        return own or bool(self._asked(frame).any())
+
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+        state = self.state
+        if frame.collection == COLLECTION:
+            yield from state.unowned.take(frame)
+            return
+        if frame.collection == "gradients":
+            state.pushed.take(frame)
+        elif frame.collection == "updates":
+            whole = state.updates.take(frame)
+            change = None if whole is None else whole.column("update_l2")
+            size = None if whole is None else whole.column("l2")
+            if whole is not None and change is not None and size is not None:
+                limit = self.params.atol + self.params.rtol * size
+                state.changed = Marked(whole.rows, change > limit)
+        if frame.collection == "weights" or self._asked(frame).any():
+            yield from self._look(frame)
+
+    def _look(self, frame: TensorFrame) -> Iterable[Outcome]:
+        state = self.state
+        # Each call of `run.record` sends a frame of one row, several of them at one step.
+        alone = frame.parts == 1 and len(frame.rows) == 1
+        about = f"{frame.collection}/{frame.rows[0]}" if alone else frame.collection
+        if about not in state.collections and len(state.collections) >= _MOST:
+            return
+        kept = state.collections.setdefault(about, _Kept())
+        whole = kept.frames.take(frame)
+        if whole is None:
+            return
+        resting = 0
+        if whole.collection == "weights" and self.params.only_pushed:
+            rest = state.groups.look()
+            if rest.everywhere:
+                return
+            resting = rest.tensors
+        self._keep(kept, whole)
+        unchanged = np.flatnonzero(kept.equal >= self.params.num_steps - 1)
+        if len(unchanged) <= resting:
+            kept.first_step = None
+            yield Clear(about=about)
+            return
+        if kept.first_step is None:
+            kept.first_step = kept.steps[max(0, len(kept.steps) - self.params.num_steps)]
+        yield self._finding(whole, kept, unchanged, about, resting)
+
+    def _keep(self, kept: _Kept, whole: TensorFrame) -> None:
+        equal = self._equal(kept, whole)
+        equal[~self._watched(whole)] = 0
+        points = min(self.params.num_steps, _POINTS)
+        size = whole.column("l2")
+        norms = np.full((len(whole.rows), 0 if size is None else points), np.nan, np.float32)
+        if size is not None:
+            norms[:, -1] = size
+            if kept.norms.shape == (len(kept.rows), points):
+                before = (column.astype(np.float64) for column in kept.norms.T[1:])
+                for i, column in enumerate(before):
+                    norms[:, i] = aligned(whole.rows, kept.rows, column)
+        kept.rows, kept.columns, kept.norms = whole.rows, list(whole.columns), norms
+        kept.values, kept.equal = whole.values.astype(np.float64), equal
+        kept.steps = [*kept.steps, whole.step][-self.params.num_steps - 8 :]
+
+    def _equal(self, kept: _Kept, frame: TensorFrame) -> npt.NDArray[np.float64]:
+        """For each row, how many summaries in a row have been equal to the one before."""
+        if kept.columns != list(frame.columns):
+            return np.zeros(len(frame.rows))
+        params, values = self.params, frame.values.astype(np.float64)
+        old, run = kept.values, kept.equal
+        if frame.rows != kept.rows:
+            if not kept.rows:
+                return np.zeros(len(frame.rows))
+            index = places(frame.rows, kept.rows)
+            new = index < 0
+            old, run = old[index], run[index]
+            old[new] = np.nan
+        with np.errstate(invalid="ignore"):
+            near = np.abs(values - old) <= params.atol + params.rtol * np.abs(old)
+        return np.where(near.all(axis=1), run + 1, 0)
+
+    def _watched(self, frame: TensorFrame) -> npt.NDArray[np.bool_]:
+        """Which rows could have changed."""
+        if frame.collection != "weights":
+            return self._asked(frame)
+        still = ~self.state.changed.among(frame.rows)
+        return still & self.state.pushed.among(frame.rows) if self.params.only_pushed else still
+
+    def _asked(self, frame: TensorFrame) -> npt.NDArray[np.bool_]:
+        """Which rows the parameter names."""
+        if not self.params.tensors:
+            return np.zeros(len(frame.rows), bool)
+        patterns = self.params.tensors
+        asked = (is_asked_for(frame.collection, name, patterns) for name in frame.rows)
+        return np.fromiter(asked, bool, len(frame.rows))
+
+    def _finding(
+        self,
+        frame: TensorFrame,
+        kept: _Kept,
+        unchanged: npt.NDArray[np.int64],
+        about: str,
+        resting: int,
+    ) -> Finding:
+        first = frame.rows[unchanged[0]]
+        norms = kept.norms[unchanged[0]]
+        seen = np.flatnonzero(np.isfinite(norms))
+        steps = kept.steps[-len(norms) :]
+        has = "gets gradients and " if frame.collection == "weights" else ""
+        at_rest = [Fact(name="at_rest", value=float(resting), unit="tensors")] if resting else []
+        others = f", nor do {len(unchanged) - 1} others" if len(unchanged) > 1 else ""
+        return Finding(
+            about=about,
+            subject=Subject(kind="tensor", name=first, collection=frame.collection),
+            reason=f"{first} {has}has not changed since step {kept.first_step}{others}",
+            first_step=kept.first_step,
+            first_rank=kept.frames.rank,
+            evidence=Evidence(
+                facts=(
+                    Fact(
+                        name="equal_summaries",
+                        value=float(kept.equal[unchanged[0]] + 1),
+                        limit=float(self.params.num_steps),
+                    ),
+                    Fact(name="unchanged", value=float(len(unchanged)), unit="tensors"),
+                    Fact(name="watched", value=float(len(frame.rows)), unit="tensors"),
+                    *at_rest,
+                ),
+                series=Series(
+                    name=f"norm of {first}"[:200],
+                    steps=tuple(steps[i - len(norms) + len(steps)] for i in seen),
+                    values=tuple(float(norms[i]) for i in seen),
+                )
+                if len(seen)
+                else None,
+                followed=len(unchanged) - 1,
+                also=named(frame.rows, unchanged[1:]),
+                explanation="all statistics of the summaries are equal; parameters without a "
+                "gradient, or with one that is rounding noise, are not counted",
+            ),
+        )

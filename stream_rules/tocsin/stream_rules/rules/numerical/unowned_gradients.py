@@ -1,0 +1,73 @@
+"""Parameters that have gradients and are in no optimizer: nothing will ever change them.
+
+The training process looks for them twice in the first steps. It is a warning where they are of the
+model that is trained: what is frozen on purpose has `requires_grad` False, and no gradients; or
+where the optimizer has parameters that belong to no module any more: those were replaced after it
+was made. Otherwise it is an info: the network of a perceptual loss, or a critic, has gradients that
+nobody uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from tocsin.schemas.records.frames import TensorFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Severity, Subject
+from tocsin.stream_rules.reading.tensor_rows import WholeFrames, named
+from tocsin.stream_rules.rule import Finding, Outcome
+
+COLLECTION: Final = "not_optimized"
+BRANCH: Final = "in_no_optimizer"
+
+
+@dataclass(slots=True)
+class UnownedGradients:
+    """Those of the first look, which the second must confirm."""
+
+    frames: WholeFrames = field(default_factory=WholeFrames)
+    before: list[str] = field(default_factory=list)
+
+    def take(self, frame: TensorFrame) -> Iterable[Outcome]:
+        """Take a look's rows."""
+        whole = self.frames.take(frame)
+        if whole is None:
+            return
+        before, self.before = set(self.before), list(whole.rows)
+        rows = [i for i, name in enumerate(whole.rows) if name in before]
+        inside, orphans = whole.count("inside"), whole.count("orphans")
+        if not rows or inside is None or orphans is None:
+            return
+        replaced = int(orphans.max())
+        severity: Severity = "warning" if replaced or bool(np.any(inside[rows] > 0)) else "info"
+        name = whole.rows[rows[0]]
+        others = f" and {len(rows) - 1} others" if len(rows) > 1 else ""
+        why = (
+            f"; {replaced} tensors of the optimizer belong to no module: they were replaced after "
+            "it was made"
+            if replaced
+            else ""
+        )
+        yield Finding(
+            about=COLLECTION,
+            branch=BRANCH,
+            subject=Subject(kind="tensor", name=name, collection="gradients"),
+            reason=f"{name}{others} have gradients, and no optimizer has them{why}",
+            first_step=0,
+            first_rank=self.frames.rank,
+            severity=severity,
+            remedy="Make the optimizer after the model is complete, from all of its parameters; "
+            "set requires_grad to False for those that are not to be trained.",
+            evidence=Evidence(
+                facts=(
+                    Fact(name="not_optimized", value=float(len(rows)), unit="tensors"),
+                    Fact(name="of_the_trained_model", value=float(inside[rows].sum())),
+                    Fact(name="replaced", value=float(replaced), unit="tensors"),
+                ),
+                followed=len(rows) - 1,
+                also=named(whole.rows, rows[1:]),
+            ),
+        )

@@ -1,0 +1,293 @@
+"""`weight_update_ratio`: one step changes weights too much, or next to not at all.
+
+The ratio of a tensor is update_l2 / (l2 + epsilon): the norm of its change in one step against its
+own norm. The condition is that at least `share` of the tensors are above `large_threshold`, or
+below `small_threshold`, in each of the last `for_summaries` summaries; each side is an episode of
+its own. The first `warmup_steps` steps are left out: biases start at zero, and any change is large
+against that. For the large side tensors of fewer than 16 values are left out: the bias of a
+logistic regression with a weighted loss may move by its own size at each step, and learns all the
+same. For the small side only weights are looked at that their gradients could move: one below 1e-4
+of the usual gradient (the upper quartile over the tensors, now or in the first summaries) is
+rounding noise, as that of a bias before a normalisation, or of a solved task. Nor is it looked at
+while the learning rates of all parameter groups are zero, or below 1e-4 of their highest; where
+some are, as many tensors as their groups hold are left out.
+
+In the first steps something else counts for the large side, of the tensors that did not begin at
+zero: a median ratio above 0.5, and the same of all weights together, after which the loss more than
+doubles within ten steps, or is no number; a median ratio above 0.2, after which the loss is more
+than four times as high; or, of eight tensors or more and whatever the loss does, a median ratio
+above 0.5 with a median norm of the change above 1. Of 22 healthy programs with up to eight seeds
+the highest ratio of a first step was 0.1; of three whose rate was a thousand times too high the
+lowest was 0.65.
+
+In healthy runs the median over the tensors was 4e-3 to 5e-3 (a small GPT, AdamW) and 5e-3 to 2e-2
+(a ResNet, SGD with momentum), and the largest of any tensor 0.06 and 0.17, in the first 30 steps.
+What stays above 0.2 is a rate that is too high for weights that cannot grow with it, for weight
+decay or normalisation; where they can, the ratio falls within ten steps, and the loss has the tale.
+
+The preset `sagemaker` has the limits that SageMaker Debugger documents, for any tensor and any
+summary from the first on, without the exceptions of the small side. Its rule compares two saved
+steps, by default 500 apart; here the change is that of one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from tocsin.schemas.records.frames import StepFrame, TensorFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.records.runs import RunData, RunStarted
+from tocsin.stream_rules.reading.tensor_rows import Doubles, WholeFrames, named
+from tocsin.stream_rules.rule import (
+    SERIES_POINTS,
+    Clear,
+    Finding,
+    Moment,
+    Outcome,
+    Params,
+    Rule,
+    RuleMeta,
+    event,
+    scalar,
+    tensors,
+)
+from tocsin.stream_rules.rules.numerical.first_steps import STRETCH, FirstSteps
+from tocsin.stream_rules.rules.numerical.pushed_weights import PushedWeights
+from tocsin.stream_rules.rules.numerical.resting_groups import Rest, RestingGroups
+
+Side = Literal["large", "small"]
+
+_FEW: Final = 16
+"""Values below which a tensor has no size of its own to speak of."""
+
+
+class WeightUpdateRatioParams(Params):
+    """Parameters of `weight_update_ratio`."""
+
+    small_threshold: float = Field(default=1e-8, ge=0)
+    """Ratio below which a tensor hardly changes."""
+    large_threshold: float = Field(default=0.2, gt=0)
+    """Ratio above which a tensor changes too much."""
+    epsilon: float = Field(default=1e-9, gt=0)
+    """Added to the norm of the tensor."""
+    share: float = Field(default=0.25, gt=0, le=1)
+    """How many of the tensors that were looked at. Unit: share, 1 is all."""
+    for_summaries: int = Field(default=3, ge=1)
+    """How many summaries in a row. Unit: summaries."""
+    warmup_steps: int = Field(default=20, ge=0)
+    """First steps that are left out. Unit: steps."""
+    only_pushed: bool = True
+    """Whether the small side leaves out weights that their gradients could not move, and those
+    whose learning rate rests."""
+
+
+@dataclass(slots=True)
+class _Row:
+    row: int = 0
+    first_step: int = 0
+    first_ms: int = 0
+
+
+@dataclass(slots=True)
+class _State:
+    frames: WholeFrames = field(default_factory=WholeFrames)
+    pushed: PushedWeights = field(default_factory=PushedWeights)
+    first_step: int | None = None
+    groups: RestingGroups = field(default_factory=RestingGroups)
+    sides: dict[str, _Row] = field(default_factory=dict)
+    steps: list[int] = field(default_factory=list)
+    medians: list[float] = field(default_factory=list)
+    first: FirstSteps = field(default_factory=FirstSteps)
+
+
+class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
+    """Small updates are not looked at while all groups rest: `learning_rate_anomaly` says that."""
+
+    meta = RuleMeta(
+        name="weight_update_ratio",
+        version=2,
+        family="numerical",
+        meaning="One step changes many weights by a large part of their size, or hardly at all.",
+        severity="warning",
+        comes="maybe",
+        inputs=(
+            tensors("updates"),
+            tensors("gradients", beside=True),
+            scalar("lr.*", beside=True),
+            scalar("loss", beside=True),
+            event(RunStarted, beside=True),
+        ),
+        capture_hint="updates of weights are captured when an optimizer of PyTorch steps",
+        remedy="Large: lower the learning rate or the weight decay. Small: raise the rate; with "
+        "weights in bfloat16 keep a float32 copy, since small updates are rounded away.",
+        alias="WeightUpdateRatio",
+        params=WeightUpdateRatioParams,
+        branches={
+            "large": "One step changes many weights by a large part of their size.",
+            "small": "One step hardly changes many weights.",
+        },
+        presets={
+            "sagemaker": {
+                "small_threshold": 1e-8,
+                "large_threshold": 10.0,
+                "epsilon": 1e-9,
+                "share": 1e-9,
+                "for_summaries": 1,
+                "warmup_steps": 0,
+                "only_pushed": False,
+            }
+        },
+        does_not_see="A step that is far too large once, between two summaries, a rate that is "
+        "too high and comes by a warm-up, and weights that are pushed to and fro without getting "
+        "anywhere.",
+        resolve_after_steps=20,
+    )
+    state_type = _State
+    by_part = True
+
+    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+        self.state.groups.told(data)
+        return ()
+
+    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+        self.state.groups.take(frame)
+        self.state.first.take_losses(frame)
+        return self._ruined(at)
+
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+        state, params = self.state, self.params
+        if frame.collection == "gradients":
+            state.pushed.take(frame)
+            return
+        whole = state.frames.take(frame)
+        if whole is None:
+            return
+        change, size = whole.column("update_l2"), whole.column("l2")
+        if change is None or size is None or not len(whole.rows):
+            return
+        if state.first_step is None:
+            state.first_step = whole.step
+        if whole.step - state.first_step < params.warmup_steps:
+            state.first.take_updates(
+                whole.step, whole.rows, change.astype(np.float64), size.astype(np.float64)
+            )
+            yield from self._ruined(at)
+            return
+        ratio = change.astype(np.float64) / (size + params.epsilon)
+        state.steps = [*state.steps, whole.step][-SERIES_POINTS:]
+        state.medians = [*state.medians, float(np.median(ratio))][-SERIES_POINTS:]
+        every = np.ones(len(whole.rows), bool)
+        known = state.pushed.moved is not None and params.only_pushed
+        pushed = every if not known else state.pushed.among(whole.rows)
+        small = ratio < params.small_threshold
+        yield from self._large(whole, ratio, at)
+        rest = state.groups.look() if params.only_pushed else Rest(everywhere=False, tensors=0)
+        if not rest.everywhere:
+            yield from self._side("small", small, pushed, rest.tensors, ratio, whole, at)
+
+    def _large(self, whole: TensorFrame, ratio: Doubles, at: Moment) -> Iterable[Outcome]:
+        params = self.params
+        numel = whole.count("numel") if params.only_pushed else None
+        asked = np.ones(len(whole.rows), bool) if numel is None else numel >= _FEW
+        if asked.any():
+            large = ratio > params.large_threshold
+            yield from self._side("large", large, asked, 0, ratio, whole, at)
+
+    def _ruined(self, at: Moment) -> Iterable[Outcome]:
+        """Whether one of the first steps has thrown the weights away."""
+        first = self.state.first
+        found = first.ruined()
+        if found is None or first.step is None:
+            return
+        facts = [
+            Fact(name="reason", value="large"),
+            Fact(name="ratio", value=first.worst_ratio),
+            Fact(name="median_ratio", value=first.ratio, limit=found.limit),
+            Fact(name="median_norm", value=first.norm, limit=STRETCH),
+        ]
+        if found.first_loss is not None and found.loss is not None:
+            facts[-1:] = [
+                Fact(name="first_loss", value=found.first_loss),
+                Fact(name="loss", value=found.loss, limit=found.loss_limit),
+            ]
+        yield Finding(
+            about="large",
+            branch="large",
+            subject=Subject(kind="tensor", name=first.worst, collection="weights"),
+            reason=f"step {first.step} changed half of {first.tensors} weights by more than "
+            f"{first.ratio:.2g} of their norm, {found.reason}",
+            first_step=first.step,
+            first_rank=self.state.frames.rank,
+            evidence=Evidence(facts=tuple(facts), followed=first.tensors // 2),
+        )
+
+    def _side(
+        self,
+        side: Side,
+        over: npt.NDArray[np.bool_],
+        among: npt.NDArray[np.bool_],
+        resting: int,
+        ratio: npt.NDArray[np.float64],
+        frame: TensorFrame,
+        at: Moment,
+    ) -> Iterable[Outcome]:
+        kept = self.state.sides.setdefault(side, _Row())
+        out, watched = over & among, int(among.sum())
+        more, of = int(out.sum()) - resting, watched - resting
+        if more <= 0 or more < self.params.share * of:
+            kept.row = 0
+            yield Clear(frame.step, about=side)
+            return
+        if kept.row == 0:
+            kept.first_step, kept.first_ms = frame.step, at.now_ms
+        kept.row += 1
+        if kept.row >= self.params.for_summaries:
+            yield self._finding(side, np.flatnonzero(out), watched, ratio, frame, kept)
+
+    def _finding(
+        self,
+        side: Side,
+        out: npt.NDArray[np.int64],
+        watched: int,
+        ratio: npt.NDArray[np.float64],
+        frame: TensorFrame,
+        kept: _Row,
+    ) -> Finding:
+        params, large = self.params, side == "large"
+        order = out[np.argsort(ratio[out])]
+        worst = order[-1] if large else order[0]
+        limit = params.large_threshold if large else params.small_threshold
+        return Finding(
+            about=side,
+            branch=side,
+            subject=Subject(kind="tensor", name=frame.rows[worst], collection="weights"),
+            reason=f"one step changes {len(out)} of {watched} weights by "
+            f"{'more' if large else 'less'} than {limit:.3g} of their norm since step "
+            f"{kept.first_step}: {frame.rows[worst]} by {ratio[worst]:.3g}",
+            first_step=kept.first_step,
+            first_rank=self.state.frames.rank,
+            onset_ms=kept.first_ms,
+            evidence=Evidence(
+                facts=(
+                    Fact(name="reason", value=side),
+                    Fact(name="ratio", value=float(ratio[worst]), limit=limit),
+                    Fact(name="share", value=len(out) / watched, limit=params.share),
+                    Fact(name="median_ratio", value=self.state.medians[-1]),
+                    Fact(name="summaries", value=float(kept.row)),
+                ),
+                series=Series(
+                    name="median ratio of update to weight",
+                    steps=tuple(self.state.steps),
+                    values=tuple(self.state.medians),
+                    limit=limit,
+                ),
+                followed=len(out) - 1,
+                also=named(frame.rows, (i for i in order if i != worst)),
+            ),
+        )

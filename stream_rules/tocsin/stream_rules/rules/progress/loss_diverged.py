@@ -1,0 +1,545 @@
+"""`loss_diverged`: the loss has left for good, far above where it has been.
+
+With ref the lowest of the running medians and scale the standard deviation of all losses so far
+(each cut at the warning's limit), a factor F is exceeded when a median of the newest losses > ref +
+(F - 1) · max(abs(ref), scale). The running spread keeps a memorised data set, with losses near
+zero, from counting as a small reference. Above `factor` by the median of `for_steps` it is a
+warning, above `critical_factor` critical (branch `risen`), if it is much worse than at first, too:
+a cross-entropy above what a guess costs and as many times what it began with; any other loss
+`quick_factor` times what its first 50 losses have shown, for twice as long, and not on its way
+back. The errors of Q-learning and of a value function grow with the values, to sixty times and more
+after the first reward of a sparse task; an autoencoder whose inputs become noisy at once stays at
+ten times its level: all are well.
+
+One batch is no reference: it may be empty, easy or the quiet beginning of data in the order of
+time. What a run began with is the median of its first 20 losses. The running median is over
+`for_steps` losses; of a cross-entropy also over `quick_steps`, and what a guess costs counts as a
+reference from the first loss on, if that is no higher. No run is stopped before its 50th loss but
+where a step has changed half of its weights by more than half of their norm (`weight_update_ratio`
+has the figures): a loss alone cannot tell a hard batch from a ruined model then.
+
+What goes up steeply is warned of earlier: above `early_factor` by the median of `early_steps`, and
+above `quick_factor` by that of three. Of 22 healthy programs with up to eight seeds the highest was
+Q-learning, whose losses grow with the values: 1.8 on 50 steps, 2.4 on 20, 6.4 on 10 and 11 on
+three; all but it stayed below 1.5 on three. A cross-entropy beyond a hundred times is critical by
+the median over `quick_steps`: no completed run that was looked at comes near (the highest factor of
+75 public GPT trainings was 1.04 on 50 steps and 1.13 on 10, of small GPTs and ResNets 1.09 and
+1.18), and a ResNet whose learning rate was raised a thousandfold is beyond it after five steps.
+
+A cross-entropy begins at what a guess costs, so a model that has forgotten everything is nowhere
+near ten times its beginning. For it the share of the progress that is lost counts (branch `lost`):
+L = (median of `for_steps` - lowest) / (start - lowest), start being a guess's cost, or, where that
+is not known, the median of the first 20 losses. Over 474 public series of healthy trainings with
+one optimizer, of 150 points or more, the largest L that lasted for 200 points was 0.13 (BERT;
+diffusion 0.10, detection 0.09, fine-tuning 0.06, 75 GPTs 0.02). Of the documented spikes and
+divergences of BigScience's models it was 0.17 to 0.52 for 200 points; over 500 points 0.49 where
+the model was given up, and 0.01 where it came back. So more than `lost_share` for `lost_for` losses
+is a warning, and more than `lost_critical_share` for `lost_critical_for` is critical and worth a
+stop: of a vocabulary of 1,000 and more, and while the loss has neither come back by a third of its
+rise nor still falls, by 4 % of it in 250 losses, as it does where the data have changed. With fewer
+classes a next stage of harder data may cost as much; `_FORGOTTEN` is asked there. Such an issue
+stays open until no more than `lost_share` is lost, one that has `risen`, too: there is no new
+level.
+
+Losses that begin below 0.01, or are ever negative, have no size of their own: those of policy
+gradients begin near zero, and rise while all is well (of eight runs of REINFORCE five reached 2 to
+200 times the reference). Those of optimizers that each step after a backward call of their own work
+against each other. Both are judged after the first `for_steps` steps, by the critical factor alone,
+with the spread of those first losses as the least scale, and no more than warned of.
+
+A cross-entropy that begins at a tenth of what a guess costs, the logarithm of the number of
+classes, or below says at first how easy the beginning is: against a queue of random keys, as in
+momentum contrast, it rises from 0.06 to 4.1 of 5.5 while all is well. Half a guess is then the
+least scale: what is no worse than a guess has not diverged.
+
+A loss that is minimised has a lower bound. One that began at or above it and falls to
+`quick_factor` times its own first size below zero has none (branch `falling`): its sign is wrong,
+or a term of it can be made as negative as the model likes. Where the source says that it is a
+cross-entropy, three first losses about minus the logarithm of the number of classes, which is where
+it begins but for the sign, are as sure (`wrong_sign`). Warnings, and not for several losses: a
+critic's has no bound, and a generator may well raise another's.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from pydantic import Field
+
+from tocsin.schemas.records.frames import StepFrame, TensorFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.schemas.records.program_facts import LossInputsSeen
+from tocsin.schemas.records.runs import RunData
+from tocsin.stream_rules.reading.rank_series import Lead
+from tocsin.stream_rules.reading.tensor_rows import WholeFrames
+from tocsin.stream_rules.rule import (
+    Clear,
+    Finding,
+    Holds,
+    Moment,
+    Outcome,
+    Params,
+    Rule,
+    RuleMeta,
+    event,
+    scalar,
+    tensors,
+)
+from tocsin.stream_rules.rules.numerical.first_steps import FirstSteps
+from tocsin.stream_rules.rules.progress.lost_progress import LEARNED, LEARNED_UNKNOWN, LostProgress
+
+_TINY: Final = 1e-6
+"""A reference and spread below this are nothing to compare with."""
+
+_BEGINS: Final = (0.6, 1.6)
+"""Within which multiples of the logarithm of the number of classes a cross-entropy begins."""
+
+_CLASSES: Final = {"cross_entropy": 0, "nll_loss": 0, "binary_cross_entropy_with_logits": 2}
+"""Losses of classes, and how many; 0: as many as there are scores."""
+
+_BURST: Final = 3
+"""Losses whose median says that it rises or falls steeply."""
+
+_EASY: Final = 0.1
+"""A cross-entropy that begins below this share of a guess's has an easy beginning."""
+
+_SMALL_START: Final = 0.01
+"""A loss that begins below this, or is ever negative, is no measure of what is bad."""
+
+_FIRST: Final = 20
+"""Losses whose median is what a run began with."""
+
+_LEAST_LOSSES: Final = 50
+"""Losses that no run is stopped before, unless its weights are known to be ruined."""
+
+_VOCABULARY: Final = 1000
+"""Classes from which on a cross-entropy is like a language model's."""
+
+_FORGOTTEN: Final = 0.85
+"""The lost share of a classifier that is back at a guess."""
+
+_LASTS: Final = 2
+"""Multiples of `for_steps` for which a loss that is no cross-entropy must be high."""
+
+_COMES_BACK: Final = 0.7
+"""Newest losses against those of the whole median: below it, a loss is on its way back."""
+
+
+class LossDivergedParams(Params):
+    """Parameters of `loss_diverged`."""
+
+    factor: float = Field(default=3.0, gt=1)
+    """Above it, a warning. Unit: multiples of the reference."""
+    critical_factor: float = Field(default=10.0, gt=1)
+    """Above it, critical, if the loss is also worse than a guess and as many times what a
+    cross-entropy began with, or `quick_factor` times what any other loss began with. Unit:
+    multiples of the reference."""
+    for_steps: int = Field(default=50, ge=3)
+    """Length of the running median. Unit: losses."""
+    early_factor: float = Field(default=6.0, gt=1)
+    """Above it, a warning after `early_steps`. Unit: multiples of the reference."""
+    early_steps: int = Field(default=20, ge=3)
+    """Length of the median that warns early. Unit: losses."""
+    quick_factor: float = Field(default=100.0, gt=1)
+    """Above it, a cross-entropy is critical after `quick_steps`, and any loss is warned of after
+    three. Unit: multiples of the reference."""
+    quick_steps: int = Field(default=10, ge=3)
+    """Length of the short median. Unit: losses."""
+    lost_share: float = Field(default=0.15, gt=0, lt=1)
+    """Above it for `lost_for`, a warning. Unit: share of the loss's fall until then."""
+    lost_for: int = Field(default=200, ge=1)
+    """How long. Unit: losses."""
+    lost_critical_share: float = Field(default=0.4, gt=0, lt=1)
+    """Above it for `lost_critical_for`, a cross-entropy of many classes is critical. Unit: share of
+    the loss's fall until then."""
+    lost_critical_for: int = Field(default=500, ge=1)
+    """How long. Unit: losses."""
+
+
+@dataclass(slots=True)
+class _State:
+    lead: Lead = field(default_factory=Lead)
+    recent: list[float] = field(default_factory=list)
+    lowest: float = math.inf
+    """Of the running medians over `for_steps`."""
+    lowest_short: float = math.inf
+    """Of those over `quick_steps`."""
+    shown: float = -math.inf
+    """The highest of those over `quick_steps` among the first losses."""
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+    high_since: int | None = None
+    high_ms: int = 0
+    high_for: int = 0
+    """How many losses in a row are above the limit."""
+    signed: bool = False
+    """Whether a loss was ever negative."""
+    early: float = 0.0
+    """The spread of the first losses, none of them cut; 0 until there are enough."""
+    first_step: int = 0
+    begin: list[float] = field(default_factory=list)
+    """The first losses."""
+    falls: bool = False
+    classes: int = 0
+    alone: bool = False
+    """Whether all optimizers are known to share the loss."""
+    lost: LostProgress = field(default_factory=LostProgress)
+    updates: WholeFrames = field(default_factory=WholeFrames)
+    first_update: int | None = None
+    ruin: FirstSteps = field(default_factory=FirstSteps)
+
+
+class LossDiverged(Rule[LossDivergedParams, _State]):
+    """A warning; the same issue critical and worth a stop where the model has lost what it had
+    learned, only for one loss: those of GAN and RL rise by nature."""
+
+    meta = RuleMeta(
+        name="loss_diverged",
+        version=3,
+        family="progress",
+        meaning="The training loss has risen far above where it was, and stays there.",
+        severity="warning",
+        stop_worthy=True,
+        stops_because="no completed run that was looked at has had such a loss, and it goes on "
+        "costing: a cross-entropy ten times above its past and its beginning, a language model "
+        "that has lost 40 % of its progress for 500 losses and does not regain it, any other loss "
+        "a hundred times above its first 50; never before 50 losses unless a step has thrown the "
+        "weights away, and with one loss only",
+        inputs=(
+            scalar("loss"),
+            event(LossInputsSeen, beside=True),
+            tensors("updates", beside=True),
+        ),
+        capture_hint="the loss is seen when backward() is called on it; else run.log it as 'loss'",
+        remedy="Lower the learning rate or lengthen its warm-up, clip gradients, and go on from "
+        "a checkpoint from before the first step; look at the data around the first step.",
+        branches={
+            "risen": "It is many times above where it was.",
+            "lost": "It has lost a good part of its fall, and does not regain it.",
+            "falling": "It falls without a lower bound.",
+            "wrong_sign": "It is minus a cross-entropy.",
+        },
+        history_steps=200,
+        params=LossDivergedParams,
+        does_not_see="A loss that was never lower: `loss_not_decreasing` has it. Where the losses "
+        "of a compiled graph are not seen to be cross-entropies, a language model that diverges to "
+        "a plateau is warned of, and not stopped. Of a loss that is negative, begins at zero or is "
+        "one of several, only what is ten times as far away as the first losses are from each "
+        "other.",
+        resolve_after_steps=50,
+    )
+    state_type = _State
+
+    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+        state = self.state
+        if isinstance(data, LossInputsSeen) and data.mode == "train" and not state.classes:
+            state.classes = (
+                (_CLASSES[data.function] or data.classes) if (data.function in _CLASSES) else 0
+            )
+            # The losses may have come before it.
+            yield from self._wrong_sign(at)
+
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+        state = self.state
+        if state.count >= _LEAST_LOSSES:
+            return ()
+        whole = state.updates.take(frame)
+        change, size = (None, None) if whole is None else map(whole.column, ("update_l2", "l2"))
+        if whole is not None and change is not None and size is not None and len(whole.rows):
+            state.ruin.take_updates(
+                whole.step, whole.rows, change.astype(np.float64), size.astype(np.float64)
+            )
+        return ()
+
+    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+        state = self.state
+        if state.lead.overtaken_by(frame):
+            self.state = state = _State(
+                lead=state.lead, classes=state.classes, updates=state.updates, ruin=state.ruin
+            )
+        if not state.lead.takes(frame):
+            return
+        state.alone = at.run.one_loss is True
+        for step, loss in state.lead.points(frame, "loss"):
+            if math.isfinite(loss):
+                yield from self._point(step, loss, at)
+
+    def _point(self, step: int, loss: float, at: Moment) -> Iterable[Outcome]:
+        state, params = self.state, self.params
+        if state.count == 0:
+            state.first_step = step
+        if len(state.begin) < _FIRST:
+            state.begin.append(loss)
+        state.recent.append(loss)
+        if len(state.recent) > params.for_steps:
+            del state.recent[0]
+        state.signed = state.signed or loss < 0
+        if state.count == params.for_steps - 1:
+            state.early = statistics.pstdev(state.recent)
+        self._spread(min(loss, self._limit(params.factor)))
+        median = self._learn(step, at.now_ms)
+        if loss <= self._limit(self._least_factor()):
+            state.high_since, state.high_for = None, 0
+        else:
+            if state.high_since is None:
+                state.high_since, state.high_ms = step, at.now_ms
+            state.high_for += 1
+        if state.count == _BURST:
+            yield from self._wrong_sign(at)
+        yield from self._falling(step)
+        if not state.falls:
+            yield from self._judge(step, median)
+
+    def _learn(self, step: int, at_ms: int) -> float:
+        """The running median, after what it and the shorter one say of the past."""
+        state, params = self.state, self.params
+        median = _median(state.recent)
+        quick = min(params.quick_steps, params.for_steps)
+        if len(state.recent) >= quick:
+            short = _median(state.recent[-quick:])
+            state.lowest_short = min(state.lowest_short, short)
+            if state.count <= _LEAST_LOSSES:
+                state.shown = max(state.shown, short)
+        if len(state.recent) >= params.for_steps:
+            state.lowest = min(state.lowest, median)
+            start = self._guess() or self._first()
+            low, high = params.lost_share, params.lost_critical_share
+            least = LEARNED if self._guess() else LEARNED_UNKNOWN
+            state.lost.take(step, median, start, low=low, high=high, at_ms=at_ms, least=least)
+        return median
+
+    def _natural(self) -> bool:
+        """Whether the loss has a size of its own."""
+        state = self.state
+        return state.alone and not state.signed and self._first() >= _SMALL_START
+
+    def _first(self) -> float:
+        """What the run began with."""
+        return _median(self.state.begin)
+
+    def _guess(self) -> float:
+        """What a guess costs, where the loss is a cross-entropy; else 0."""
+        return math.log(self.state.classes) if self.state.classes >= 2 else 0.0
+
+    def _reference(self) -> float:
+        """What the newest losses are compared with; infinite while it is not known."""
+        state, guess = self.state, self._guess()
+        if not guess:
+            return state.lowest
+        return min(state.lowest, state.lowest_short, max(state.begin[0], guess))
+
+    def _wrong_sign(self, at: Moment) -> Iterable[Outcome]:
+        """Whether the first losses are minus those of a cross-entropy."""
+        state, guess = self.state, self._guess()
+        if state.count < _BURST or not guess or not at.run.one_loss:
+            return
+        low, high = (times * guess for times in _BEGINS)
+        if not all(low < -loss < high for loss in state.begin[:_BURST]):
+            return
+        state.falls = True
+        reason = (
+            f"the loss begins at {state.begin[0]:.4g}: a cross-entropy of {state.classes} classes "
+            f"begins at {guess:.4g}, so its sign is wrong"
+        )
+        yield self._below("wrong_sign", state.first_step, reason, state.begin[0], -guess)
+
+    def _falling(self, step: int) -> Iterable[Outcome]:
+        """Whether it has no lower bound."""
+        state, first = self.state, self._first()
+        now = _median(state.recent[-_BURST:])
+        limit = -self.params.quick_factor * abs(first)
+        if not state.alone or abs(first) < _SMALL_START or state.count < _BURST or now > limit:
+            if state.falls and now > 0:
+                state.falls = False
+                yield Clear(step, about="falling")
+            return
+        state.falls = True
+        reason = (
+            f"the loss has fallen to {now:.4g} from {first:.4g} at first: it seems to have "
+            "no lower bound"
+        )
+        yield self._below("falling", step, reason, now, limit)
+
+    def _below(self, branch: str, step: int, reason: str, now: float, limit: float) -> Finding:
+        state = self.state
+        return Finding(
+            about="falling",
+            branch=branch,
+            subject=Subject(kind="loss", name="loss"),
+            reason=reason,
+            first_step=step,
+            first_rank=state.lead.rank,
+            remedy="See whether the loss has the right sign, and whether a term of it (a logarithm "
+            "of a variance or a density) is bounded.",
+            severity="warning",
+            stop_worthy=False,
+            evidence=Evidence(
+                facts=(
+                    Fact(name="loss", value=now, limit=limit),
+                    Fact(name="first_loss", value=self._first()),
+                ),
+                series=state.lead.series("loss", limit=limit),
+            ),
+        )
+
+    def _judge(self, step: int, median: float) -> Iterable[Outcome]:
+        state, params = self.state, self.params
+        full = len(state.recent) >= params.for_steps
+        natural = self._natural()
+        if not natural and state.count <= params.for_steps:
+            return
+        short = _median(state.recent[-params.quick_steps :])
+        # Of a loss that falls quickly, the longer median is still above where the newest are.
+        lasting = min(median, short)
+        quick = len(state.recent) >= params.quick_steps and self._guess() > 0
+        if quick and short > self._limit(params.quick_factor):
+            yield self._risen(step, short, params.quick_factor, params.quick_steps)
+        elif full and lasting > self._limit(params.critical_factor):
+            yield self._risen(step, median, params.critical_factor, params.for_steps)
+        elif natural and self._is_lost():
+            yield self._lost(median)
+        elif full and natural and lasting > self._limit(params.factor):
+            yield self._risen(step, median, params.factor, params.for_steps)
+        elif (early := self._early()) is not None:
+            factor, over = early
+            yield self._risen(step, _median(state.recent[-over:]), factor, over, warns=True)
+        elif natural and state.lost.above_low > 0:
+            yield Holds(step)  # what has risen is not over as long as progress is lost
+        else:
+            was = f"the lowest was {state.lowest:.4g}" if full else "it has few losses yet"
+            yield Clear(step, reason=f"the loss is back at {short:.4g} at step {step}; {was}")
+
+    def _early(self) -> tuple[float, int] | None:
+        """By which factor and over how many losses it has risen steeply; None: it has not."""
+        state, params = self.state, self.params
+        for factor, over in (
+            (params.quick_factor, _BURST),
+            (params.early_factor, params.early_steps),
+        ):
+            known = self._natural() and len(state.recent) >= over
+            if known and _median(state.recent[-over:]) > self._limit(factor):
+                return factor, over
+        return None
+
+    def _spread(self, value: float) -> None:
+        state = self.state
+        state.count += 1
+        delta = value - state.mean
+        state.mean += delta / state.count
+        state.squares += delta * (value - state.mean)
+
+    def _scale(self) -> float:
+        state, guess = self.state, self._guess()
+        spread = math.sqrt(state.squares / state.count) if state.count else 0.0
+        easy = 0.5 * guess if min(state.begin[:_BURST]) < _EASY * guess else 0.0
+        return max(abs(self._reference()), spread, 0.0 if self._natural() else state.early, easy)
+
+    def _least_factor(self) -> float:
+        """Above which something may be said."""
+        params = self.params
+        return params.factor if self._natural() else params.critical_factor
+
+    def _limit(self, factor: float) -> float:
+        scale = self._scale()
+        return self._reference() + (factor - 1) * scale if scale >= _TINY else math.inf
+
+    def _hopeless(self) -> float:
+        """Above which the loss is far worse than that of a model that has learned nothing."""
+        params, guess = self.params, self._guess()
+        if guess:
+            return max(params.critical_factor * min(self._first(), guess), guess)
+        return params.quick_factor * max(self._first(), self.state.shown)
+
+    def _may_stop(self) -> bool:
+        """Whether the run is old enough for a stop, or known to be ruined."""
+        state = self.state
+        return self._natural() and (state.count >= _LEAST_LOSSES or state.ruin.thrown)
+
+    def _is_lost(self) -> bool:
+        return self.state.lost.above_low >= self.params.lost_for
+
+    def _lost(self, median: float) -> Finding:
+        """Of a good part of the progress that is lost."""
+        state, params, lost = self.state, self.params, self.state.lost
+        least = 0.0 if state.classes >= _VOCABULARY else _FORGOTTEN
+        gone = lost.above_high >= params.lost_critical_for and lost.share > least
+        regains = lost.comes_back(median) or lost.falls(median)
+        critical = gone and state.classes >= 2 and self._may_stop() and not regains
+        limit = params.lost_share
+        start = self._guess() or self._first()
+        level = lost.lowest + limit * (start - lost.lowest)
+        return Finding(
+            branch="lost",
+            subject=Subject(kind="loss", name="loss"),
+            reason=f"{100 * lost.share:.0f} % of the progress is lost: the median of the last "
+            f"{params.for_steps} losses is {median:.4g} after {lost.lowest:.4g} at step "
+            f"{lost.lowest_step}, from {start:.4g} at first; for {lost.above_low:,} losses now",
+            first_step=lost.since,
+            first_rank=state.lead.rank,
+            onset_ms=lost.since_ms,
+            severity="critical" if critical else None,
+            stop_worthy=critical,
+            evidence=Evidence(
+                facts=(
+                    Fact(name="lost_share", value=lost.share, limit=limit),
+                    Fact(name="median", value=median, limit=level),
+                    Fact(name="lowest", value=lost.lowest),
+                    Fact(name="start", value=start),
+                    Fact(name="lost_for", value=float(lost.above_low), unit="losses"),
+                ),
+                series=state.lead.series("loss", limit=level),
+                explanation="the share is the rise since the lowest median, of the fall from the "
+                "start to it; the start of a cross-entropy is what a guess costs",
+            ),
+        )
+
+    def _risen(
+        self, step: int, median: float, factor: float, over: int, *, warns: bool = False
+    ) -> Finding:
+        state, guess = self.state, self._guess()
+        newest = _median(state.recent[-self.params.quick_steps :])
+        lasts = state.high_for >= _LASTS * self.params.for_steps
+        critical = (
+            factor >= self.params.critical_factor
+            and self._may_stop()
+            and median > self._hopeless()
+            and (guess > 0 or (lasts and newest > _COMES_BACK * median))
+            and not warns
+        )
+        limit, reference = self._limit(factor), self._reference()
+        times = 1 + (median - reference) / self._scale()
+        first = state.high_since if state.high_since is not None else step
+        return Finding(
+            branch="risen",
+            subject=Subject(kind="loss", name="loss"),
+            reason=f"the median of the last {over} losses is {median:.4g}, {times:,.0f} times the "
+            f"reference of {reference:.4g}; above the limit since step {first}",
+            first_step=first,
+            first_rank=state.lead.rank,
+            onset_ms=state.high_ms if state.high_since is not None else None,
+            severity="critical" if critical else None,
+            stop_worthy=critical,
+            evidence=Evidence(
+                facts=(
+                    Fact(name="median", value=median, limit=limit),
+                    Fact(name="reference", value=reference),
+                    Fact(name="scale", value=self._scale()),
+                    Fact(name="factor", value=times, limit=factor),
+                    Fact(name="median_over", value=float(over), unit="losses"),
+                ),
+                series=state.lead.series("loss", limit=limit),
+                explanation="the reference is the lowest running median, or, of a cross-entropy, "
+                "what a guess costs; one factor is its size or the losses' spread, whichever is "
+                "larger",
+            ),
+        )
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]

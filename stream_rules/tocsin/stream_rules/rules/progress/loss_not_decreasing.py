@@ -1,0 +1,375 @@
+"""`loss_not_decreasing`: a run that has not learned anything, or that loses what it had learned.
+
+Looked at when the run has `num_steps` losses, and each time it has grown by half:
+
+- flat: the median of the last third is not below that of the first third by diff_percent of its
+  size, nor by half the standard error of the two. A run that has fallen by 5 % since its first 20
+  losses is never flat again: a plateau after learning is how most runs end.
+- rising: the median of the last third is above the lowest so far by `increase_threshold_percent` of
+  its size or of the fall until then, whichever is larger.
+
+Either must hold `patience` times in a row. Losses of either sign, as policy gradients have, and
+those of optimizers that each have a loss of their own, are no measure and not looked at. Before
+that, every 50 losses from the 50th on, a run is flat too (`stuck`) whose loss is not known to have
+fallen by 2 %: the fall from the first third to the last, and twice its standard error, are less
+than that, at two looks in a row, although its weights have moved by a tenth of their size or more
+(the sum over the steps of the median ratio of update to weight). It must have begun anew, with an
+optimizer that had no past: a run that goes on may be on its plateau. Losses that are ever negative
+and several losses are left out. Of 22 healthy programs with up to eight seeds the slowest had
+fallen by 7.8 % at 60 losses with its weights moved so far, and by 33 % at 100; fine-tuning at a
+rate of 1e-6 had moved them by 0.003. Shuffled labels had fallen by 0.4 % at 100, with weights moved
+by 0.2.
+
+SageMaker Debugger's rule compares with the loss ten steps ago and alarms on each of 75 public GPT
+trainings that all completed; this one on none of them, and, let in at 136 places in the middle as
+if resumed there, on 2. Of constant noisy losses it reports 83 % within ten times `num_steps`.
+
+With `against: before`, which the preset `sagemaker` has, the condition is the reference's own: a
+loss is looked at every `num_steps` steps, and compared with the newest that is as many steps older.
+Flat is one that is not below it by `diff_percent`; rising, one that is above it by more than
+`increase_threshold_percent`. Both are for people who move over: healthy runs meet them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
+
+import numpy as np
+from pydantic import Field
+
+from tocsin.schemas.records.frames import StepFrame, TensorFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.records.runs import RunData
+from tocsin.stream_rules.rule import (
+    SERIES_POINTS,
+    Clear,
+    Finding,
+    Moment,
+    Outcome,
+    Params,
+    Rule,
+    RuleMeta,
+    scalar,
+)
+from tocsin.stream_rules.rules.progress import beginning
+from tocsin.stream_rules.rules.progress.beginning import Beginning
+from tocsin.stream_rules.rules.progress.loss_before import LossBefore
+
+_BUCKETS: Final = 512
+_GROWTH: Final = 1.5
+_SIGNIFICANT: Final = 0.5
+_LEARNED: Final = 0.05
+_FIRST: Final = 20
+_EARLY: Final = 50
+_EARLY_LOOKS: Final = 2
+"""Looks for a run that is stuck: how many losses apart, and how many in a row."""
+
+
+class LossNotDecreasingParams(Params):
+    """Parameters of `loss_not_decreasing`."""
+
+    num_steps: int = Field(default=400, ge=1)
+    """How many losses before the first look; against an earlier loss, also how far it is back.
+    Unit: losses; against an earlier loss, steps."""
+    diff_percent: float = Field(default=0.1, ge=0, lt=100)
+    """What counts as a fall. Unit: percent of the loss."""
+    increase_threshold_percent: float = Field(default=5.0, gt=0)
+    """What counts as a rise. Unit: percent of the loss, or of its fall until then."""
+    patience: int = Field(default=4, ge=1)
+    """How many looks in a row must agree."""
+    mode: Literal["train", "eval"] = "train"
+    """Which losses."""
+    stuck_percent: float = Field(default=2.0, ge=0, lt=100)
+    """By what a run must have fallen in its first steps; 0 switches the early looks off. Unit:
+    percent of the loss."""
+    moved: float = Field(default=0.1, gt=0)
+    """How far its weights must have moved for it to count as stuck. Unit: multiples of their
+    norm."""
+    against: Literal["beginning", "before"] = "beginning"
+    """What is compared: the run with its beginning, or a loss with the one `num_steps` before."""
+
+
+@dataclass(slots=True)
+class _State:
+    rank: int | None = None
+    last_step: int = -1
+    first_step: int = 0
+    first_ms: int = 0
+    count: int = 0
+    width: int = 1
+    buckets: list[float] = field(default_factory=list)
+    bucket_steps: list[int] = field(default_factory=list)
+    filling: float = 0.0
+    filled: int = 0
+    next_look: int = 0
+    has_learned: bool = False
+    start: float = 0.0
+    best: float | None = None
+    begin: float = 0.0
+    flat: int = 0
+    rising: int = 0
+    rising_step: int = 0
+    before: LossBefore = field(default_factory=LossBefore)
+    beginning: Beginning = field(default_factory=Beginning)
+    lowest: float = math.inf
+    highest: float = -math.inf
+    early: int = 0
+    stuck: bool = False
+
+
+class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
+    """A warning; whether the run is worth going on with is for people to say."""
+
+    meta = RuleMeta(
+        name="loss_not_decreasing",
+        version=2,
+        family="progress",
+        meaning="The loss has not fallen since the run began, or has been rising for long.",
+        severity="warning",
+        inputs=(scalar("loss"), scalar("loss", mode="eval"), *beginning.INPUTS),
+        capture_hint="the loss is seen when backward() is called on it; else run.log it as 'loss'",
+        remedy="Check that the optimizer has all parameters and a learning rate above zero, that "
+        "labels belong to their inputs, and that gradients arrive; then try a higher rate.",
+        alias="LossNotDecreasing",
+        params=LossNotDecreasingParams,
+        branches={
+            "flat": "The loss has not fallen.",
+            "stuck": "The loss has not fallen in the first steps of a new run, though its weights "
+            "move.",
+            "rising": "The loss has been rising.",
+        },
+        presets={
+            "sagemaker": {
+                "num_steps": 10,
+                "diff_percent": 0.1,
+                "increase_threshold_percent": 5.0,
+                "patience": 1,
+                "against": "before",
+            }
+        },
+        does_not_see="A plateau after the run has learned something: most runs end on one. Losses "
+        "of several optimizers with a backward call each, which work against each other, and those "
+        "of either sign, which are no measure, as with policy gradients. A run that goes on from a "
+        "checkpoint, before `num_steps` losses; one of less than 100 losses.",
+        resolve_after_steps=0,
+    )
+    state_type = _State
+
+    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+        self.state.beginning.told(data)
+        return ()
+
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+        if self.params.mode == "train" and self.params.against == "beginning":
+            self.state.beginning.take(frame)
+        return ()
+
+    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+        losses = frame.column("loss")
+        state, rank = self.state, frame.speaker.rank
+        if frame.mode != self.params.mode or losses is None:
+            return
+        if state.rank is not None and rank > state.rank:
+            return
+        if rank != state.rank:
+            self.state = state = _State(
+                rank=rank, next_look=self.params.num_steps, beginning=state.beginning
+            )
+        if at.run.one_loss is False and self.params.against == "beginning":
+            return
+        for step, loss in zip(frame.steps.tolist(), losses.tolist(), strict=True):
+            if step <= state.last_step or not math.isfinite(loss):
+                continue
+            if state.count == 0:
+                state.first_step, state.first_ms = step, at.now_ms
+            state.last_step = step
+            if self.params.against == "before":
+                yield from self._look_back(step, loss)
+                continue
+            self._add(step, loss)
+            look = state.count >= state.next_look
+            if look or state.count % _EARLY == 0:
+                yield from self._look_early(step, at)
+            if look:
+                state.next_look = math.ceil(state.next_look * _GROWTH)
+                yield from self._look(step)
+
+    def _look_back(self, step: int, loss: float) -> Iterable[Outcome]:
+        """The condition against an earlier loss."""
+        params, before = self.params, self.state.before
+        seen = before.take(
+            step,
+            loss,
+            num_steps=params.num_steps,
+            diff_percent=params.diff_percent,
+            increase_percent=params.increase_threshold_percent,
+        )
+        if seen is None:
+            return
+        for why in ("rising", "flat"):
+            if seen.why != why:
+                yield Clear(step, about=why)
+        if seen.why == "falling" or seen.row < params.patience:
+            return
+        word = "risen" if seen.why == "rising" else "not fallen"
+        yield Finding(
+            about=seen.why,
+            branch=seen.why,
+            subject=Subject(kind="loss", name="loss"),
+            reason=f"the loss has {word}: {loss:.4g} at step {step} after {seen.before:.4g} at "
+            f"step {seen.before_step}",
+            first_step=seen.first_step,
+            first_rank=self.state.rank,
+            evidence=Evidence(
+                facts=(
+                    Fact(name="reason", value=seen.why),
+                    Fact(name="loss", value=loss, limit=seen.limit),
+                    Fact(name="before", value=seen.before),
+                    Fact(name="looks", value=float(seen.row), limit=float(params.patience)),
+                ),
+                series=Series(
+                    name="loss",
+                    steps=tuple(before.steps),
+                    values=tuple(before.values),
+                    limit=seen.limit,
+                ),
+            ),
+        )
+
+    def _look_early(self, step: int, at: Moment) -> Iterable[Outcome]:
+        """Whether the run is stuck where it began."""
+        state, params = self.state, self.params
+        if state.has_learned or params.mode != "train":
+            return
+        third = max(1, len(state.buckets) // 3)
+        begin, begin_error = _median(state.buckets[:third])
+        now, now_error = _median(state.buckets[-third:])
+        start, error = _median(state.buckets[:_FIRST])[0], math.hypot(begin_error, now_error)
+        state.has_learned = start - now > max(_LEARNED * abs(start), 4 * error)
+        needed = params.stuck_percent / 100 * abs(begin)
+        holds = state.lowest > 0 and begin - now + 2 * error < needed and not state.has_learned
+        state.early = state.early + 1 if holds else 0
+        if not holds and state.stuck:
+            state.stuck = False
+            yield Clear(step, about="flat")
+        moved = state.beginning.moved(step - state.first_step)
+        certain = at.run.one_loss is True and moved >= params.moved and state.beginning.is_new()
+        if holds and state.early >= _EARLY_LOOKS and (state.stuck or certain):
+            state.stuck, state.begin = True, begin
+            finding = self._finding("flat", now, begin - needed)
+            facts = (*finding.evidence.facts, Fact(name="moved", value=moved, limit=params.moved))
+            yield replace(
+                finding,
+                branch="stuck",
+                reason=f"the loss has not fallen in {state.count:,} losses: the median is "
+                f"{now:.4g}, {begin:.4g} at the beginning, though the weights have moved by "
+                f"{100 * moved:.0f} % of their norm",
+                evidence=finding.evidence.model_copy(update={"facts": facts}),
+            )
+
+    def _add(self, step: int, loss: float) -> None:
+        """Keep the run's losses as at most 512 means over equal lengths."""
+        state = self.state
+        state.count += 1
+        state.lowest, state.highest = min(state.lowest, loss), max(state.highest, loss)
+        if state.filled == 0:
+            state.bucket_steps.append(step)
+        state.filling += loss
+        state.filled += 1
+        if state.filled < state.width:
+            return
+        state.buckets.append(state.filling / state.width)
+        state.filling, state.filled = 0.0, 0
+        if len(state.buckets) == _BUCKETS:
+            pairs = np.asarray(state.buckets).reshape(-1, 2)
+            state.buckets = pairs.mean(axis=1).tolist()
+            state.bucket_steps = state.bucket_steps[::2]
+            state.width *= 2
+
+    def _look(self, step: int) -> Iterable[Outcome]:
+        state, params = self.state, self.params
+        if state.lowest < 0 < state.highest:
+            return
+        third = max(1, len(state.buckets) // 3)
+        begin, begin_error = _median(state.buckets[:third])
+        now, now_error = _median(state.buckets[-third:])
+        error = math.hypot(begin_error, now_error)
+        needed = max(params.diff_percent / 100 * abs(begin), _SIGNIFICANT * error)
+        if state.best is None:
+            state.best = state.begin = begin
+            state.start = _median(state.buckets[:_FIRST])[0]
+        learned = max(_LEARNED * abs(state.start), 4 * error)
+        state.has_learned |= state.start - now > learned
+        fallen = state.has_learned or begin - now > needed
+        state.flat = 0 if fallen else state.flat + 1
+        size = max(abs(state.best), state.begin - state.best)
+        limit = state.best + params.increase_threshold_percent / 100 * size
+        if now > limit + error:
+            state.rising += 1
+            if state.rising == 1:
+                state.rising_step = step
+        else:
+            state.rising = 0
+        state.best = min(state.best, now)
+        if state.rising >= params.patience:
+            yield self._finding("rising", now, limit)
+        elif state.flat >= params.patience:
+            yield self._finding("flat", now, begin - needed)
+        if state.rising < params.patience:
+            yield Clear(step, about="rising")
+        if state.flat < params.patience and not state.stuck:
+            yield Clear(step, about="flat")
+
+    def _finding(self, why: Literal["flat", "rising"], now: float, limit: float) -> Finding:
+        state = self.state
+        first = state.first_step if why == "flat" else state.rising_step
+        reason = (
+            f"the loss has not fallen in {state.count:,} losses: the median is {now:.4g}, "
+            f"{state.begin:.4g} at the beginning"
+            if why == "flat"
+            else f"the loss has been rising since step {first}: the median is {now:.4g} after "
+            f"{state.best:.4g}"
+        )
+        return Finding(
+            about=why,
+            branch=why,
+            subject=Subject(kind="loss", name="loss"),
+            reason=reason,
+            first_step=first,
+            first_rank=state.rank,
+            onset_ms=state.first_ms if why == "flat" else None,
+            evidence=Evidence(
+                facts=(
+                    Fact(name="reason", value=why),
+                    Fact(name="median", value=now, limit=limit),
+                    Fact(name="beginning", value=state.begin),
+                    Fact(name="lowest", value=state.best if state.best is not None else now),
+                ),
+                series=self._series(limit),
+                explanation="medians of the first and the last third of the run, looked at each "
+                "time the run has grown by half",
+            ),
+        )
+
+    def _series(self, limit: float) -> Series:
+        """The whole run, thinned."""
+        state = self.state
+        every = math.ceil(len(state.buckets) / SERIES_POINTS)
+        kept = range(0, len(state.buckets), every)
+        return Series(
+            name="loss (means)",
+            steps=tuple(state.bucket_steps[i] for i in kept),
+            values=tuple(state.buckets[i] for i in kept),
+            limit=limit,
+        )
+
+
+def _median(values: Sequence[float]) -> tuple[float, float]:
+    """The median, and its standard error from the median absolute deviation."""
+    array = np.asarray(values)
+    middle = float(np.median(array))
+    spread = 1.4826 * float(np.median(np.abs(array - middle)))
+    return middle, 1.2533 * spread / math.sqrt(len(array))

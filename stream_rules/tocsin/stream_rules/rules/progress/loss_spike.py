@@ -1,0 +1,243 @@
+"""`loss_spike`: the loss jumps out of its own noise, and stays out for some steps.
+
+With m the median of the last `window` losses, a loss is high when it is above m + max(k · s,
+`least_percent` of abs(m)). The spread s is 1.4826 · MAD, of the median absolute deviation, or
+(p90 - m) / 1.2816, of the 90th percentile, whichever is larger: both are the standard deviation of
+normal noise, and a loss that is zero for most batches has no MAD. Where both are zero nothing is
+high. A spike of a few steps is no issue, and part of the noise: 75 public GPT trainings that all
+completed have many that jump by a third for one step and are gone at the next. The losses of an
+issue do not enter the window, so it is not taken for the new normal.
+
+A spike is over when three losses in a row are not high. One that stays for three times
+`recover_steps` is `unrecovered`: whether a model has diverged to a plateau or learns another task,
+its losses alone do not tell. Its issue stays open until three losses in a row are back below its
+limit; `loss_diverged` goes on from there. Later spikes are measured against the new losses, as
+issues of their own, on up to four such levels. Most spikes recover by themselves: this rule never
+asks for a stop. It is critical only where a spike has lasted for `recover_steps` and is
+`critical_factor` times as high as the run began (the median of its first losses), of one loss and
+never near zero: the next stage of a curriculum (an autoencoder whose inputs become noisy at once)
+stays at ten times its level, and the errors of Q-learning grow with the values; both are well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from pydantic import Field
+
+from tocsin.schemas.records.frames import StepFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.stream_rules.reading.rank_series import Lead
+from tocsin.stream_rules.rule import Clear, Finding, Moment, Outcome, Params, Rule, RuleMeta, scalar
+
+_BACK: Final = 3
+_SIGMA: Final = 1.4826
+_DECILE: Final = 1.2816
+_UNRECOVERED: Final = 3
+"""Multiples of `recover_steps` after which a spike is unrecovered."""
+
+_MAX_LEVELS: Final = 4
+_FIRST: Final = 20
+"""Losses whose median is what a run began with."""
+
+_SMALL: Final = 0.01
+
+
+class LossSpikeParams(Params):
+    """Parameters of `loss_spike`."""
+
+    k: float = Field(default=8.0, gt=0)
+    """How far above the median a loss is high. Unit: standard deviations, by the spread s."""
+    window: int = Field(default=100, ge=10)
+    """How many losses before it make the median. Unit: losses."""
+    least_percent: float = Field(default=10.0, ge=0)
+    """How far above the median it must be in any case. Unit: percent of the median."""
+    for_steps: int = Field(default=10, ge=1)
+    """How long it stays high before it is an issue. Unit: losses."""
+    recover_steps: int = Field(default=100, ge=1)
+    """After how many losses without recovery it may be critical. Unit: losses."""
+    critical_factor: float = Field(default=100.0, gt=1)
+    """How far above what the run began with it must be for that: a curriculum's next stage jumps,
+    too. Unit: multiples of the median of the first losses."""
+
+
+@dataclass(slots=True)
+class _Level:
+    """An unrecovered spike: it is over when the losses are back below its limit."""
+
+    about: str
+    limit: float
+    back: int = 0
+    back_since: int = 0
+
+
+@dataclass(slots=True)
+class _State:
+    lead: Lead = field(default_factory=Lead)
+    window: list[float] = field(default_factory=list)
+    limit: float | None = None
+    median: float = 0.0
+    high_since: int | None = None
+    high_ms: int = 0
+    count: int = 0
+    peak: float = 0.0
+    high: list[float] = field(default_factory=list)
+    back: list[float] = field(default_factory=list)
+    back_since: int = 0
+    begin: list[float] = field(default_factory=list)
+    """The first losses."""
+    levels: list[_Level] = field(default_factory=list)
+    """Unrecovered spikes, the first one first."""
+    about: str = ""
+
+
+class LossSpike(Rule[LossSpikeParams, _State]):
+    """A warning, the same issue critical where it has lasted for `recover_steps` and is far worse
+    than the run was before it had learned anything. Never asks for a
+    stop."""
+
+    meta = RuleMeta(
+        name="loss_spike",
+        version=3,
+        family="progress",
+        meaning="The training loss has jumped far above its own noise, and has not come back yet.",
+        severity="warning",
+        inputs=(scalar("loss"),),
+        capture_hint="the loss is seen when backward() is called on it; else run.log it as 'loss'",
+        remedy="Look at the batches around the first step, and at the gradient norm just before; "
+        "clip gradients or lower the learning rate if it comes back. Many spikes recover.",
+        params=LossSpikeParams,
+        does_not_see="A spike in the first `window` losses, and one that is gone within "
+        "`for_steps` losses: those are part of the noise of most large trainings.",
+        resolve_after_steps=0,
+    )
+    state_type = _State
+
+    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+        if self.state.lead.overtaken_by(frame):
+            self.state = _State(lead=self.state.lead)
+        if not self.state.lead.takes(frame):
+            return
+        for step, loss in self.state.lead.points(frame, "loss"):
+            if math.isfinite(loss):
+                yield from self._point(step, loss, at)
+
+    def _point(self, step: int, loss: float, at: Moment) -> Iterable[Outcome]:
+        state = self.state
+        if len(state.begin) < _FIRST:
+            state.begin.append(loss)
+        yield from self._recovered(step, loss)
+        if len(state.window) < self.params.window:
+            self._learn([loss])
+            return
+        limit = self._limit()
+        if not loss > limit or limit == state.median:
+            yield from self._low(step, loss)
+            return
+        if state.high_since is None:
+            state.high_since, state.high_ms = step, at.now_ms
+            state.count, state.peak = 0, loss
+            state.high = []
+            state.about = f"above_{len(state.levels)}" if state.levels else ""
+        state.count += 1 + len(state.back)
+        state.high = [*state.high, *state.back, loss][-self.params.window :]
+        state.back = []
+        state.peak = max(state.peak, loss)
+        if state.count >= self.params.for_steps and len(state.levels) < _MAX_LEVELS:
+            yield self._finding(loss, limit, one_loss=at.run.one_loss is not False)
+        if state.count >= max(_UNRECOVERED * self.params.recover_steps, self.params.window):
+            if len(state.levels) < _MAX_LEVELS:
+                state.levels.append(_Level(state.about, limit))
+            state.window, state.limit = state.high, None
+            state.high, state.high_since = [], None
+
+    def _recovered(self, step: int, loss: float) -> Iterable[Outcome]:
+        """Which unrecovered spikes are over after all; a higher one is no later than a lower."""
+        state = self.state
+        for level in state.levels:
+            if loss > level.limit:
+                level.back = 0
+                continue
+            if level.back == 0:
+                level.back_since = step
+            level.back += 1
+        while state.levels and state.levels[-1].back >= _BACK:
+            level = state.levels.pop()
+            reason = (
+                f"the loss is back below {level.limit:.4g} since step {level.back_since}, long "
+                "after it had jumped"
+            )
+            yield Clear(step, about=level.about, since=level.back_since, reason=reason)
+
+    def _low(self, step: int, loss: float) -> Iterable[Outcome]:
+        state = self.state
+        if state.high_since is None:
+            self._learn([loss])
+            return
+        if not state.back:
+            state.back_since = step
+        state.back.append(loss)
+        if len(state.back) >= _BACK:
+            noise = state.high if state.count < self.params.for_steps else []
+            reason = (
+                f"the loss is back at {loss:.4g} since step {state.back_since}: it had jumped from "
+                f"{state.median:.4g} to {state.peak:.4g} at step {state.high_since}, for "
+                f"{state.count} losses"
+            )
+            yield Clear(step, about=state.about, since=state.back_since, reason=reason)
+            self._learn([*noise, *state.back])
+            state.high, state.back, state.high_since = [], [], None
+
+    def _learn(self, losses: list[float]) -> None:
+        self.state.window = [*self.state.window, *losses][-self.params.window :]
+        self.state.limit = None
+
+    def _limit(self) -> float:
+        state, params = self.state, self.params
+        if state.limit is None:
+            losses = np.asarray(state.window)
+            state.median = float(np.median(losses))
+            deviation = _SIGMA * float(np.median(np.abs(losses - state.median)))
+            decile = (float(np.percentile(losses, 90)) - state.median) / _DECILE
+            least = params.least_percent / 100 * abs(state.median)
+            state.limit = state.median + max(params.k * max(deviation, decile), least)
+        return state.limit
+
+    def _finding(self, loss: float, limit: float, *, one_loss: bool) -> Finding:
+        state, params = self.state, self.params
+        lasts = state.count >= params.recover_steps
+        unrecovered = state.count >= max(_UNRECOVERED * params.recover_steps, params.window)
+        first, level = float(np.median(state.begin)), float(np.median(state.high))
+        # Losses near zero or below have no size; several that work against each other rise.
+        sized = first >= _SMALL and min(state.window) > 0 and one_loss
+        ruined = lasts and sized and level > params.critical_factor * max(first, state.median)
+        since = f" and has not recovered: it is about {level:.4g}" if lasts else ""
+        return Finding(
+            about=state.about,
+            subject=Subject(kind="loss", name="loss"),
+            reason=f"the loss has jumped from {state.median:.4g} to {state.peak:.4g} at step "
+            f"{state.high_since}, and is above {limit:.4g} for {state.count} losses{since}",
+            first_step=state.high_since,
+            first_rank=state.lead.rank,
+            onset_ms=state.high_ms,
+            severity="critical" if ruined else None,
+            evidence=Evidence(
+                facts=(
+                    Fact(name="loss", value=loss, limit=limit),
+                    Fact(name="highest", value=state.peak),
+                    Fact(name="median_before", value=state.median),
+                    Fact(name="above_for", value=float(state.count), unit="losses"),
+                    Fact(
+                        name="state",
+                        value="unrecovered" if unrecovered else "lasting" if lasts else "new",
+                    ),
+                ),
+                series=state.lead.series("loss", limit=limit),
+                explanation="the limit comes from the median and the spread of the losses before "
+                "the spike; it is over when three losses in a row are below",
+            ),
+        )

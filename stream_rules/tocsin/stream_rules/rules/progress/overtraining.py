@@ -1,0 +1,158 @@
+"""`overtraining`: going on brings nothing any more.
+
+At each evaluation two losses are looked at: its own mean, and the mean training loss of the last
+100 steps before it. One that has not come below its best by more than `delta` of that best for its
+patience is at its end; each is an episode of its own, with its name as the reason. How most runs
+end, so it is an info: what to do about it is for the budget to say.
+
+The preset `sagemaker` takes `delta` in units of the loss, as SageMaker Debugger documents it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pydantic import Field
+
+from tocsin.schemas.records.frames import StepFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.records.runs import RunData
+from tocsin.stream_rules.rule import (
+    SERIES_POINTS,
+    Clear,
+    Finding,
+    Moment,
+    Outcome,
+    Params,
+    Rule,
+    RuleMeta,
+    scalar,
+)
+from tocsin.stream_rules.rules.progress.evaluations import Evaluation, Evaluations
+
+
+class OvertrainingParams(Params):
+    """Parameters of `overtraining`."""
+
+    patience_train: int = Field(default=5, ge=1)
+    """How long the training loss may stand still. Unit: evaluations."""
+    patience_validation: int = Field(default=10, ge=1)
+    """How long the evaluation loss may stand still. Unit: evaluations."""
+    delta: float = Field(default=0.01, ge=0)
+    """What counts as an improvement: a share of the best loss so far, unless `relative` is off."""
+    relative: bool = True
+    """Whether `delta` is a share of the best loss; false: it is in units of the loss."""
+
+
+@dataclass(slots=True)
+class _Loss:
+    best: float | None = None
+    best_step: int = 0
+    since: int = 0
+    first_step: int = 0
+    first_ms: int = 0
+    steps: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _State:
+    evaluations: Evaluations = field(default_factory=Evaluations)
+    losses: dict[str, _Loss] = field(default_factory=dict)
+
+
+class Overtraining(Rule[OvertrainingParams, _State]):
+    """An info, for each of the two losses."""
+
+    meta = RuleMeta(
+        name="overtraining",
+        version=2,
+        family="progress",
+        meaning="The training loss or the evaluation loss has not improved for many evaluations.",
+        severity="info",
+        comes="later",
+        inputs=(scalar("loss", mode="eval"), scalar("loss", beside=True)),
+        capture_hint="evaluation losses are those that are computed without a gradient, by a loss "
+        "module, or by a function of torch.nn.functional while the model is in eval()",
+        remedy="Stop, or lower the learning rate: most schedules gain once more by that.",
+        alias="Overtraining",
+        params=OvertrainingParams,
+        branches={
+            "train": "The training loss has not improved.",
+            "validation": "The evaluation loss has not improved.",
+        },
+        presets={
+            "sagemaker": {
+                "patience_train": 5,
+                "patience_validation": 10,
+                "delta": 0.01,
+                "relative": False,
+            }
+        },
+        does_not_see="A run without evaluations; and it takes a loss that only scatters about its "
+        "best for one that stands still, which it mostly is.",
+        resolve_after_steps=0,
+    )
+    state_type = _State
+
+    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+        for evaluation in self.state.evaluations.take(frame, at):
+            yield from self._both(evaluation)
+
+    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+        for evaluation in self.state.evaluations.end(data, at):
+            yield from self._both(evaluation)
+
+    def _both(self, evaluation: Evaluation) -> Iterable[Outcome]:
+        yield from self._judge(
+            "validation", evaluation.loss, evaluation, self.params.patience_validation
+        )
+        if evaluation.train is not None:
+            yield from self._judge(
+                "train", evaluation.train, evaluation, self.params.patience_train
+            )
+
+    def _judge(
+        self, which: str, value: float, evaluation: Evaluation, patience: int
+    ) -> Iterable[Outcome]:
+        loss = self.state.losses.setdefault(which, _Loss())
+        loss.steps = [*loss.steps, evaluation.step][-SERIES_POINTS:]
+        loss.values = [*loss.values, value][-SERIES_POINTS:]
+        size = 1.0 if loss.best is None or not self.params.relative else abs(loss.best)
+        if loss.best is None or loss.best - value > self.params.delta * size:
+            loss.best, loss.best_step, loss.since = value, evaluation.step, 0
+            yield Clear(about=which)
+            return
+        if loss.since == 0:
+            loss.first_step, loss.first_ms = evaluation.step, evaluation.at_ms
+        loss.since += 1
+        if loss.since >= patience:
+            yield self._finding(which, value, loss.best, loss, patience)
+
+    def _finding(
+        self, which: str, value: float, best: float, loss: _Loss, patience: int
+    ) -> Finding:
+        name = "evaluation loss" if which == "validation" else "training loss"
+        return Finding(
+            about=which,
+            branch=which,
+            subject=Subject(kind="loss", name="loss"),
+            reason=f"the {name} has not improved for {loss.since} evaluations: it is {value:.4g}, "
+            f"its best was {best:.4g} at step {loss.best_step}",
+            first_step=loss.first_step,
+            first_rank=self.state.evaluations.rank,
+            onset_ms=loss.first_ms,
+            evidence=Evidence(
+                facts=(
+                    Fact(name="reason", value=which),
+                    Fact(name="evaluations", value=float(loss.since), limit=float(patience)),
+                    Fact(name="loss", value=value),
+                    Fact(name="best", value=best),
+                    Fact(name="best_step", value=float(loss.best_step)),
+                ),
+                series=Series(
+                    name=name, steps=tuple(loss.steps), values=tuple(loss.values), limit=best
+                ),
+            ),
+        )

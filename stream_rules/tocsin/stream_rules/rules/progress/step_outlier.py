@@ -1,0 +1,245 @@
+"""`step_outlier`: some steps take far longer than the others, and cost much time in sum.
+
+Looked at every 50 steps over the last `window` ones, from 100 on; a step's own time is its
+`step_time_s` without what an evaluation took in it. A step is an outlier when it takes longer than
+median + `stddev` · 1.4826 · MAD, of the median absolute deviation, and than twice the median. The
+condition is that there are more than `n_outliers` of them, and that what they took beyond the
+median, without the `n_outliers` longest, is at least `least_percent` of the time of all, and
+`least`: whoever trains for seconds does not care. SageMaker
+Debugger's rule takes mean and standard deviation, which the outliers themselves raise: where each
+tenth step is 20 times slower it finds nothing. The time that is lost is asked for because every
+program has some slow steps.
+
+The branch says what the outliers have in common. First the part of the step that has most of their
+excess: the data loader, writing checkpoints; else a sign of the node in those moments that is twice
+as high as else, and higher by ten points: I/O wait, a CPU quota, memory pressure, a GPU that is
+throttled, a busy CPU; else the loop itself, where the outliers come at even distances, as logging
+does.
+
+An info: a shared machine has them, and many programs on purpose. On a machine with two cores and
+four times as much work as they can do, 6 of 89 healthy trainings met it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from tocsin.schemas.configuration.values import Duration
+from tocsin.schemas.records.frames import StepFrame, SystemFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.stream_rules.reading.state_codec import StateArray
+from tocsin.stream_rules.reading.tensor_rows import Doubles
+from tocsin.stream_rules.rule import (
+    SERIES_POINTS,
+    Clear,
+    Finding,
+    Moment,
+    Outcome,
+    Params,
+    Rule,
+    RuleMeta,
+)
+from tocsin.stream_rules.rules.progress import node_samples
+from tocsin.stream_rules.rules.progress.node_samples import NodeSamples
+from tocsin.stream_rules.rules.progress.step_parts import INPUTS, PARTS, step_parts
+
+_LEAST_STEPS: Final = 100
+_SETTLE: Final = 10
+_EVERY: Final = 50
+_SIGMA: Final = 1.4826
+_TIMES: Final = 2.0
+_MOST: Final = 0.5
+_EVEN: Final = 0.75
+_OWN: Final = {"data": "data_loading", "checkpoint": "checkpoint"}
+_WORDS: Final = {
+    "data_loading": "spent waiting for data",
+    "checkpoint": "spent writing checkpoints",
+    "io_wait": "lost while the node waited for its disks",
+    "cpu_throttle": "lost while the job's CPU quota was used up",
+    "memory_pressure": "lost while the node was short of memory",
+    "gpu_throttle": "lost while a GPU was throttled",
+    "busy_cpu": "lost while other work kept the node's CPUs busy",
+    "the_loop": "lost at even distances, in something that the loop does now and then",
+    "unexplained": "lost in steps with nothing in common that was seen",
+}
+
+
+class StepOutlierParams(Params):
+    """Parameters of `step_outlier`."""
+
+    stddev: float = Field(default=5.0, gt=0)
+    """How far above the median. Unit: standard deviations, by the MAD."""
+    n_outliers: int = Field(default=10, ge=0)
+    """How many there may be in the window. Unit: steps."""
+    window: int = Field(default=1000, ge=100, le=10_000)
+    """How many steps are looked at. Unit: steps."""
+    least: Duration = Field(default=timedelta(seconds=5), examples=["5s"])
+    """How much time they cost at least. Unit: a duration."""
+    least_percent: float = Field(default=20.0, ge=0, lt=100)
+    """How much time they cost beyond the median, without the `n_outliers` longest. Unit: percent of
+    the time of all steps."""
+
+
+@dataclass(slots=True)
+class _State:
+    rank: int | None = None
+    last_step: int = -1
+    seen: int = 0
+    steps: StateArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    ends_us: StateArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    parts: StateArray = field(default_factory=lambda: np.zeros((0, len(PARTS))))
+    looked: int = 0
+    first_step: int | None = None
+    first_ms: int = 0
+    branch: str = ""
+    node: NodeSamples = field(default_factory=NodeSamples)
+
+
+class StepOutlier(Rule[StepOutlierParams, _State]):
+    """An info that says what the slow steps have in common."""
+
+    meta = RuleMeta(
+        name="step_outlier",
+        version=1,
+        family="progress",
+        meaning="Some steps take far longer than the others, and cost much time in sum.",
+        severity="info",
+        inputs=(*INPUTS, *node_samples.INPUTS),
+        comes="maybe",
+        capture_hint="the time of steps is captured when an optimizer of PyTorch steps",
+        remedy="Look at what the slow steps have in common, which is named here: give the data "
+        "loader more workers, write checkpoints asynchronously, free the node of other work.",
+        does_not_see="Slow steps of which there are half or more: they are the usual ones then. "
+        "Evaluations, whose time is taken off.",
+        alias="StepOutlier",
+        presets={
+            "sagemaker": {
+                "stddev": 5.0,
+                "n_outliers": 10,
+                "window": 10_000,
+                "least": timedelta(0),
+                "least_percent": 0.0,
+            }
+        },
+        branches={name: f"Most of the time is {words}." for name, words in _WORDS.items()},
+        params=StepOutlierParams,
+        resolve_after_steps=0,
+    )
+    state_type = _State
+
+    def on_system(self, frame: SystemFrame, at: Moment) -> Iterable[Outcome]:
+        self.state.node.take(frame)
+        return ()
+
+    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+        rank, parts = frame.speaker.rank, step_parts(frame)
+        if parts is None or (self.state.rank is not None and rank > self.state.rank):
+            return
+        if rank != self.state.rank:
+            self.state = _State(rank=rank, node=self.state.node)
+        state, window = self.state, self.params.window
+        steps = frame.steps.astype(np.int64)
+        new = (steps > state.last_step) & np.isfinite(parts[:, -1])
+        if not new.any():
+            return
+        state.last_step = int(steps[new][-1])
+        state.seen += int(new.sum())
+        state.steps = np.concatenate([state.steps, steps[new]])[-window:]
+        state.ends_us = np.concatenate([state.ends_us, frame.at_us[new].astype(np.int64)])[-window:]
+        state.parts = np.vstack([state.parts, parts[new]])[-window:]
+        if state.seen - state.looked >= _EVERY and state.seen >= _LEAST_STEPS + _SETTLE:
+            state.looked = state.seen
+            yield from self._look(at)
+
+    def _look(self, at: Moment) -> Iterable[Outcome]:
+        state, params = self.state, self.params
+        settling = max(0, _SETTLE - (state.seen - len(state.steps)))
+        parts, steps, ends = (
+            state.parts[settling:], state.steps[settling:], state.ends_us[settling:]
+        )  # fmt: skip
+        total = parts.sum(axis=1)
+        median = float(np.median(total))
+        spread = _SIGMA * float(np.median(np.abs(total - median)))
+        limit = max(median + params.stddev * spread, _TIMES * median)
+        out = total > limit
+        excess = np.sort(total[out] - median)
+        lost = float(excess[: max(0, len(excess) - params.n_outliers)].sum())
+        percent = 100 * lost / max(float(total.sum()), 1e-30)
+        too_little = lost < params.least / timedelta(seconds=1) or percent < params.least_percent
+        if len(excess) <= params.n_outliers or too_little:
+            if state.first_step is not None:
+                state.first_step = None
+                yield Clear(state.last_step)
+            return
+        if state.first_step is None:
+            state.first_step, state.first_ms = int(steps[out][0]), at.now_ms
+            state.branch = ""
+        branch, facts = self._cause(parts, steps, ends, out)
+        state.branch = state.branch or branch
+        times = float(total[out].mean()) / max(median, 1e-30)
+        yield Finding(
+            branch=state.branch,
+            subject=Subject(kind="scalar", name="step_time_s"),
+            reason=f"{int(out.sum()):,} of the last {len(total):,} steps took more than "
+            f"{1000 * limit:,.4g} ms, {times:,.0f} times the usual {1000 * median:,.4g} ms on "
+            f"average: {percent:.0f} % of the time, {_WORDS[branch]}",
+            first_step=state.first_step,
+            first_rank=state.rank,
+            onset_ms=state.first_ms,
+            evidence=Evidence(
+                facts=(
+                    Fact(name="outliers", value=float(out.sum()), limit=float(params.n_outliers)),
+                    Fact(name="lost", value=percent, limit=params.least_percent, unit="percent"),
+                    Fact(name="usual_step_time", value=median, limit=limit, unit="s"),
+                    *facts,
+                ),
+                series=Series(
+                    name="step time of the outliers",
+                    unit="s",
+                    steps=tuple(steps[out][-SERIES_POINTS:].tolist()),
+                    values=tuple(total[out][-SERIES_POINTS:].tolist()),
+                    limit=limit,
+                ),
+                explanation=_WORDS[branch],
+            ),
+        )
+
+    def _cause(
+        self,
+        parts: Doubles,
+        steps: npt.NDArray[np.int64],
+        ends_us: npt.NDArray[np.int64],
+        out: npt.NDArray[np.bool_],
+    ) -> tuple[str, list[Fact]]:
+        """What the outliers have in common, and the facts that say so."""
+        excess = np.maximum(parts[out] - np.median(parts, axis=0), 0.0).sum(axis=0)
+        shares = excess / max(float(excess.sum()), 1e-30)
+        facts = [
+            Fact(name=f"excess_in_{name}", value=float(100 * shares[j]), unit="percent")
+            for j, name in enumerate(PARTS)
+            if shares[j] > 0
+        ]
+        for name, branch in _OWN.items():
+            if shares[PARTS.index(name)] >= _MOST:
+                return branch, facts
+        begins_us = ends_us[out] - 1e6 * parts[out].sum(axis=1)
+        signs = self.state.node.signs(begins_us, ends_us[out].astype(np.float64))
+        for sign, (high, low) in signs.items():
+            facts += [
+                Fact(name=f"{sign}_in_outliers", value=high, unit="percent"),
+                Fact(name=f"{sign}_else", value=low, unit="percent"),
+            ]
+        if signs:
+            return next(iter(signs)), facts
+        gaps = np.diff(steps[out])
+        usual = float(np.median(gaps)) if len(gaps) else 0.0
+        if usual > 1 and float((np.abs(gaps - usual) <= 0.02 * usual).mean()) >= _EVEN:
+            return "the_loop", [*facts, Fact(name="every", value=usual, unit="steps")]
+        return "unexplained", facts

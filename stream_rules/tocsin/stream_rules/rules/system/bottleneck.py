@@ -1,0 +1,182 @@
+"""What `cpu_bottleneck` and `io_bottleneck` share: GPUs that wait while something else is busy.
+
+A snapshot is one sample of a node. It is a bottleneck where the mean utilisation of the job's GPUs
+is below `gpu_threshold` and the other side is above its own threshold. Of the last `patience`
+snapshots since the first step more than `threshold` percent must be bottlenecks. It is over when
+their share has been a fifth below `threshold` for a minute.
+
+GPUs are those of the job; where nobody knows which are, those that hold memory of some process.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+import numpy as np
+from pydantic import Field
+
+from tocsin.schemas.records.frames import Doubles, StepFrame, SystemFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.schemas.records.runs import RunData, RunStarted
+from tocsin.stream_rules.rule import (
+    Clear,
+    Finding,
+    Input,
+    Moment,
+    Outcome,
+    Params,
+    Rule,
+    event,
+    scalar,
+    system,
+)
+from tocsin.stream_rules.rules.system.gpus import gpus_with
+from tocsin.stream_rules.rules.system.latch import Latch
+from tocsin.stream_rules.rules.system.phases import PHASES, Phases
+from tocsin.stream_rules.rules.system.recent import Recent, Start
+
+_OVER: Final = 0.8
+_OVER_S: Final = 60.0
+
+INPUTS: Final[tuple[Input, ...]] = (
+    system("gpu.*.utilization_percent"),
+    system("gpu.*.memory_used_bytes", beside=True),
+    system("gpu.*.memory_total_bytes", beside=True),
+    system("gpu.*.of_job", beside=True),
+    event(RunStarted, beside=True),
+    *(scalar(phase, beside=True) for phase in PHASES),
+)
+
+
+class BottleneckParams(Params):
+    """Parameters of both."""
+
+    threshold: float = Field(default=50.0, ge=0, lt=100)
+    """How many of the snapshots must be bottlenecks. Unit: percent."""
+    gpu_threshold: float = Field(default=10.0, gt=0, le=100)
+    """Below it the GPUs wait: their mean utilisation. Unit: percent."""
+    patience: int = Field(default=1000, ge=10, le=100_000)
+    """How many samples are looked at, since the first step. Unit: samples of 0.5 s."""
+
+
+@dataclass(slots=True)
+class _Node:
+    recent: Recent = field(default_factory=Recent)
+    latch: Latch = field(default_factory=Latch)
+
+
+@dataclass(slots=True)
+class BottleneckState:
+    """Snapshots by node, and where the time of steps goes."""
+
+    start: Start = field(default_factory=Start)
+    nodes: dict[str, _Node] = field(default_factory=dict)
+    phases: Phases = field(default_factory=Phases)
+
+
+P = TypeVar("P", bound=BottleneckParams)
+
+
+class Bottleneck(Rule[P, BottleneckState]):
+    """One episode for each node."""
+
+    state_type = BottleneckState
+
+    @abstractmethod
+    def busy(self, frame: SystemFrame) -> Doubles | None:
+        """The other side, percent by sample; None: it is not known."""
+
+    @property
+    @abstractmethod
+    def busy_threshold(self) -> float:
+        """Above it the other side is what the GPUs wait for, percent."""
+
+    @property
+    @abstractmethod
+    def busy_name(self) -> str:
+        """What the other side is, as a fact's name."""
+
+    @abstractmethod
+    def reason(self, node: str, share: float, gpu: float, busy: float) -> str:
+        """The sentence, without the phase: shares and medians in percent."""
+
+    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+        if isinstance(data, RunStarted) and data.role == "trainer" and data.node:
+            self.state.phases.node_of[data.rank] = data.node
+        return ()
+
+    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+        if self.state.nodes:
+            self.state.phases.add(frame)
+        return ()
+
+    def on_system(self, frame: SystemFrame, at: Moment) -> Iterable[Outcome]:
+        rates = [
+            rate
+            for gpu in gpus_with(frame, "utilization_percent")
+            if gpu.of_job and gpu.taken
+            if (rate := gpu.column("utilization_percent")) is not None
+        ]
+        busy = self.busy(frame)
+        if not rates or busy is None or not self.state.start.is_over(at):
+            return
+        # From the first sample of a GPU on, the times of steps are kept to be laid beside.
+        node = self.state.nodes.setdefault(frame.node, _Node())
+        columns = [np.mean(rates, axis=0), busy]
+        if node.recent.add(frame.at_us, columns, window=self.params.patience):
+            yield from self._judge(frame.node, node, at)
+
+    def _judge(self, name: str, node: _Node, at: Moment) -> Iterable[Outcome]:
+        params, recent = self.params, node.recent
+        if len(recent.rows) < params.patience:
+            return
+        gpu, busy = recent.rows.T
+        both = (gpu < params.gpu_threshold) & (busy > self.busy_threshold)
+        share = 100 * float(both.mean())
+        if share > params.threshold:
+            node.latch.holds(at)
+            yield self._finding(name, node, share, both)
+        elif share > _OVER * params.threshold:
+            node.latch.doubtful()
+        elif node.latch.gone(recent.last_us / 1e6, least=_OVER_S):
+            yield Clear(about=name)
+
+    def _finding(
+        self, name: str, node: _Node, share: float, both: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    ) -> Finding:
+        recent = node.recent
+        gpu, busy = (float(x) for x in np.median(recent.rows[both], axis=0))
+        times_us = (recent.start_us or 0) + (1e6 * recent.seconds[both]).astype(np.int64)
+        phases = self.state.phases.shares(name, times_us.tolist())
+        first = next(iter(phases), None)
+        where = "" if first is None else f"; {phases[first]:.0f} % of the steps' time is {first}"
+        return Finding(
+            about=name,
+            subject=Subject(kind="node", name=name),
+            reason=self.reason(name, share, gpu, busy) + where,
+            episode=node.latch.episode,
+            onset_ms=node.latch.first_ms,
+            evidence=Evidence(
+                facts=(
+                    Fact(name="share", value=share, limit=self.params.threshold, unit="percent"),
+                    Fact(name="gpu", value=gpu, limit=self.params.gpu_threshold, unit="percent"),
+                    Fact(
+                        name=self.busy_name,
+                        value=busy,
+                        limit=self.busy_threshold,
+                        unit="percent",
+                    ),
+                    *(
+                        Fact(name=f"time in {phase}", value=percent, unit="percent")
+                        for phase, percent in phases.items()
+                    ),
+                ),
+                series=recent.series(f"mean utilisation of the GPUs of {name}", "percent"),
+                explanation=f"of the last {len(recent.rows)} samples, over {recent.span_s:,.0f} s; "
+                "medians of those in which the GPUs waited; the time is that of the steps which "
+                "ended then",
+            ),
+        )

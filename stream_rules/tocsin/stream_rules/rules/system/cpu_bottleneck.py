@@ -1,0 +1,92 @@
+"""`cpu_bottleneck`: the GPUs wait, and the processors are what they wait for.
+
+A sample of a node is a bottleneck when the mean utilisation of the job's GPUs is below
+`gpu_threshold` and the processors are above `cpu_threshold`: the job's busiest thread (so much of
+one core cannot be spread over others), or all cores together, or the job against the cores that it
+may use. The rule fires when more than `threshold` percent of the last `patience` samples were, none
+of them from before the first step: while data are prepared no GPU is expected to work. The evidence
+names the phases of the steps that ended in these samples.
+
+Thresholds are the documented defaults of SageMaker Debugger, but for `patience`, which its source
+has as 1000. There any one GPU below the threshold counts, and any hot core of any node.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from pydantic import Field
+
+from tocsin.schemas.records.frames import Doubles, SystemFrame
+from tocsin.stream_rules.rule import RuleMeta, system
+from tocsin.stream_rules.rules.system.bottleneck import INPUTS, Bottleneck, BottleneckParams
+from tocsin.stream_rules.rules.system.gpus import CAPTURE_HINT
+
+
+class CpuBottleneckParams(BottleneckParams):
+    """Parameters of `cpu_bottleneck`."""
+
+    cpu_threshold: float = Field(default=90.0, ge=0, lt=100)
+    """Above it the processors are busy. Unit: percent."""
+
+
+class CpuBottleneck(Bottleneck[CpuBottleneckParams]):
+    """One episode for each node; it names the phase in which most of the time goes."""
+
+    meta = RuleMeta(
+        name="cpu_bottleneck",
+        version=1,
+        family="system",
+        meaning="The GPUs wait most of the time, while a core that the job needs is always busy.",
+        severity="warning",
+        comes="later",
+        inputs=(
+            *INPUTS,
+            system("cpu.process_tree_busiest_core_percent", beside=True),
+            system("cpu.process_tree_percent", beside=True),
+            system("cpu.percent", beside=True),
+            system("cpu.limit_cores", beside=True),
+        ),
+        capture_hint=CAPTURE_HINT,
+        remedy="If it is data loading: give the loader more workers, or prepare the data once. "
+        "Else take larger batches, compile the model, and move work off the training thread.",
+        alias="CPUBottleneck",
+        params=CpuBottleneckParams,
+        presets={
+            "sagemaker": {
+                "threshold": 50.0,
+                "gpu_threshold": 10.0,
+                "cpu_threshold": 90.0,
+                "patience": 100,
+            }
+        },
+        does_not_see="A thread that waits for a lock or for the network is not busy, and a GPU "
+        "that is kept from work by it is seen by low_gpu_utilization only. Without a GPU there is "
+        "nothing to see.",
+        resolve_after_steps=0,
+    )
+
+    @property
+    def busy_threshold(self) -> float:
+        return self.params.cpu_threshold
+
+    @property
+    def busy_name(self) -> str:
+        return "cpu"
+
+    def busy(self, frame: SystemFrame) -> Doubles | None:
+        found = [
+            column
+            for name in ("cpu.process_tree_busiest_core_percent", "cpu.percent")
+            if (column := frame.column(name)) is not None
+        ]
+        tree, cores = frame.column("cpu.process_tree_percent"), frame.column("cpu.limit_cores")
+        if tree is not None and cores is not None:
+            with np.errstate(all="ignore"):
+                found.append(np.where(cores > 0, tree / cores, np.nan))
+        return np.fmax.reduce(found) if found else None
+
+    def reason(self, node: str, share: float, gpu: float, busy: float) -> str:
+        return (
+            f"in {share:.0f} % of the samples of {node} the GPUs were busy for {gpu:.0f} % of the "
+            f"time, and a core that the job needs for {busy:.0f} %"
+        )

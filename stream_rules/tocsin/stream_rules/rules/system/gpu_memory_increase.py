@@ -1,0 +1,193 @@
+"""`gpu_memory_increase`: the memory of a GPU fills up.
+
+- predicted: a steady growth over at least five minutes, measured as `host_memory_increase` does,
+  meets the size of the memory within `horizon`. It is over when nothing has pointed to it within
+  twice the horizon for 20 minutes.
+- step: the median of the last `window` samples is more than `increase` points above that of the
+  `window` before. Caching allocators take memory in steps, and an evaluation or a longer sequence
+  may bring one that is meant: an info. It is over when neighbouring windows are alike. Where the
+  growth is steady, that is said, and no step.
+
+Samples from before the first step do not count, and nothing is said before `patience` samples have
+come. Those are the parameters of SageMaker Debugger; its own test compares two windows that overlap
+in all but one sample, so that with its documented defaults the difference cannot be larger than 0.4
+points, and the rule can never fire. Here the windows are neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Final
+
+import numpy as np
+from pydantic import Field
+
+from tocsin.schemas.configuration.values import Duration
+from tocsin.schemas.records.frames import SystemFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.stream_rules.rule import (
+    Clear,
+    Finding,
+    Moment,
+    Outcome,
+    Params,
+    Rule,
+    RuleMeta,
+    system,
+)
+from tocsin.stream_rules.rules.system.gpus import CAPTURE_HINT, Gpu, gpus_with
+from tocsin.stream_rules.rules.system.latch import Latch
+from tocsin.stream_rules.rules.system.recent import Recent, Start
+from tocsin.stream_rules.rules.system.trend import Trend
+
+_GIB: Final = 1 << 30
+_STEADY_S: Final = 1200.0
+
+
+class GpuMemoryIncreaseParams(Params):
+    """Parameters of `gpu_memory_increase`."""
+
+    increase: float = Field(default=5.0, gt=0, lt=100)
+    """How much a step must bring. Unit: points of percent of the GPU's memory."""
+    window: int = Field(default=500, ge=10, le=10_000)
+    """How many samples are compared with as many before them. Unit: samples of 0.5 s."""
+    horizon: Duration = Field(default=timedelta(hours=2), examples=["2h"])
+    """How far ahead the memory must be full. Unit: a duration."""
+    patience: int = Field(default=1000, ge=0, le=100_000)
+    """How many samples must have come before the first look. Unit: samples of 0.5 s."""
+
+
+@dataclass(slots=True)
+class _Memory:
+    recent: Recent = field(default_factory=Recent)
+    trend: Trend = field(default_factory=Trend)
+    predicted: Latch = field(default_factory=Latch)
+    step: Latch = field(default_factory=Latch)
+
+
+@dataclass(slots=True)
+class _State:
+    start: Start = field(default_factory=Start)
+    gpus: dict[str, _Memory] = field(default_factory=dict)
+
+
+class GpuMemoryIncrease(Rule[GpuMemoryIncreaseParams, _State]):
+    """One episode for each GPU and branch."""
+
+    meta = RuleMeta(
+        name="gpu_memory_increase",
+        version=1,
+        family="system",
+        meaning="The memory of a GPU grows so that it will be full soon, or has jumped up.",
+        severity="warning",
+        comes="later",
+        inputs=(
+            system("gpu.*.memory_used_bytes"),
+            system("gpu.*.memory_total_bytes", beside=True),
+            system("gpu.*.of_job", beside=True),
+        ),
+        capture_hint=CAPTURE_HINT,
+        remedy="Look for losses or outputs that are kept with their graph (use .item() or "
+        ".detach()), caches that grow, and sequences that get longer.",
+        alias="GPUMemoryIncrease",
+        params=GpuMemoryIncreaseParams,
+        presets={"sagemaker": {"increase": 10.0, "window": 500, "patience": 100}},
+        branches={
+            "predicted": "a steady growth fills it within the horizon",
+            "step": "a jump of its level, an info",
+        },
+        does_not_see="What an allocator holds in reserve counts as used: a leak inside of its pool "
+        "shows when the pool grows. A program that fills the memory in less than five minutes is "
+        "too quick for a prediction.",
+        resolve_after_steps=0,
+    )
+    state_type = _State
+
+    def on_system(self, frame: SystemFrame, at: Moment) -> Iterable[Outcome]:
+        trains = self.state.start.is_over(at)
+        for gpu in gpus_with(frame, "memory_used_bytes"):
+            used, percent = gpu.column("memory_used_bytes"), gpu.memory_percent()
+            if not gpu.of_job:
+                if self.state.gpus.pop(gpu.name, None) is not None:
+                    yield Clear(about=f"predicted {gpu.name}")
+                    yield Clear(about=f"step {gpu.name}")
+                continue
+            if used is None or percent is None or not trains:
+                continue
+            memory = self.state.gpus.setdefault(gpu.name, _Memory())
+            window = 2 * self.params.window
+            if not memory.recent.add(frame.at_us, [percent, used], window=window):
+                continue
+            for at_us, value in zip(frame.at_us.tolist(), used.tolist(), strict=True):
+                memory.trend.add(at_us / 1e6, value)
+            if memory.recent.seen >= self.params.patience:
+                yield from self._predict(gpu, memory, at)
+                yield from self._compare(gpu, memory, at)
+
+    def _predict(self, gpu: Gpu, memory: _Memory, at: Moment) -> Iterable[Outcome]:
+        percent, used = memory.recent.rows[-1].tolist()
+        total = 100 * used / percent if percent > 0 else 0.0
+        horizon_s = self.params.horizon.total_seconds()
+        ahead = memory.trend.meets_in_s(total)
+        if ahead is not None and ahead <= horizon_s * (2 if memory.predicted.open else 1):
+            memory.predicted.holds(at)
+            slope = (total - memory.trend.last) / ahead
+            yield Finding(
+                about=f"predicted {gpu.name}",
+                branch="predicted",
+                subject=Subject(kind="device", name=gpu.name),
+                reason=f"{used / _GIB:.1f} of {total / _GIB:.1f} GiB of {gpu.name} are in use, and "
+                f"{60 * slope / 2**20:,.0f} MiB more each minute: full in {ahead / 60:,.0f} min",
+                episode=memory.predicted.episode,
+                onset_ms=memory.predicted.first_ms,
+                evidence=Evidence(
+                    facts=(
+                        Fact(name="used", value=used, limit=total, unit="bytes"),
+                        Fact(name="growth", value=slope, unit="bytes/s"),
+                        Fact(name="full_in", value=ahead, limit=horizon_s, unit="s"),
+                    ),
+                    series=memory.trend.series(f"memory of {gpu.name}", "bytes", total),
+                    explanation="the growth is that between the medians of the first and the last "
+                    "ninth of the last 5 or 20 minutes",
+                ),
+            )
+        elif memory.predicted.gone(at.now_ms / 1000, least=_STEADY_S):
+            yield Clear(about=f"predicted {gpu.name}")
+
+    def _compare(self, gpu: Gpu, memory: _Memory, at: Moment) -> Iterable[Outcome]:
+        window, recent = self.params.window, memory.recent
+        if len(recent.rows) < 2 * window:
+            return
+        before = float(np.median(recent.rows[:window, 0]))
+        now = float(np.median(recent.rows[window:, 0]))
+        if now - before <= self.params.increase or memory.predicted.open:
+            if memory.step.gone(recent.seen, least=window):
+                yield Clear(about=f"step {gpu.name}")
+            return
+        memory.step.holds(at)
+        yield Finding(
+            about=f"step {gpu.name}",
+            branch="step",
+            subject=Subject(kind="device", name=gpu.name),
+            reason=f"{now:.0f} % of the memory of {gpu.name} are in use, {before:.0f} % in the "
+            f"{window} samples before",
+            episode=memory.step.episode,
+            onset_ms=memory.step.first_ms,
+            severity="info",
+            evidence=Evidence(
+                facts=(
+                    Fact(
+                        name="increase",
+                        value=now - before,
+                        limit=self.params.increase,
+                        unit="percent",
+                    ),
+                    Fact(name="used", value=now, unit="percent"),
+                    Fact(name="used_before", value=before, unit="percent"),
+                ),
+                series=recent.series(f"memory of {gpu.name}", "percent"),
+                explanation=f"medians of {window} samples and of as many before them",
+            ),
+        )

@@ -1,0 +1,168 @@
+"""`gpu_thermal_throttle`: a GPU runs slower than it could, for heat or for want of power.
+
+In more than `share` percent of its last `window` samples the driver says that the clocks are held
+down. It is over when that was true of less than half as many for a whole window. Branches:
+
+- thermal: the GPU or its memory is too hot (NVML's software and hardware thermal slowdown);
+- power_brake: the power supply or the rack asks for it.
+
+Where its clock is less than 15 % below what it was when nothing held it down, it is an info: small
+machines run like that all day. A GPU at its own power limit runs as it was set to, and is no issue.
+That two different reasons are kept apart, and which bits of the driver they are, comes from NVML's
+documentation; a share of 20 % of a minute leaves out the moment at which a fan begins to turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import numpy as np
+from pydantic import Field
+
+from tocsin.schemas.records.frames import Doubles, SystemFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.stream_rules.rule import (
+    Clear,
+    Finding,
+    Moment,
+    Outcome,
+    Params,
+    Rule,
+    RuleMeta,
+    system,
+)
+from tocsin.stream_rules.rules.system.gpus import CAPTURE_HINT, Gpu, gpus_with
+from tocsin.stream_rules.rules.system.latch import Latch
+from tocsin.stream_rules.rules.system.recent import Recent
+
+Why = Literal["thermal", "power_brake"]
+
+_WHYS: Final[tuple[Why, ...]] = ("thermal", "power_brake")
+_MHZ: Final = 1e6
+_SLOWER: Final = 0.85
+
+
+class GpuThermalThrottleParams(Params):
+    """Parameters of `gpu_thermal_throttle`."""
+
+    share: float = Field(default=20.0, ge=0, lt=100)
+    """In how many of the samples the clocks are held down. Unit: percent."""
+    window: int = Field(default=120, ge=10, le=10_000)
+    """How many samples are looked at. Unit: samples of 0.5 s."""
+
+
+@dataclass(slots=True)
+class _Gpu:
+    recent: Recent = field(default_factory=Recent)
+    latches: dict[Why, Latch] = field(default_factory=lambda: {why: Latch() for why in _WHYS})
+    fastest: float = 0.0
+
+
+@dataclass(slots=True)
+class _State:
+    gpus: dict[str, _Gpu] = field(default_factory=dict)
+
+
+class GpuThermalThrottle(Rule[GpuThermalThrottleParams, _State]):
+    """One episode for each GPU and branch."""
+
+    meta = RuleMeta(
+        name="gpu_thermal_throttle",
+        version=1,
+        family="system",
+        meaning="The clocks of a GPU are held down, because it is too hot or lacks power.",
+        severity="warning",
+        comes="later",
+        inputs=(
+            system("gpu.*.throttled_thermal"),
+            system("gpu.*.throttled_power_brake"),
+            system("gpu.*.temperature_celsius", beside=True),
+            system("gpu.*.sm_clock_hertz", beside=True),
+            system("gpu.*.of_job", beside=True),
+        ),
+        capture_hint=CAPTURE_HINT,
+        remedy="Look at fans, dust, air flow and the GPU's neighbours; for a power brake, at the "
+        "power supply and the rack's budget. All ranks of a job go as slowly as this one.",
+        params=GpuThermalThrottleParams,
+        branches={
+            "thermal": "it or its memory is too hot",
+            "power_brake": "the power supply or the rack asks for it",
+        },
+        does_not_see="A power limit that was set low on purpose, and GPUs of other makers.",
+        resolve_after_steps=0,
+    )
+    state_type = _State
+
+    def on_system(self, frame: SystemFrame, at: Moment) -> Iterable[Outcome]:
+        for gpu in gpus_with(frame, *(f"throttled_{why}" for why in _WHYS)):
+            if not gpu.of_job:
+                if self.state.gpus.pop(gpu.name, None) is not None:
+                    yield from (Clear(about=f"{why} {gpu.name}") for why in _WHYS)
+                continue
+            known = self.state.gpus.setdefault(gpu.name, _Gpu())
+            columns = [_or_zero(gpu.column(f"throttled_{why}"), frame) for why in _WHYS]
+            clock = gpu.column("sm_clock_hertz")
+            columns.append(_or_zero(clock, frame))
+            if clock is not None:
+                free = clock[np.isfinite(clock) & (columns[0] == 0) & (columns[1] == 0)]
+                known.fastest = max(known.fastest, float(free.max(initial=0.0)))
+            columns.append(_or_zero(gpu.column("temperature_celsius"), frame))
+            if not known.recent.add(frame.at_us, columns, window=self.params.window):
+                continue
+            if len(known.recent.rows) >= self.params.window:
+                for place, why in enumerate(_WHYS):
+                    yield from self._judge(gpu, known, why, known.recent.rows[:, place] > 0, at)
+
+    def _judge(
+        self, gpu: Gpu, known: _Gpu, why: Why, held: np.ndarray[tuple[int], np.dtype[np.bool_]],
+        at: Moment,
+    ) -> Iterable[Outcome]:  # fmt: skip
+        params, latch = self.params, known.latches[why]
+        share = 100 * float(held.mean())
+        if share > params.share:
+            latch.holds(at)
+            yield self._finding(gpu, known, why, share, held)
+        elif share > params.share / 2:
+            latch.doubtful()
+        elif latch.gone(known.recent.seen, least=params.window):
+            yield Clear(about=f"{why} {gpu.name}")
+
+    def _finding(
+        self, gpu: Gpu, known: _Gpu, why: Why, share: float,
+        held: np.ndarray[tuple[int], np.dtype[np.bool_]],
+    ) -> Finding:  # fmt: skip
+        recent = known.recent
+        clock, celsius = (float(x) for x in np.median(recent.rows[held, 2:], axis=0))
+        facts = [Fact(name="share", value=share, limit=self.params.share, unit="percent")]
+        slower = ""
+        if clock > 0:
+            of_all = f" of {known.fastest / _MHZ:,.0f}" if known.fastest else ""
+            slower = f", at {clock / _MHZ:,.0f}{of_all} MHz"
+            most = known.fastest / _MHZ if known.fastest else None
+            facts.append(Fact(name="sm_clock", value=clock / _MHZ, limit=most, unit="MHz"))
+        if celsius > 0:
+            facts.append(Fact(name="temperature", value=celsius, unit="celsius"))
+        cause = "it is too hot" if why == "thermal" else "its power is held back from outside"
+        at_heat = f" ({celsius:.0f} °C)" if why == "thermal" and celsius > 0 else ""
+        return Finding(
+            about=f"{why} {gpu.name}",
+            branch=why,
+            subject=Subject(kind="device", name=gpu.name),
+            reason=f"{gpu.name} is held down for {share:.0f} % of the last {recent.span_s:,.0f} s"
+            f"{slower}, because {cause}{at_heat}",
+            episode=known.latches[why].episode,
+            onset_ms=known.latches[why].first_ms,
+            severity="info" if 0 < _SLOWER * known.fastest < clock else None,
+            evidence=Evidence(
+                facts=tuple(facts),
+                series=recent.series(f"SM clock of {gpu.name}", "Hz", 2)
+                if clock > 0
+                else recent.series(f"held down, {gpu.name}", "0 or 1", _WHYS.index(why)),
+            ),
+        )
+
+
+def _or_zero(column: Doubles | None, frame: SystemFrame) -> Doubles:
+    return np.zeros(len(frame.at_us)) if column is None else np.nan_to_num(column)

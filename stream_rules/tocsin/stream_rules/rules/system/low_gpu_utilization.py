@@ -1,0 +1,214 @@
+"""`low_gpu_utilization`: a GPU that the job has taken and does not use well.
+
+For each GPU of the job, or of the node where nobody knows which are the job's, over its last
+`window` samples, once `patience` samples have come; p5 and p95 are percentiles of its utilisation,
+the share of time in which a kernel ran:
+
+- unused: never above zero. Only of a GPU that holds memory of some process: one that is empty may
+  be for another job.
+- underused: p95 below `threshold_p95`.
+- fluctuating: p95 at or above it, and p5 below `threshold_p5`: an info.
+
+A reason must hold for a tenth of a window: on the way from busy to idle a GPU passes through all of
+them. At most one is open for a GPU; the info gives way to a warning at once. It is over when the
+GPU has been well off it for a whole further window: p95 a tenth above `threshold_p95`, or the 2.5th
+percentile at or above `threshold_p5`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import numpy as np
+from pydantic import Field
+
+from tocsin.schemas.records.frames import Doubles, SystemFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.stream_rules.reading.state_codec import StateArray
+from tocsin.stream_rules.rule import (
+    SERIES_POINTS,
+    Clear,
+    Finding,
+    Moment,
+    Outcome,
+    Params,
+    Rule,
+    RuleMeta,
+    system,
+)
+from tocsin.stream_rules.rules.system.gpus import CAPTURE_HINT, gpus_with
+from tocsin.stream_rules.rules.system.latch import Latch
+
+Why = Literal["unused", "underused", "fluctuating"]
+
+_SETTLED: Final = 0.1
+
+
+class LowGpuUtilizationParams(Params):
+    """Parameters of `low_gpu_utilization`."""
+
+    threshold_p95: float = Field(default=70.0, gt=0, le=100)
+    """Below it the GPU is underused. Unit: percent."""
+    threshold_p5: float = Field(default=10.0, ge=0, le=100)
+    """Below it the GPU is fluctuating. Unit: percent."""
+    window: int = Field(default=500, ge=10, le=10_000)
+    """How many samples are looked at. Unit: samples of 0.5 s."""
+    patience: int = Field(default=1000, ge=0)
+    """How many samples must have come before the first look. Unit: samples of 0.5 s."""
+
+
+@dataclass(slots=True)
+class _Gpu:
+    seen: int = 0
+    start_us: int | None = None
+    last_us: int = -1
+    times: StateArray = field(default_factory=lambda: np.zeros(0))
+    values: StateArray = field(default_factory=lambda: np.zeros(0))
+    taken: bool = False
+    leaning: str = ""
+    leaning_since: int = 0
+    why: str = ""
+    latch: Latch = field(default_factory=Latch)
+
+
+@dataclass(slots=True)
+class _State:
+    gpus: dict[str, _Gpu] = field(default_factory=dict)
+
+
+class LowGpuUtilization(Rule[LowGpuUtilizationParams, _State]):
+    """One episode for each GPU and reason."""
+
+    meta = RuleMeta(
+        name="low_gpu_utilization",
+        version=1,
+        family="system",
+        meaning="A GPU that the job has taken is idle, or busy for a part of the time only.",
+        severity="warning",
+        comes="later",
+        inputs=(
+            system("gpu.*.utilization_percent"),
+            system("gpu.*.memory_used_bytes", beside=True),
+            system("gpu.*.memory_total_bytes", beside=True),
+            system("gpu.*.of_job", beside=True),
+        ),
+        capture_hint=CAPTURE_HINT,
+        remedy="Give the data loader more workers, pin its memory, take larger batches; an idle "
+        "GPU belongs in CUDA_VISIBLE_DEVICES of another job.",
+        alias="LowGPUUtilization",
+        params=LowGpuUtilizationParams,
+        presets={
+            "sagemaker": {
+                "threshold_p95": 70.0,
+                "threshold_p5": 10.0,
+                "window": 500,
+                "patience": 1000,
+            }
+        },
+        branches={
+            "unused": "never above zero, though a process holds its memory",
+            "underused": "busy for less than threshold_p95 of the time",
+            "fluctuating": "between busy and idle, an info",
+        },
+        does_not_see="A GPU is busy for the driver while any kernel runs on it, however small, and "
+        "while it waits inside of a collective; GPUs of other makers are not sampled.",
+        resolve_after_steps=0,
+    )
+    state_type = _State
+
+    def on_system(self, frame: SystemFrame, at: Moment) -> Iterable[Outcome]:
+        for there in gpus_with(frame, "utilization_percent"):
+            values, name = there.column("utilization_percent"), there.name
+            if values is None:
+                continue
+            if not there.of_job:
+                gpu = self.state.gpus.pop(name, None)
+                if gpu is not None and gpu.why:
+                    yield Clear(about=f"{gpu.why} {name}")
+                continue
+            gpu = self.state.gpus.setdefault(name, _Gpu())
+            self._add(gpu, frame, values, taken=there.taken)
+            yield from self._judge(name, gpu, at)
+
+    def _add(self, gpu: _Gpu, frame: SystemFrame, values: Doubles, *, taken: bool) -> None:
+        times = frame.at_us.astype(np.int64)
+        new = (times > gpu.last_us) & np.isfinite(values)
+        if not new.any():
+            return
+        if gpu.start_us is None:
+            gpu.start_us = int(times[new][0])
+        gpu.last_us = int(times[new][-1])
+        gpu.seen += int(new.sum())
+        window = self.params.window
+        seconds = (times[new] - gpu.start_us) / 1e6
+        gpu.times = np.concatenate([gpu.times, seconds])[-window:]
+        gpu.values = np.concatenate([gpu.values, values[new]])[-window:]
+        gpu.taken = taken
+
+    def _judge(self, name: str, gpu: _Gpu, at: Moment) -> Iterable[Outcome]:
+        params = self.params
+        if gpu.seen < max(params.patience, params.window) or len(gpu.values) < params.window:
+            return
+        low, high = (float(x) for x in np.percentile(gpu.values, (5, 95)))
+        why = self._reason(gpu, low, high)
+        if (why or "") != gpu.leaning:
+            gpu.leaning, gpu.leaning_since = why or "", gpu.seen
+        settled = gpu.seen - gpu.leaning_since >= _SETTLED * params.window
+        if gpu.why and gpu.why != why:
+            graver = why is not None and settled and gpu.why == "fluctuating"
+            if graver or gpu.latch.gone(gpu.seen, least=params.window):
+                yield Clear(about=f"{gpu.why} {name}")
+                gpu.why, gpu.latch = "", Latch()
+        if not gpu.why and why is not None and settled:
+            gpu.why = why
+        if why is not None and gpu.why == why:
+            gpu.latch.holds(at)
+            yield self._finding(why, name, gpu, low, high)
+
+    def _reason(self, gpu: _Gpu, low: float, high: float) -> Why | None:
+        if gpu.values.max() <= 0:
+            return "unused" if gpu.taken else None
+        top = self.params.threshold_p95
+        if high < (min(1.1 * top, (top + 100) / 2) if gpu.why == "underused" else top):
+            return "underused"
+        if gpu.why == "fluctuating":
+            low = float(np.percentile(gpu.values, 2.5))
+        return "fluctuating" if low < self.params.threshold_p5 else None
+
+    def _finding(self, why: Why, name: str, gpu: _Gpu, low: float, high: float) -> Finding:
+        params = self.params
+        limit = params.threshold_p5 if why == "fluctuating" else params.threshold_p95
+        seconds = float(gpu.times[-1] - gpu.times[0])
+        text = {
+            "unused": "was not used at all",
+            "underused": f"was busy for at most {high:.0f} % of the time (95th percentile)",
+            "fluctuating": f"goes back and forth between {low:.0f} % and {high:.0f} %",
+        }[why]
+        every = max(1, len(gpu.values) // SERIES_POINTS + 1)
+        return Finding(
+            about=f"{why} {name}",
+            branch=why,
+            subject=Subject(kind="device", name=name),
+            reason=f"{name} {text} in the last {seconds:,.0f} s",
+            episode=gpu.latch.episode,
+            onset_ms=gpu.latch.first_ms,
+            severity="info" if why == "fluctuating" else None,
+            evidence=Evidence(
+                facts=(
+                    Fact(name="reason", value=why),
+                    Fact(name="p95", value=high, limit=params.threshold_p95, unit="percent"),
+                    Fact(name="p5", value=low, limit=params.threshold_p5, unit="percent"),
+                    Fact(name="samples", value=float(len(gpu.values))),
+                ),
+                series=Series(
+                    name=f"utilisation of {name} by second"[:200],
+                    unit="percent",
+                    x="s",
+                    steps=tuple(round(t) for t in gpu.times[::every].tolist()),
+                    values=tuple(gpu.values[::every].tolist()),
+                    limit=limit,
+                ),
+            ),
+        )

@@ -1,0 +1,161 @@
+"""`feature_importance_overweight`: a model rests on a few of its features.
+
+With the importances of all features made to sum to 1, the condition is that the `nfeatures` largest
+have more than `threshold` together, in `for_steps` looks in a row, from `start_step` on: the first
+trees have seen few features by nature. With fewer than `least_features` features it says nothing:
+of four features three have most of the weight in any model. SageMaker Debugger has no such limits.
+
+Read from the collection `feature_importance`, one row for each feature, with the column
+`importance` (gain, weight, cover: whatever is at hand), or from scalars:
+`run.log({f"feature_importance.{name}": value, …})`. Importances that are negative or no numbers
+count as zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from pydantic import Field
+
+from tocsin.schemas.records.frames import StepFrame, TensorFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.stream_rules.reading.rank_series import Lead
+from tocsin.stream_rules.reading.tensor_rows import Doubles, WholeFrames
+from tocsin.stream_rules.rule import (
+    Clear,
+    Finding,
+    Holds,
+    Moment,
+    Outcome,
+    Params,
+    Rule,
+    RuleMeta,
+    scalar,
+    tensors,
+)
+
+COLLECTION: Final = "feature_importance"
+_PREFIX: Final = f"log.{COLLECTION}."
+
+
+class FeatureImportanceOverweightParams(Params):
+    """Parameters of `feature_importance_overweight`."""
+
+    nfeatures: int = Field(default=3, ge=1)
+    """How many of the largest importances are added up. Unit: features."""
+    threshold: float = Field(default=0.8, gt=0, le=1)
+    """What they may have together. Unit: share, 1 is all."""
+    least_features: int = Field(default=10, ge=1)
+    """With fewer features nothing is said. Unit: features."""
+    start_step: int = Field(default=10, ge=0)
+    """Steps before it are not judged. Unit: steps."""
+    for_steps: int = Field(default=3, ge=1)
+    """How many looks in a row. Unit: looks."""
+
+
+@dataclass(slots=True)
+class _State:
+    frames: WholeFrames = field(default_factory=WholeFrames)
+    shares: Lead = field(default_factory=Lead)
+    rank: int | None = None
+    row: int = 0
+    first_step: int = 0
+    first_ms: int = 0
+
+
+class FeatureImportanceOverweight(Rule[FeatureImportanceOverweightParams, _State]):
+    """An info: a few features may well be what there is to know."""
+
+    meta = RuleMeta(
+        name="feature_importance_overweight",
+        version=1,
+        family="trees",
+        meaning="A few features have most of the importance: the model hardly uses the others.",
+        severity="info",
+        inputs=(tensors(COLLECTION), scalar(f"{_PREFIX}*")),
+        comes="later",
+        history_steps=0,
+        capture_hint="importances are not captured by themselves: "
+        'run.log({f"feature_importance.{name}": value, ...}) after some rounds',
+        remedy="See whether one of them gives the answer away (an id, a date, something that is "
+        "known only afterwards); else drop what is not used, or sample columns for each tree.",
+        does_not_see="Features that say the same: they share their importance.",
+        alias="FeatureImportanceOverweight",
+        presets={
+            "sagemaker": {
+                "nfeatures": 3,
+                "threshold": 0.8,
+                "least_features": 1,
+                "start_step": 0,
+                "for_steps": 1,
+            }
+        },
+        params=FeatureImportanceOverweightParams,
+        resolve_after_steps=0,
+    )
+    state_type = _State
+
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+        whole = self.state.frames.take(frame)
+        values = None if whole is None else whole.column("importance")
+        if whole is not None and values is not None:
+            self.state.rank = whole.speaker.rank
+            yield from self._judge(whole.step, whole.rows, values.astype(np.float64), at)
+
+    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+        state, rank = self.state, frame.speaker.rank
+        if state.rank is not None and rank > state.rank:
+            return
+        state.rank = rank
+        columns = [j for j, name in enumerate(frame.columns) if name.startswith(_PREFIX)]
+        names = [frame.columns[j].removeprefix(_PREFIX) for j in columns]
+        values = frame.values[:, columns].astype(np.float64)
+        for step, row in zip(frame.steps.tolist(), values, strict=True):
+            yield from self._judge(step, names, row, at)
+
+    def _judge(
+        self, step: int, names: Sequence[str], values: Doubles, at: Moment
+    ) -> Iterable[Outcome]:
+        state, params = self.state, self.params
+        weights = np.maximum(np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0), 0.0)
+        total = float(weights.sum())
+        if total <= 0 or len(weights) < max(params.least_features, params.nfeatures + 1):
+            return
+        order = np.argsort(-weights, kind="stable")[: params.nfeatures]
+        share = float(weights[order].sum()) / total
+        if step < params.start_step or not state.shares.add(step, share):
+            return
+        if share <= params.threshold:
+            state.row = 0
+            yield Clear()
+            return
+        if state.row == 0:
+            state.first_step, state.first_ms = step, at.now_ms
+        state.row += 1
+        if state.row < params.for_steps:
+            yield Holds()
+            return
+        largest = [(names[i], weights[i] / total) for i in order.tolist()]
+        listed = ", ".join(f"{name} {100 * part:.0f} %" for name, part in largest[:8])
+        yield Finding(
+            subject=Subject(kind="layer", name=largest[0][0], collection=COLLECTION),
+            reason=f"{len(largest)} of {len(weights)} features have {100 * share:.0f} % of the "
+            f"importance since step {state.first_step}: {listed}",
+            first_step=state.first_step,
+            first_rank=state.rank,
+            onset_ms=state.first_ms,
+            evidence=Evidence(
+                facts=(
+                    Fact(name="share", value=share, limit=params.threshold),
+                    Fact(name="features", value=float(len(weights))),
+                ),
+                series=state.shares.series(
+                    f"share of the {params.nfeatures} largest importances", limit=params.threshold
+                ),
+                followed=len(largest) - 1,
+                also=tuple(name for name, _ in largest[1:33]),
+            ),
+        )

@@ -1,0 +1,144 @@
+"""`tree_depth`: a new tree of a boosted model is deeper than it should be.
+
+A deep tree has so many leaves that few samples are left for each: it learns them by heart. Read
+from the collection `trees`, one row for each tree that the step has added, with the count `depth`
+(edges from the root to the deepest leaf), or from the scalar `log.tree_depth`, the deepest of the
+step: `run.log({"tree_depth": depth})`. SageMaker Debugger derives the depth from the largest id of
+a node, the logarithm to the base 2, which is the same for XGBoost's numbering.
+
+It runs where the configuration names it: how deep is right is for its user to say. The default is
+XGBoost's own `max_depth`, so that it tells of models that were allowed more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from pydantic import Field
+
+from tocsin.schemas.records.frames import StepFrame, TensorFrame
+from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.stream_rules.reading.rank_series import Lead
+from tocsin.stream_rules.reading.tensor_rows import Doubles, WholeFrames, named
+from tocsin.stream_rules.rule import (
+    Clear,
+    Finding,
+    Moment,
+    Outcome,
+    Params,
+    Rule,
+    RuleMeta,
+    scalar,
+    tensors,
+)
+
+COLLECTION: Final = "trees"
+SCALAR: Final = "log.tree_depth"
+
+
+class TreeDepthParams(Params):
+    """Parameters of `tree_depth`."""
+
+    depth: int = Field(default=6, ge=1)
+    """A tree that is deeper is too deep. Unit: levels below the root."""
+
+
+@dataclass(slots=True)
+class _State:
+    frames: WholeFrames = field(default_factory=WholeFrames)
+    lead: Lead = field(default_factory=Lead)
+    deepest: Lead = field(default_factory=Lead)
+    first_step: int | None = None
+    first_ms: int = 0
+
+
+class TreeDepth(Rule[TreeDepthParams, _State]):
+    """A warning; over when new trees have been shallow enough for some steps."""
+
+    meta = RuleMeta(
+        name="tree_depth",
+        version=1,
+        family="trees",
+        meaning="A new tree of a boosted model is deeper than it should be.",
+        severity="warning",
+        inputs=(tensors(COLLECTION), scalar(SCALAR)),
+        comes="later",
+        by_default=False,
+        history_steps=0,
+        capture_hint='trees are not captured by themselves: run.log({"tree_depth": depth}) after '
+        "each round",
+        remedy="Lower max_depth, raise min_child_weight or gamma, or take fewer samples and "
+        "columns for each tree.",
+        does_not_see="A tree with many leaves that is not deep. Trees that were there before.",
+        alias="TreeDepth",
+        presets={"sagemaker": {"depth": 4}},
+        params=TreeDepthParams,
+        resolve_after_steps=10,
+    )
+    state_type = _State
+
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+        whole = self.state.frames.take(frame)
+        depths = None if whole is None else _depths(whole)
+        if whole is None or depths is None or not np.isfinite(depths).any():
+            return
+        order = np.argsort(-np.nan_to_num(depths, nan=-1.0), kind="stable")
+        deepest = int(order[0])
+        over = [int(i) for i in order[1:] if depths[i] > self.params.depth]
+        also = named(whole.rows, over)
+        rank = whole.speaker.rank
+        yield self._judge(
+            whole.step, whole.rows[deepest], float(depths[deepest]), len(over), also, rank, at
+        )
+
+    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+        if not self.state.lead.takes(frame):
+            return
+        for step, depth in self.state.lead.points(frame, SCALAR):
+            if np.isfinite(depth):
+                yield self._judge(step, f"step {step}", depth, 0, (), frame.speaker.rank, at)
+
+    def _judge(
+        self,
+        step: int,
+        name: str,
+        depth: float,
+        followed: int,
+        also: tuple[str, ...],
+        rank: int,
+        at: Moment,
+    ) -> Outcome:
+        state, limit = self.state, self.params.depth
+        state.deepest.add(step, depth)
+        if depth <= limit:
+            state.first_step = None
+            return Clear(step)
+        if state.first_step is None:
+            state.first_step, state.first_ms = step, at.now_ms
+        return Finding(
+            subject=Subject(kind="layer", name=name, collection=COLLECTION),
+            reason=f"tree {name} is {depth:.0f} levels deep, more than {limit}, since step "
+            f"{state.first_step}",
+            first_step=state.first_step,
+            first_rank=rank,
+            onset_ms=state.first_ms,
+            evidence=Evidence(
+                facts=(Fact(name="depth", value=depth, limit=float(limit), unit="levels"),),
+                series=state.deepest.series(
+                    "depth of the deepest new tree", limit=float(limit), unit="levels"
+                ),
+                followed=followed,
+                also=also,
+            ),
+        )
+
+
+def _depths(frame: TensorFrame) -> Doubles | None:
+    counts = frame.count("depth")
+    if counts is not None:
+        return counts.astype(np.float64)
+    column = frame.column("depth")
+    return None if column is None else column.astype(np.float64)

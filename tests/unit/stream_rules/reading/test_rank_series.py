@@ -1,0 +1,46 @@
+"""The series of a run that a rule follows: whose points it takes, and each once."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tocsin.schemas.records.frames import Speaker, StepFrame
+from tocsin.stream_rules.reading.rank_series import Lead
+
+
+def frame(*points: tuple[int, float], rank: int = 0, column: str = "loss") -> StepFrame:
+    return StepFrame(
+        speaker=Speaker(run_id="r1", incarnation="i1", rank=rank),
+        steps=np.array([step for step, _ in points], np.uint64),
+        at_us=np.zeros(len(points), np.uint64),
+        columns=(column,),
+        values=np.array([[value] for _, value in points], np.float32),
+    )
+
+
+def points(lead: Lead, frame: StepFrame) -> list[tuple[int, float]]:
+    return list(lead.points(frame, "loss")) if lead.takes(frame) else []
+
+
+def test_a_repeated_step_is_taken_once() -> None:
+    lead = Lead()
+    assert points(lead, frame((0, 3.0), (1, 2.0))) == [(0, 3.0), (1, 2.0)]
+    assert points(lead, frame((1, 9.0), (2, 1.0), (2, 9.0))) == [(2, 1.0)]
+    assert points(lead, frame((0, 3.0), (1, 2.0))) == []
+    assert (lead.steps, lead.values) == ([0, 1, 2], [3.0, 2.0, 1.0])
+
+
+def test_a_column_that_is_not_there_gives_no_points() -> None:
+    lead = Lead()
+    assert points(lead, frame((0, 3.0), column="step_time_s")) == []
+    assert points(lead, frame((0, 3.0))) == [(0, 3.0)]
+
+
+def test_a_lower_rank_begins_anew_and_a_higher_one_is_left_out() -> None:
+    lead = Lead()
+    assert points(lead, frame((5, 1.0), rank=1)) == [(5, 1.0)]
+    assert points(lead, frame((0, 2.0), rank=2)) == []
+    lower = frame((0, 3.0))
+    assert lead.overtaken_by(lower)
+    assert points(lead, lower) == [(0, 3.0)]
+    assert (lead.rank, lead.steps) == (0, [0])
