@@ -25,7 +25,7 @@ demo: setup
 	@.venv/bin/tocsin demo $(ARGS)
 
 picture: setup
-	@.venv/bin/python -m tocsin.console.demo_picture docs/images/demo.svg
+	@.venv/bin/python tools/docs/demo_picture.py docs/images/demo.svg
 
 first-ten-minutes: setup
 	@.venv/bin/python tools/first-ten-minutes $(ARGS)

@@ -19,7 +19,7 @@ import psutil
 import torch
 from torch.nn import functional
 
-from tocsin.console.trainings import gpt, resnet
+from tocsin.console.demo.trainings import gpt, resnet
 
 WATCHERS = ("none", "naive", "wandb", "smdebug-reductions", "smdebug-full")
 """What may watch inside of this process; tocsin does so from outside."""

@@ -37,7 +37,7 @@ def one_run(folder: Path, config: Path) -> tuple[float, int]:
     done = subprocess.run(
         [
             sys.executable, "-m", "tocsin.console", "run", "--config", str(config), "--quiet", "--",
-            sys.executable, "-m", "tocsin.console.trainings.gpt", "--threads", "1", "--times",
+            sys.executable, "-m", "tocsin.console.demo.trainings.gpt", "--threads", "1", "--times",
             "--steps", "2000", "--fault", "nan_gradient", "--fault-at", str(FAULT_AT),
         ],
         cwd=folder,

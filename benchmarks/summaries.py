@@ -18,7 +18,7 @@ from typing import Final
 
 import torch
 
-from tocsin.console.trainings.gpt import SIZES, Gpt
+from tocsin.console.demo.trainings.gpt import SIZES, Gpt
 from tocsin.emitter.blocks import BlockReader
 from tocsin.emitter.checksums import Checksums
 from tocsin.emitter.host_rows import exact_row, host_rows

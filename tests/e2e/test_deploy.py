@@ -26,7 +26,7 @@ from typer.main import get_command
 from support.kafka_broker import free_ports
 from support.site import Site, end, until
 from tocsin.console.__main__ import app
-from tocsin.console.setting import section_registry
+from tocsin.console.context import section_registry
 from tocsin.schemas.configuration.file import Config, check_config
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from typer.main import get_command
 
 from support.site import Site
 from tocsin.console.__main__ import app
-from tocsin.console.setting import section_registry
+from tocsin.console.context import section_registry
 from tocsin.schemas.configuration.file import check_config
 
 ROOT = Path(__file__).parents[2]

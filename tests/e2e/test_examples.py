@@ -16,7 +16,7 @@ import pytest
 from support.site import Finished, Site, until
 from support.slurm import slurm_cluster, unavailable
 from support.watched import records
-from tocsin.console.setting import section_registry
+from tocsin.console.context import section_registry
 from tocsin.schemas.configuration.file import check_config
 from tocsin.schemas.records import wire
 from tocsin.schemas.records.events import Event

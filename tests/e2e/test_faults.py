@@ -142,7 +142,7 @@ def test_a_healthy_training_is_left_alone_bit_for_bit(site: Site, module: str) -
 def test_under_torchrun_the_rank_is_named_and_no_rank_is_restarted(site: Site, fault: str) -> None:
     finished = site.run(
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
-        "--max-restarts", "2", "-m", "tocsin.console.trainings.ddp",
+        "--max-restarts", "2", "-m", "tocsin.console.demo.trainings.ddp",
         "--steps", "2000", "--fault", fault, "--fault-rank", "1", "--fault-at", str(K),
         run_id=f"ddp-{fault}-{site.kind}",
         timeout_s=120,

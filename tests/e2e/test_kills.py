@@ -28,7 +28,7 @@ from support.site import (
 )
 from tocsin.bus.port import Partition
 from tocsin.bus.urls import open_bus
-from tocsin.console.views import read_all
+from tocsin.console.views.bus_view import read_all
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import Event
 from tocsin.schemas.records.issues import IssueFiring
@@ -37,7 +37,7 @@ from tocsin.schemas.records.stops import StopRequested
 from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics, issue_partition
 
-HELPER = "tocsin.console.helper"
+HELPER = "tocsin.console.services.helper"
 
 K = 60
 """The step of the NaN: late enough that all is up and the killing can begin before it."""

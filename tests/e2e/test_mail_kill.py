@@ -22,7 +22,7 @@ from tocsin.actions.receivers.notify_option import notify_names
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Partition
 from tocsin.bus.urls import open_bus
-from tocsin.console.views import read_all
+from tocsin.console.views.bus_view import read_all
 from tocsin.runtime.testing import CRASH_AT
 from tocsin.schemas.ids import delivery_id
 from tocsin.schemas.records.deliveries import Delivery
@@ -76,7 +76,7 @@ def helpers_of(running: Running) -> list[psutil.Process]:
     found = []
     for process in psutil.Process(running.process.pid).children(recursive=True):
         try:
-            if "tocsin.console.helper" in process.cmdline():
+            if "tocsin.console.services.helper" in process.cmdline():
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
             continue

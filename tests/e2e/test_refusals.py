@@ -9,7 +9,7 @@ import time
 from support.site import SCRIPTS, Site, on_embedded, until
 from tocsin.bus.port import Outgoing, Partition
 from tocsin.bus.urls import open_bus
-from tocsin.console.views import read_all
+from tocsin.console.views.bus_view import read_all
 from tocsin.schemas.ids import incarnation_id, new_id
 from tocsin.schemas.records.events import Event
 from tocsin.schemas.records.stops import StopRefused, StopRequested

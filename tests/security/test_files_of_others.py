@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tocsin.console.check import as_text, check_file
-from tocsin.console.run import RunOptions, plan_run
+from tocsin.console.configuration.check import as_text, check_file
+from tocsin.console.services.launch import RunOptions, plan_run
 from tocsin.schemas.configuration.file import load_config
 from tocsin.schemas.configuration.problems import ConfigProblems
 from tocsin.schemas.configuration.sections import RuleEntry

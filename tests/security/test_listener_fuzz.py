@@ -27,7 +27,7 @@ from support.stops import StopSigner, event_of, outgoing
 from support.waiting import until, wait_until
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Bus, Outgoing, Partition, Record
-from tocsin.console.helper import Orders
+from tocsin.console.services.helper import Orders
 from tocsin.emitter import edges, link
 from tocsin.emitter.closer_looks import CloserLooks
 from tocsin.emitter.enforcer import Enforcer, StopOrder

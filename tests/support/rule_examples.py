@@ -11,7 +11,7 @@ import pytest
 import tocsin.stream_rules.testing as made_runs
 from fixtures.runs.faults import Fault, faults
 from fixtures.runs.recorded import recorded
-from tocsin.console.rule_examples import Example
+from rule_examples import Example
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.stream_rules.engine.episodes import Told
 from tocsin.stream_rules.engine.replay import replay

@@ -39,8 +39,8 @@ SCRIPTS = Path(__file__).parents[1] / "e2e" / "scripts"
 HOOK_SECRET = "whsec_dG9jc2luLXRlc3RzLXdlYmhvb2sta2V5"
 """The signing key of the webhook that `Site.config` names."""
 
-GPT = "tocsin.console.trainings.gpt"
-RESNET = "tocsin.console.trainings.resnet"
+GPT = "tocsin.console.demo.trainings.gpt"
+RESNET = "tocsin.console.demo.trainings.resnet"
 
 
 CONFIG = """\

@@ -33,7 +33,7 @@ TORCH_USERS = {"emitter", "console"}
 # import these inside functions only: importing tocsin never needs it.
 ADAPTERS: dict[str, set[str]] = {
     "torch": {
-        "tocsin.console.trainings",
+        "tocsin.console.demo.trainings",
         "tocsin.emitter.activation_kinds",
         "tocsin.emitter.activation_readings",
         "tocsin.emitter.activation_samples",
@@ -117,7 +117,7 @@ ADAPTERS: dict[str, set[str]] = {
     "prometheus_client": set(),
     "aiosmtplib": set(),
     "aiosmtpd": {"tocsin.console.demo*"},
-    "sklearn": {"tocsin.console.trainings"},
+    "sklearn": {"tocsin.console.demo.trainings"},
     "matplotlib": set(),
     "tenacity": set(),
     "jinja2": set(),

@@ -24,9 +24,9 @@ import typer
 from rich.console import Console
 
 from tocsin.bus.port import BusError
-from tocsin.console import catalog_commands, convert_commands, node_commands, run_commands
-from tocsin.console.command_options import BusOption, ConfigOption, HttpOption, JsonOption
-from tocsin.console.worker_log import log_to_stderr
+from tocsin.console.commands import catalog, convert, node, runs
+from tocsin.console.commands.options import BusOption, ConfigOption, HttpOption, JsonOption
+from tocsin.console.services.log import log_to_stderr
 from tocsin.schemas.errors import ConfigurationError, MissingExtra
 from tocsin.schemas.ids import check_run_id
 from tocsin.schemas.steady_clock import unix_ms
@@ -102,7 +102,7 @@ def run(
 
     The exit code is the job's own; 79 if tocsin stopped it; 2 if nothing was started.
     """
-    from tocsin.console.run import RunOptions, plan_run
+    from tocsin.console.services.launch import RunOptions, plan_run
     from tocsin.emitter.launcher import launch
 
     options = RunOptions(
@@ -138,7 +138,7 @@ def demo(
     """Train real models, healthy and going bad, and show issue, message and stop as they happen."""
     _need("demo", "tocsin demo", "torch", "sklearn", "aiosmtpd")
     _need("actions", "tocsin demo", "aiohttp", "aiosmtplib")
-    from tocsin.console.demo import Demo, ScenarioName
+    from tocsin.console.demo.demo import Demo, ScenarioName
 
     chosen = scenarios or (ScenarioOption.HEALTHY, ScenarioOption.NAN)
     names: list[ScenarioName] = [scenario.value for scenario in dict.fromkeys(chosen)]
@@ -153,8 +153,8 @@ def demo(
 @app.command(epilog="Example: tocsin rules --bus kafka://kafka-1:9092")
 def rules(config: ConfigOption = None, bus: BusOption = None, http: HttpOption = None) -> None:
     """Run one rules worker: telemetry in, issues out. Start as many as you like."""
-    from tocsin.console.services import run_rules
-    from tocsin.console.setting import read_setting
+    from tocsin.console.context import read_setting
+    from tocsin.console.services.workers import run_rules
 
     log_to_stderr()
     raise typer.Exit(_work(run_rules(read_setting(config, bus), http=http)))
@@ -175,8 +175,8 @@ def actions(
     ] = None,
 ) -> None:
     """Run one action worker: issues in, notices and stops out. Start as many as you like."""
-    from tocsin.console.services import run_actions
-    from tocsin.console.setting import read_setting
+    from tocsin.console.context import read_setting
+    from tocsin.console.services.workers import run_actions
 
     log_to_stderr()
     setting = read_setting(config, bus)
@@ -193,11 +193,11 @@ def status(
     json_output: JsonOption = False,
 ) -> None:
     """Show what runs, what was found and what was done about it."""
-    from tocsin.console.issue_choice import choose_run
-    from tocsin.console.setting import read_setting
-    from tocsin.console.status import print_status, status_json
-    from tocsin.console.terminal import standard_output
-    from tocsin.console.views import BusView, read_view
+    from tocsin.console.context import read_setting
+    from tocsin.console.views.bus_view import BusView, read_view
+    from tocsin.console.views.selection import choose_run
+    from tocsin.console.views.status import print_status, status_json
+    from tocsin.console.views.terminal import standard_output
 
     if run_id is not None:
         check_run_id(run_id)
@@ -225,10 +225,10 @@ def status(
         )
 
 
-run_commands.register(app)
-node_commands.register(app)
-catalog_commands.register(app)
-convert_commands.register(app)
+runs.register(app)
+node.register(app)
+catalog.register(app)
+convert.register(app)
 
 
 @app.command(epilog="Example: tocsin check tocsin.yaml")
@@ -251,7 +251,7 @@ def check(
     The exit code is 0 if it can be used, 2 if not. Without FILE, secrets and trusted keys that are
     not on this machine count; of a FILE that is named, they are noted.
     """
-    from tocsin.console.check import as_json, as_text, check_files
+    from tocsin.console.configuration.check import as_json, as_text, check_files
 
     found = check_files(files or (), os.environ, Path.cwd())
     texts = [as_text(checked, verbose=verbose) for checked in found]
@@ -262,7 +262,7 @@ def check(
 @app.command(epilog="Example: tocsin schema > tocsin.schema.json")
 def schema() -> None:
     """Print the JSON Schema of the configuration, for editors."""
-    from tocsin.console.editor_schema import as_text, editor_schema
+    from tocsin.console.configuration.editor_schema import as_text, editor_schema
     from tocsin.stream_rules.catalogue import built_in
 
     typer.echo(as_text(editor_schema(built_in())), nl=False)
@@ -278,7 +278,7 @@ def init(
     ] = False,
 ) -> None:
     """Write a configuration that changes nothing, with examples in comments."""
-    from tocsin.console.init import write_config
+    from tocsin.console.configuration.init import write_config
 
     write_config(file, full=full)
     typer.echo(f"wrote {file}; what holds with it: tocsin check {file}")
@@ -302,8 +302,8 @@ def bus_show(
 
 def _topics(config: Path | None, bus: str | None, json_output: bool, *, create: bool) -> None:
     from tocsin.bus.port import TopicState
-    from tocsin.console.bus_topics import print_topics, topics_json
-    from tocsin.console.setting import read_setting
+    from tocsin.console.context import read_setting
+    from tocsin.console.views.topics import print_topics, topics_json
 
     setting = read_setting(config, bus)
 
@@ -322,7 +322,7 @@ def _topics(config: Path | None, bus: str | None, json_output: bool, *, create: 
 
 def _again(config: Path | None, bus: str | None) -> tuple[str, ...]:
     """The options with which the next command finds the same bus."""
-    from tocsin.console.run import RunOptions
+    from tocsin.console.services.launch import RunOptions
 
     return RunOptions(config=config, bus=bus).again
 

@@ -18,7 +18,7 @@ from tocsin.emitter.helper_process import DRAIN_S, NICE
 from tocsin.emitter.settings import BUS, RUN_ID
 from tocsin.schemas.own_python import python_command, python_environment
 
-MODULE: Final = "tocsin.console.helper"
+MODULE: Final = "tocsin.console.services.helper"
 KILL_S: Final = 2.0
 
 

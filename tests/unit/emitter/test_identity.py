@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tocsin.console.run import RunOptions, plan_run
+from tocsin.console.services.launch import RunOptions, plan_run
 from tocsin.emitter import services
 from tocsin.emitter.identity import (
     Identity,

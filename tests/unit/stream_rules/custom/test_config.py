@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from support.custom import FILE
-from tocsin.console.check import as_text, check_file
-from tocsin.console.setting import section_registry
+from tocsin.console.configuration.check import as_text, check_file
+from tocsin.console.context import section_registry
 from tocsin.schemas.configuration.file import check_config
 from tocsin.stream_rules.custom import loading
 from tocsin.stream_rules.custom.loading import RuleNotLoaded, load_rule, load_specs

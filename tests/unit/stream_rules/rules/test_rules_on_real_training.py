@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 import torch
 
-from tocsin.console.trainings.resnet import batches, digits
+from tocsin.console.demo.trainings.resnet import batches, digits
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.stream_rules.testing import RunBuilder, issues_of
 

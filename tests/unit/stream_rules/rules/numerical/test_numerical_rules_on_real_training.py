@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fixtures.runs.recorded import recorded
-from tocsin.console.trainings.resnet import batches, digits
+from tocsin.console.demo.trainings.resnet import batches, digits
 from tocsin.emitter.checksums import Checksums
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, issues_of, only

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from support.watched import watch
-from tocsin.console.trainings.resnet import batches, digits
+from tocsin.console.demo.trainings.resnet import batches, digits
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.stream_rules.testing import only
 

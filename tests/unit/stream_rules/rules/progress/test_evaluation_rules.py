@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from support.watched import watch
-from tocsin.console.trainings.resnet import digits
+from tocsin.console.demo.trainings.resnet import digits
 from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.stream_rules.engine.specs import rule_specs

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tocsin.console.trainings.resnet import batches, digits
+from tocsin.console.demo.trainings.resnet import batches, digits
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, assert_quiet, issues_of, only
 
 SPECS = only("loss_spike")

@@ -1,0 +1,151 @@
+"""What a rule says of itself, in words: for the pages of the docs and for `tocsin catalog`. Pure.
+
+Everything is read off the rule's class, its `meta` and its module's docstring, so that none of its
+readers can say anything else than the code.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Final
+
+from tocsin.console.configuration.field_texts import field_texts, in_yaml
+from tocsin.schemas.configuration.values import format_duration
+from tocsin.stream_rules.catalogue import Catalogue
+from tocsin.stream_rules.rule import AnyRule, Family, Input
+
+FAMILIES: Final[Mapping[Family, str]] = {
+    "numerical": "Numerical health",
+    "progress": "Loss and progress",
+    "data": "Data and outputs",
+    "large_models": "Large models",
+    "system": "The node and its devices",
+    "trees": "Trees",
+    "about_rules": "About the rules themselves",
+}
+"""Their titles, in the order of the docs."""
+
+_KINDS: Final = {
+    "scalar": "scalar",
+    "tensors": "summaries of",
+    "system": "samples of",
+    "event": "event",
+}
+_COMES: Final = {
+    "always": "every run has it from its first steps on",
+    "maybe": "a run has it from its first steps on, or not at all",
+    "later": "it may come at any time, or not at all",
+}
+
+
+def by_family(catalogue: Catalogue) -> Iterator[tuple[Family, Sequence[type[AnyRule]]]]:
+    """The rules of each family that has any, in the order of the docs."""
+    rules = list(catalogue)
+    for family in FAMILIES:
+        members = [rule for rule in rules if rule.meta.family == family]
+        if members:
+            yield family, members
+
+
+def about(rule: type[AnyRule]) -> str:
+    """What the class says of itself, in one line."""
+    return " ".join((inspect.getdoc(rule) or "").split())
+
+
+def definition(rule: type[AnyRule]) -> str:
+    """What its module says: formula and source, without the first line, which names it."""
+    text = inspect.getdoc(sys.modules[rule.__module__]) or ""
+    return text.partition("\n\n")[2].strip()
+
+
+def stops(rule: type[AnyRule]) -> str:
+    """Whether its issues may stop a run by default: `no`, `yes`, `if critical`."""
+    meta = rule.meta
+    if not meta.stop_worthy:
+        return "no"
+    return "yes" if meta.severity == "critical" else "if critical"
+
+
+def reads_text(rule: type[AnyRule]) -> str:
+    """Its inputs: which records, of which names, in which mode; alike ones together."""
+    first = "; ".join(_together(one for one in rule.meta.inputs if not one.beside))
+    beside = "; ".join(_together(one for one in rule.meta.inputs if one.beside))
+    return f"{first}; beside that, {beside}" if beside else first
+
+
+def _together(inputs: Iterable[Input]) -> Iterator[str]:
+    groups: dict[tuple[str, str], list[str]] = {}
+    for one in inputs:
+        groups.setdefault((one.kind, _mode(one)), []).append(f"`{one.pattern}`")
+    for (kind, mode), patterns in groups.items():
+        word = _KINDS[kind] + ("s" if kind in ("scalar", "event") and len(patterns) > 1 else "")
+        yield f"{word} {', '.join(patterns)}{mode}"
+
+
+def _mode(one: Input) -> str:
+    """In which mode, where that has to be said."""
+    if one.mode is None:
+        return " in any mode" if one.kind in ("scalar", "tensors") else ""
+    return f" of {one.mode}" if one.kind == "scalar" or one.mode != "train" else ""
+
+
+def comes_text(rule: type[AnyRule]) -> str:
+    """When the input of a run comes."""
+    return _COMES[rule.meta.comes]
+
+
+def repeat_text(rule: type[AnyRule]) -> str:
+    """How often an issue is said again, and when it is over."""
+    meta = rule.meta
+    repeat = format_duration(timedelta(milliseconds=meta.repeat_ms))
+    after = meta.resolve_after_steps
+    gone = f"after {after} steps without it" if after else "as soon as it is gone"
+    return f"every {repeat} while it goes on; resolved {gone}"
+
+
+def preset_text(values: Mapping[str, object]) -> str:
+    """The parameters of a preset, in one line of YAML."""
+    return in_yaml(values)
+
+
+def rule_facts(rule: type[AnyRule]) -> dict[str, object]:
+    """All of it as JSON values, for programs."""
+    meta = rule.meta
+    return {
+        "name": meta.name,
+        "version": meta.version,
+        "family": meta.family,
+        "alias": meta.alias,
+        "meaning": meta.meaning,
+        "about": about(rule),
+        "definition": definition(rule),
+        "severity": meta.severity,
+        "stop_worthy": meta.stop_worthy,
+        "stops_because": meta.stops_because,
+        "by_default": meta.by_default,
+        "branches": dict(meta.branches),
+        "inputs": [
+            {"kind": one.kind, "pattern": one.pattern, "mode": one.mode, "beside": one.beside}
+            for one in meta.inputs
+        ],
+        "comes": meta.comes,
+        "capture_hint": meta.capture_hint,
+        "parameters": [
+            {
+                "name": field.key,
+                "type": field.kind.replace("`", ""),
+                "unit": field.unit,
+                "default": field.default,
+                "meaning": field.meaning,
+            }
+            for field in field_texts(meta.params)
+        ],
+        "presets": {name: dict(values) for name, values in meta.presets.items()},
+        "remedy": meta.remedy,
+        "does_not_see": meta.does_not_see,
+        "repeat_s": meta.repeat_ms / 1000,
+        "resolve_after_steps": meta.resolve_after_steps,
+    }

@@ -1,0 +1,1 @@
+"""The commands: their arguments and help, nothing else."""

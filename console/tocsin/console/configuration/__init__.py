@@ -1,0 +1,1 @@
+"""`tocsin check`, `init` and `schema`: the configuration file and its people."""

@@ -1,0 +1,365 @@
+"""`tocsin check`: all that is wrong with a configuration, or what holds with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from tocsin.console.context import section_registry
+from tocsin.emitter.plans import CollectionPlan, Schedule
+from tocsin.emitter.settings import capture_settings
+from tocsin.emitter.stop_command import STOP_KEYS
+from tocsin.schemas.configuration.file import (
+    Config,
+    check_config,
+    config_path,
+    read_config,
+    shared_config,
+)
+from tocsin.schemas.configuration.hidden import hide_lines
+from tocsin.schemas.configuration.problems import Finding, Loc, Problem, split_lines
+from tocsin.schemas.configuration.sections import ActionEntry, RuleEntry
+from tocsin.schemas.configuration.settings import missing_secrets, resolve_settings
+from tocsin.schemas.configuration.values import format_percent
+from tocsin.schemas.configuration.yaml import load
+from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.private_folders import why_shared
+from tocsin.schemas.records.issues import SEVERITIES, Severity
+from tocsin.schemas.signing import TrustedKeys
+from tocsin.stream_rules.catalogue import built_in
+from tocsin.stream_rules.custom.checking import load_apart
+from tocsin.stream_rules.custom.loading import Loaded
+from tocsin.stream_rules.engine.specs import RuleSpec, rule_specs
+
+NO_FILE: Final = "defaults"
+"""What the configuration is called where there is no file."""
+
+_AUTO: Final = "auto"
+
+_SHORT: Final = 10
+"""How many rules are named where nobody has asked for the names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What is done about the issues of one rule instance.
+
+    Attributes:
+        match: labels a run must have, each with its patterns.
+        actions: `stop` and receivers, in the file's order.
+        stops_at: the severity from which an issue stops its run; None if none does.
+    """
+
+    rule: str
+    match: Mapping[str, Sequence[str]]
+    actions: Sequence[str]
+    stops_at: Severity | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holds:
+    """What a configuration without problems means, flags left aside.
+
+    Attributes:
+        bus_origin: who decided the bus: environment, file or default.
+        secrets: name → where its value comes from.
+        told: the instances with an action list of their own.
+        stopping: instances without one whose critical issues stop their run.
+        budget: what capture may cost, as a percentage of the step time.
+        captured: the collections, each with its schedule while training, or its modes, in words.
+    """
+
+    bus: str
+    bus_origin: str
+    labels: Mapping[str, str]
+    secrets: Mapping[str, str]
+    rules_on: Sequence[str]
+    rules_off: Sequence[str]
+    receivers: Mapping[str, str]
+    told: Sequence[Told]
+    stopping: Sequence[str]
+    budget: str
+    captured: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """One configuration that was looked at.
+
+    Attributes:
+        problems: nothing starts with them.
+        warnings: it works, though hardly as meant.
+        notes: what is not as it must be on the machine where it will be used.
+        holds: None when there are problems.
+    """
+
+    source: str
+    text: str
+    problems: Sequence[Problem]
+    warnings: Sequence[Problem] = ()
+    notes: Sequence[str] = ()
+    holds: Holds | None = None
+
+
+def check_files(files: Sequence[Path], environ: Mapping[str, str], folder: Path) -> list[Checked]:
+    """Check each file; without any, the one that holds in this folder. Reads files: may block.
+
+    Raises:
+        ConfigurationError: a file cannot be read, or a variable of the environment is wrong.
+    """
+    found = list(files) or [path for path in [config_path(None, environ, folder=folder)] if path]
+    if not found:
+        config = Config()
+        return [Checked(source=NO_FILE, text="", problems=(), holds=holds(config, environ))]
+    return [check_file(path, environ, folder, here=not files) for path in found]
+
+
+def check_file(
+    path: Path, environ: Mapping[str, str], folder: Path, *, here: bool = False
+) -> Checked:
+    """Check one file. Raises as `check_files` does.
+
+    `here` says that it is to be used here: secrets and keys that are not on this machine are
+    problems then, else notes.
+    """
+    text = read_config(folder / path)
+    customs = Loaded()
+    shared = why_shared(folder / path)
+
+    def load(entries: Sequence[RuleEntry]) -> Iterable[Finding]:
+        nonlocal customs
+        if shared is not None:
+            return ()
+        customs = load_apart(entries, folder=(folder / path).parent)
+        return customs.findings
+
+    registry = section_registry(load)
+    if here:
+        base = (folder / path).parent
+        registry.register("secrets", lambda config: _missing_secrets(config, environ, base))
+        registry.register("stop", lambda config: _missing_keys(config, environ, base))
+    config, problems = check_config(text, str(path), registry, shared=shared)
+    if config is None:
+        return Checked(source=str(path), text=text, problems=problems)
+    notes = [] if shared is None else [shared_config(shared)]
+    if not here:
+        base = (folder / path).parent
+        missing = [*_missing_secrets(config, environ, base), *_missing_keys(config, environ, base)]
+        notes += [finding.message for finding in missing]
+    return Checked(
+        source=str(path),
+        text=text,
+        problems=(),
+        warnings=_warnings(config, text, str(path), customs.specs),
+        notes=notes,
+        holds=holds(config, environ, customs=customs.specs),
+    )
+
+
+def holds(
+    config: Config, environ: Mapping[str, str], *, customs: Mapping[str, RuleSpec] | None = None
+) -> Holds:
+    """What a configuration means with this environment, with the custom rules loaded. Pure.
+
+    Raises:
+        ConfigurationError: `TOCSIN_BUS` or `TOCSIN_LABELS` is wrong.
+    """
+    settings = resolve_settings(config, environ)
+    specs = rule_specs(config.rules, defaults=config.defaults.rules, customs=customs)
+    entries = {entry.name: entry for entry in config.rules if entry.actions is not None}
+    on = [spec.name for spec in specs]
+    capture = capture_settings(config.capture.model_dump_json())
+    return Holds(
+        bus=settings.bus.url,
+        bus_origin=settings.bus_origin,
+        labels=settings.labels,
+        secrets={
+            name: f"file {source.file}" if source.file else f"variable {source.env}"
+            for name, source in config.secrets.items()
+        },
+        rules_on=on,
+        rules_off=[name for name in built_in().names() if name not in on],
+        receivers={name: receiver.type for name, receiver in config.receivers.items()},
+        told=[_told(entries[spec.name], spec) for spec in specs if spec.name in entries],
+        stopping=[spec.name for spec in specs if spec.name not in entries and _stops(spec)],
+        budget=format_percent(capture.budget),
+        captured={name: _schedules(capture.plans[name]) for name in capture.collections},
+    )
+
+
+def as_text(checked: Checked, *, verbose: bool = False) -> str:
+    """For people: each problem with its line and a caret, or a summary; verbose names all rules."""
+    lines = split_lines(checked.text)
+    out = [_with_code(problem).render(lines) for problem in checked.problems]
+    out += [_with_code(warning, "warning: ").render(lines) for warning in checked.warnings]
+    out += [f"{checked.source}: note: {note}" for note in checked.notes]
+    count = len(checked.problems)
+    if count:
+        out.append(f"{checked.source}: {count:,} problem{'s' if count > 1 else ''}")
+    if checked.holds is not None:
+        good = f"{checked.source}: no problems"
+        if checked.notes:
+            good += " in the file; whether it can be used here, the notes say"
+        out.append("no file: the defaults hold" if checked.source == NO_FILE else good)
+        out += [f"  {line}" for line in _summary(checked.holds, verbose=verbose)]
+    return "\n".join(out)
+
+
+def as_json(all_checked: Iterable[Checked]) -> str:
+    """For programs: one JSON object with `version` and `files`. No line of a file is in it."""
+    files = [
+        {
+            "file": checked.source,
+            "ok": not checked.problems,
+            "problems": [_problem(problem) for problem in checked.problems],
+            "warnings": [_problem(warning) for warning in checked.warnings],
+            "notes": list(checked.notes),
+            "holds": None if checked.holds is None else asdict(checked.holds),
+        }
+        for checked in all_checked
+    ]
+    return json.dumps({"version": 1, "files": files}, indent=2, ensure_ascii=False)
+
+
+def _told(entry: RuleEntry, spec: RuleSpec) -> Told:
+    actions = [action.receiver or action.kind for action in entry.actions or ()]
+    stop = next((action for action in entry.actions or () if action.kind == "stop"), None)
+    return Told(entry.name, entry.match, actions, _stops_at(stop, spec) if stop else None)
+
+
+def _stops_at(stop: ActionEntry, spec: RuleSpec) -> Severity:
+    if stop.options is not None and stop.options.at is not None:
+        return stop.options.at
+    # Of a rule that may stop by itself only what is worth it counts; those issues are critical.
+    return spec.severity or ("critical" if spec.rule.meta.stop_worthy else SEVERITIES[0])
+
+
+def _stops(spec: RuleSpec) -> bool:
+    return spec.rule.meta.stop_worthy and spec.severity in (None, "critical")
+
+
+def _schedules(plan: CollectionPlan) -> str:
+    """When a collection is summarised, in words; `auto` where that is left to the budget."""
+    found = []
+    for mode, schedule in plan.schedules.items():
+        # That losses are captured in evaluations, too, is no news.
+        if schedule is None or (schedule == Schedule() and mode != "train" and plan.of == "losses"):
+            continue
+        words = [] if mode == "train" else [f"in {mode}"]
+        one, more = ("batch", "batches") if plan.counts_batches(mode) else ("step", "steps")
+        if schedule.every is not None:
+            each = schedule.every == 1
+            words.append(f"each {one}" if each else f"every {schedule.every:,} {more}")
+        if schedule.start:
+            words.append(f"from {one} {schedule.start:,}")
+        if schedule.end is not None:
+            words.append(f"until {one} {schedule.end:,}")
+        if schedule.steps:
+            words.append(f"at {len(schedule.steps):,} {more if len(schedule.steps) > 1 else one}")
+        found.append(" ".join(words) or _AUTO)
+    return " and ".join(found)
+
+
+def _summary(holds: Holds, *, verbose: bool) -> Iterator[str]:
+    def row(label: str, value: str) -> str:
+        return f"{label:<11}{value}"
+
+    yield row("bus", f"{holds.bus} ({_origin(holds.bus_origin, 'TOCSIN_BUS')})")
+    if holds.labels:
+        yield row("labels", ", ".join(f"{key}={value}" for key, value in holds.labels.items()))
+    if holds.secrets:
+        yield row("secrets", ", ".join(f"{name} ({at})" for name, at in holds.secrets.items()))
+    yield row("rules", "; ".join(_rules(holds, verbose=verbose)))
+    captured = [
+        name if when == _AUTO else f"{name} {when}" for name, when in holds.captured.items()
+    ]
+    yield row("capture", f"{holds.budget} of the step time: {', '.join(captured) or 'nothing'}")
+    receivers = ", ".join(f"{name} ({kind})" for name, kind in holds.receivers.items())
+    yield row("receivers", receivers or "none; `tocsin run --notify` adds one for a run")
+    for told in holds.told:
+        match = ", ".join(f"{key}={'|'.join(some)}" for key, some in told.match.items())
+        where = f" (runs with {match})" if match else ""
+        actions = [
+            f"stop at {told.stops_at}" if action == "stop" else action for action in told.actions
+        ]
+        yield row("told", f"{told.rule}{where}: {', '.join(actions) or 'nothing'}")
+    others = "all others" if holds.told else "all rules"
+    if len(holds.told) < len(holds.rules_on):
+        yield row("told", f"{others}: the terminal of the run")
+    if holds.stopping:
+        yield row("stops", f"critical issues of {', '.join(holds.stopping)} stop their run")
+
+
+def _rules(holds: Holds, *, verbose: bool) -> Iterator[str]:
+    """How many are on and off. A short list is named whole, of a longer one what differs from the
+    defaults; verbose names all."""
+    usual = {rule.meta.name for rule in built_in() if rule.meta.by_default}
+    counted = {"on": holds.rules_on, "off": holds.rules_off}
+    for what, names in counted.items():
+        other = [name for name in names if (name in usual) == (what == "off")]
+        named = names if verbose or len(names) <= _SHORT else other if len(other) <= _SHORT else ()
+        if names:
+            among = "among them " if len(named) < len(names) else ""
+            yield f"{len(names)} {what}" + (f": {among}{', '.join(named)}" if named else "")
+
+
+def _origin(origin: str, variable: str) -> str:
+    return f"the variable {variable}" if origin == "environment" else f"the {origin}"
+
+
+def _with_code(problem: Problem, before: str = "") -> Problem:
+    return replace(problem, message=f"{before}{problem.message} [{problem.code}]")
+
+
+def _problem(problem: Problem) -> Mapping[str, object]:
+    shown = ("line", "column", "code", "message", "hint")
+    return {key: getattr(problem, key) for key in shown}
+
+
+def _missing_secrets(config: Config, environ: Mapping[str, str], folder: Path) -> Iterator[Finding]:
+    """Secrets with which nothing would start on this machine."""
+    for name, why in missing_secrets(config, environ, folder=folder).items():
+        part = "file" if config.secrets[name].file else "env"
+        # Who writes the secret itself in the place of a name should not see it again.
+        yield Finding(
+            ("secrets", name, part), f"secret {name!r}: {why}", "secret_missing", hide_value=True
+        )
+
+
+def _missing_keys(config: Config, environ: Mapping[str, str], folder: Path) -> Iterator[Finding]:
+    """Paths of trusted keys without any: each stop would be refused on this machine."""
+    if environ.get(STOP_KEYS):
+        return
+    for index, key in enumerate(config.stop.trusted_keys or ()):
+        try:
+            why = "" if TrustedKeys.read([folder / key]) else f"{key}: there is no public key"
+        except ConfigurationError as error:
+            why = str(error)
+        if why:
+            hint = "a file like keys/actions.pub, or a folder of such files"
+            yield Finding(("stop", "trusted_keys", index), why, "no_trusted_key", hint)
+
+
+def _warnings(
+    config: Config, text: str, source: str, customs: Mapping[str, RuleSpec]
+) -> Sequence[Problem]:
+    document = load(text, source=source)
+
+    def warning(loc: Loc, code: str, message: str, hint: str | None) -> Problem:
+        line, column = document.position(loc, at="key")
+        return Problem(source, line, column, code, message, hint)
+
+    found = []
+    named = {action.receiver for rule in config.rules for action in rule.actions or ()}
+    for name in config.receivers:
+        if name not in named:
+            message = f"nothing is sent to the receiver {name!r}: no rule names it"
+            hint = f"rules: [nonfinite: [stop, {name}]]"
+            found.append(warning(("receivers", name), "unused_receiver", message, hint))
+    if not rule_specs(config.rules, defaults=config.defaults.rules, customs=customs):
+        message = "no rule is on: nothing is watched"
+        found.append(warning(("defaults", "rules"), "no_rules", message, "rules: all"))
+    return hide_lines(document, found)

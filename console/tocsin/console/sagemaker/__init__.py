@@ -1,0 +1,1 @@
+"""`tocsin convert`: from a configuration of SageMaker Debugger."""

@@ -1,0 +1,1 @@
+"""What `tocsin run`, `rules`, `actions` and `sample` put together and keep running."""

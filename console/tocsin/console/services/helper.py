@@ -1,0 +1,340 @@
+"""The helper process of one run on an embedded bus: sampler, rules and actions in one event loop.
+
+Started by name by the launcher, which drives it through stdin (`tocsin.emitter.helper_process`). It
+serves only its run: consumer groups of its own, and a lease on the bus, so that `tocsin rules` and
+`tocsin actions` leave the run to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import math
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from tocsin.actions.service import build_actions_service
+from tocsin.bus.port import Bus, BusError, From, Lease, Producer
+from tocsin.console.context import Setting, read_setting
+from tocsin.console.services.workers import SOFTWARE, run_lease
+from tocsin.emitter.enforcer import Enforcer, StopOrder
+from tocsin.emitter.launcher_voice import Voice
+from tocsin.emitter.node_report import NodePlan, NodeReport
+from tocsin.runtime.shutdown import stop_signals
+from tocsin.runtime.testing import CrashPoints
+from tocsin.runtime.worker import Worker, WorkerSettings
+from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.records.events import Data
+from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.signing import SigningKey, keys_folder, own_key
+from tocsin.stream_rules.service import build_rules_service
+
+logger = logging.getLogger(__name__)
+
+ANSWERS_S: Final = 2.0
+"""How long the end waits for what a stop has to tell to be acknowledged, seconds."""
+
+LEFTOVERS: Final = 3
+"""Exit code: the job is over, and something is left in the ledger."""
+
+
+class Orders:
+    """What the launcher says on stdin, line by line. `gone` is set at its end."""
+
+    def __init__(self) -> None:
+        self.job: int | None = None
+        self.drain_s: float | None = None
+        self.stops: list[StopOrder | int] = []
+        """Orders to end a rank, and pids of ranks that have left, as they came."""
+        self.changed = asyncio.Event()
+        self.gone = False
+
+    async def listen(self) -> None:
+        """Read until EOF. Words that are not known are ignored."""
+        reader = asyncio.StreamReader()
+        await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
+        )
+        while True:
+            try:
+                line = await reader.readline()
+            except ValueError:
+                # Longer than the reader's limit: it has thrown that part away.
+                logger.warning("an order that is too long", extra={"action": "order"})
+                continue
+            if not line:
+                break
+            self.take(line)
+        self.gone = True
+        self.changed.set()
+
+    def take(self, line: bytes) -> None:
+        """One line. What is no order changes nothing."""
+        word, _, value = line.decode(errors="replace").strip().partition(" ")
+        try:
+            if word == "job":
+                self.job = _pid(value)
+            elif word == "drain":
+                self.drain_s = _seconds(value)
+            elif word == "stop":
+                self.stops.append(StopOrder.model_validate_json(value))
+            elif word == "left":
+                self.stops.append(_pid(value))
+        except ValueError:
+            logger.warning("an order that is none: %r", line[:100], extra={"action": "order"})
+        self.changed.set()
+
+
+def _pid(text: str) -> int:
+    if not 0 < (pid := int(text)) < 2**31:
+        raise ValueError(f"{pid} is no process")
+    return pid
+
+
+def _seconds(text: str) -> float:
+    if not 0 <= (seconds := float(text)) < math.inf:
+        raise ValueError(f"{seconds} is no duration")
+    return seconds
+
+
+class Helper:
+    """Serves one run on an open bus until the launcher has no more need of it."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        setting: Setting,
+        *,
+        run_id: str,
+        since_ms: int,
+        notify: Sequence[str],
+        stop: bool,
+        orders: Orders,
+        report: NodeReport | None,
+    ) -> None:
+        self._orders = orders
+        self._report = report
+        self._enforcement = _Enforcement(bus, setting, run_id)
+        crash = CrashPoints.from_environment(os.environ)
+        self._actions = build_actions_service(
+            setting.topics,
+            setting.config,
+            bus=bus,
+            secrets=setting.secrets,
+            key=_signing_key(),
+            embedded=True,
+            notify=notify,
+            stop=stop,
+            config_path=setting.loaded.path,
+            software=SOFTWARE,
+            crash=crash,
+        )
+        self._workers = [
+            Worker(
+                bus,
+                service,
+                topics=setting.topics,
+                group=f"tocsin-{service.name}-{run_id}",
+                only_runs={run_id},
+                start=From.time(since_ms),
+                settings=WorkerSettings(software=SOFTWARE),
+                crash=crash,
+            )
+            for service in (
+                build_rules_service(setting.topics, setting.config, folder=setting.loaded.folder),
+                self._actions,
+            )
+        ]
+
+    async def run(self, stopping: asyncio.Event) -> int:
+        """Work until the launcher is gone, has ordered to drain, or `stopping` is set.
+
+        Returns the exit code: 0, 1 if a part failed, or `LEFTOVERS`.
+        """
+        parts = [
+            asyncio.create_task(worker.run(), name=f"worker-{number}")
+            for number, worker in enumerate(self._workers)
+        ]
+        ended = asyncio.create_task(stopping.wait(), name="signal")
+        reporting: list[asyncio.Task[None]] = []
+        if self._report is not None:
+            reporting.append(asyncio.create_task(self._report.run(), name="node-report"))
+        code = 0
+        draining: list[asyncio.Task[bool]] = []
+        try:
+            while not (stopping.is_set() or (self._orders.gone and not self._enforcement.tasks)):
+                changed = asyncio.create_task(self._orders.changed.wait(), name="changed")
+                await asyncio.wait(
+                    {changed, ended, *draining, *parts, *self._enforcement.tasks},
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                changed.cancel()
+                self._orders.changed.clear()
+                if self._report is not None:
+                    self._report.node.root_pid = self._orders.job
+                await self._enforcement.take(self._orders.stops)
+                if any(part.done() for part in parts):
+                    code = 1
+                    break
+                if draining and draining[0].done():
+                    code = 0 if draining[0].result() else LEFTOVERS
+                    break
+                if not draining and self._orders.drain_s is not None:
+                    drain = self._drain(self._orders.drain_s, reporting)
+                    draining.append(asyncio.create_task(drain, name="drain"))
+        finally:
+            await self._enforcement.close()
+            for worker in self._workers:
+                worker.stop()
+            done = await asyncio.gather(*parts, return_exceptions=True)
+            for task in (ended, *reporting, *draining):
+                task.cancel()
+            await asyncio.wait([ended, *reporting, *draining])
+        for error in done:
+            if isinstance(error, BaseException):
+                logger.error("a worker failed", exc_info=error, extra={"action": "stop"})
+                code = 1
+        return code
+
+    async def _drain(self, timeout_s: float, reporting: Sequence[asyncio.Task[None]]) -> bool:
+        """Let rules and actions take in all that is there, then let the deliveries end."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        for report in reporting:
+            # Its last frames are published first, so that the rules read them too.
+            report.cancel()
+            await asyncio.wait({report}, timeout=timeout_s)
+        for worker in self._workers:
+            if not await worker.caught_up(max(0.0, deadline - loop.time())):
+                return False
+        return await self._actions.drain(max(0.0, deadline - loop.time()))
+
+
+class _Enforcement:
+    """Ends ranks that do not leave; what it tells is published from the first order on."""
+
+    def __init__(self, bus: Bus, setting: Setting, run_id: str) -> None:
+        self._bus = bus
+        self._enforcer = Enforcer(run_id, self._answer)
+        self._voice = Voice(setting.topics, run_id, who="helper")
+        self._producer: Producer | None = None
+        self._publishing: asyncio.Task[None] | None = None
+
+    @property
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """The stops under way."""
+        return self._enforcer.under_way
+
+    async def take(self, stops: list[StopOrder | int]) -> None:
+        """Carry out what was ordered by now, and clear the list."""
+        if stops and self._publishing is None:
+            try:
+                self._producer = await self._bus.producer()
+            except BusError as error:
+                logger.warning("stops are not told yet: %s", error, extra={"action": "stop"})
+            else:
+                publishing = self._voice.publish(self._producer)
+                self._publishing = asyncio.create_task(publishing, name="answers")
+        orders = list(stops)
+        stops.clear()
+        for order in orders:
+            if isinstance(order, StopOrder):
+                self._enforcer.obey(order)
+            else:
+                self._enforcer.left(order)
+
+    async def close(self) -> None:
+        """Give up what is under way, and publish what was said."""
+        await self._enforcer.close()
+        if self._publishing is not None:
+            await self._voice.flush(ANSWERS_S)
+            self._publishing.cancel()
+            await asyncio.wait({self._publishing})
+        if self._producer is not None:
+            await self._producer.close()
+
+    def _answer(self, data: Data) -> None:
+        logger.info("%s", data, extra={"action": "stop"})
+        self._voice.say(data)
+
+
+def _signing_key() -> SigningKey:
+    """This machine's key, or one that nobody trusts: then each stop is refused, and says why."""
+    try:
+        return own_key(keys_folder(os.environ))
+    except ConfigurationError as error:
+        logger.warning("stops cannot be signed: %s", error, extra={"action": "start"})
+        return SigningKey.generate()
+
+
+def _report(bus: Bus, setting: Setting, arguments: argparse.Namespace) -> NodeReport | None:
+    if arguments.incarnation is None:
+        return None
+    speaker = Speaker(run_id=arguments.run_id, incarnation=arguments.incarnation)
+    plan = NodePlan.of(setting.config.capture.system, setting.loaded.folder)
+    return NodeReport(bus, setting.topics, speaker, folder=Path.cwd(), plan=plan)
+
+
+async def _lease(bus: Bus, run_id: str, over: Callable[[], bool]) -> Lease | None:
+    """Claim the run; a helper that was killed holds its claim for a few seconds more.
+
+    None: it is `over` before that, as somebody else serves the run for as long as he lives.
+    """
+    while (lease := await bus.lease(run_lease(run_id))) is None:
+        if over():
+            return None
+        logger.info("somebody else still serves run %s", run_id, extra={"action": "lease"})
+        await asyncio.sleep(0.25)
+    return lease
+
+
+async def serve(setting: Setting, arguments: argparse.Namespace) -> int:
+    """Open the bus and serve. The exit code."""
+    orders, stopping = Orders(), asyncio.Event()
+    listening = asyncio.create_task(orders.listen(), name="orders")
+    with stop_signals(stopping):
+        async with setting.open_bus() as bus:
+            await bus.init(setting.topics.specs())
+            lease = await _lease(bus, arguments.run_id, lambda: orders.gone or stopping.is_set())
+            if lease is None:
+                return LEFTOVERS
+            try:
+                helper = Helper(
+                    bus,
+                    setting,
+                    run_id=arguments.run_id,
+                    since_ms=arguments.since_ms,
+                    notify=arguments.notify,
+                    stop=not arguments.no_stop,
+                    orders=orders,
+                    report=_report(bus, setting, arguments),
+                )
+                return await helper.run(stopping)
+            finally:
+                listening.cancel()
+                await lease.release()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Read the options and serve until the launcher is gone; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run-id", required=True)
+    parser.add_argument("--bus", required=True)
+    parser.add_argument("--since-ms", type=int, required=True, help="nothing older is read")
+    parser.add_argument("--incarnation", help="under which the node's samples are sent")
+    parser.add_argument("--config", type=Path)
+    parser.add_argument("--notify", action="append", default=[], metavar="URL")
+    parser.add_argument("--no-stop", action="store_true")
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    return asyncio.run(serve(read_setting(arguments.config, arguments.bus), arguments))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,204 @@
+"""`tocsin run`: from what the user said to a launch plan."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tocsin.bus.embedded.bus import EmbeddedBus
+from tocsin.console.context import Setting, check_custom_rules, read_setting
+from tocsin.console.services.notify_addresses import KeptAddresses
+from tocsin.emitter.helper_child import helper_command
+from tocsin.emitter.helper_process import DRAIN_S
+from tocsin.emitter.identity import launch_job_id, resolve_run_id, restart_count
+from tocsin.emitter.plan import LaunchPlan
+from tocsin.schemas.configuration.file import Config
+from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.ids import incarnation_id, new_id
+from tocsin.schemas.signing import keys_folder, own_key
+from tocsin.schemas.steady_clock import unix_ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What stands on the command line before `--`."""
+
+    config: Path | None = None
+    bus: str | None = None
+    run_id: str | None = None
+    labels: Sequence[str] = ()
+    notify: Sequence[str] = ()
+    summary: Path | None = None
+    stop: bool = True
+    drain_s: float = DRAIN_S
+    require_bus: bool = False
+    quiet: bool = False
+
+    @property
+    def again(self) -> tuple[str, ...]:
+        """The options with which another command, in the same folder, finds the same bus."""
+        config = () if self.config is None else ("--config", str(self.config))
+        return (*config, *(() if self.bus is None else ("--bus", self.bus)))
+
+
+def plan_run(
+    command: Sequence[str], options: RunOptions, environ: Mapping[str, str] | None = None
+) -> LaunchPlan:
+    """Read the configuration and say how the job is to be started. Starts nothing.
+
+    Raises:
+        ConfigurationError: a flag, the configuration or a secret is wrong.
+    """
+    env = os.environ if environ is None else environ
+    if not command:
+        raise ConfigurationError(
+            "no command: expected one after the options, for example: tocsin run -- python train.py"
+        )
+    setting = read_setting(options.config, options.bus, labels=options.labels, environ=env)
+    if options.notify and not setting.embedded:
+        raise ConfigurationError(
+            "--notify: on Kafka the action workers send the notices; name a receiver in the "
+            "configuration that `tocsin actions` reads, or use an embedded bus"
+        )
+    _check_receivers(setting, options.notify, env)
+    if setting.embedded:
+        check_custom_rules(setting)
+    _check_summary(options.summary)
+    run_id = resolve_run_id(options.run_id, env)
+    job_id = launch_job_id(env)
+    incarnation = incarnation_id(run_id, job_id, restart_count(env), 0)
+    # Made here for what may be wrong with it, and for its URL as any process here can use it.
+    bus = setting.open_bus()
+    keep = log = None
+    if isinstance(bus, EmbeddedBus):
+        log = bus.path.parent / f"helper-{run_id}.log"
+    if options.notify and isinstance(bus, EmbeddedBus):
+        keep = KeptAddresses(bus.path, new_id(), tuple(options.notify))
+    if setting.embedded and options.stop:
+        _have_a_key(env)
+    config = setting.config
+    trusted = config.stop.trusted_keys or ()
+    return LaunchPlan(
+        command=tuple(command),
+        run_id=run_id,
+        job_id=job_id,
+        bus_url=bus.url,
+        bus_prefix=setting.topics.prefix,
+        open_bus=setting.open_bus,
+        config=setting.loaded.path,
+        labels=setting.settings.labels,
+        capture=config.capture.model_dump_json(exclude_defaults=True),
+        stop=options.stop,
+        trusted_keys=tuple(setting.loaded.locate(path) for path in trusted),
+        drain_s=options.drain_s,
+        quiet=options.quiet,
+        summary=options.summary,
+        require_bus=options.require_bus,
+        again=options.again,
+        warnings=(*setting.warnings, *(() if setting.embedded else _without_effect(setting))),
+        kept=keep,
+        helper_log=log,
+        helper=_helper(setting, options, run_id, bus.url, incarnation) if setting.embedded else (),
+    )
+
+
+def _without_effect(setting: Setting) -> tuple[str, ...]:
+    """Lines about sections of the file that a run on Kafka does not read."""
+    config, defaults = setting.config, Config()
+    sections = ("rules", "receivers", "defaults")
+    given = [name for name in sections if getattr(config, name) != getattr(defaults, name)]
+    if not given:
+        return ()
+    return (
+        f"{setting.loaded.path}: {', '.join(given)} have no effect here: on Kafka the "
+        "configuration of `tocsin rules` and `tocsin actions` decides",
+    )
+
+
+def _check_receivers(setting: Setting, notify: Sequence[str], env: Mapping[str, str]) -> None:
+    """Whether notices can be sent, as far as that is known before anything is.
+
+    Raises:
+        ConfigurationError: a receiver or an address of `--notify` cannot be used.
+        MissingExtra: what it needs is not installed.
+    """
+    if not notify and not (setting.embedded and setting.config.receivers):
+        return
+    # Not paid by who tells nobody.
+    from tocsin.actions.receivers.build import check_usable
+    from tocsin.actions.receivers.notify_option import parse_notify
+    from tocsin.actions.receivers.smtp_server import SMTP_VARIABLE, server_of_environment
+
+    addresses = [parse_notify(text) for text in notify]
+    if setting.embedded:
+        check_usable(
+            setting.config,
+            setting.secrets,
+            notify=notify,
+            folder=setting.loaded.folder,
+            environ=env,
+        )
+    for address in addresses:
+        if address.kind == "email" and not env.get(SMTP_VARIABLE):
+            server = server_of_environment(env)
+            # Said now rather than in a log, a day later, when the mail did not come.
+            if not _answers(server.host, server.port):
+                raise ConfigurationError(
+                    f"--notify mailto:{','.join(address.to)}: nobody answers{server.advice}"
+                )
+
+
+def _check_summary(path: Path | None) -> None:
+    """Whether the summary can be written: said now, not when the job is over.
+
+    Raises:
+        ConfigurationError: it cannot.
+    """
+    if path is None:
+        return
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise ConfigurationError(
+            f"--summary {path}: there is no folder {folder}: make it, or name another file"
+        )
+    if path.is_dir() or not os.access(folder, os.W_OK):
+        raise ConfigurationError(
+            f"--summary {path}: expected a file that can be written, like summary.json"
+        )
+
+
+def _answers(host: str, port: int) -> bool:
+    """Whether somebody listens there. May block for a second."""
+    try:
+        with socket.create_connection((host, port), timeout=1.0):
+            return True
+    except OSError:
+        return False
+
+
+def _helper(
+    setting: Setting, options: RunOptions, run_id: str, url: str, incarnation: str
+) -> tuple[str, ...]:
+    """The command line of the helper process that serves this run on the embedded bus."""
+    # Everything of this job comes later than now; the bus may hold days of other runs.
+    now_ms = unix_ms()
+    command = helper_command(
+        run_id,
+        url,
+        since_ms=now_ms,
+        config=setting.loaded.path,
+        stop=options.stop,
+        incarnation=incarnation,
+    )
+    return (*command, *(word for address in options.notify for word in ("--notify", address)))
+
+
+def _have_a_key(env: Mapping[str, str]) -> None:
+    """On the embedded bus this machine signs and obeys; it needs a key pair for that."""
+    # Without one the run is watched all the same; the launcher says that stops will be refused.
+    with contextlib.suppress(ConfigurationError):
+        own_key(keys_folder(env))

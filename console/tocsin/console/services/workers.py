@@ -1,0 +1,130 @@
+"""`tocsin rules` and `tocsin actions`: one worker of a service, run until it is told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from importlib.metadata import version
+from typing import Final
+
+from tocsin.actions.service import build_actions_service
+from tocsin.bus.embedded.bus import EmbeddedBus
+from tocsin.bus.port import Bus
+from tocsin.console.context import Setting, check_custom_rules
+from tocsin.console.services.notify_addresses import kept_addresses
+from tocsin.runtime.http import HttpEndpoints
+from tocsin.runtime.metrics import Metrics
+from tocsin.runtime.service import Service
+from tocsin.runtime.shutdown import Part, serve, stop_signals
+from tocsin.runtime.testing import CrashPoints
+from tocsin.runtime.worker import Worker, WorkerSettings
+from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.signing import keys_folder, own_key
+from tocsin.stream_rules.service import build_rules_service
+
+logger = logging.getLogger(__name__)
+
+SOFTWARE: Final = f"tocsin {version('tocsin')}"
+
+
+def run_lease(run_id: str) -> str:
+    """The lease that a run's own helper holds on an embedded bus; others leave such a run be."""
+    return f"run/{run_id}"
+
+
+async def run_rules(setting: Setting, *, http: str | None = None) -> int:
+    """Telemetry in, issues out, until SIGTERM or SIGINT. The exit code.
+
+    Raises:
+        ConfigurationError: a custom rule cannot be loaded.
+    """
+
+    check_custom_rules(setting)
+
+    def build(bus: Bus, metrics: Metrics, crash: CrashPoints) -> Service:
+        return build_rules_service(setting.topics, setting.config, folder=setting.loaded.folder)
+
+    return await _run(setting, build, group=f"{setting.topics.prefix}-rules", http=http)
+
+
+async def run_actions(
+    setting: Setting, *, allow_cidr: Sequence[str] = (), http: str | None = None
+) -> int:
+    """Issues in, notices and stops out, until SIGTERM or SIGINT. The exit code.
+
+    On an embedded bus it is this machine's own: it may reach private addresses, and goes on with
+    the notices that runs of `--notify` have left.
+
+    Raises:
+        ConfigurationError: a CIDR is wrong, or the signing key cannot be made.
+    """
+
+    def build(bus: Bus, metrics: Metrics, crash: CrashPoints) -> Service:
+        kept = partial(kept_addresses, bus.path) if isinstance(bus, EmbeddedBus) else None
+        return build_actions_service(
+            setting.topics,
+            setting.config,
+            bus=bus,
+            secrets=setting.secrets,
+            key=own_key(keys_folder(os.environ)),
+            embedded=setting.embedded,
+            kept_addresses=kept,
+            allow_cidr=allow_cidr,
+            config_path=setting.loaded.path,
+            metrics=metrics,
+            software=SOFTWARE,
+            crash=crash,
+        )
+
+    return await _run(setting, build, group=f"{setting.topics.prefix}-actions", http=http)
+
+
+async def _run(
+    setting: Setting,
+    build: Callable[[Bus, Metrics, CrashPoints], Service],
+    *,
+    group: str,
+    http: str | None,
+) -> int:
+    for line in setting.warnings:
+        logger.warning("%s", line, extra={"action": "start"})
+    metrics = Metrics()
+    crash = CrashPoints.from_environment(os.environ)
+    stopping = asyncio.Event()
+    with stop_signals(stopping):
+        async with setting.open_bus() as bus:
+            if setting.embedded:
+                await bus.init(setting.topics.specs())
+            worker = Worker(
+                bus,
+                build(bus, metrics, crash),
+                topics=setting.topics,
+                group=group,
+                skip=_held_by_its_helper(bus) if setting.embedded else None,
+                metrics=metrics,
+                settings=WorkerSettings(software=SOFTWARE),
+                crash=crash,
+            )
+            parts: list[Part] = [worker]
+            if http is not None:
+                host, port = _address(http)
+                parts.append(HttpEndpoints(host, port, metrics, [worker.ready.is_set]))
+            logger.info("working on %s as %s", bus.url, group, extra={"action": "start"})
+            return await serve(parts, stopping)
+
+
+def _held_by_its_helper(bus: Bus) -> Callable[[str], Awaitable[bool]]:
+    async def skip(run_id: str) -> bool:
+        return await bus.leased(run_lease(run_id))
+
+    return skip
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or not 0 <= int(port) <= 65_535:
+        raise ConfigurationError(f"--http {text}: expected HOST:PORT, for example 127.0.0.1:9464")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,1 @@
+"""`tocsin stop`: a person's stop, sent, followed and reported."""

@@ -1,0 +1,296 @@
+"""A person's stop: which training is meant, the command, and what its answers say. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Final, Literal
+
+from tocsin.actions.delivery.stop import NOT_AFTER_MS
+from tocsin.bus.port import BusError, BusUnavailable
+from tocsin.console.views.bus_view import CommandSeen
+from tocsin.console.views.stop_history import StopWay, way_facts
+from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.ids import new_id
+from tocsin.schemas.records.events import Event
+from tocsin.schemas.records.runs import Heartbeat, RunData, RunEnded, RunStarted, RunView, StopView
+from tocsin.schemas.records.stops import (
+    StopAcknowledged,
+    StopAnswer,
+    StopEscalated,
+    StopExited,
+    StopExpired,
+    StopLeft,
+    StopRefused,
+    StopRequested,
+)
+from tocsin.schemas.text import plain_line
+from tocsin.stream_rules.engine.stop_progress import answered
+
+UNDER_WAY: Final = frozenset({"requested", "acknowledged", "left", "escalated"})
+
+_SHORT: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The training of a run that would be stopped now; `over` says that nothing runs any more."""
+
+    run_id: str
+    incarnation: str
+    over: str = ""
+    stop: StopView | None = None
+    past: frozenset[str] = frozenset()
+    trained: bool = field(default=False, compare=False)
+    """Whether a rank of it was heard of."""
+
+    @classmethod
+    def of(cls, view: RunView) -> Target:
+        """As the run's view says."""
+        over = _over(view.outcome, view.exit_code) if view.state == "ended" else ""
+        return cls(view.run_id, view.incarnation, over, view.stop, trained=bool(view.ranks))
+
+    def after(self, data: RunData, at_ms: int) -> Target:
+        """With one more event of the run's telemetry, which the view does not cover."""
+        if data.incarnation != self.incarnation:
+            # A launcher outlives its trainings: only when it starts does it speak of a new one.
+            trains = isinstance(data, Heartbeat) and data.role != "launcher"
+            if not (trains or isinstance(data, RunStarted)) or data.incarnation in self.past:
+                return self
+            launched = data.role == "launcher"
+            # Of a job on several nodes each launcher begins an incarnation; one of them is that of
+            # all ranks, and which one only the ranks say.
+            passed = {self.incarnation} if self.trained or not launched else set()
+            return Target(
+                self.run_id, data.incarnation, past=self.past | passed, trained=not launched
+            )
+        if not self.trained and data.role == "trainer":
+            return replace(self, trained=True).after(data, at_ms)
+        if isinstance(data, RunEnded) and data.role == "launcher":
+            return replace(self, over=_over(data.outcome, data.exit_code))
+        if isinstance(data, StopAnswer):
+            return replace(self, stop=answered(self.stop, data, at_ms))
+        return self
+
+    @property
+    def under_way(self) -> StopView | None:
+        """The stop of this training that somebody else has asked for, if it is not done yet."""
+        stop = self.stop
+        return stop if stop is not None and stop.state in UNDER_WAY else None
+
+    def check(self) -> None:
+        """Raises ConfigurationError: there is nothing to stop."""
+        if self.over:
+            raise ConfigurationError(
+                f"run {plain_line(self.run_id)} {self.over}; there is nothing to stop; "
+                "`tocsin status` says what runs"
+            )
+
+
+def stop_event(
+    target: Target, reason: str, *, requested_by: str, grace_s: float, now_ms: int
+) -> Event[StopRequested]:
+    """A fresh command for that training, still to be signed."""
+    command = StopRequested(
+        command_id=new_id(),
+        run_id=target.run_id,
+        incarnation=target.incarnation,
+        reason=reason,
+        requested_by=requested_by,
+        requested_ms=now_ms,
+        not_after_ms=now_ms + NOT_AFTER_MS,
+        nonce=new_id(),
+        grace_s=grace_s,
+    )
+    return Event.of(
+        command,
+        id=command.command_id,
+        source="/console",
+        time_ms=now_ms,
+        subject=f"/runs/{target.run_id}",
+    )
+
+
+Ending = Literal["stopped", "refused", "expired"]
+
+
+class Answers:
+    """What a run answers to one command: lines for people, and whether it is over."""
+
+    def __init__(self, target: Target, command_id: str, *, key: str) -> None:
+        """`key` is how to trust who signs here.
+
+        Who obeys it, and which ranks have gone, is known by the answers alone: give `take` all of
+        them, those to a command that was under way already from its first on.
+        """
+        self._target = target
+        self._command_id = command_id
+        known = target.stop
+        self._view = known if known is not None and known.command_id == command_id else None
+        self.ending: Ending | None = None
+        self._asked: CommandSeen | None = None
+        self._key = key
+        self._acknowledged = False
+        self._by_launcher = False
+        self._left: set[int] = set()
+        self._last_ms: int | None = None
+
+    def asked(self, command: CommandSeen) -> None:
+        """The command as the bus has it; the first answer is told with the time since it came."""
+        self._asked, self._last_ms = command, command.append_ms
+
+    @property
+    def view(self) -> StopView:
+        """How far it has come."""
+        return self._view or StopView(state="requested", command_id=self._command_id)
+
+    @property
+    def heard(self) -> bool:
+        """Whether anybody has answered."""
+        return self.view.state != "requested"
+
+    def take(self, data: RunData, at_ms: int) -> str | None:
+        """One event of the run's telemetry; the line to say, if it is news of this command."""
+        same = data.incarnation == self._target.incarnation
+        if same and data.role == "launcher":
+            self._by_launcher = True
+        if not isinstance(data, StopAnswer):
+            return None
+        if data.command_id != self._command_id:
+            # Commands to one training have one effect, which may be said of the first alone.
+            if not same or not isinstance(data, StopLeft | StopEscalated | StopExited):
+                return None
+            data = data.model_copy(update={"command_id": self._command_id})
+        self._view = answered(self._view, data, at_ms)
+        line = self._line(data)
+        if line is None:
+            return None
+        # A clock that was set back must not give a negative time.
+        since = None if self._last_ms is None else max(0, at_ms - self._last_ms)
+        self._last_ms = at_ms
+        return line if since is None else f"{line}  ({since:,} ms later)"
+
+    def _line(self, data: StopAnswer) -> str | None:
+        match data:
+            case StopAcknowledged():
+                new, self._acknowledged = not self._acknowledged, True
+                self._by_launcher |= data.role == "launcher"
+                self._look(data.world_size)
+                who = "its launcher" if data.role == "launcher" else f"rank {data.rank}"
+                return f"acknowledged by {who}" if new else None
+            case StopLeft():
+                new = data.rank not in self._left
+                self._left.add(data.rank)
+                self._look(data.world_size)
+                at = "" if data.step is None else f" at step {data.step:,}"
+                return f"rank {data.rank} left its loop{at}" if new else None
+            case StopEscalated():
+                return f"{data.how} to the job: {plain_line(data.reason)}"
+            case StopExited():
+                self.ending = "stopped"
+                return {
+                    "edge": f"the job left with {data.exit_code}",
+                    "itself": f"the job had ended by itself with {data.exit_code}",
+                }.get(data.how, f"the job was ended by {data.how}, exit code {data.exit_code}")
+            case StopRefused() if self.view.state == "refused":
+                self.ending = "refused"
+                advice = _ADVICE.get(data.why, "").format(key=self._key)
+                why = f"refused ({data.why}): {plain_line(data.reason) or data.why}"
+                return f"{why}; {advice}" if advice else why
+            case StopRefused():
+                return f"rank {data.rank} refused ({data.why}): {plain_line(data.reason)}"
+            case StopExpired():
+                self.ending = "expired"
+                return f"expired: {plain_line(data.reason) or 'nobody answered in time'}"
+            case _:
+                return None
+
+    def _look(self, world_size: int) -> None:
+        """Without a launcher nobody sees the process end; its loop was left by all ranks."""
+        if not self._by_launcher and len(self._left) >= world_size:
+            self.ending = "stopped"
+
+    def unconfirmed(self, waited_s: float) -> str:
+        """What to say when the wait is over and the job has not gone."""
+        run = "tocsin status"
+        if self.heard:
+            return f"not confirmed within {waited_s:g} s, but {self.view.state}; `{run}` says more"
+        line = f"nobody answered within {waited_s:g} s: {LISTENERS}"
+        if self._asked is not None:
+            until = datetime.fromtimestamp(self._asked.command.not_after_ms / 1000, UTC)
+            line += f". The command holds until {until:%H:%M:%S} UTC for a listener that comes back"
+        return line
+
+    def as_json(self, *, sent: bool, said: str) -> str:
+        """One JSON object: `version`, `run_id`, `incarnation`, `sent`, `confirmed`, `stop`."""
+        return json.dumps(
+            {
+                "version": 1,
+                "run_id": self._target.run_id,
+                "incarnation": self._target.incarnation,
+                "sent": sent,
+                "confirmed": self.ending == "stopped",
+                "said": said,
+                "stop": way_facts(StopWay(self.view, self._asked)),
+            },
+            indent=2,
+        )
+
+
+LISTENERS: Final = (
+    "does its `tocsin run` (or `start()`) still live, and reach this bus? `tocsin status` says "
+    "when it was last heard"
+)
+"""What to look at when nobody answers."""
+
+
+def requested_line(target: Target, command_id: str) -> str:
+    """That the command is on the bus."""
+    return f"asked run {plain_line(target.run_id)} to stop (command {command_id[:_SHORT]})"
+
+
+def unsure_line(error: BusUnavailable) -> str:
+    """That the bus went away while it was to take the command."""
+    return (
+        f"the bus did not confirm the command: {plain_line(str(error))}; it may be there all the "
+        "same: once the bus is back, `tocsin status` says what became of it"
+    )
+
+
+def away_line(error: BusError) -> str:
+    """That the bus went away before the job was seen to leave."""
+    return (
+        f"a stop is asked for, but the bus cannot be read any more: {plain_line(str(error))}; once "
+        "it is back, `tocsin status` says what became of it"
+    )
+
+
+def under_way_line(target: Target, stop: StopView, asked: CommandSeen | None) -> str:
+    """That somebody else was first."""
+    who = StopWay(stop, asked).asked
+    by = f", asked for by {who}" if who else ""
+    return (
+        f"a stop of run {plain_line(target.run_id)} is under way already ({stop.state}{by}); "
+        "nothing was sent, this one is followed"
+    )
+
+
+def _over(outcome: str | None, exit_code: int | None) -> str:
+    code = "" if exit_code is None else f" with exit code {exit_code}"
+    return f"has ended ({outcome or 'ended'}{code})"
+
+
+_ADVICE: Final[Mapping[str, str]] = {
+    "untrusted_key": (
+        "copy {key} into a folder of keys that the run trusts (TOCSIN_STOP_KEYS, else "
+        "stop.trusted_keys, else its user's own ~/.config/tocsin/keys), or stop it as its user; "
+        "folders are read again at each command"
+    ),
+    "bad_signature": "something changed the command or the key {key}; try again",
+    "stops_off": "end it where it runs: Ctrl-C, kill, or its scheduler",
+    "other_incarnation": "another training of the run has begun meanwhile, or its last is over; "
+    "try again",
+    "expired": "the clocks of the two machines are minutes apart, or the bus is slow",
+}

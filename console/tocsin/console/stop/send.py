@@ -1,0 +1,198 @@
+"""`tocsin stop`: sends a person's stop and follows what the run answers, on either bus."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from tocsin.actions.delivery.stop import signed_record
+from tocsin.bus.port import Bus, BusError, BusUnavailable, Outgoing, Reader
+from tocsin.console.context import Setting
+from tocsin.console.stop.answers import (
+    find_target,
+    find_unanswered,
+    go_back,
+    read_what_is_there,
+    said,
+)
+from tocsin.console.stop.progress import (
+    LISTENERS,
+    Answers,
+    Target,
+    away_line,
+    requested_line,
+    stop_event,
+    under_way_line,
+    unsure_line,
+)
+from tocsin.console.views.bus_view import read_commands
+from tocsin.emitter.stop_command import trusted_paths
+from tocsin.schemas.configuration.values import parse_duration
+from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.records.events import Event, clip
+from tocsin.schemas.records.stops import StopRequested
+from tocsin.schemas.signing import keys_folder, own_key
+from tocsin.schemas.steady_clock import unix_ms
+
+QUIET_S: Final = 5.0
+"""After so long without an answer a line says so."""
+
+BEYOND_GRACE_S: Final = 20.0
+"""How much longer than both graces (for the edge, and after SIGTERM) the default wait is."""
+
+_POLL_S: Final = 1.0
+_DAY_S: Final = 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopOptions:
+    """What the person said. `wait_s` None is as long as an escalation takes, 0 not at all."""
+
+    run: str
+    reason: str
+    grace_s: float
+    wait_s: float | None = None
+
+
+def read_options(run: str, reason: str, *, grace: str, wait_s: float | None) -> StopOptions:
+    """Check what was said.
+
+    Raises:
+        ConfigurationError: the reason is empty, or the grace is no time of at most a day.
+    """
+    if not reason.strip():
+        raise ConfigurationError(
+            "--reason: expected a few words; they stand in the run's summary and in `tocsin why`"
+        )
+    try:
+        grace_s = parse_duration(grace) / timedelta(seconds=1)
+    except ValueError as error:
+        raise ConfigurationError(f"--grace {grace}: {error}") from None
+    if grace_s > _DAY_S:
+        raise ConfigurationError(f"--grace {grace}: expected at most 1d")
+    return StopOptions(run=run, reason=reason.strip(), grace_s=grace_s, wait_s=wait_s)
+
+
+@dataclass(frozen=True, slots=True)
+class StopOutcome:
+    """The command's exit code, and its JSON object."""
+
+    exit_code: int
+    document: str
+
+
+async def stop_run(
+    setting: Setting,
+    options: StopOptions,
+    environ: Mapping[str, str],
+    say: Callable[[str], None],
+) -> StopOutcome:
+    """Ask a run to stop, and follow it; `say` gets each line for the person as it comes.
+
+    Raises:
+        ConfigurationError: there is no such run, it has ended, or no key can be made.
+        BusError: the bus cannot be used, and no stop of the run was asked for.
+    """
+    folder = keys_folder(environ)
+    topics = setting.topics
+    wait_s = options.wait_s
+    if wait_s is None:
+        wait_s = 2 * options.grace_s + BEYOND_GRACE_S
+    async with setting.open_bus(create=False) as bus:
+        target, reader = await find_target(bus, topics, options.run)
+        try:
+            async for data, at_ms in read_what_is_there(reader, topics, target.run_id):
+                target = target.after(data, at_ms)
+            target.check()
+            configured = setting.loaded.config.stop.trusted_keys or ()
+            trusted = trusted_paths(environ, tuple(map(setting.loaded.locate, configured)))
+            stop = target.under_way or await find_unanswered(bus, topics, target, trusted)
+            command = _command(target, options)
+            command_id = command.id if stop is None else stop.command_id
+            answers = Answers(target, command_id, key=str(folder / "actions.pub"))
+            last = ""
+            if stop is None:
+                record = signed_record(topics, json.loads(command.encode()), own_key(folder))
+                unsure = await _publish(bus, record)
+                last = requested_line(target, command_id) if unsure is None else unsure
+                say(last)
+                if unsure is not None:
+                    return StopOutcome(1, answers.as_json(sent=False, said=last))
+            try:
+                seen = (await read_commands(bus, topics, target.run_id)).get(command_id)
+                if seen is not None:
+                    answers.asked(seen)
+                if stop is not None:
+                    last = under_way_line(target, stop, seen)
+                    say(last)
+                    known_ms = [*stop.states.values()]
+                    if seen is not None:
+                        known_ms.append(seen.append_ms)
+                    await go_back(reader, topics, target.run_id, known_ms)
+                last = await _follow(reader, target, answers, wait_s, say) or last
+            except BusError as error:
+                last = away_line(error)
+                say(f"  {last}")
+        finally:
+            await reader.close()
+    good = answers.ending == "stopped" or (wait_s == 0 and answers.ending is None)
+    return StopOutcome(0 if good else 1, answers.as_json(sent=stop is None, said=last))
+
+
+def _command(target: Target, options: StopOptions) -> Event[StopRequested]:
+    return stop_event(
+        target,
+        clip(options.reason),
+        requested_by=_requested_by(),
+        grace_s=options.grace_s,
+        now_ms=unix_ms(),
+    )
+
+
+async def _publish(bus: Bus, record: Outgoing) -> str | None:
+    """Put the command on the bus; why it is not known whether it came there, None if it did."""
+    producer = await bus.producer()
+    try:
+        await producer.publish([record])
+    except BusUnavailable as error:
+        return unsure_line(error)
+    finally:
+        await producer.close()
+    return None
+
+
+async def _follow(
+    reader: Reader, target: Target, answers: Answers, wait_s: float, say: Callable[[str], None]
+) -> str | None:
+    """Until the stop is over or the wait is; the last line that was said."""
+    last: str | None = None
+    began_s = time.monotonic()
+    quiet = True
+    while answers.ending is None and (left_s := began_s + wait_s - time.monotonic()) > 0:
+        for record in await reader.poll(timeout_s=min(_POLL_S, left_s)):
+            data = said(record, target.run_id)
+            line = None if data is None else answers.take(data, record.append_ms)
+            if line is not None:
+                last = line
+                say(f"  {line}")
+        if quiet and not answers.heard and time.monotonic() - began_s > QUIET_S:
+            quiet = False
+            say(f"  no answer after {QUIET_S:g} s: {LISTENERS}")
+    if answers.ending is None and wait_s > 0:
+        last = answers.unconfirmed(wait_s)
+        say(f"  {last}")
+    return last
+
+
+def _requested_by() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = "somebody"  # a user without a name, as in some containers
+    return clip(f"{user}@{socket.gethostname()}", 200)

@@ -1,0 +1,1 @@
+"""What is printed of runs, issues, deliveries and topics."""

@@ -1,0 +1,215 @@
+"""`tocsin why`: one issue from its first sign to what became of it, for a person. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rich.text import Text
+
+from tocsin.console.views.bus_view import BusView, CommandSeen, StateSeen
+from tocsin.console.views.issues import SEVERITY_STYLE, issue_facts
+from tocsin.console.views.sparkline import Bucket, sparkline
+from tocsin.console.views.stop_history import StopWay, stop_way, way_facts, way_lines
+from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.issues import IssueFiring, Series
+from tocsin.schemas.records.runs import RunView
+from tocsin.schemas.text import (
+    fact_text,
+    number_text,
+    place_text,
+    plain_line,
+    still,
+    time_text,
+    unit_suffix,
+    where_text,
+)
+
+_DRAWN: Final = 40
+_LAST: Final = 6
+_NAMED: Final = 8
+_LABEL: Final = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """An issue and all that belongs to it. `stop` is that of the issue's incarnation, if any."""
+
+    issue: IssueFiring
+    states: Sequence[StateSeen] = ()
+    deliveries: Sequence[Delivery] = ()
+    stop: StopWay | None = None
+    cause: IssueFiring | None = None
+    consequences: Sequence[IssueFiring] = ()
+
+
+def story_of(view: BusView, commands: Mapping[str, CommandSeen], issue: IssueFiring) -> Story:
+    """Put together what the bus holds of it."""
+    run = view.run(issue.run_id)
+    return Story(
+        issue=issue,
+        states=view.states.get(issue.issue_id, ()),
+        deliveries=[d for d in view.deliveries if d.issue_id == issue.issue_id],
+        stop=None if run is None else stop_way(run, commands, issue.incarnation),
+        cause=next((one for one in view.issues if one.issue_id == issue.consequence_of), None),
+        consequences=[one for one in view.issues if one.consequence_of == issue.issue_id],
+    )
+
+
+def story_json(view: BusView, story: Story) -> str:
+    """The same for programs: one JSON object with `version`, `issue` and `stop` (or null).
+
+    `issue` is as in `tocsin issues --json`, with `consequences`: the ids of what it caused.
+    """
+    issue = issue_facts(view, story.issue)
+    issue["consequences"] = [one.issue_id for one in story.consequences]
+    stop = None if story.stop is None else way_facts(story.stop)
+    return json.dumps({"version": 1, "issue": issue, "stop": stop}, indent=2)
+
+
+def story_lines(story: Story) -> list[Text]:
+    """Line by line, in paragraphs with a heading each; no line has line breaks."""
+    issue = story.issue
+    name = issue.rule if issue.rule == issue.use else f"{issue.rule} (of {issue.use})"
+    title = Text.assemble(
+        (issue.severity, SEVERITY_STYLE[issue.severity]),
+        f": {plain_line(name)} in run {plain_line(issue.run_id)}, {issue.state}",
+    )
+    lines = [title, Text(plain_line(issue.reason) or f"{plain_line(name)} fired")]
+    for heading, paragraph in _paragraphs(story):
+        lines += _shown(heading, paragraph)
+    lines += [Text(), Text(f"issue {issue.issue_id}", style="dim")]
+    return lines
+
+
+def run_story_lines(run: RunView, commands: Mapping[str, CommandSeen]) -> list[Text]:
+    """A run in which nothing was found: that, and how it was stopped if a person did so."""
+    run_id = plain_line(run.run_id)
+    lines = [Text(f"no issues in run {run_id} ({run.outcome or run.state})")]
+    way = stop_way(run, commands, run.incarnation)
+    if way is not None:
+        lines += _shown("The stop", way_lines(way))
+    return lines
+
+
+def _shown(heading: str, paragraph: Sequence[str]) -> list[Text]:
+    """What a run says goes through here: none of it may steer a terminal."""
+    lines = [Text("  " + still(line)) for line in paragraph]
+    return [Text(), Text(heading, style="bold"), *lines]
+
+
+def run_story_json(run: RunView, commands: Mapping[str, CommandSeen]) -> str:
+    """The same for programs; `issue` is null."""
+    way = stop_way(run, commands, run.incarnation)
+    stop = None if way is None else way_facts(way)
+    return json.dumps({"version": 1, "issue": None, "stop": stop}, indent=2)
+
+
+def _paragraphs(story: Story) -> Iterator[tuple[str, list[str]]]:
+    issue, evidence = story.issue, story.issue.evidence
+    began = [where_text(issue)]
+    if issue.onset_ms:
+        began.append(time_text(issue.onset_ms))
+    if evidence.explanation:
+        began.append(evidence.explanation)
+    yield "Where it began", began
+    shown = [fact_text(fact) for fact in evidence.facts]
+    if evidence.series is not None and evidence.series.values:
+        shown += _series_lines(evidence.series)
+    if shown:
+        yield "Evidence", [line.rstrip() for line in shown]
+    if followed := list(_followed_lines(story)):
+        yield "What followed", followed
+    if issue.consequence_of is not None:
+        why = [plain_line(evidence.cause)] if evidence.cause else []
+        yield "Caused by", [_other(issue.consequence_of, story.cause), *why]
+    if issue.remedy:
+        yield "What to try", [plain_line(issue.remedy)]
+    if (good := issue.last_good_checkpoint) is not None:
+        step = "before the first step" if good.step < 0 else f"step {good.step:,}"
+        yield (
+            "Good checkpoint",
+            [f"{plain_line(good.path)} ({step}), the newest from before the onset"],
+        )
+    if story.states:
+        yield "How it went on", [_state_line(seen) for seen in story.states]
+    yield "What was done", list(_done_lines(story.deliveries))
+    if story.stop is not None:
+        heading = "The stop"
+        if not story.stop.is_for(issue.issue_id, [d.delivery_id for d in story.deliveries]):
+            heading = "The stop of this run, which was not for this issue"
+        yield heading, way_lines(story.stop)
+
+
+def _series_lines(series: Series) -> Iterator[str]:
+    unit = unit_suffix(series.unit)
+    limit = "" if series.limit is None else f"  limit {number_text(series.limit)}{unit}"
+    name = plain_line(series.name)
+    yield f"{name}  {_drawn(series.values)}{limit}"
+    last = list(zip(series.steps, series.values, strict=True))[-_LAST:]
+    listed = ", ".join(f"{number_text(value)}{unit} ({place_text(series, x)})" for x, value in last)
+    yield f"{name}, last values: {listed}"
+
+
+def _drawn(values: Sequence[float]) -> str:
+    buckets = [Bucket() for _ in values[-_DRAWN:]]
+    for bucket, value in zip(buckets, values[-_DRAWN:], strict=True):
+        bucket.add(value)
+    return sparkline(buckets)
+
+
+def _followed_lines(story: Story) -> Iterator[str]:
+    evidence = story.issue.evidence
+    also = [plain_line(name) for name in evidence.also[:_NAMED]]
+    count = max(evidence.followed, len(evidence.also))
+    if count:
+        rest = count - len(also)
+        named = ", ".join(also) + (f" and {rest:,} more" if also and rest else "")
+        yield f"{count:,} more went the same way" + (f": {named}" if named else "")
+    for one in story.consequences[:_NAMED]:
+        yield _other(one.issue_id, one)
+    if len(story.consequences) > _NAMED:
+        yield f"and {len(story.consequences) - _NAMED:,} more issues"
+
+
+def _other(issue_id: str, issue: IssueFiring | None) -> str:
+    if issue is None:
+        return f"issue {plain_line(issue_id)}, which is not on this bus any more"
+    return (
+        f"{issue.severity} {plain_line(issue.rule)}: {plain_line(issue.reason)} "
+        f"(tocsin why {issue.short_id})"
+    )
+
+
+def _state_line(seen: StateSeen) -> str:
+    at = "" if seen.step is None else f"  at step {seen.step:,}"
+    when = time_text(seen.at_ms) if seen.at_ms else "at an unknown time"
+    return f"{when}  {seen.state}{at}"
+
+
+def _done_lines(deliveries: Sequence[Delivery]) -> Iterator[str]:
+    if not deliveries:
+        yield "nobody was told and nothing was stopped: no receiver or stop was asked for"
+        return
+    for delivery in deliveries:
+        about = "" if delivery.issue_state == "firing" else f" ({delivery.issue_state})"
+        attempts = (
+            f", {delivery.attempts:,} attempt{'s' * (delivery.attempts != 1)}"
+            if delivery.attempts
+            else ""
+        )
+        yield (
+            f"{plain_line(delivery.action) + about:<{_LABEL}}{delivery.state}: "
+            f"{plain_line(delivery.reason)}{attempts}"
+        )
+        by = plain_line(delivery.decided_by) or "unknown"
+        yield f"{'':<{_LABEL}}decided by {by}"
+        if delivery.state != "delivered" or delivery.attempts > 1:
+            for attempt in delivery.last_attempts:
+                result = plain_line(attempt.result)
+                took = f"after {attempt.duration_ms:,} ms"
+                yield f"{'':<{_LABEL}}{time_text(attempt.at_ms)}  {result} {took}"
+        if delivery.next_attempt_ms is not None:
+            yield f"{'':<{_LABEL}}{time_text(delivery.next_attempt_ms)}  the next attempt"

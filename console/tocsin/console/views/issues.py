@@ -1,0 +1,153 @@
+"""`tocsin issues`: what was found, one line each, and what was done about it. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, Literal
+
+from rich.table import Table
+from rich.text import Text
+
+from tocsin.console.views.bus_view import BusView
+from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.issues import IssueFiring, Severity
+from tocsin.schemas.text import plain_line
+
+StateFilter = Literal["open", "resolved", "all"]
+
+SEVERITY_STYLE: Final[Mapping[Severity, str]] = {
+    "critical": "bold red",
+    "warning": "yellow",
+    "info": "cyan",
+}
+"""In colour, wherever an issue is shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IssueFilter:
+    """Which issues are wanted; None and `all` mean each."""
+
+    run_id: str | None = None
+    rule: str | None = None
+    severity: Severity | None = None
+    state: StateFilter = "all"
+
+    def wants(self, issue: IssueFiring) -> bool:
+        """Whether it is one of them. A rule is meant by its own name or by the catalogue's."""
+        return (
+            self.run_id in (None, issue.run_id)
+            and self.rule in (None, issue.rule, issue.use)
+            and self.severity in (None, issue.severity)
+            and (self.state == "all" or (self.state == "resolved") == (issue.state == "resolved"))
+        )
+
+    def __str__(self) -> str:
+        """In words, after `no issues`; empty if each is wanted."""
+        parts = []
+        if self.run_id is not None:
+            parts.append(f"in run {plain_line(self.run_id)}")
+        if self.rule is not None:
+            parts.append(f"of rule {plain_line(self.rule)}")
+        if self.severity is not None:
+            parts.append(f"of severity {self.severity}")
+        if self.state != "all":
+            parts.append(f"that are {self.state}")
+        return " ".join(parts)
+
+
+def issue_table(view: BusView, wanted: IssueFilter, *, ids: bool = True) -> Table | None:
+    """The issues in order of occurrence, each in its newest state; None if there is none.
+
+    `ids` is whether the first column has their ids.
+    """
+    issues = [issue for issue in view.issues if wanted.wants(issue)]
+    if not issues:
+        return None
+    done: dict[str, list[str]] = {}
+    for delivery in view.deliveries:
+        done.setdefault(delivery.issue_id, []).append(f"{delivery.action}: {delivery.state}")
+    table = Table(box=None)
+    if ids:
+        table.add_column("issue", no_wrap=True)
+    for name in ("run", "severity", "rule", "state"):
+        table.add_column(name)
+    # A step is read at a glance, where it stands in one line.
+    table.add_column("first", no_wrap=True)
+    table.add_column("reason", overflow="fold")
+    table.add_column("done")
+    for issue in issues:
+        cells = [
+            Text(plain_line(issue.run_id)),
+            Text(issue.severity, style=SEVERITY_STYLE[issue.severity]),
+            Text(plain_line(issue.rule)),
+            Text(issue.state),
+            Text(first_seen(issue)),
+            Text(plain_line(issue.reason)),
+            Text(plain_line(", ".join(done.get(issue.issue_id, ["-"])))),
+        ]
+        table.add_row(*([Text(issue.short_id)] if ids else []), *cells)
+    return table
+
+
+def first_seen(issue: IssueFiring) -> str:
+    """Where it began, in few words: `step 12, rank 1`."""
+    parts = []
+    if issue.first_step is not None:
+        parts.append(f"step {issue.first_step:,}")
+    if issue.first_rank is not None and issue.world_size > 1:
+        parts.append(f"rank {issue.first_rank}")
+    return ", ".join(parts) or datetime.fromtimestamp(issue.onset_ms / 1000, UTC).strftime(
+        "%H:%M:%S UTC"
+    )
+
+
+def no_issues_line(view: BusView, wanted: IssueFilter, bus_url: str) -> str:
+    """What to say, and to try, where the table would be empty."""
+    words = str(wanted)
+    if not view.runs and not view.issues:
+        return no_runs_line(bus_url)
+    if words and view.issues:
+        found = len(view.issues)
+        return f"no issues {words}; there {'is' if found == 1 else 'are'} {found:,} without that"
+    watched = len(view.runs)
+    return f"no issues {words or f'in {watched:,} run' + 's' * (watched != 1)}"
+
+
+def no_runs_line(bus_url: str) -> str:
+    """What to say, and to try, on a bus on which there is nothing yet."""
+    return f"no runs on {bus_url} yet; try: tocsin run -- python train.py"
+
+
+def issues_json(view: BusView, wanted: IssueFilter) -> str:
+    """The same for programs: one JSON object with `version` and `issues`.
+
+    Each has its newest state, `states` (all of them, with times) and `deliveries`.
+    """
+    issues = [issue_facts(view, issue) for issue in view.issues if wanted.wants(issue)]
+    return json.dumps({"version": 1, "issues": issues}, indent=2)
+
+
+def issue_facts(view: BusView, issue: IssueFiring) -> dict[str, object]:
+    """One issue as JSON values: its fields, `state`, `short_id`, `states`, `deliveries`."""
+    return {
+        "state": issue.state,
+        "short_id": issue.short_id,
+        **issue.model_dump(mode="json", exclude_none=True),
+        "states": [
+            {"state": seen.state, "at_ms": seen.at_ms, "step": seen.step}
+            for seen in view.states.get(issue.issue_id, ())
+        ],
+        "deliveries": [
+            delivery_facts(delivery)
+            for delivery in view.deliveries
+            if delivery.issue_id == issue.issue_id
+        ],
+    }
+
+
+def delivery_facts(delivery: Delivery) -> dict[str, object]:
+    """One delivery as JSON values; the issue's own event, which it repeats, is left out."""
+    return delivery.model_dump(mode="json", exclude_none=True, exclude={"event"})

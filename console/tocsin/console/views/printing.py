@@ -1,0 +1,66 @@
+"""`tocsin issues` and `tocsin why`: read the bus, choose, print."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tocsin.console.context import Setting
+from tocsin.console.views.bus_view import CommandSeen, read_commands, read_view
+from tocsin.console.views.explain import (
+    run_story_json,
+    run_story_lines,
+    story_json,
+    story_lines,
+    story_of,
+)
+from tocsin.console.views.issues import IssueFilter, issue_table, issues_json, no_issues_line
+from tocsin.console.views.selection import choose_issue, choose_run
+from tocsin.console.views.terminal import standard_output
+from tocsin.schemas.records.runs import RunView
+
+
+async def print_issues(setting: Setting, wanted: IssueFilter, *, as_json: bool) -> None:
+    """List the issues that are wanted.
+
+    Raises:
+        ConfigurationError: there is no such run.
+        BusUnavailable: the bus does not answer.
+    """
+    async with setting.open_bus(create=False) as bus:
+        view, url = await read_view(bus, setting.topics, wanted.run_id), bus.url
+        if wanted.run_id is not None and not view.runs and not view.issues:
+            view = await read_view(bus, setting.topics)
+            wanted = replace(wanted, run_id=choose_run(view.runs, wanted.run_id).run_id)
+    table = issue_table(view, wanted)
+    if as_json:
+        print(issues_json(view, wanted))
+    elif table is None:
+        print(no_issues_line(view, wanted, url))
+    else:
+        standard_output().print(table)
+
+
+async def print_story(setting: Setting, text: str, *, as_json: bool) -> None:
+    """Tell the issue that `text` names.
+
+    Raises:
+        ConfigurationError: there is no such issue or run, or there are several.
+        BusUnavailable: the bus does not answer.
+    """
+    commands: Mapping[str, CommandSeen]
+    async with setting.open_bus(create=False) as bus:
+        view = await read_view(bus, setting.topics)
+        found = choose_issue(view, text)
+        commands = await read_commands(bus, setting.topics, found.run_id)
+    if isinstance(found, RunView):
+        document, lines = run_story_json(found, commands), run_story_lines(found, commands)
+    else:
+        story = story_of(view, commands, found)
+        document, lines = story_json(view, story), story_lines(story)
+    if as_json:
+        print(document)
+        return
+    out = standard_output()
+    for line in lines:
+        out.print(line, soft_wrap=True)

@@ -1,0 +1,113 @@
+"""Which run or issue a person means: by its id, or by the beginning of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from tocsin.console.views.bus_view import BusView
+from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.records.issues import SHORT_ID, IssueFiring, gravest
+from tocsin.schemas.records.runs import RunView
+from tocsin.schemas.text import plain_line
+
+SHORTEST: Final = 4
+"""Characters of an issue's id that one must give at least."""
+
+_NAMED: Final = 8
+
+
+def choose_issue(view: BusView, text: str) -> IssueFiring | RunView:
+    """The issue of that id, or whose id begins so; else the one that the run of that id, or whose
+    id begins so, is about.
+
+    A run is about the gravest of its newest training, else of any; the run itself is returned if
+    there is none.
+
+    Raises:
+        ConfigurationError: there is no such issue or run, or there are several.
+    """
+    whole = next((issue for issue in view.issues if issue.issue_id == text), None)
+    if whole is not None:
+        return whole
+    if (about := _about(view, text)) is not None:
+        return about
+    if len(text) >= SHORTEST and (begun := _begun(view.issues, text)) is not None:
+        return begun
+    if text and any(run.run_id.startswith(text) for run in view.runs):
+        run = choose_run(view.runs, text)
+        return _about(view, run.run_id) or run
+    if len(text) < SHORTEST:
+        raise ConfigurationError(
+            f"{_quoted(text)}: expected a run, or at least {SHORTEST} characters of an issue's id; "
+            "`tocsin issues` lists them"
+        )
+    raise ConfigurationError(
+        f"no issue or run {_quoted(text)} on this bus; `tocsin issues` lists the issues, "
+        "`tocsin status` the runs; was it on another bus (--bus)?"
+    )
+
+
+def _about(view: BusView, run_id: str) -> IssueFiring | RunView | None:
+    """What there is to tell of that run; None if nothing is known of it."""
+    run = view.run(run_id)
+    own = [issue for issue in view.issues if issue.run_id == run_id]
+    newest = [issue for issue in own if run is not None and issue.incarnation == run.incarnation]
+    return gravest(newest or own) or run
+
+
+def _begun(issues: Sequence[IssueFiring], text: str) -> IssueFiring | None:
+    """The one issue whose id begins so; None if there is none. Raises ConfigurationError."""
+    found = [issue for issue in issues if issue.issue_id.startswith(text.lower())]
+    if len(found) <= 1:
+        return found[0] if found else None
+    # As many characters as it takes to tell them apart.
+    length = next(
+        size
+        for size in range(SHORT_ID, len(found[0].issue_id) + 1)
+        if len({issue.issue_id[:size] for issue in found}) == len(found)
+    )
+    listed = _listed(
+        f"{issue.issue_id[:length]} ({plain_line(issue.rule)} in {plain_line(issue.run_id)})"
+        for issue in found
+    )
+    raise ConfigurationError(
+        f"{len(found)} issues begin with {_quoted(text)}: {listed}; give more of the id"
+    )
+
+
+def choose_run(runs: Sequence[RunView], text: str) -> RunView:
+    """The run of that id, else the only one that runs whose id begins so, else the only one.
+
+    Raises:
+        ConfigurationError: there is no such run, or there are several.
+    """
+    whole = next((run for run in runs if run.run_id == text), None)
+    if whole is not None:
+        return whole
+    begin_so = [run for run in runs if run.run_id.startswith(text)] if text else []
+    alive = [run for run in begin_so if run.state == "running"]
+    if len(alive or begin_so) == 1:
+        return (alive or begin_so)[0]
+    if begin_so:
+        listed = _listed(plain_line(run.run_id) for run in alive or begin_so)
+        raise ConfigurationError(
+            f"{len(alive or begin_so)} runs begin with {_quoted(text)}: {listed}; "
+            "give more of the id"
+        )
+    running = [plain_line(run.run_id) for run in reversed(runs) if run.state == "running"]
+    now = f"running now: {_listed(running)}" if running else "nothing runs there now"
+    raise ConfigurationError(
+        f"no run {_quoted(text)} on this bus; {now}; `tocsin status` lists all; "
+        "was it on another bus (--bus)?"
+    )
+
+
+def _listed(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = len(listed) - _NAMED
+    return ", ".join(listed[:_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _quoted(text: str) -> str:
+    return f"'{plain_line(text)}'"

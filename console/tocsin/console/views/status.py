@@ -1,0 +1,91 @@
+"""`tocsin status`: what runs, how far it is, what was found and what was done about it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tocsin.console.views.bus_view import BusView
+from tocsin.console.views.issues import IssueFilter, delivery_facts, issue_table, no_runs_line
+from tocsin.console.views.rule_status import in_a_line
+from tocsin.schemas.records.issues import gravest
+from tocsin.schemas.records.runs import RunView
+from tocsin.schemas.text import plain_line
+
+_RULES_OF: Final = 5
+"""Of how many runs, the ones that began last, the rules' statuses are told."""
+
+_STATE_STYLE: Mapping[str, str] = {"running": "green", "ended": "", "lost": "yellow"}
+
+
+def status_json(view: BusView) -> str:
+    """The same for programs: one JSON object with `version`, `runs`, `issues`, `deliveries`."""
+    return json.dumps(
+        {
+            "version": 1,
+            "runs": [run.model_dump(mode="json", exclude_none=True) for run in view.runs],
+            "issues": [
+                {"state": issue.state, **issue.model_dump(mode="json", exclude_none=True)}
+                for issue in view.issues
+            ],
+            "deliveries": [delivery_facts(delivery) for delivery in view.deliveries],
+        },
+        indent=2,
+    )
+
+
+def print_status(
+    view: BusView, *, bus_url: str, now_ms: int, console: Console, again: Sequence[str] = ()
+) -> None:
+    """Tables for people, and where to read more; one helpful line where there is nothing to show.
+
+    `again` are options with which another command finds the same bus.
+    """
+    if not view.runs:
+        console.print(no_runs_line(bus_url), highlight=False, markup=False)
+        return
+    console.print(_runs_table(view.runs, now_ms))
+    if (issues := issue_table(view, IssueFilter(), ids=False)) is not None:
+        console.print(issues)
+    for run in sorted(view.runs, key=lambda run: run.started_ms)[-_RULES_OF:]:
+        if run.rules:
+            line = plain_line(f"rules of {run.run_id}: {in_a_line(run.rules)}")
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+    newest = [issue for issue in view.issues if issue.run_id == view.issues[-1].run_id]
+    if (told := gravest(newest)) is not None:
+        command = shlex.join(["tocsin", "why", told.short_id, *again])
+        console.print(f"more: {command}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _runs_table(runs: Sequence[RunView], now_ms: int) -> Table:
+    table = Table("run", "state", "step", "loss", "ranks", "issues", "stop", "started", box=None)
+    for run in runs:
+        cells = (
+            "-" if run.last_step is None else f"{run.last_step:,}",
+            "-" if run.last_loss is None else f"{run.last_loss:.4g}",
+            str(len(run.ranks)),
+            str(run.issues),
+            "-" if run.stop is None else run.stop.state,
+            ago(run.started_ms, now_ms),
+        )
+        table.add_row(
+            Text(plain_line(run.run_id)),
+            Text(run.outcome or run.state, style=_STATE_STYLE.get(run.state, "")),
+            *map(Text, cells),
+        )
+    return table
+
+
+def ago(then_ms: int, now_ms: int) -> str:
+    """How long ago, in one unit: `42 s ago`, `5 min ago`, `3 h ago`, `2 d ago`."""
+    seconds = max(0, now_ms - then_ms) // 1000
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds // size} {unit} ago"
+    return f"{seconds} s ago"

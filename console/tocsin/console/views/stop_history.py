@@ -1,0 +1,97 @@
+"""How a stop went: who asked, and each state with the time in between. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from tocsin.console.views.bus_view import CommandSeen
+from tocsin.schemas.records.runs import RunView, StopView
+from tocsin.schemas.text import plain_line, time_text
+
+_ORDER: Final = ("requested", "acknowledged", "left", "escalated", "exited", "refused", "expired")
+
+
+@dataclass(frozen=True, slots=True)
+class StopWay:
+    """A stop as the run has answered it; `command` is None where it is not on the bus any more."""
+
+    view: StopView
+    command: CommandSeen | None
+
+    def is_for(self, issue_id: str, delivery_ids: Collection[str]) -> bool:
+        """Whether it was asked for because of that issue."""
+        return self.view.issue_id == issue_id or self.view.command_id in delivery_ids
+
+    @property
+    def asked(self) -> str:
+        """Who asked for it, and why: `ana@node-1: wrong data set`."""
+        if self.command is None:
+            return ""
+        command = self.command.command
+        by = plain_line(command.requested_by) or "somebody"
+        return f"{by}: {plain_line(command.reason)}"
+
+    @property
+    def moments(self) -> list[tuple[str, int]]:
+        """State and append time, in order of time."""
+        moments = dict(self.view.states)
+        if self.command is not None:
+            moments["requested"] = self.command.append_ms
+        return sorted(moments.items(), key=lambda moment: (moment[1], _rank(moment[0])))
+
+
+def stop_way(run: RunView, commands: Mapping[str, CommandSeen], incarnation: str) -> StopWay | None:
+    """The stop of that incarnation, if the run's view still speaks of it."""
+    if run.stop is None or run.incarnation != incarnation:
+        return None
+    return StopWay(run.stop, commands.get(run.stop.command_id))
+
+
+def way_lines(way: StopWay) -> list[str]:
+    """For people: who asked, then a line for each state with the milliseconds since the last."""
+    lines = [f"asked for by {way.asked}"] if way.asked else []
+    before: int | None = None
+    for state, at_ms in way.moments:
+        since = time_text(at_ms) if before is None else f"{at_ms - before:,} ms later"
+        lines.append(f"{_said(way.view, state):<32}{since}")
+        before = at_ms
+    if way.view.reason:
+        lines.append(plain_line(way.view.reason))
+    return lines
+
+
+def way_facts(way: StopWay) -> dict[str, object]:
+    """The same as JSON values."""
+    command = None if way.command is None else way.command.command
+    return {
+        "command_id": way.view.command_id,
+        "issue_id": way.view.issue_id,
+        "state": way.view.state,
+        "requested_by": None if command is None else command.requested_by,
+        "reason": None if command is None else command.reason,
+        "answer": way.view.reason or None,
+        "step": way.view.step,
+        "how": way.view.how,
+        "exit_code": way.view.exit_code,
+        "states": dict(way.moments),
+    }
+
+
+def _said(view: StopView, state: str) -> str:
+    if state == "left" and view.step is not None:
+        return f"left at step {view.step:,}"
+    if state == "escalated" and view.how in ("SIGTERM", "SIGKILL"):
+        return f"escalated: {view.how}"
+    if state == "exited":
+        how = {"edge": " from its loop", "itself": " by itself", None: ""}.get(
+            view.how, f" by {view.how}"
+        )
+        code = "" if view.exit_code is None else f" with {view.exit_code}"
+        return f"exited{how}{code}"
+    return state
+
+
+def _rank(state: str) -> int:
+    return _ORDER.index(state) if state in _ORDER else len(_ORDER)

@@ -1,0 +1,1 @@
+"""`tocsin watch`: the live view in a terminal."""

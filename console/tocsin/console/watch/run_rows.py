@@ -1,0 +1,192 @@
+"""The runs in the picture of `tocsin watch`: one line each, and a second one with what is known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from rich.cells import cell_len, set_cell_size
+
+from tocsin.console.views.rule_status import FOUND, counts, named
+from tocsin.console.views.sparkline import NONFINITE, sparkline
+from tocsin.console.views.status import ago
+from tocsin.console.watch.state import WatchedRun
+from tocsin.console.watch.text import Line, Piece, squeezed
+from tocsin.schemas.records.runs import RuleStatus, StopView
+from tocsin.schemas.text import plain_line
+
+SILENT_MS: Final = 30_000
+"""A running run of which nothing was heard for so long is said to be silent: three heartbeats."""
+
+_LEAST_SPARK: Final = 8
+_MOST_SPARK: Final = 60
+_RUN_NAME: Final = (8, 18, 36)
+
+_STATE: Final = {
+    "running": "green", "completed": "", "failed": "red", "stopped": "bold red",
+    "interrupted": "yellow", "lost": "yellow", "silent": "yellow",
+}  # fmt: skip
+
+# In the order in which they are left out where the width does not suffice.
+_DISPENSABLE: Final = ("ranks", "since", "/s", "issues", "trend", "step")
+_COLUMNS: Final = (
+    "run", "state", "step", "/s", "loss", "trend", "issues", "ranks", "since",
+)  # fmt: skip
+_RIGHT: Final = frozenset({"step", "/s", "loss", "issues", "ranks"})
+_SPARK: Final = "trend"
+
+
+def run_lines(runs: Sequence[WatchedRun], *, width: int, now_ms: int) -> list[Line]:
+    """A line of titles, then one line for each run."""
+    rows = [_cells(run, now_ms) for run in runs]
+    sizes = {
+        name: max([cell_len(name), *(cell_len(row[name].text) for row in rows)])
+        for name in _COLUMNS
+        if name != _SPARK
+    }
+    least, short, longest = _RUN_NAME
+    sizes["run"] = min(sizes["run"], longest)
+    sizes[_SPARK] = _LEAST_SPARK
+    if not any(len(run.series) for run in runs):
+        del sizes[_SPARK]
+    if not any(run.view is not None and len(run.view.ranks) > 1 for run in runs):
+        del sizes["ranks"]
+    _shorten(sizes, width, short)
+    for name in _DISPENSABLE:
+        if _total(sizes) > width:
+            sizes.pop(name, None)
+    _shorten(sizes, width, least)
+    if _SPARK in sizes:
+        points = max(len(run.series) for run in runs)
+        wanted = max(len(_SPARK), min(_MOST_SPARK, points))
+        sizes[_SPARK] += max(0, min(width - _total(sizes), wanted - sizes[_SPARK]))
+    titles = [Piece(_placed(name, name, size), "dim") for name, size in _in_order(sizes)]
+    lines: list[Line] = [_trimmed(titles)]
+    for run, row in zip(runs, rows, strict=True):
+        line: list[Piece] = []
+        for name, size in _in_order(sizes):
+            if name == _SPARK:
+                line += _spark(run, size)
+            else:
+                text, style = row[name]
+                line.append(Piece(_placed(name, squeezed(text, size), size), style))
+        lines.append(_trimmed(line))
+    return lines
+
+
+def detail_line(run: WatchedRun, now_ms: int) -> Line:
+    """What else is known, the most important first."""
+    view = run.view
+    parts: list[Line] = []
+    if run.running and 0 < run.last_heard_ms < now_ms - SILENT_MS:
+        quiet = ago(run.last_heard_ms, now_ms).removesuffix(" ago")
+        parts.append((Piece(f"nothing heard for {quiet}", "yellow"),))
+    if view is None:
+        parts.append((Piece("no rules worker has told of it yet", "dim"),))
+    else:
+        if view.stop is not None:
+            parts.append((Piece(plain_line(_stop(view.stop)), "bold red"),))
+        parts += _rules(view.rules)
+        if run.eval_loss is not None:
+            parts.append((Piece(f"evaluation loss {run.eval_loss:.4g}", "dim"),))
+        if view.capture is not None:
+            parts.append((Piece(f"overhead {view.capture.overhead_percent:.1f} %", "dim"),))
+            if view.capture.dropped:
+                parts.append((Piece(f"{view.capture.dropped:,} records dropped", "yellow"),))
+            if view.capture.not_watched:
+                off = plain_line(", ".join(view.capture.not_watched))
+                parts.append((Piece(f"not watched: {off}", "yellow"),))
+        about = [f"{key}={value}" for key, value in view.labels.items()]
+        about += [view.node] if view.node else []
+        parts += [(Piece(plain_line(text), "dim"),) for text in about]
+    line: list[Piece] = [Piece("  ")]
+    for i, part in enumerate(parts):
+        line += [Piece(" · ", "dim")] * (i > 0) + list(part)
+    return tuple(line)
+
+
+def _cells(run: WatchedRun, now_ms: int) -> dict[str, Piece]:
+    view = run.view
+    rate = run.per_s(now_ms) if run.running else None
+    issues = view.issues if view is not None else 0
+    if view is None:
+        state = "starting" if run.step is None else "running"
+    else:
+        state = view.outcome or view.state
+    style = _STATE.get(state, "")
+    if state == "running" and 0 < run.last_heard_ms < now_ms - SILENT_MS:
+        style = _STATE["silent"]
+    since = run.began_ms if run.running else run.ended_ms
+    loss = run.loss
+    bad = loss is not None and not math.isfinite(loss)
+    return {
+        "run": Piece(run.run_id, "bold" if run.running else ""),
+        "state": Piece(state, style),
+        "step": Piece("-" if run.step is None else f"{run.step:,}"),
+        "/s": Piece("-" if rate is None else f"{rate:,.3g}" if rate < 100 else f"{rate:,.0f}"),
+        "loss": Piece("-" if loss is None else f"{loss:.4g}", "bold red" if bad else ""),
+        "issues": Piece(str(issues), "bold red" if issues else "dim"),
+        "ranks": Piece(str(len(view.ranks)) if view is not None and view.ranks else "-"),
+        "since": Piece(
+            "-" if not since else ago(since, now_ms).removesuffix("" if not run.running else " ago")
+        ),
+    }
+
+
+def _spark(run: WatchedRun, size: int) -> list[Piece]:
+    """The loss in blocks, what is not finite in red, in exactly `size` cells and a gap."""
+    pieces: list[Piece] = []
+    marks = sparkline(run.series.buckets(size))
+    for mark in marks:
+        style = "bold red" if mark == NONFINITE else "cyan" if run.running else "dim"
+        if pieces and pieces[-1].style == style:
+            pieces[-1] = Piece(pieces[-1].text + mark, style)
+        else:
+            pieces.append(Piece(mark, style))
+    return [*pieces, Piece(" " * (size - len(marks) + 2))]
+
+
+def _rules(rules: dict[str, RuleStatus]) -> list[Line]:
+    """How many rules are in which state, and which have found something or failed."""
+    parts: list[Line] = []
+    for status in FOUND:
+        if text := named(rules, status):
+            style = "bold red" if status == "issues_found" else "yellow"
+            parts.append((Piece(plain_line(text), style),))
+    if text := counts(rules):
+        parts.append((Piece(f"rules: {text}"),))
+    return parts
+
+
+def _stop(stop: StopView) -> str:
+    at = "" if stop.step is None else f" at step {stop.step:,}"
+    how = "" if stop.how is None else f" by {stop.how}"
+    code = "" if stop.exit_code is None else f", exit code {stop.exit_code}"
+    return f"stop {stop.state}{at}{how}{code}"
+
+
+def _placed(name: str, text: str, size: int) -> str:
+    if name in _RIGHT:
+        return " " * (size - cell_len(text)) + text + "  "
+    return set_cell_size(text, size) + "  "
+
+
+def _shorten(sizes: dict[str, int], width: int, least: int) -> None:
+    """Take from the names of the runs what is too much, but leave them `least` cells."""
+    sizes["run"] -= max(0, min(sizes["run"] - least, _total(sizes) - width))
+
+
+def _in_order(sizes: dict[str, int]) -> list[tuple[str, int]]:
+    """The columns that are left, from left to right."""
+    return [(name, sizes[name]) for name in _COLUMNS if name in sizes]
+
+
+def _trimmed(line: list[Piece]) -> Line:
+    """Without the gap after the last column."""
+    *before, (text, style) = line
+    return (*before, Piece(text.rstrip(), style))
+
+
+def _total(sizes: dict[str, int]) -> int:
+    return sum(sizes.values()) + 2 * (len(sizes) - 1)

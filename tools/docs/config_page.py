@@ -1,0 +1,221 @@
+"""`docs/config.md` and `docs/schemas/config.json`, made of the models.
+
+`python tools/docs/config_page.py DOCS` writes both into the folder of the docs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from pydantic import BaseModel
+
+from problem_codes import PROBLEM_CODES, WARNING_CODES
+from tocsin.console.configuration.editor_schema import as_text, editor_schema
+from tocsin.console.configuration.field_texts import REQUIRED, FieldText, field_texts, summary_of
+from tocsin.console.configuration.init import severity_text
+from tocsin.schemas.configuration.file import Config
+from tocsin.schemas.configuration.later import LATER_SECTIONS
+from tocsin.schemas.configuration.sections import RuleEntry, StopOptions
+from tocsin.stream_rules.catalogue import Catalogue, built_in
+from tocsin.stream_rules.rule import AnyRule
+
+COMMAND: Final = "python tools/docs/config_page.py docs"
+
+_HEAD: Final = """\
+# Configuration
+
+None is needed. What follows is all that a `tocsin.yaml` can say. `tocsin init` writes one with
+what is needed first in comments, `tocsin init --full` with everything; `tocsin check` says all that
+is wrong with one, with line and column, or what holds with it:
+
+```console
+$ tocsin init
+$ tocsin check
+$ tocsin check --json tocsin.yaml
+$ tocsin schema > tocsin.schema.json   # for completion in an editor
+```
+
+The file is `--config FILE`, else what `TOCSIN_CONFIG` names, else `tocsin.yaml` in the working
+folder. For each setting the flag comes first, then the environment (`TOCSIN_BUS`, `TOCSIN_LABELS`),
+then the file, then the default. Relative paths start at the folder of the file. With a mistake in
+it nothing is started, and the exit code is 2.
+
+```yaml
+version: 1
+labels: {team: vision}
+secrets:
+  hook: {env: HOOK_KEY}
+receivers:
+  ml-hook: {type: webhook, url: "https://hooks.example.com/ml", sign: {key: {secret: hook}}}
+rules:
+  - nonfinite: [stop, ml-hook]          # a rule with its actions
+  - loss_not_decreasing: off            # not at all
+  - name: exploding-in-prod             # all keys: an instance of its own, beside the default one
+    use: exploding_gradient
+    match: {team: vision}
+    params: {factor: 10.0}
+    actions: [ml-hook]
+```
+
+## How values are written
+
+The file is YAML 1.2 without anchors, aliases, tags and merge keys; `no` is text, and two equal keys
+are a mistake. A number with a unit is text:
+
+| kind | written | units |
+|---|---|---|
+| duration | `250ms`, `30s`, `10m`, `4h`, `2d` | ms, s, m, h, d |
+| percentage | `0.5%`, `10%` | % |
+| name | `ml-hook` | lower-case letters, digits, `-`, `_`, `.`; 64 characters at most |
+| secret | `{secret: NAME}` | NAME is one of the section `secrets` |
+
+Where no default is shown, the meaning says what holds without the key.
+
+## Top level
+
+"""
+
+_RULES: Final = """\
+Each entry is a rule with its actions, a rule with `off`, or a mapping with these keys, of which
+`name` or `use` is needed:
+
+"""
+
+_ACTIONS: Final = """\
+An entry of `actions` is `stop`, the name of a receiver, or `{stop: {…}}` with options. The list
+alone decides what is done. Without one, issues are lines on the run's terminal, and critical issues
+of the rules that are marked below as stopping stop their run.
+
+`stop` in the list of a rule that may stop by itself acts on the same issues as without a list: a
+NaN in an evaluation score is a warning of `nonfinite` and stops nothing. `{stop: {at: warning}}`
+stops at warnings, too. `stop` in the list of any other rule acts on each of its issues.
+`tocsin check` shows the severity at which each rule stops a run.
+
+### Options of `stop`
+
+"""
+
+_CODES: Final = """
+## What `tocsin check` answers
+
+One line for each problem, `file:line:column: message [code]`, the line itself with a caret, and
+what to try. The exit code is 0, or 2 if there is any problem; warnings and notes leave it at 0.
+Without FILE the configuration of this folder is meant, as `tocsin run` would use it: a secret or a
+trusted key that is not on this machine is a problem. With FILE it is a note.
+
+With `--json` it is one object: `version` (1) and `files`, each with `file`, `ok`, `problems` and
+`warnings` (`line`, `column`, `code`, `message`, `hint`), `notes`, and `holds`: what the file means,
+or null. The codes:
+
+"""
+
+_RULE_KEYS: Final = frozenset({"name", "use", "match", "preset", "params", "severity", "actions"})
+
+
+def config_page(catalogue: Catalogue | None = None) -> str:
+    """The text of `docs/config.md`. Pure."""
+    out = [_HEAD, _table(field_texts(Config))]
+    for field in field_texts(Config):
+        if field.key == "rules":
+            out += [f"\n## `rules`\n\n{field.meaning}\n\n", _RULES, _table(_rule_fields())]
+            out += ["\n", _ACTIONS, _table(field_texts(StopOptions))]
+        elif field.parts:
+            out += [f"\n## `{field.key}`\n"]
+            out += [text for part in field.parts for text in _part(part, _way(field), field.key)]
+    out += ["\n## Parameters of the rules\n\n"]
+    out += ["The values under `params`, rule by rule.\n"]
+    for rule in catalogue or built_in():
+        out += _rule(rule)
+    return "".join(out) + _later() + _codes()
+
+
+def write_docs(folder: Path) -> None:
+    """Write both files into the folder of the docs."""
+    (folder / "schemas").mkdir(parents=True, exist_ok=True)
+    (folder / "config.md").write_text(config_page(), encoding="utf-8")
+    schema = as_text(editor_schema(built_in()))
+    (folder / "schemas" / "config.json").write_text(schema, encoding="utf-8")
+
+
+def _part(model: type[BaseModel], way: str, above: str = "") -> Iterator[str]:
+    """A model and those inside it, each with its keys and the way to them, below a heading."""
+    fields = field_texts(model)
+    kind = next((field.kind for field in fields if field.key == "type"), "")
+    title = f"`{way}`" + (f" of the type {kind}" if kind else "")
+    heading = f"\n### {title}\n" if way != above else ""
+    yield f"{heading}\n{summary_of(model)}\n\n{_table(fields)}"
+    for field in fields:
+        for part in field.parts:
+            yield from _part(part, f"{way}.{_way(field)}")
+
+
+def _way(field: FieldText) -> str:
+    if field.kind.startswith("mapping (name:"):
+        return f"{field.key}.NAME"
+    return f"{field.key}[]" if field.kind.startswith("list") else field.key
+
+
+def _rule_fields() -> list[FieldText]:
+    """The keys that an entry has in the file: the model holds how it was written, too."""
+    fields = [field for field in field_texts(RuleEntry) if field.key in _RULE_KEYS]
+    return [replace(field, default=field.default.replace(REQUIRED, "")) for field in fields]
+
+
+def _rule(rule: type[AnyRule]) -> Iterator[str]:
+    meta = rule.meta
+    yield f"\n### `{meta.name}`\n\n{meta.meaning} {severity_text(rule)}\n"
+    fields = field_texts(meta.params)
+    yield f"\n{_table(fields)}" if fields else "\nIt has no parameters.\n"
+
+
+def _later() -> str:
+    if not LATER_SECTIONS:
+        return ""
+    sections = ", ".join(f"`{name}`" for name in sorted(LATER_SECTIONS))
+    head = "\n## Not yet\n\nRecognised, and refused with the code `not_supported_yet`:\n\n"
+    return f"{head}- the sections {sections}\n"
+
+
+def _codes() -> str:
+    """What `check` may answer."""
+    kinds = (("problem", PROBLEM_CODES), ("warning", WARNING_CODES))
+    rows = [
+        f"| `{code}` | {kind} | {_cell(meaning)} |\n"
+        for kind, codes in kinds
+        for code, meaning in codes.items()
+    ]
+    return f"{_CODES}| code | | meaning |\n| --- | --- | --- |\n{''.join(rows)}"
+
+
+def _table(fields: Iterable[FieldText]) -> str:
+    rows = [["key", "type", "unit", "default", "example", "meaning"], ["---"] * 6]
+    rows += [
+        [
+            f"`{field.key}`",
+            field.kind,
+            field.unit or "-",
+            field.default if field.default == REQUIRED else _code(field.default),
+            _code(field.example),
+            field.meaning,
+        ]
+        for field in fields
+    ]
+    return "".join("| " + " | ".join(map(_cell, row)) + " |\n" for row in rows)
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if text else "-"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python tools/docs/config_page.py DOCS")
+    write_docs(Path(sys.argv[1]))
