@@ -243,7 +243,7 @@ model = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(each)) for _ in r
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 for parameter in model:
     parameter.grad = torch.ones_like(parameter)
-from tocsin.emitter.torch_hooks import hooks
+from tocsin.emitter.hooks.torch_patches import hooks
 loss = torch.zeros(1, requires_grad=True)
 until, n = time.monotonic() + float(sys.argv[3]), 0
 while time.monotonic() < until or n < 40:

@@ -112,7 +112,7 @@ def watch_with(name: str, model: torch.nn.Module) -> Watch:
 
 def ours() -> dict[str, object]:
     """What tocsin's hooks in this process have measured; empty where there are none."""
-    hooks_module = sys.modules.get("tocsin.emitter.torch_hooks")
+    hooks_module = sys.modules.get("tocsin.emitter.hooks.torch_patches")
     capture = None if hooks_module is None else hooks_module.hooks.capture
     if capture is None:
         return {}

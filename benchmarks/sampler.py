@@ -31,9 +31,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tocsin.emitter.gpus import Gpus
-from tocsin.emitter.proc_files import ROOT
-from tocsin.emitter.sampler import Node, Packer, Sampler
+from tocsin.emitter.node.gpus import Gpus
+from tocsin.emitter.node.proc_files import ROOT
+from tocsin.emitter.node.sampler import Node, Packer, Sampler
 from tocsin.schemas.records.frames import Speaker, SystemFrame
 
 WORKERS = 8

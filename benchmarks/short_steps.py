@@ -296,10 +296,10 @@ def measure(name: str, rounds: int, warm_up_s: float) -> dict[str, Any]:
         os.environ.update(
             TOCSIN_RUN_ID="bench", TOCSIN_JOB_ID="bench", TOCSIN_BUS=f"embedded:{folder}/bus.db"
         )
-        from tocsin.emitter import torch_hooks
-        from tocsin.emitter.current import current
+        from tocsin.emitter.hooks import torch_patches
+        from tocsin.emitter.process.context import current
 
-        torch_hooks.install()
+        torch_patches.install()
         make = LOOPS[name]
         watched = make()
         first_s = time.thread_time()

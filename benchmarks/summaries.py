@@ -19,13 +19,13 @@ from typing import Final
 import torch
 
 from tocsin.console.demo.trainings.gpt import SIZES, Gpt
-from tocsin.emitter.blocks import BlockReader
-from tocsin.emitter.checksums import Checksums
-from tocsin.emitter.host_rows import exact_row, host_rows
-from tocsin.emitter.low_precision import LowPrecision
-from tocsin.emitter.quantiles import Quantiles
-from tocsin.emitter.summaries import dense, norms
-from tocsin.emitter.tensor_rows import TensorRows, Wanted
+from tocsin.emitter.probes.checksums import Checksums
+from tocsin.emitter.probes.gradient_blocks import BlockReader
+from tocsin.emitter.statistics.cpu_rows import exact_row, host_rows
+from tocsin.emitter.statistics.low_precision import LowPrecision
+from tocsin.emitter.statistics.reductions import dense, norms
+from tocsin.emitter.statistics.tensor_quantiles import Quantiles
+from tocsin.emitter.statistics.tensor_rows import TensorRows, Wanted
 
 CACHE: Final = 20_000_000
 

@@ -16,7 +16,7 @@ import pytest
 from support.issue_records import view_record
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Outgoing, Partition
-from tocsin.emitter.node_folder import NODE_FOLDER
+from tocsin.emitter.node.registry import NODE_FOLDER
 from tocsin.schemas.records.frames import SystemFrame
 from tocsin.schemas.records.runs import RunView
 from tocsin.schemas.topics import Topics, telemetry_partition
@@ -26,7 +26,7 @@ TOCSIN = [sys.executable, "-m", "tocsin.console"]
 # A training that says that it is here, as `start()` does.
 REGISTERS = """
 import os, sys, time
-from tocsin.emitter.node_folder import NodeFolder, Registration
+from tocsin.emitter.node.registry import NodeFolder, Registration
 entry = NodeFolder.of(os.environ).leave(Registration(
     run_id="gpt-1", incarnation="i1", bus=sys.argv[1], prefix="tocsin", job_pid=os.getpid(),
     folder=os.getcwd(),

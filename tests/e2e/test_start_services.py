@@ -15,7 +15,7 @@ from support.stops import StopSigner, outgoing
 from support.waiting import wait_until
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import BusError
-from tocsin.emitter.stop_command import SignedCommand
+from tocsin.emitter.stop.verification import SignedCommand
 from tocsin.schemas.records.runs import RunStarted
 from tocsin.schemas.records.stops import StopAcknowledged, StopEscalated, StopExited
 

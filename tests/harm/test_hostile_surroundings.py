@@ -26,8 +26,8 @@ from tocsin.bus.embedded import tables
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.embedded.spool import SpoolWriter
 from tocsin.bus.port import Outgoing
-from tocsin.emitter.capture import Capture
-from tocsin.emitter.hook_state import Hooks
+from tocsin.emitter.capture.capture import Capture
+from tocsin.emitter.hooks.state import Hooks
 from tocsin.schemas.records.runs import RunEnded
 from tocsin.schemas.topics import Topics
 

@@ -18,7 +18,7 @@ from support.captured import Said, captured, said
 from support.injector import Injector, choose
 from support.small_trainings import TRAININGS, Result
 from support.waiting import wait_until
-from tocsin.emitter.current import current
+from tocsin.emitter.process.context import current
 from tocsin.schemas.records.runs import CaptureDegraded, RunEnded
 
 EVERYTHING = (
@@ -85,7 +85,7 @@ def wrap_all(folder: Path) -> Injector:
             module
             for name, module in sys.modules.items()
             if name.startswith(("tocsin.emitter.", "tocsin.schemas.", "tocsin.bus."))
-            and name != "tocsin.emitter.wall"
+            and name != "tocsin.emitter.process.isolation"
         ]
     )
     return injector

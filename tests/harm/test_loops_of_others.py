@@ -22,10 +22,11 @@ from torch import nn
 
 from support.captured import Said, captured, environment, said
 from support.watched import records
-from tocsin.emitter import link, torch_hooks, unwatched
 from tocsin.emitter.api import Run
-from tocsin.emitter.current import current
-from tocsin.emitter.watched import ALONE_PATIENCE, PRIMARY_PATIENCE
+from tocsin.emitter.hooks import torch_patches
+from tocsin.emitter.model.optimizers import ALONE_PATIENCE, PRIMARY_PATIENCE
+from tocsin.emitter.process.context import current
+from tocsin.emitter.stop import datagrams, unwatched
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.runs import RunEnded, RunStarted
 from tocsin.stream_rules.testing import issues_of
@@ -296,7 +297,7 @@ def test_each_fold_of_a_cross_validation_is_a_training(
         if scheduled:  # it and the optimizer hold one another
             torch.optim.lr_scheduler.StepLR(optimizer, 10)
         descend(model, optimizer, 40)
-        capture = torch_hooks.hooks.capture
+        capture = torch_patches.hooks.capture
         roots.append(capture is not None and capture.optimizers.root is model)
         with torch.no_grad():
             nn.functional.mse_loss(model.eval()(batch()), torch.ones(8, 3))
@@ -454,14 +455,14 @@ def test_nothing_of_a_training_is_kept_alive(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[link.Endpoint]:
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[datagrams.Endpoint]:
     """This process as a job under a launcher, which listens here."""
     for name, value in environment(tmp_path, TOCSIN_RUNTIME_DIR=str(tmp_path)).items():
         monkeypatch.setenv(name, value)
-    endpoint = link.Endpoint(tmp_path / link.LAUNCHER_SOCKET)
+    endpoint = datagrams.Endpoint(tmp_path / datagrams.LAUNCHER_SOCKET)
     monkeypatch.setenv("TOCSIN_LAUNCHER", str(endpoint.path))
-    hooks = torch_hooks.hooks
-    torch_hooks.install()
+    hooks = torch_patches.hooks
+    torch_patches.install()
     hooks.forget()
     hooks.asleep = hooks.forked = False
     yield endpoint
@@ -474,7 +475,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[link.Endpoi
     gc.collect()  # what is left would be found by the next test's training
 
 
-def told(endpoint: link.Endpoint) -> list[object]:
+def told(endpoint: datagrams.Endpoint) -> list[object]:
     """Which kinds of trainings the launcher was told not to be watched."""
     return [m["what"] for m in endpoint.drain() if m["kind"] == "unwatched"]
 
@@ -506,7 +507,7 @@ def in_new_process(part: Callable[[], object]) -> None:
 
 
 def hooked(part: Callable[[], object]) -> None:
-    torch_hooks.install()
+    torch_patches.install()
     part()
     if current.session is not None:
         current.session.end()
@@ -520,10 +521,10 @@ def trainings_in_children() -> None:
 def training_beside_children(*, daemon: bool) -> None:
     small_training()
     in_children(small_training, 2, daemon=daemon)
-    assert torch_hooks.hooks.capture is not None
+    assert torch_patches.hooks.capture is not None
 
 
-def test_a_training_in_a_child_process_is_watched(tmp_path: Path, job: link.Endpoint) -> None:
+def test_a_training_in_a_child_process_is_watched(tmp_path: Path, job: datagrams.Endpoint) -> None:
     in_new_process(trainings_in_children)
     found = said(tmp_path)
     assert [each.last_step for each in found.of(RunEnded)] == [29, 29]
@@ -533,7 +534,7 @@ def test_a_training_in_a_child_process_is_watched(tmp_path: Path, job: link.Endp
 
 @pytest.mark.parametrize("daemon", [False, True])
 def test_of_other_trainings_in_children_it_is_said(
-    tmp_path: Path, job: link.Endpoint, *, daemon: bool
+    tmp_path: Path, job: datagrams.Endpoint, *, daemon: bool
 ) -> None:
     in_new_process(partial(training_beside_children, daemon=daemon))
     assert told(job) == ["child", "child"]
@@ -541,7 +542,7 @@ def test_of_other_trainings_in_children_it_is_said(
 
 
 def test_a_training_without_optimizer_steps_is_said(
-    job: link.Endpoint, monkeypatch: pytest.MonkeyPatch
+    job: datagrams.Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unwatched._claim, "told", set())
     model = network()
@@ -555,7 +556,7 @@ def test_a_training_without_optimizer_steps_is_said(
 
 
 def test_a_long_accumulation_before_the_first_step_is_none(
-    job: link.Endpoint, monkeypatch: pytest.MonkeyPatch
+    job: datagrams.Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unwatched._claim, "told", set())
     model = network()
@@ -565,7 +566,7 @@ def test_a_long_accumulation_before_the_first_step_is_none(
 
 
 def test_trainings_in_several_threads_are_not_mixed(
-    tmp_path: Path, job: link.Endpoint, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, job: datagrams.Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unwatched._claim, "told", set())
     turn = threading.Barrier(3)
@@ -583,7 +584,7 @@ def test_trainings_in_several_threads_are_not_mixed(
     for thread in threads:
         thread.join(120)
     assert told(job) == ["thread"]
-    capture = torch_hooks.hooks.capture
+    capture = torch_patches.hooks.capture
     assert capture is not None
     assert 40 - PRIMARY_PATIENCE - 2 <= capture.training.next_step <= 40
 
@@ -610,7 +611,7 @@ def on_threads(parts: list[Callable[[], object]]) -> None:
 
 
 def test_a_training_that_goes_on_on_other_threads_is_one(
-    tmp_path: Path, job: link.Endpoint, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, job: datagrams.Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unwatched._claim, "told", set())
     model = network()
@@ -622,7 +623,7 @@ def test_a_training_that_goes_on_on_other_threads_is_one(
     train(30)
     on_threads([lambda: train(15)] * 3)
     train(15)
-    assert torch_hooks.hooks.capture is not None
+    assert torch_patches.hooks.capture is not None
     assert current.session is not None
     current.session.end()
     steps = said(tmp_path).steps()
@@ -632,7 +633,7 @@ def test_a_training_that_goes_on_on_other_threads_is_one(
 
 
 def test_two_nets_that_step_on_a_thread_each_are_one_training(
-    tmp_path: Path, job: link.Endpoint, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, job: datagrams.Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unwatched._claim, "told", set())
     nets = [network(), network()]
@@ -658,14 +659,14 @@ def test_two_nets_that_step_on_a_thread_each_are_one_training(
         thread.start()
     for thread in threads:
         thread.join(120)
-    capture = torch_hooks.hooks.capture
+    capture = torch_patches.hooks.capture
     assert capture is not None
     assert capture.training.next_step == 20
     assert told(job) == []
 
 
 def test_another_training_on_another_thread_is_watched_after_the_first(
-    job: link.Endpoint, monkeypatch: pytest.MonkeyPatch
+    job: datagrams.Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unwatched._claim, "told", set())
     kept = []
@@ -676,7 +677,7 @@ def test_another_training_on_another_thread_is_watched_after_the_first(
         descend(model, kept[-1], 40)
 
     on_threads([train, train])
-    capture = torch_hooks.hooks.capture
+    capture = torch_patches.hooks.capture
     assert capture is not None
     assert capture.training.next_step == 40 - ALONE_PATIENCE
     assert told(job) == []

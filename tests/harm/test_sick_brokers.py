@@ -20,11 +20,11 @@ from support.waiting import wait_until
 from tocsin.bus import EmbeddedBus, KafkaSecurity, open_bus
 from tocsin.bus.embedded.bus import EmbeddedProducer
 from tocsin.bus.port import Bus, Outgoing
-from tocsin.emitter import sender as sending
-from tocsin.emitter.bus_link import CLOSE_S
-from tocsin.emitter.encoding import Address
-from tocsin.emitter.outbox import StepRow
-from tocsin.emitter.sender import Sender
+from tocsin.emitter.send import sender as sending
+from tocsin.emitter.send.bus_connection import CLOSE_S
+from tocsin.emitter.send.encoding import Address
+from tocsin.emitter.send.outbox import StepRow
+from tocsin.emitter.send.sender import Sender
 from tocsin.schemas.records.frames import Speaker
 from tocsin.schemas.records.runs import RunEnded
 from tocsin.schemas.topics import Topics

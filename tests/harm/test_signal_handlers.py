@@ -20,9 +20,9 @@ import pytest
 import torch
 
 from support.captured import captured
-from tocsin.emitter import edges
-from tocsin.emitter.edges import Edge
-from tocsin.emitter.wall import Wall
+from tocsin.emitter.process.isolation import Wall
+from tocsin.emitter.stop import exit_points
+from tocsin.emitter.stop.exit_points import Edge
 from tocsin.schemas.records.frames import Speaker
 
 _HERE = "/tocsin/emitter/"
@@ -94,7 +94,7 @@ def test_our_own_error_is_none_of_theirs_though_it_holds_frames() -> None:
 
 def test_it_passes_an_edge(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TOCSIN_RUNTIME_DIR", str(tmp_path))
-    rank = edges.started(Speaker(run_id="r1", incarnation="i1"), lambda data: None)
+    rank = exit_points.started(Speaker(run_id="r1", incarnation="i1"), lambda data: None)
 
     def at_edge(edge: Edge, step: int) -> None:
         strike()
@@ -103,10 +103,10 @@ def test_it_passes_an_edge(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         rank.awake = True
         monkeypatch.setattr(rank, "at_edge", at_edge)
         with handled_by(end), pytest.raises(TimeIsUp):
-            edges.check("optimizer_step", 3)
+            exit_points.check("optimizer_step", 3)
         assert rank.awake
     finally:
-        edges.finished()
+        exit_points.finished()
 
 
 class Striker:

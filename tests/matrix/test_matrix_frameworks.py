@@ -22,9 +22,11 @@ from support.captured import Said, captured, said
 from support.matrix import Trained, needed, same
 from support.stops import StopSigner
 from support.watched import records
-from tocsin.emitter import api, edges, torch_hooks
+from tocsin.emitter import api
 from tocsin.emitter.api import Run
-from tocsin.emitter.current import current
+from tocsin.emitter.hooks import torch_patches
+from tocsin.emitter.process.context import current
+from tocsin.emitter.stop import exit_points
 from tocsin.schemas.records.runs import CaptureDegraded, CheckpointWritten, PhaseMark, RunEnded
 from tocsin.schemas.records.stops import StopLeft
 from tocsin.stream_rules.testing import issues_of
@@ -37,11 +39,11 @@ Train = Callable[[Path, list[Any]], Trained]
 
 @contextlib.contextmanager
 def unwatched() -> Iterator[None]:
-    torch_hooks.hooks.asleep = True
+    torch_patches.hooks.asleep = True
     try:
         yield
     finally:
-        torch_hooks.hooks.asleep = False
+        torch_patches.hooks.asleep = False
         gc.freeze()  # of several optimizers that are alive the largest is the main one
 
 
@@ -61,7 +63,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def stop_now() -> None:
     """A verified stop arrives at this process."""
-    rank = edges._rank
+    rank = exit_points._rank
     assert rank is not None
     signer: StopSigner = getattr(StopSigner, "here")  # noqa: B009
     rank.hear(signer.sign(signer.command("r1", rank.speaker.incarnation)))

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from support.matrix import Row, Trained, watch
-from tocsin.emitter.local_gradients import LocalGradients
+from tocsin.emitter.probes.local_gradients import LocalGradients
 
 STEPS = 6
 

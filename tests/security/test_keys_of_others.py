@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tocsin.emitter.stop_command import read_keys, untrusted_places
+from tocsin.emitter.stop.verification import read_keys, untrusted_places
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.private_folders import why_open
 from tocsin.schemas.signing import SigningKey, TrustedKeys, own_key

@@ -28,15 +28,15 @@ from support.waiting import until, wait_until
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Bus, Outgoing, Partition, Record
 from tocsin.console.services.helper import Orders
-from tocsin.emitter import edges, link
-from tocsin.emitter.closer_looks import CloserLooks
-from tocsin.emitter.enforcer import Enforcer, StopOrder
-from tocsin.emitter.escalation import Stopper
-from tocsin.emitter.job import Job
-from tocsin.emitter.listener import Listener, ThreadListener
-from tocsin.emitter.members import Members
-from tocsin.emitter.process_group import process_lives
-from tocsin.emitter.stop_command import SignedCommand
+from tocsin.emitter.launch.enforcer import Enforcer, StopOrder
+from tocsin.emitter.launch.escalation import Stopper
+from tocsin.emitter.launch.job import Job
+from tocsin.emitter.process.process_group import process_lives
+from tocsin.emitter.stop import datagrams, exit_points
+from tocsin.emitter.stop.detail_requests import CloserLooks
+from tocsin.emitter.stop.listener import Listener, ThreadListener
+from tocsin.emitter.stop.processes import Members
+from tocsin.emitter.stop.verification import SignedCommand
 from tocsin.schemas.records.events import Data
 from tocsin.schemas.records.frames import Speaker
 from tocsin.schemas.records.stops import StopAcknowledged
@@ -44,7 +44,7 @@ from tocsin.schemas.topics import Topics, issue_partition
 
 SIGNER = StopSigner()
 CONTROL = Partition(Topics().control, issue_partition("r1"))
-HELLO: link.Message = {
+HELLO: datagrams.Message = {
     "kind": "hello", "role": "trainer", "pid": os.getpid(), "rank": 0, "incarnation": "i1",
     "socket": "/nowhere",
 }  # fmt: skip
@@ -209,7 +209,7 @@ def test_start(tmp_path: Path, records: list[Outgoing]) -> None:
         Topics(),
         Speaker(run_id="r1", incarnation="i1"),
         lambda data: data.model_dump_json(),
-        link.Endpoint(tmp_path / link.LAUNCHER_SOCKET),
+        datagrams.Endpoint(tmp_path / datagrams.LAUNCHER_SOCKET),
         environ={"TOCSIN_STOP_KEYS": str(keys_in(tmp_path))},
         on_obeyed=lambda trainer, command: obeyed.set(),
     )
@@ -221,7 +221,7 @@ def test_start(tmp_path: Path, records: list[Outgoing]) -> None:
         listener.close()
 
 
-def datagrams() -> st.SearchStrategy[bytes]:
+def any_datagrams() -> st.SearchStrategy[bytes]:
     leaf = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=40)
     coded = st.binary(max_size=50).map(lambda raw: base64.b64encode(raw).decode())
     names = st.sampled_from(
@@ -259,7 +259,7 @@ def test_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TOCSIN_STOP", raising=False)
     said: list[Data] = []
     looks: list[int] = []
-    rank = edges.Rank(
+    rank = exit_points.Rank(
         Speaker(run_id="r1", incarnation="i1"), said.append,
         look_closer=lambda steps, reason: looks.append(steps),
     )  # fmt: skip
@@ -267,7 +267,7 @@ def test_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert path is not None
 
     @quick
-    @given(datagrams())
+    @given(any_datagrams())
     @example(json.dumps({"kind": "stop", "key": "é", "value": "ü"}).encode())
     @example(json.dumps({"kind": "stop", "value": "\ud800"}).encode())
     def attack(raw: bytes) -> None:
@@ -276,19 +276,19 @@ def test_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     attack()
     unsigned = SignedCommand(b"r1/i1/stop", empty_id(), None)
-    assert link.send(path, unsigned.message())
-    assert link.send(path, good().message())
+    assert datagrams.send(path, unsigned.message())
+    assert datagrams.send(path, good().message())
     wait_until(lambda: any(isinstance(each, StopAcknowledged) for each in said))
     rank.close()
 
 
 @quick
-@given(st.lists(datagrams(), max_size=10))
+@given(st.lists(any_datagrams(), max_size=10))
 @example([json.dumps({**HELLO, "pid": -1}).encode()])
 @example([json.dumps({**HELLO, "pid": 2**80, "incarnation": "é"}).encode()])
 def test_who_belongs_to_the_job(raw: list[bytes]) -> None:
     members = Members("i1", process_lives)
-    for message in map(link.decode, raw):
+    for message in map(datagrams.decode, raw):
         if message is not None:
             members.heard(message)
             Speaker(run_id="r1", incarnation=members.incarnation)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tocsin.bus.embedded.doorbell import ALL_TOPICS, Bell, Doorbell, bell_folder
-from tocsin.emitter import link
-from tocsin.emitter.node_folder import NodeFolder
+from tocsin.emitter.node.registry import NodeFolder
+from tocsin.emitter.stop import datagrams
 from tocsin.schemas import private_folders
 from tocsin.schemas.private_folders import (
     is_private,
@@ -43,7 +43,7 @@ def shared(short: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     folder.chmod(0o1777)
     monkeypatch.setattr(private_folders, "SHARED", folder)
-    monkeypatch.setattr(link, "SHARED", folder)
+    monkeypatch.setattr(datagrams, "SHARED", folder)
     return folder
 
 
@@ -135,7 +135,7 @@ def test_a_name_that_is_taken_is_not_used(short: Path, shared: Path, taken: str)
         os.chown(name, SOMEBODY, SOMEBODY)
 
     assert user_folder({}) is None
-    folder = link.job_folder({})
+    folder = datagrams.job_folder({})
 
     assert not folder.is_relative_to(name)
     assert is_private(folder)
@@ -160,7 +160,11 @@ def test_a_session_of_another_user_is_passed_over(short: Path, shared: Path) -> 
 
 
 def test_what_lies_below_is_made_for_this_user_alone(shared: Path) -> None:
-    made = [link.job_folder({}), link.shared_job_folder({}, "job"), NodeFolder.of({}).path]
+    made = [
+        datagrams.job_folder({}),
+        datagrams.shared_job_folder({}, "job"),
+        NodeFolder.of({}).path,
+    ]
     assert {folder.parent for folder in made} == {shared / NAME}
     assert {stat.S_IMODE(folder.lstat().st_mode) for folder in made} == {0o700}
 
@@ -178,7 +182,7 @@ def test_an_endpoint_removes_no_file_of_the_user(tmp_path: Path) -> None:
     path = tmp_path / "e.sock"
     path.write_text("precious")
     with pytest.raises(OSError, match="in use"):
-        link.Endpoint(path)
+        datagrams.Endpoint(path)
     assert path.read_text() == "precious"
 
 

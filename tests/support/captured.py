@@ -14,9 +14,9 @@ from typing import TypeVar
 
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Partition
-from tocsin.emitter import hook_state, torch_hooks
-from tocsin.emitter.current import current
-from tocsin.emitter.session import Session
+from tocsin.emitter.hooks import state, torch_patches
+from tocsin.emitter.process.context import current
+from tocsin.emitter.training.session import Session
 from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.frames import StepFrame, SystemFrame, TensorFrame
 from tocsin.schemas.records.wire import Meta, decode, read_meta
@@ -102,10 +102,10 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
 
 
 @contextmanager
-def captured(folder: Path, **more: str) -> Iterator[hook_state.Hooks]:
+def captured(folder: Path, **more: str) -> Iterator[state.Hooks]:
     """Capture what is trained inside of the block; all of it is on the bus afterwards."""
-    torch_hooks.install()
-    hooks = torch_hooks.hooks
+    torch_patches.install()
+    hooks = torch_patches.hooks
     hooks.forget()
     hooks.asleep = hooks.forked = False
     current.wall.forget()

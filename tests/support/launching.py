@@ -15,8 +15,8 @@ import uuid
 from pathlib import Path
 
 from tocsin.bus.urls import open_bus
-from tocsin.emitter.launcher import launch
-from tocsin.emitter.plan import LaunchPlan
+from tocsin.emitter.launch.launcher import launch
+from tocsin.emitter.launch.plan import LaunchPlan
 from tocsin.schemas.records.events import Data
 
 

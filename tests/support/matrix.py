@@ -17,7 +17,7 @@ from torch import nn
 
 from support.captured import Said, captured, said
 from support.watched import records
-from tocsin.emitter import torch_hooks
+from tocsin.emitter.hooks import torch_patches
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.runs import CaptureDegraded
 from tocsin.stream_rules.testing import issues_of
@@ -81,7 +81,7 @@ def watch(
     The random stream is the same before both, and must be so behind them.
     """
     torch.manual_seed(0)
-    torch_hooks.hooks.asleep = True
+    torch_patches.hooks.asleep = True
     plain = train()
     gc.freeze()  # an optimizer of before that is alive still may be taken for the main one
     after = torch.get_rng_state()

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from support.captured import captured, said
-from tocsin.emitter import torch_hooks
+from tocsin.emitter.hooks import torch_patches
 from tocsin.schemas.records.runs import CaptureDegraded
 
 STEPS = 4
@@ -140,7 +140,7 @@ def main(folder: Path, names: list[str]) -> None:
     """These cases without us, then with us."""
     warnings.simplefilter("error")
     torch.set_num_threads(1)
-    assert not torch_hooks._installed
+    assert not torch_patches._installed
     found: dict[str, dict[str, object]] = {
         name: {"without": counted(CASES[name])} for name in names
     }

@@ -18,8 +18,8 @@ from torch import nn
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from support.captured import captured
-from tocsin.emitter.current import current
-from tocsin.emitter.torch_hooks import hooks
+from tocsin.emitter.hooks.torch_patches import hooks
+from tocsin.emitter.process.context import current
 
 try:
     from torch.distributed.fsdp import fully_shard

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from tocsin.bus.port import Outgoing, Partition
-from tocsin.emitter.stop_command import SignedCommand
+from tocsin.emitter.stop.verification import SignedCommand
 from tocsin.schemas.ids import new_id
 from tocsin.schemas.records.events import Event
 from tocsin.schemas.records.stops import StopRequested

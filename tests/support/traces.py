@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tocsin.emitter.gpus import Gpus
-from tocsin.emitter.sampler import INTERVAL_S, Node, Sample
+from tocsin.emitter.node.gpus import Gpus
+from tocsin.emitter.node.sampler import INTERVAL_S, Node, Sample
 from tocsin.stream_rules.testing import RunBuilder
 
 Line = tuple[float, Sample]

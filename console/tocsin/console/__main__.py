@@ -103,7 +103,7 @@ def run(
     The exit code is the job's own; 79 if tocsin stopped it; 2 if nothing was started.
     """
     from tocsin.console.services.launch import RunOptions, plan_run
-    from tocsin.emitter.launcher import launch
+    from tocsin.emitter.launch.launcher import launch
 
     options = RunOptions(
         config=config,

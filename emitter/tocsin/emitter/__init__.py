@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tocsin.emitter.api import Run, start
-    from tocsin.emitter.edges import StopTraining
+    from tocsin.emitter.stop.exit_points import StopTraining
 
 __all__ = ["Run", "StopTraining", "start"]
 
@@ -21,7 +21,7 @@ def __getattr__(name: str) -> object:
 
         return getattr(api, name)
     if name == "StopTraining":
-        from tocsin.emitter.edges import StopTraining
+        from tocsin.emitter.stop.exit_points import StopTraining
 
         return StopTraining
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

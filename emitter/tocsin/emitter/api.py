@@ -26,15 +26,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, SupportsFloat
 
-from tocsin.emitter import install, user_values
-from tocsin.emitter.agreement import ranks_here, ranks_to_come
-from tocsin.emitter.current import current
-from tocsin.emitter.records import as_array, frame_of
-from tocsin.emitter.sender import say
-from tocsin.emitter.services import Services, environment
-from tocsin.emitter.session import Session, succeeded
-from tocsin.emitter.settings import LAUNCHER, RUN_ID
-from tocsin.emitter.training import Training
+from tocsin.emitter.capture import user_values
+from tocsin.emitter.hooks import on_import
+from tocsin.emitter.launch.in_process import Services, environment
+from tocsin.emitter.process.context import current
+from tocsin.emitter.process.environment import LAUNCHER, RUN_ID
+from tocsin.emitter.send.sender import say
+from tocsin.emitter.stop.rank_agreement import ranks_here, ranks_to_come
+from tocsin.emitter.training.session import Session, succeeded
+from tocsin.emitter.training.training import Training
+from tocsin.emitter.training.user_arrays import as_array, frame_of
 from tocsin.schemas.configuration.capture import capture_config
 from tocsin.schemas.configuration.file import load_config, shared_config
 from tocsin.schemas.errors import ConfigurationError
@@ -43,8 +44,8 @@ from tocsin.schemas.records.runs import Outcome
 if TYPE_CHECKING:
     import torch
 
-    from tocsin.emitter.losses import Loss
-    from tocsin.emitter.named_data import NamedData
+    from tocsin.emitter.probes.inputs.named_data import NamedData
+    from tocsin.emitter.probes.losses import Loss
 
 MAX_EARLY: Final = 100
 """Calls before the first optimizer step that are kept until it comes."""
@@ -159,7 +160,7 @@ class Run:
         Raises:
             ConfigurationError: an argument is no torch tensor of the kind above.
         """
-        from tocsin.emitter.named_data import check_data
+        from tocsin.emitter.probes.inputs.named_data import check_data
 
         named = check_data(inputs, labels, predictions, tokens)
         if not self._finished:
@@ -218,9 +219,9 @@ class Run:
         self._finished = True
         self._wall.call("last values", self._say_early)
         self._session.end(outcome)
-        torch_hooks = sys.modules.get("tocsin.emitter.torch_hooks")
-        if torch_hooks is not None:
-            torch_hooks.hooks.forget()
+        torch_patches = sys.modules.get("tocsin.emitter.hooks.torch_patches")
+        if torch_patches is not None:
+            torch_patches.hooks.forget()
         current.session = None
 
     def __enter__(self) -> Self:
@@ -258,20 +259,23 @@ class Run:
 
     def _log(self, columns: list[str], numbers: list[float], step: int | None) -> bool:
         """Whether this is a step of a loop without torch."""
-        torch_hooks = sys.modules.get("tocsin.emitter.torch_hooks")
+        torch_patches = sys.modules.get("tocsin.emitter.hooks.torch_patches")
 
         def row() -> None:
             self._row(columns, numbers, step)
 
-        if torch_hooks is not None and self._session.training is None:
+        if torch_patches is not None and self._session.training is None:
             self._keep(row)
             return False
         self._say(row)
-        return torch_hooks is None or torch_hooks.hooks.capture is None
+        return torch_patches is None or torch_patches.hooks.capture is None
 
     def _row(self, columns: list[str], numbers: list[float], step: int | None) -> None:
-        training, torch_hooks = self._training(), sys.modules.get("tocsin.emitter.torch_hooks")
-        if torch_hooks is not None and torch_hooks.hooks.capture is not None:
+        training, torch_patches = (
+            self._training(),
+            sys.modules.get("tocsin.emitter.hooks.torch_patches"),
+        )
+        if torch_patches is not None and torch_patches.hooks.capture is not None:
             at = step if step is not None else training.last_step or 0
             training.row([f"log.{name}" for name in columns], numbers, step=at)
             return
@@ -306,14 +310,14 @@ class Run:
             user_values.look_at(watching, self._session.training, data)
 
     def _name_model(self, model: torch.nn.Module) -> None:
-        from tocsin.emitter import torch_hooks
+        from tocsin.emitter.hooks import torch_patches
 
-        torch_hooks.hooks.name_model(model)
+        torch_patches.hooks.name_model(model)
 
     def _prefer(self, optimizer: torch.optim.Optimizer) -> None:
-        from tocsin.emitter import torch_hooks
+        from tocsin.emitter.hooks import torch_patches
 
-        torch_hooks.hooks.preferred = weakref.ref(optimizer)
+        torch_patches.hooks.preferred = weakref.ref(optimizer)
 
     def _say_early(self) -> None:
         if self._session.early:
@@ -398,7 +402,7 @@ def start(
         session.after_begin = services_here.listen
         # At the end of the process the services are ended with the training.
         session.on_exit = services_here.close
-    current.wall.call("torch", install.when_torch_is_there)
+    current.wall.call("torch", on_import.when_torch_is_there)
     return _run
 
 

@@ -22,7 +22,7 @@ from typing import Final, Protocol
 import torch
 
 from tocsin.emitter.api import Run
-from tocsin.emitter.frameworks import Framework, Options, loss_among
+from tocsin.emitter.integrations.callbacks import Framework, Options, loss_among
 
 PACKAGES: Final = ("lightning.pytorch", "pytorch_lightning")
 """Lightning, by the name of each of its distributions."""

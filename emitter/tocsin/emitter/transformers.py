@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tocsin.emitter.api import Run
-from tocsin.emitter.frameworks import Framework, Options, loss_among
+from tocsin.emitter.integrations.callbacks import Framework, Options, loss_among
 
 try:
     from transformers import TrainerCallback

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from tocsin.console.context import section_registry
-from tocsin.emitter.plans import CollectionPlan, Schedule
-from tocsin.emitter.settings import capture_settings
-from tocsin.emitter.stop_command import STOP_KEYS
+from tocsin.emitter.plan.collections import CollectionPlan, Schedule
+from tocsin.emitter.process.environment import capture_settings
+from tocsin.emitter.stop.verification import STOP_KEYS
 from tocsin.schemas.configuration.file import (
     Config,
     check_config,

@@ -1,6 +1,6 @@
 """The helper process of one run on an embedded bus: sampler, rules and actions in one event loop.
 
-Started by name by the launcher, which drives it through stdin (`tocsin.emitter.helper_process`). It
+Started by name by the launcher, which drives it through stdin (`tocsin.emitter.launch.helper`). It
 serves only its run: consumer groups of its own, and a lease on the bus, so that `tocsin rules` and
 `tocsin actions` leave the run to it.
 """
@@ -21,9 +21,9 @@ from tocsin.actions.service import build_actions_service
 from tocsin.bus.port import Bus, BusError, From, Lease, Producer
 from tocsin.console.context import Setting, read_setting
 from tocsin.console.services.workers import SOFTWARE, run_lease
-from tocsin.emitter.enforcer import Enforcer, StopOrder
-from tocsin.emitter.launcher_voice import Voice
-from tocsin.emitter.node_report import NodePlan, NodeReport
+from tocsin.emitter.launch.enforcer import Enforcer, StopOrder
+from tocsin.emitter.node.publisher import NodePlan, NodeReport
+from tocsin.emitter.send.publisher import Voice
 from tocsin.runtime.shutdown import stop_signals
 from tocsin.runtime.testing import CrashPoints
 from tocsin.runtime.worker import Worker, WorkerSettings

@@ -12,10 +12,10 @@ from pathlib import Path
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.console.context import Setting, check_custom_rules, read_setting
 from tocsin.console.services.notify_addresses import KeptAddresses
-from tocsin.emitter.helper_child import helper_command
-from tocsin.emitter.helper_process import DRAIN_S
-from tocsin.emitter.identity import launch_job_id, resolve_run_id, restart_count
-from tocsin.emitter.plan import LaunchPlan
+from tocsin.emitter.launch.helper import DRAIN_S
+from tocsin.emitter.launch.helper_child import helper_command
+from tocsin.emitter.launch.plan import LaunchPlan
+from tocsin.emitter.process.identity import launch_job_id, resolve_run_id, restart_count
 from tocsin.schemas.configuration.file import Config
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.ids import incarnation_id, new_id

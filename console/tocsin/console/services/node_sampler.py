@@ -16,9 +16,9 @@ from tocsin.bus.configured import open_configured_bus
 from tocsin.bus.port import Bus, BusError, BusUnavailable
 from tocsin.console.context import Setting
 from tocsin.console.views.bus_view import read_view
-from tocsin.emitter.node_agent import NodeAgent
-from tocsin.emitter.node_folder import NodeFolder, Registration
-from tocsin.emitter.node_report import NodePlan
+from tocsin.emitter.node.agent import NodeAgent
+from tocsin.emitter.node.publisher import NodePlan
+from tocsin.emitter.node.registry import NodeFolder, Registration
 from tocsin.runtime.shutdown import stop_signals
 from tocsin.schemas.configuration.capture import SystemConfig
 from tocsin.schemas.configuration.values import parse_duration

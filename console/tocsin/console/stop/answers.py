@@ -16,7 +16,7 @@ from tocsin.bus.reading import read_to_end
 from tocsin.console.stop.progress import Target
 from tocsin.console.views.bus_view import event_data, read_all, read_runs
 from tocsin.console.views.selection import choose_run
-from tocsin.emitter.stop_command import (
+from tocsin.emitter.stop.verification import (
     UNKNOWN_MS,
     Facts,
     Memory,

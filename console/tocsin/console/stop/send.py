@@ -32,7 +32,7 @@ from tocsin.console.stop.progress import (
     unsure_line,
 )
 from tocsin.console.views.bus_view import read_commands
-from tocsin.emitter.stop_command import trusted_paths
+from tocsin.emitter.stop.verification import trusted_paths
 from tocsin.schemas.configuration.values import parse_duration
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.events import Event, clip

@@ -302,7 +302,7 @@ class StepFrame:
     `backward_s`, `optimizer_s`, `data_wait_s` (with a data loader), and where there were some
     `checkpoint_s`, `evaluation_s`. On a GPU, each tenth step, what the GPU itself took:
     `forward_device_s`, `backward_device_s`, `optimizer_device_s`. What exactly belongs to each:
-    `tocsin.emitter.step_phases` and `tocsin.emitter.device_time`.
+    `tocsin.emitter.probes.step_phases` and `tocsin.emitter.probes.cuda_timing`.
 
     Under a GradScaler: `scaler_skipped`, how many steps it has skipped since the last one that was
     made (each ten of them say so in a row of the step that does not come), and `scaler_scale`, its

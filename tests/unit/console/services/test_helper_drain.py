@@ -11,7 +11,7 @@ import pytest
 
 from tocsin.console.context import read_setting
 from tocsin.console.services.helper import Helper, Orders
-from tocsin.emitter.node_report import NodeReport
+from tocsin.emitter.node.publisher import NodeReport
 from tocsin.runtime.worker import Worker
 
 

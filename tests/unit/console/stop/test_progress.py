@@ -19,7 +19,7 @@ from tocsin.console.stop import send
 from tocsin.console.stop.progress import Answers, Target
 from tocsin.console.stop.send import StopOutcome, read_options, stop_run
 from tocsin.console.views.bus_view import CommandSeen, event_data, read_all, read_commands
-from tocsin.emitter.stop_command import Facts, Memory, SignedCommand, decide, read_keys
+from tocsin.emitter.stop.verification import Facts, Memory, SignedCommand, decide, read_keys
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.events import Event
 from tocsin.schemas.records.runs import Heartbeat, RunData, RunEnded, RunStarted, RunView, StopView

@@ -21,8 +21,8 @@ from tocsin.console.views.selection import choose_issue
 from tocsin.console.views.status import print_status
 from tocsin.console.watch.frame import Situation, draw
 from tocsin.console.watch.state import WatchState
-from tocsin.emitter import launcher_report
-from tocsin.emitter.summary import StopFigures, Summary
+from tocsin.emitter.launch import messages
+from tocsin.emitter.launch.summary import StopFigures, Summary
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.deliveries import Attempt, Delivery
 from tocsin.schemas.records.events import Event
@@ -202,15 +202,15 @@ def test_the_lines_of_the_launcher(bus: BusView) -> None:
     escalated = StopEscalated.model_validate({**WHO, "how": "SIGTERM", "reason": "x"})
     refused = StopRefused.model_validate({**WHO, "why": "expired", "reason": "x"})
     lines = [
-        launcher_report.issue_line(firing),
-        launcher_report.issue_line(resolved),
-        launcher_report.delivery_line(delivery),
-        launcher_report.stop_line(acknowledged, command=command),
-        launcher_report.stop_line(poisoned(escalated)),
-        launcher_report.stop_line(poisoned(refused)),
-        launcher_report.end_line(summary),
-        launcher_report.left_over_line([delivery], True, 15, "embedded:x"),
-        launcher_report.unwatched_line(HOSTILE),
+        messages.issue_line(firing),
+        messages.issue_line(resolved),
+        messages.delivery_line(delivery),
+        messages.stop_line(acknowledged, command=command),
+        messages.stop_line(poisoned(escalated)),
+        messages.stop_line(poisoned(refused)),
+        messages.end_line(summary),
+        messages.left_over_line([delivery], True, 15, "embedded:x"),
+        messages.unwatched_line(HOSTILE),
     ]
     for line in lines:
         assert line is not None

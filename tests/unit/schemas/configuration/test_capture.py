@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tocsin.emitter.plans import NEVER, Schedule
-from tocsin.emitter.settings import CaptureSettings, capture_settings
+from tocsin.emitter.plan.collections import NEVER, Schedule
+from tocsin.emitter.process.environment import CaptureSettings, capture_settings
 from tocsin.schemas.configuration.capture import CaptureConfig, CollectionConfig, capture_config
 from tocsin.schemas.configuration.file import Config, check_config, config_json_schema
 from tocsin.schemas.configuration.values import format_percent, parse_percent

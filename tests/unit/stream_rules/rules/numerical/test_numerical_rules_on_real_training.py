@@ -11,7 +11,7 @@ from torch import nn
 
 from fixtures.runs.recorded import recorded
 from tocsin.console.demo.trainings.resnet import batches, digits
-from tocsin.emitter.checksums import Checksums
+from tocsin.emitter.probes.checksums import Checksums
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, issues_of, only
 

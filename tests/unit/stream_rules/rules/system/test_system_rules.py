@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from support.node_samples import GIB, Samples, restarted, run_of, sagemaker, told
-from tocsin.emitter.sampler import Node
+from tocsin.emitter.node.sampler import Node
 from tocsin.schemas.records.frames import SystemFrame
 from tocsin.stream_rules.engine.specs import RuleSpec
 from tocsin.stream_rules.testing import (

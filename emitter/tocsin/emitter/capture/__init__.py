@@ -1,0 +1,1 @@
+"""From steps to records: which probes are due, and what they found."""

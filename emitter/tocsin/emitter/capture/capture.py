@@ -1,0 +1,456 @@
+"""The numbers of a training in torch: what each step says, from what the hooks see.
+
+The hooks (`tocsin.emitter.hooks.torch_patches`) call this inside a wall. Nothing here changes a
+tensor of the user's, keeps a graph alive, touches a random generator, or waits for a GPU: on a GPU
+results are copied without waiting and read at a later step.
+
+How deep a step is looked at is the agenda's to say (`tocsin.emitter.plan.schedule`): what each step
+costs is a few microseconds of Python and a block of each gradient.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Collection
+from typing import Final
+
+import numpy as np
+import torch
+from torch import nn
+
+from tocsin.emitter.capture.step_records import AT_ONCE, Draft, Reporter
+from tocsin.emitter.capture.surroundings import Around
+from tocsin.emitter.hooks.clip_grad_norm import ClippedNorms
+from tocsin.emitter.hooks.fast_path import MAX_GROUPS, QuickSteps
+from tocsin.emitter.hooks.loss_functions import EvaluationLosses
+from tocsin.emitter.model import discovery
+from tocsin.emitter.model.optimizers import Optimizers, Watched
+from tocsin.emitter.model.shared_losses import BackwardSharing
+from tocsin.emitter.plan.collections import CollectionPlan
+from tocsin.emitter.plan.schedule import CHECKSUMS, CHECKSUMS_EVERY, NORMS, Due
+from tocsin.emitter.probes import checkpoint_files
+from tocsin.emitter.probes.activations.probe import ActivationProbe
+from tocsin.emitter.probes.activations.watch import activations
+from tocsin.emitter.probes.checkpoint_files import Written
+from tocsin.emitter.probes.checksums import Checksums
+from tocsin.emitter.probes.evaluation_batches import EvaluationBatches
+from tocsin.emitter.probes.gradients import GradientReader, Reading
+from tocsin.emitter.probes.inputs.batch_rows import InputProbe
+from tocsin.emitter.probes.local_gradients import LOCAL_GRADIENTS, LocalGradients
+from tocsin.emitter.probes.loss_scaler import LossScaler
+from tocsin.emitter.probes.losses import Loss, LossBuffer, on_host
+from tocsin.emitter.probes.nonfinite_forward import LOOKS, MAX_LOOKS, first_bad_value
+from tocsin.emitter.probes.optimizer_state import OPTIMIZER_STATE, OptimizerState
+from tocsin.emitter.probes.skipped_steps import SkippedSteps
+from tocsin.emitter.probes.weight_updates import UpdateProbe
+from tocsin.emitter.statistics.async_copy import is_recording
+from tocsin.emitter.statistics.reductions import dense
+from tocsin.emitter.statistics.tensor_rows import TensorRows, Wanted
+from tocsin.emitter.training.training import Shape, Training
+from tocsin.schemas.records.events import clip
+from tocsin.schemas.records.program_facts import OptimizersSeen
+from tocsin.schemas.records.runs import Checkpoint, CheckpointWritten, Group
+from tocsin.schemas.steady_clock import unix_us
+
+SHARING: Final = "optimizers of one loss"
+
+MAX_WAITING: Final = 64
+"""Steps whose numbers may be on their way from the GPU."""
+
+
+class Capture:
+    """The numbers of one training."""
+
+    def __init__(
+        self,
+        training: Training,
+        first: torch.optim.Optimizer,
+        losses: LossBuffer,
+        local: LocalGradients,
+        clipped: ClippedNorms,
+        around: Around,
+        quick: QuickSteps,
+        *,
+        preferred: torch.optim.Optimizer | None = None,
+        used: Collection[torch.optim.Optimizer] = (),
+        model: nn.Module | None = None,
+    ) -> None:
+        self.training: Final = training
+        self._losses = losses
+        self._local = local
+        self._clipped = clipped
+        self._around = around
+        self._quick: Final = quick
+        self.shared: list[Loss] = []
+        """Losses that another optimizer has taken, for the one whose steps count."""
+        self.optimizers: Final = Optimizers(first, preferred, used, model)
+        self.optimizers.is_one_of_ranks = training.identity.world_size > 1
+        self.agenda: Final = training.agenda
+        training.is_evaluating = self._is_evaluating
+        training.skipped_tensors = lambda: self._gradients.skipped + self._state.skipped
+        self._gradients: Final = GradientReader(self.agenda, self.optimizers)
+        self._readings: dict[int, Reading] = {}
+        self._waiting: deque[Draft] = deque()
+        self._ended_at: float | None = None
+        self._reporter = Reporter(training, self.agenda)
+        self._saved: deque[Written] = deque(maxlen=100)
+        self._scaler: Final = LossScaler(training, losses)
+        self._skips: Final = SkippedSteps(training)
+        of, wall = training.settings.of, training.wall
+        self._activations: Final = ActivationProbe(self.agenda, wall, of("activations"))
+        self.inputs: Final = InputProbe(self.agenda, wall, of("inputs"))
+        self._local_s = 0.0
+        self._bad_looks = self._all_looks = 0
+        self._updates: Final = UpdateProbe()
+        self._sharing: Final = BackwardSharing()
+        self._state: Final = OptimizerState()
+        self._evaluated: Final = EvaluationLosses(training)
+        self.evaluations: Final = EvaluationBatches(
+            training,
+            self._activations,
+            quick,
+            lambda: self.optimizers.root,
+            lambda: around.on_its_thread,
+        )
+        if self.optimizers.homeless:
+            training.wall.switch_off(
+                "model",
+                "no module was found that has the optimizer's parameters (after gc.freeze(), or in "
+                "a very large heap), so activations and names are missing; try "
+                "tocsin.emitter.start().watch(model)",
+            )
+        activations.forget()
+        around.begin(training, self.optimizers)
+
+    # -- what the training is like -------------------------------------------------------------
+
+    def shape(self) -> Shape:
+        """What RunStarted says of model and optimizer."""
+        watched = self.optimizers.primary
+        optimizer = watched.optimizer()
+        if optimizer is None:
+            return {}
+        return {
+            "optimizer": type(optimizer).__name__[:200],
+            "optimizers": self.optimizers.count,
+            "groups": tuple(
+                Group(
+                    index=i,
+                    parameters=len(group["params"]),
+                    lr=discovery.rate(group, "lr"),
+                    # Set by the constructor of a schedule (PyTorch's own and timm's).
+                    initial_lr=discovery.rate(group, "initial_lr"),
+                )
+                for i, group in enumerate(optimizer.param_groups[:MAX_GROUPS])
+            ),
+            "tensors": len(watched.parameters),
+            "parameters": sum(parameter.numel() for _, parameter in watched.parameters),
+            "versions": {
+                "torch": str(torch.__version__),
+                "numpy": np.__version__,
+                "cuda": torch.version.cuda if torch.cuda.is_available() else None,
+            },
+        }
+
+    def _tell_sharing(self, step: int) -> None:
+        if (found := self._sharing.news()) is not None:
+            optimizers, losses = found
+            self.training.emit(
+                OptimizersSeen(**self.training.who, optimizers=optimizers, losses=losses, step=step)
+            )
+
+    def parameters(self) -> list[torch.Tensor]:
+        """All parameters of all optimizers, each once."""
+        return self.optimizers.parameters()
+
+    def _is_evaluating(self) -> bool:
+        """Whether `model.eval()` was called; on the sender's thread too."""
+        root = self.optimizers.root
+        return root is not None and not root.training
+
+    # -- what the hooks see --------------------------------------------------------------------
+
+    def gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """The gradients that this optimizer is about to use, or has just used."""
+        if is_recording():
+            return
+        reading = self._gradients.read(
+            self.optimizers.of(optimizer),
+            self.training.next_step,
+            odd=self._losses.nonfinite() is not None,
+            at_once=self._reporter.odd_streak < AT_ONCE,
+        )
+        if reading is None:
+            self._readings.pop(id(optimizer), None)
+            return
+        scale = getattr(optimizer, "grad_scale", None)
+        if isinstance(scale, torch.Tensor) and scale.device.type == "cpu":
+            reading.scale = float(scale)
+        self._readings[id(optimizer)] = reading
+
+    def updating(self, optimizer: torch.optim.Optimizer) -> None:
+        """This optimizer is about to change its weights."""
+        due = self.agenda.due(self.training.next_step)
+        if due and self.optimizers.is_primary(optimizer) and not is_recording():
+            with self.agenda.costs(*(plan.name for plan in _of_weights(due))):
+                if "weights" in due:
+                    self._updates.before(self.optimizers.of(optimizer).parameters)
+
+    def stepped(self, optimizer: torch.optim.Optimizer, *, backward: bool = True) -> int | None:
+        """An optimizer has made a step; the number of it if it is the primary's, else None.
+
+        `backward`: whether there was a backward call since any optimizer's last step.
+        """
+        now, wall = time.perf_counter(), self.training.wall
+        watched = self.optimizers.of(optimizer)
+        wall.call(SHARING, self._sharing.stepped, optimizer, backward=backward)
+        if not self.optimizers.counts(optimizer, watched):
+            losses = self._losses.take()
+            self.shared = losses or self.shared
+            self._around.other_stepped(
+                optimizer,
+                losses,
+                self.optimizers.modules,
+                norm=self.agenda.is_due(NORMS, self.training.next_step),
+            )
+            self._clipped.forget(p for _, p in watched.parameters)
+            return None
+        if discovery.found_inf(optimizer):
+            # A fused optimizer under a GradScaler was called, and changed nothing.
+            self._losses.skipped += 1
+            self._drop_step()
+            return None
+        step_time = self.ended(now)
+        if self.evaluations.busy:
+            self.evaluations.over(in_time=False)
+        step = self.training.stepped(step_time)
+        columns, values = self._scalars(optimizer, step_time)
+        if self._skips.any:
+            self._skips.made(step, columns, values)
+            self._bad_looks = 0
+        # Several that step after one backward call share its loss, whoever comes first.
+        losses, self.shared = self._losses.take() or self.shared, []
+        if isinstance(optimizer, torch.optim.LBFGS):
+            losses = losses[:1]  # the closure runs up to max_iter times a step
+        draft = Draft(
+            step=step,
+            at_us=unix_us(),
+            columns=columns,
+            values=values,
+            losses=on_host(losses),
+            readings=list(self._readings.values()),
+            clipped=self._clipped.take(p for _, p in watched.parameters),
+            local=self._local.take(self.optimizers.names),
+        )
+        self._readings.clear()
+        several = self.training.identity.world_size > 1
+        if several and step % CHECKSUMS_EVERY == 0 and not is_recording():
+            sums = wall.call(CHECKSUMS, Checksums, watched.parameters)
+            if sums is not None:
+                draft.probed.append((CHECKSUMS, sums))
+        if due := self.agenda.due(step):
+            draft.weights = wall.call("weights", self._weights, watched, _of_weights(due))
+            self._probe(draft, optimizer, watched, due)
+        for said in (self.inputs.take(), self._activations.take()):
+            if said is not None:
+                draft.probed.append(said)
+        self._activations.prepare(step + 1, self.optimizers.root)
+        if not self._waiting and draft.ready:
+            wall.call("report", self._reporter.finish, draft)
+        else:
+            self._waiting.append(draft)
+            self._poll()
+        if self._evaluated.waiting:
+            self._evaluated.flush()
+        if self._saved:
+            self.report_checkpoints()
+        self._around.stepped(self.training, step, draft.at_us)
+        wall.call(SHARING, self._tell_sharing, step)
+        if self._local.active:
+            spent_s = wall.spent.get(LOCAL_GRADIENTS, 0.0)
+            self._local.plan(self.agenda, step + 1, spent_s - self._local_s)
+            self._local_s = spent_s
+        if step_time is not None and step > 1:
+            self.agenda.stepped(step_time, wall.seconds)
+        self._quick.allow(self, optimizer, self._quiet_until(step + 1))
+        return step
+
+    def ended(self, now: float) -> float | None:
+        """A step of the training ends; how long it took, seconds. None: it was the first."""
+        before, self._ended_at = self._ended_at, now
+        return None if before is None else now - before
+
+    def _quiet_until(self, step: int) -> int:
+        """The first step from this one on that may have more to say than loss, times and rates."""
+        if (
+            self._waiting
+            or self._skips.any
+            or self._saved
+            or self._evaluated.waiting
+            or self.evaluations.busy
+            or self._local.active
+            or self._around.busy
+            or activations.armed
+            or not self._reporter.each_loss
+            or self.training.identity.world_size > 1
+        ):
+            return 0
+        return min(self.agenda.quiet_until(step), self._around.wakes)
+
+    def usual_scaler(self) -> tuple[float, ...] | None:
+        """What a usual step has to say of a GradScaler; None: the step is not usual."""
+        return None if self._skips.any else self._scaler.usual()
+
+    def settled(self) -> None:
+        """A step went the quick way: what was kept for it is used up."""
+        self._losses.take()
+        self._clipped.clear()
+        self._readings.clear()
+        self.shared = []
+
+    def _scalars(
+        self, optimizer: torch.optim.Optimizer, step_time: float | None
+    ) -> tuple[list[str], list[float]]:
+        columns, values = self._around.phases.take()
+        if step_time is None:
+            columns, values = [], []  # of the first step only the end was seen
+        else:
+            columns.append("step_time_s")
+            values.append(step_time)
+        for i, group in enumerate(optimizer.param_groups[:MAX_GROUPS]):
+            rate = discovery.rate(group, "lr")
+            if rate is not None:
+                columns.append(f"lr.{i}")
+                values.append(rate)
+        self._scaler.take(columns, values)
+        return columns, values
+
+    def _probe(
+        self, draft: Draft, optimizer: torch.optim.Optimizer, watched: Watched, due: Due
+    ) -> None:
+        """What is looked at beside gradients and weights, of a step at which something is due."""
+        wall = self.training.wall
+        with self.agenda.costs("weights", more=True):
+            updates = wall.call("updates", self._updates.after)
+        if updates is not None:
+            draft.probed.append(("weights", updates))
+        if (plans := due.get(OPTIMIZER_STATE, ())) and not is_recording():
+            wanted = [Wanted(p.name, self.optimizers.chosen(watched, p), p.columns) for p in plans]
+            with self.agenda.costs(*(plan.name for plan in plans)):
+                read = self._state.read
+                state = wall.call(OPTIMIZER_STATE, read, optimizer, watched.parameters, wanted)
+            if state is not None:
+                draft.probed.append((plans[0].name, state))
+
+    def scaler_updated(self, scaler: object, *, made_step: bool) -> None:
+        """GradScaler.update: without an optimizer step before it, the step was skipped."""
+        if self._scaler.updated(scaler, made_step=made_step):
+            self._quick.until = 0
+            self._drop_step()
+
+    def batch_skipped(self) -> None:
+        """The loop has thrown away the gradients of what it computed since the last step."""
+        self._quick.until = 0
+        self._drop_step(by_loop=True)
+
+    def bad_loss(self, loss: object) -> None:
+        """This loss is not finite, and its backward call comes now."""
+        if not isinstance(loss, torch.Tensor) or is_recording():
+            return
+        if self._bad_looks < LOOKS and self._all_looks < MAX_LOOKS:
+            self._bad_looks += 1
+            self._all_looks += 1
+            found = first_bad_value(loss, self.optimizers.names)
+            if found is not None:
+                self._skips.hold_back(found)
+
+    def evaluation_loss(self, name: str, loss: torch.Tensor) -> None:
+        """A loss of one number that was computed without a gradient."""
+        self.training.activity += 1
+        self._evaluated.add(name, loss)
+
+    def has_evaluated(self, step: int) -> bool:
+        """Whether a loss of an evaluation was seen after this step, and before the next."""
+        return self._evaluated.has_seen(step)
+
+    def is_finite(self, step: int | None) -> bool | None:
+        """Whether the weights after this step are finite, as far as it is known now."""
+        return None if self._waiting or step is None else self._reporter.finite_at(step)
+
+    def saved(
+        self, target: object, step: int | None, duration_s: float, *, finite: bool | None
+    ) -> None:
+        """Something was written; `step` is the last one when it began. For any thread."""
+        path = checkpoint_files.target_path(target)
+        if path is None or step is None:
+            return
+        written = checkpoint_files.look(path, step=step, duration_s=duration_s, finite=finite)
+        if written is not None:
+            self._saved.append(written)
+
+    def report_checkpoints(self) -> None:
+        """Say which files were written; later than `saved`, when they have their final names."""
+        while self._saved:
+            written = self._saved.popleft()
+            # One rank is enough to go through a folder that all have written to.
+            path, size = checkpoint_files.final_path(
+                written, add_up=self.training.identity.rank == 0
+            )
+            checkpoint = Checkpoint(
+                path=clip(str(path)), step=written.step, size_bytes=size, finite=written.finite
+            )
+            self.training.emit(
+                CheckpointWritten(
+                    **self.training.who, checkpoint=checkpoint, duration_s=written.duration_s
+                )
+            )
+
+    def close(self, timeout_s: float) -> None:
+        """Hand over what is still waiting for the GPU, for at most `timeout_s`."""
+        until = time.monotonic() + timeout_s
+        while self._flush() and time.monotonic() < until:
+            time.sleep(0.002)
+        self.report_checkpoints()
+        self._around.close(self.training)
+
+    # -- from tensors to records ---------------------------------------------------------------
+
+    def _weights(self, watched: Watched, plans: tuple[CollectionPlan, ...]) -> TensorRows | None:
+        if not plans or is_recording():
+            return None
+        with self.agenda.costs(*(plan.name for plan in plans), more=True):
+            names, flat = [], []
+            for name, parameter in watched.parameters:
+                tensor = dense(parameter)
+                if tensor is None:
+                    continue
+                names.append(name)
+                flat.append(tensor)
+            wanted = [Wanted(p.name, self.optimizers.chosen(watched, p), p.columns) for p in plans]
+            return TensorRows(names, flat, wanted) if flat else None
+
+    def _drop_step(self, *, by_loop: bool = False) -> None:
+        self._skips.skipped(self._losses.take(), by_loop=by_loop)
+        self._clipped.clear()
+        self._readings.clear()
+        self._local.clear()
+        self._updates.forget()
+
+    def _flush(self) -> bool:
+        """Send what has arrived; whether something is still on its way."""
+        self._poll()
+        self._evaluated.flush()
+        self.evaluations.over()
+        return bool(self._waiting or self._evaluated.waiting or self.evaluations.busy)
+
+    def _poll(self) -> None:
+        while self._waiting and self._waiting[0].ready:
+            self.training.wall.call("report", self._reporter.finish, self._waiting.popleft())
+        while len(self._waiting) > MAX_WAITING:
+            self._waiting.popleft()
+
+
+def _of_weights(due: Due) -> tuple[CollectionPlan, ...]:
+    """The collections that are made of weights."""
+    return (*due.get("weights", ()), *due.get("biases", ()))

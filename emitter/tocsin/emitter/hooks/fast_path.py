@@ -1,0 +1,233 @@
+"""Steps at which nothing is due: their loss, times and rates for a few microseconds.
+
+Where steps take less than some milliseconds, even the questions that a step could answer cost more
+than watching may. So capture says up to which step nothing is due, and until then a step of the
+main optimizer goes through here: with one loss, several or none, clipped as a whole or not, under a
+GradScaler or not. What it says is what the long way would. Steps of other optimizers are spared the
+look at their gradients. Whatever is not quite usual goes the long way: a closure, a number that is
+not finite or lies on a GPU, a nested step.
+
+Called without the wall around, and with one of its own: see `tocsin.emitter.hooks.torch_patches`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from threading import get_ident
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from tocsin.emitter.process.isolation import BRIEF_S
+from tocsin.emitter.send.outbox import StepRow
+from tocsin.schemas.steady_clock import unix_us
+
+PROBE: Final = "quick steps"
+
+ENDS_EVERY: Final = 16
+"""Steps from one look to the next at whether the optimizer has the same parameters."""
+
+MAX_GROUPS: Final = 64
+"""Parameter groups whose rates are told."""
+
+if TYPE_CHECKING:
+    from tocsin.emitter.capture.capture import Capture
+    from tocsin.emitter.hooks.state import Hooks
+
+
+class QuickSteps:
+    """Those of this process. `until` is the first step that goes the long way again."""
+
+    def __init__(self, hooks: Hooks) -> None:
+        self._hooks: Final = hooks
+        self.until = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Another training begins."""
+        self.until = 0
+        self._optimizer: weakref.ref[torch.optim.Optimizer] | None = None
+        self._capture: Capture | None = None
+        self._now: weakref.ref[torch.optim.Optimizer] | None = None
+        """The optimizer whose quick step is under way."""
+        self._usual: tuple[str, ...] = ()
+        self._rated: tuple[str, ...] = ()
+        self._columns: dict[tuple[int, bool, int], tuple[str, ...]] = {}
+        self._groups = 0
+        self._key = (0, False, 0)
+        self._front: tuple[float, ...] = ()
+        self._back: tuple[float, ...] = ()
+
+    def allow(self, capture: Capture, optimizer: torch.optim.Optimizer, until: int) -> None:
+        """Up to that step, steps of this optimizer are quick."""
+        if self._optimizer is None or self._optimizer() is not optimizer:
+            self._optimizer = weakref.ref(optimizer)
+        self._capture = capture
+        groups, usual = len(optimizer.param_groups), self._hooks.around.phases.usual_columns
+        if groups != self._groups or usual != self._usual:
+            self._groups, self._usual = groups, usual
+            self._rated = tuple(f"lr.{i}" for i in range(groups))
+            self._columns.clear()
+        off = self._groups > MAX_GROUPS or self._hooks.wall.rests(PROBE)
+        self.until = 0 if off else until
+
+    def backward(self, tensors: object) -> bool:
+        """In front of a backward call; whether it is usual, and all is done that it asks for: up to
+        a step that is quick, from one finite number on the CPU.
+        """
+        capture, hooks = self._capture, self._hooks
+        if capture is None or hooks.stepping or hooks.threads.any or self._now is not None:
+            return False
+        training = capture.training
+        step = training.next_step
+        if step >= self.until:
+            return False
+        began = perf_counter()
+        scaled = hooks.scaled
+        loss: Any = tensors
+        if scaled is not None and scaled[0] == id(tensors):
+            loss = scaled[1]
+        if type(loss) is not torch.Tensor or not loss.is_cpu or loss.numel() != 1:
+            return False
+        number = loss.item()
+        if type(number) is not float or number - number != 0.0:
+            return False
+        hooks.scaled = None
+        if hooks.cleared.had:
+            hooks.look_for_skipped()
+        hooks.around.loaders.backward()
+        hooks.around.checks.backward(tensors)
+        # Last: if anything fails before, the long way counts it.
+        hooks.losses.add(number, begun=True)
+        hooks.backwards += 1
+        training.activity += 1
+        ended = perf_counter()
+        hooks.around.phases.backward_begins(ended)
+        hooks.wall.seconds += min(ended - began, BRIEF_S)
+        return True
+
+    def before(self, optimizer: torch.optim.Optimizer, given: int) -> bool:
+        """In front of a step with so many arguments; whether it is quick."""
+        capture, hooks = self._capture, self._hooks
+        if self._now is not None:
+            # Inside of a quick step of another optimizer, which is the one that counts; or that one
+            # has raised, which the long way finds out.
+            outer, self._now, self.until = self._now(), None, 0
+            if outer is not None:
+                hooks.stepping.append(outer)
+            return False
+        if capture is None or capture.training.next_step >= self.until:
+            return False
+        began = perf_counter()
+        if (
+            given > 1
+            or hooks.stepping
+            or hooks.around.busy
+            or hooks.around.thread != get_ident()
+            or getattr(optimizer, "found_inf", None) is not None
+        ):
+            return False
+        phases, ours = hooks.around.phases, self._optimizer
+        if ours is not None and ours() is optimizer:
+            if not self._take_numbers(optimizer, capture):
+                return False
+            self._now = ours
+        elif capture.optimizers.knows(optimizer) and not capture.optimizers.is_over(optimizer):
+            self._now = weakref.ref(optimizer)
+        else:
+            return False
+        ended = perf_counter()
+        phases.step_begins(ended)
+        hooks.wall.seconds += min(ended - began, BRIEF_S)
+        return True
+
+    def _take_numbers(self, optimizer: torch.optim.Optimizer, capture: Capture) -> bool:
+        """What is known in front of the step; whether all of it is usual."""
+        hooks, groups = self._hooks, optimizer.param_groups
+        phases, losses = hooks.around.phases, hooks.losses.held or capture.shared
+        if not phases.usual or phases.usual_columns != self._usual or len(groups) != self._groups:
+            return False
+        count = len(losses)
+        total = losses[0] if count == 1 else 0.0
+        if count > 1:
+            if not all(type(loss) is float for loss in losses):
+                return False
+            total = sum(losses)
+        if type(total) is not float or total - total != 0.0:
+            return False
+        front: tuple[float, ...] = (total,) if count else ()
+        if count > 1:
+            front = (total, total / count, float(count))
+        clipped = hooks.clipped.any
+        if clipped:
+            norms = hooks.clipped.quick
+            if norms is None:
+                return False
+            front += norms.norms()
+        rates = [group.get("lr") for group in groups]
+        for rate in rates:
+            if type(rate) is not float and type(rate) is not int:
+                return False
+        scaler = capture.usual_scaler()
+        if scaler is None:
+            return False
+        self._front, self._back = front, (*rates, *scaler)
+        self._key = (min(count, 2), clipped, len(scaler))
+        return True
+
+    def after(self, optimizer: torch.optim.Optimizer) -> bool | None:
+        """Behind a step; whether the training has made one with it. None: it was not quick."""
+        if self._now is None:
+            return None
+        self._now = None
+        hooks, capture = self._hooks, self._capture
+        if capture is None:
+            return None
+        now = perf_counter()
+        phases, training = hooks.around.phases, capture.training
+        phases.step_ends(now)
+        hooks.made_step = True
+        if hooks.backwards > hooks.most_backwards:
+            hooks.most_backwards = hooks.backwards
+        hooks.backwards = 0
+        hooks.cleared.had = False
+        if self._optimizer is None or self._optimizer() is not optimizer:
+            made = hooks.wall.call("steps", capture.stepped, optimizer) is not None
+            phases.step_ends(perf_counter())
+            return made
+        step_time = capture.ended(now) or 0.0
+        step = training.stepped(step_time)
+        watched = capture.optimizers.primary
+        # Before the long way reads gradients again, and now and then.
+        look = step % ENDS_EVERY == 0 or step + 1 >= self.until
+        capture.optimizers.counts(optimizer, watched, look=look)
+        if watched.stale:
+            self.until = 0
+        capture.settled()
+        columns = self._columns.get(self._key) or self._name_columns()
+        at_us = unix_us()
+        values = (*self._front, *phases.take_usual(), step_time, *self._back)
+        # Never urgent: all of it is usual.
+        training.sender.row(StepRow(step, at_us, columns, values))
+        capture.agenda.times.append(step_time)
+        ended = perf_counter()
+        hooks.wall.seconds += min(ended - now, BRIEF_S)
+        if hooks.around.others.any:
+            hooks.around.send_others(training, step, at_us)
+            ended = perf_counter()
+        phases.step_ends(ended)
+        return True
+
+    def _name_columns(self) -> tuple[str, ...]:
+        """In the order of the long way."""
+        losses, clipped, scaler = self._key
+        columns = self._columns[self._key] = (
+            *("loss", "loss_mean", "micro_batches")[: (0, 1, 3)[losses]],
+            *(("gradient_norm", "gradient_norm_clipped") if clipped else ()),
+            *self._usual,
+            "step_time_s",
+            *self._rated,
+            *("scaler_skipped", "scaler_scale")[:scaler],
+        )
+        return columns

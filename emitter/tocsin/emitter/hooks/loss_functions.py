@@ -1,0 +1,268 @@
+"""Losses of evaluations: those that are computed without a gradient.
+
+Two places are watched: the call of a loss module, and the functions of torch.nn.functional that
+such modules use. They count only while the model is in eval(): a number without a gradient may be
+many things, a metric of each training step for one. The first that an evaluation uses is its loss,
+the others are metrics.
+
+TorchScript and torch.compile take the functions themselves, not what stands around them: they are
+marked as `torch.jit.script_if_tracing` marks its own. On a GPU a loss is copied without waiting,
+and sent when it has arrived.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import torch
+from torch.nn.modules import loss as loss_modules
+
+from tocsin.emitter.hooks.kept_functions import held
+from tocsin.emitter.send.outbox import StepRow
+from tocsin.emitter.statistics.async_copy import HostCopy, is_recording
+from tocsin.emitter.statistics.readable import readable
+from tocsin.schemas.steady_clock import unix_us
+
+if TYPE_CHECKING:
+    from tocsin.emitter.hooks.state import Hooks
+    from tocsin.emitter.training.training import Training
+    from tocsin.schemas.records.collections import Mode
+
+FUNCTIONS: Final = (
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "cross_entropy",
+    "ctc_loss",
+    "gaussian_nll_loss",
+    "huber_loss",
+    "kl_div",
+    "l1_loss",
+    "mse_loss",
+    "nll_loss",
+    "poisson_nll_loss",
+    "smooth_l1_loss",
+)
+
+PREDICT: Final = "predict"
+"""The phase in which losses are those of predictions, and of no evaluation."""
+
+AT_MOST: Final = 64
+"""Losses on a GPU that are copied together, and copies that are waited for."""
+
+
+class At(NamedTuple):
+    """Where losses belong, and whether one that is finite is said."""
+
+    step: int
+    mode: Mode
+    due: bool
+
+
+class EvaluationLosses:
+    """Those of one training, on their way."""
+
+    def __init__(self, training: Training) -> None:
+        self._training: Final = training
+        self._held: list[torch.Tensor] = []
+        self._copies: deque[tuple[At, HostCopy]] = deque(maxlen=AT_MOST)
+        self._at = At(0, "eval", due=True)
+        self._first: tuple[int, str] = (-1, "")
+        self._plan: Final = training.settings.plan("losses")
+
+    def add(self, name: str, loss: torch.Tensor) -> None:
+        """A loss of one number that was computed after the last step, by this function.
+
+        Where none is due it is looked at, too: one that is not finite is always said.
+        """
+        step = self._training.last_step
+        mode: Mode = "predict" if PREDICT in self._training.phases else "eval"
+        schedule = None if self._plan is None else self._plan.schedule(mode)
+        if step is None:
+            return
+        at = At(step, mode, due=schedule is not None and schedule.due(step, 1))
+        if self._first[0] != step:
+            self._first = (step, name)
+        if self._first[1] != name:
+            return
+        loss = loss.detach()
+        if loss.device.type == "cpu":
+            self._send(at, float(loss))
+            return
+        if is_recording():
+            return
+        if self._held and (at != self._at or len(self._held) >= AT_MOST):
+            self.flush()
+        self._at = at
+        self._held.append(loss.reshape(1).to(torch.float32, copy=True))
+
+    def has_seen(self, step: int) -> bool:
+        """Whether a loss was computed after this step, and before the next."""
+        return self._first[0] == step
+
+    def flush(self) -> None:
+        """Start the copies of what is held; send what has arrived. Never waits."""
+        if self._held:
+            held, self._held = self._held, []
+            with torch.no_grad():
+                self._copies.append((self._at, HostCopy(torch.cat(held))))
+        while self._copies and self._copies[0][1].ready():
+            at, copy = self._copies.popleft()
+            for value in copy.values():
+                self._send(at, float(value))
+
+    @property
+    def waiting(self) -> bool:
+        """Whether some are still on their way."""
+        return bool(self._held or self._copies)
+
+    def _send(self, at: At, value: float) -> None:
+        odd = not math.isfinite(value)
+        if at.due or odd:
+            row = StepRow(at.step, unix_us(), ("loss",), (value,), at.mode)
+            self._training.step_row(row, urgent=odd)
+
+
+class Evaluation:
+    """Which losses count, in this process."""
+
+    def __init__(self, hooks: Hooks) -> None:
+        self._hooks: Final = hooks
+        self._inside = False
+
+    def on_loss(self, name: str, value: object) -> bool:
+        """Behind a loss without a gradient; whether an evaluation goes on."""
+        capture = self._hooks.capture
+        if capture is None:
+            return False
+        evaluating = capture.training.is_evaluating()
+        self._hooks.around.checks.silent_loss(evaluating=evaluating)
+        if not evaluating:
+            return False
+        now = time.perf_counter()
+        self._hooks.around.phases.evaluated(now, now)
+        # The compiler calls functions with tensors that hold nothing.
+        loss = readable(value)
+        if loss is not None and loss.numel() == 1:
+            capture.evaluation_loss(name, loss)
+            capture.evaluations.lost(name)
+        return True
+
+    def on_function(
+        self, name: str, value: object, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> bool:
+        """Behind a loss function without a gradient; whether an evaluation goes on."""
+        capture = self._hooks.capture
+        if capture is None:
+            return False
+        evaluating = capture.training.is_evaluating()
+        if evaluating and kwargs.get("reduction") == "sum" and not is_recording():
+            value = _mean(name, value, args, kwargs)
+        return self.on_loss(name, value)
+
+    def on_classes(self, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+        """Behind a cross-entropy: the classes that it was of."""
+        capture = self._hooks.capture
+        if capture is None:
+            return
+        trains, training = torch.is_grad_enabled(), capture.training
+        if trains != training.is_evaluating() and PREDICT not in training.phases:
+            self._hooks.around.data.cross_entropy(args, kwargs, "train" if trains else "eval")
+
+    def install(self, *, late: bool = False) -> None:
+        """Put the hooks into torch. Where that is late, a function that the program has kept stays
+        what it is; loss modules that call it are seen still.
+        """
+        self._modules()
+        functions = [getattr(torch.nn.functional, name) for name in FUNCTIONS]
+        kept = held(functions) if late else [False] * len(functions)
+        for name, is_kept in zip(FUNCTIONS, kept, strict=True):
+            if not is_kept:
+                self._function(name)
+
+    def _modules(self) -> None:
+        original, hooks = loss_modules._Loss.__call__, self._hooks
+
+        @functools.wraps(original)
+        def call(module: torch.nn.Module, *args: object, **kwargs: object) -> object:
+            if torch.compiler.is_compiling() or hooks.capture is None or torch.is_grad_enabled():
+                return original(module, *args, **kwargs)
+            if self._inside:  # part of another loss, which counts
+                return original(module, *args, **kwargs)
+            # A sum is told by the function that the module calls, which sees what it is over.
+            whole = getattr(module, "reduction", None) != "sum"
+            self._inside = whole
+            try:
+                result = original(module, *args, **kwargs)
+            finally:
+                self._inside = False
+            if whole:
+                hooks.wall.call("evaluation", self.on_loss, type(module).__qualname__, result)
+            hooks.check("evaluation")
+            return result
+
+        loss_modules._Loss.__call__ = call
+
+    def _function(self, name: str) -> None:
+        original: Callable[..., object] = getattr(torch.nn.functional, name)
+        hooks = self._hooks
+        data, checks, classes = hooks.around.data, hooks.around.checks, name == "cross_entropy"
+
+        @functools.wraps(original)
+        def call(*args: object, **kwargs: object) -> object:
+            result = original(*args, **kwargs)
+            if hooks.capture is None:
+                return result
+            trains = torch.is_grad_enabled()
+            looks = classes and (data.due or not trains)
+            if trains and not (looks or checks.losses.due):
+                return result  # nearly all of them
+            if _is_fake(result):
+                return result
+            if looks:
+                hooks.wall.call("labels", self.on_classes, args, kwargs)
+            if trains and checks.losses.due:
+                checks.loss(name, args, kwargs)
+            if self._inside or trains:
+                return result
+            if hooks.wall.call("evaluation", self.on_function, name, result, args, kwargs):
+                hooks.check("evaluation")
+            return result
+
+        # The names that compilers look for.
+        setattr(call, "__original_fn", original)
+        setattr(call, "__script_if_tracing_wrapper", True)
+        setattr(torch.nn.functional, name, call)
+
+
+def _is_fake(value: object) -> bool:
+    """Whether this is a tensor without numbers, with which the compiler tries a function."""
+    return hasattr(value, "_mode_key")
+
+
+def _mean(name: str, total: object, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
+    """What the function would have returned for the mean, on the same device; never waits.
+
+    An evaluation that asks for sums divides them later, where nobody sees it: the models of Hugging
+    Face do, and the MNIST example of PyTorch. Only a mean compares with the training loss.
+    """
+    scores = args[0] if args else kwargs.get("input")
+    target = args[1] if len(args) > 1 else kwargs.get("target")
+    if name == "ctc_loss" or not isinstance(total, torch.Tensor):
+        return total
+    if not isinstance(scores, torch.Tensor) or not isinstance(target, torch.Tensor):
+        return total
+    if name not in ("cross_entropy", "nll_loss"):
+        return total / max(1, scores.numel())
+    if target.is_floating_point():
+        classes = target.shape[min(1, target.dim() - 1)]
+        return total / max(1, target.numel() // max(1, classes))
+    counts = target != kwargs.get("ignore_index", -100)
+    weight = args[2] if len(args) > 2 else kwargs.get("weight")
+    if isinstance(weight, torch.Tensor):
+        return total / (weight[target.clamp(min=0)] * counts).sum()
+    return total / counts.sum().clamp(min=1)

@@ -1,0 +1,368 @@
+"""What the hooks in torch know and do: a process that trains, from one step to the next.
+
+Where they sit in torch, and the wall around each: `tocsin.emitter.hooks.torch_patches`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import sys
+import weakref
+from collections.abc import Iterator
+from time import perf_counter
+from types import FrameType
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from tocsin.emitter.capture.surroundings import Around
+from tocsin.emitter.hooks.checkpoint_writes import Saves
+from tocsin.emitter.hooks.clip_grad_norm import ClippedNorms
+from tocsin.emitter.hooks.fast_path import QuickSteps
+from tocsin.emitter.hooks.threads import OtherThreads
+from tocsin.emitter.hooks.uncompiled import leave_uncompiled
+from tocsin.emitter.model.cleared_gradients import Cleared
+from tocsin.emitter.model.mesh_names import is_distributed
+from tocsin.emitter.probes.activations.watch import activations
+from tocsin.emitter.probes.local_gradients import LocalGradients
+from tocsin.emitter.probes.losses import LossBuffer, loss_of, only
+from tocsin.emitter.process.context import current
+from tocsin.emitter.process.environment import RUN_ID
+from tocsin.emitter.process.isolation import to_stderr
+from tocsin.emitter.stop import unwatched
+from tocsin.emitter.stop.rank_agreement import ranks_here
+
+if TYPE_CHECKING:
+    from tocsin.emitter.capture.capture import Capture
+    from tocsin.emitter.stop.exit_points import Edge
+
+BACKWARDS_WITHOUT_STEP: Final = 16
+"""Backward calls without an optimizer step after which each is an edge; or twice as many as this
+training has ever made between two steps, where that is more."""
+
+NO_STEP: Final = 50
+"""Backward calls without any optimizer step after which that is said, where gradients were cleared
+between them; `NO_STEP_AT_ALL` of them where they were not."""
+
+NO_STEP_AT_ALL: Final = 500
+
+
+class Hooks:
+    """The state behind the hooks of this process."""
+
+    def __init__(self) -> None:
+        self.wall: Final = current.wall
+        self.wall.report = to_stderr
+        self.capture: Capture | None = None
+        self.preferred: weakref.ref[torch.optim.Optimizer] | None = None
+        """The optimizer whose steps count, if the user has said so."""
+        self.model: weakref.ref[torch.nn.Module] | None = None
+        """The model, if the user has said so."""
+        self.asleep = False
+        """True for good in a process that is not to be captured."""
+        self.forked = False
+        self.losses: Final = LossBuffer()
+        self.cleared: Final = Cleared()
+        self.local: Final = LocalGradients()
+        self.clipped: Final = ClippedNorms()
+        self.around: Final = Around(self.wall)
+        self.quick: Final = QuickSteps(self)
+        self.saves: Final = Saves(self)
+        self.used: Final[weakref.WeakSet[torch.optim.Optimizer]] = weakref.WeakSet()
+        """Optimizers of trainings that are over, as far as they are alive."""
+        self.stepping: list[torch.optim.Optimizer] = []
+        self.made_step = False
+        self.backwards = 0
+        self.most_backwards = 0
+        self.threads: Final = OtherThreads()
+        self.discarded = False
+        """Whether gradients were cleared without a step."""
+        self.scaled: tuple[int, torch.Tensor] | None = None
+
+    def begin(self, optimizer: torch.optim.Optimizer) -> Capture | None:
+        """The first optimizer step of this process is about to happen."""
+        if current.session is None and not os.environ.get(RUN_ID):
+            return None
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if not distributed and not self._may_train():
+            self.asleep = True
+            return None
+        # Only now: these import pydantic and the bus, which most processes never need.
+        from tocsin.emitter.capture.capture import Capture
+        from tocsin.emitter.training.session import Session
+
+        session = current.session or Session(os.environ, self.wall)
+        current.session = session
+        capture = Capture(
+            session.begin(*ranks_here()),
+            optimizer,
+            self.losses,
+            self.local,
+            self.clipped,
+            self.around,
+            self.quick,
+            preferred=self.preferred and self.preferred(),
+            used=self.used,
+            model=self.model and self.model(),
+        )
+        self.capture = capture
+        self.wall.call("checkpoints", self.saves.follow_frameworks)
+        self.wall.call("compiler", leave_uncompiled)
+        session.before_end = capture.close
+        session.announce(capture.shape())
+        if capture.training.identity.world_size > 1:
+            for parameter in capture.parameters():
+                self.watch_local(parameter)
+        return capture
+
+    def name_model(self, model: torch.nn.Module) -> None:
+        """The user says which model is trained."""
+        self.model = weakref.ref(model)
+        capture = self.capture
+        if capture is not None and capture.optimizers.root is not model:
+            capture.optimizers.take_model(model)
+            self.around.checks.begin(capture.training, capture.optimizers)
+
+    def _may_train(self) -> bool:
+        """Whether a training of this process, which is none of several ranks, is the job's."""
+        if not (self.forked or _is_worker()):
+            unwatched.claim(os.environ)
+            return True
+        if unwatched.is_loader_worker():
+            return False
+        # `start()` in a child has asked for it.
+        if current.session is not None or unwatched.may_train(os.environ):
+            return True
+        unwatched.tell("child", os.environ)
+        return False
+
+    def _end_training(self) -> None:
+        """Another training begins in this process, and what was computed last belongs to it."""
+        losses = self.losses.take()
+        if current.session is not None:
+            current.session.end_training()
+        preferred, model = self.preferred, self.model
+        self.forget()
+        self.preferred, self.model = preferred, model
+        for loss in losses:
+            self.losses.add(loss, begun=True)
+
+    def forget(self) -> None:
+        """The training was finished by its own code; the next step begins another."""
+        if self.capture is not None:
+            self.used.update(self.capture.optimizers.alive())
+        self.capture, self.preferred, self.made_step = None, None, False
+        self.model = None
+        self.wall.call("clean-up", self._clean_up)
+        self.backwards = self.most_backwards = 0
+        self.discarded = False
+        self.wall.report = to_stderr
+
+    def _clean_up(self) -> None:
+        activations.forget()
+        self.stepping.clear()
+        self.losses.clear()
+        self.cleared.forget()
+        self.quick.forget()
+        self.local.forget()
+        self.clipped.forget_all()
+        self.around.forget()
+        self.threads.forget()
+
+    def watch_local(self, parameter: torch.Tensor) -> None:
+        """Look at this rank's own gradient of the parameter whenever it is complete."""
+        # The gradient of a DTensor is, with FSDP2, complete only once it is reduced.
+        if parameter.requires_grad and not is_distributed(parameter):
+            place = self.local.is_new(parameter)
+            if place is not None:
+                hook = functools.partial(self._on_local_gradient, place)
+                parameter.register_post_accumulate_grad_hook(hook)
+
+    def _on_local_gradient(self, place: int, parameter: torch.Tensor) -> None:
+        if torch.compiler.is_compiling():
+            return  # compiled autograd has it in its graph
+        if not self.asleep and self.local.wants(place):
+            self.wall.call("local_gradients", self.local.look, parameter)
+
+    def before_step(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
+        """In front of `Optimizer.step`."""
+        capture = self.capture
+        if capture is not None and not self.around.on_its_thread:
+            here = self.threads.step(optimizer, capture.optimizers)
+            if here is None:
+                unwatched.tell("thread", os.environ)
+                return
+            if here:
+                self.around.moved()
+                self.threads.moved()
+        if self.stepping and _running(self.stepping[-1]) <= (self.stepping[-1] is optimizer):
+            self.stepping.clear()  # a step that raised has had no end
+        known = None if self.capture is None or self.stepping else self.capture.optimizers
+        if known is not None and known.is_over(optimizer):
+            self._end_training()
+        capture = self.capture or self.begin(optimizer)
+        if capture is None:
+            return
+        self.stepping.append(optimizer)
+        if len(self.stepping) == 1:
+            self.wall.call("updates", capture.updating, optimizer)
+            if not (closure or _changes_gradients(optimizer)):
+                self.wall.call("gradients", capture.gradients, optimizer)
+            self.around.phases.step_begins(perf_counter())
+
+    def after_step(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> bool:
+        """Behind `Optimizer.step`; whether the training has made a step."""
+        capture = self.capture
+        if capture is None or not self.stepping:
+            return False
+        while self.stepping and self.stepping.pop() is not optimizer:
+            pass
+        if self.stepping:
+            return False  # inside the step of another optimizer, which is the one that counts
+        self.around.phases.step_ends(perf_counter())
+        if closure or _changes_gradients(optimizer):
+            # They were computed, or became what was used, in the middle of the step.
+            self.wall.call("gradients", capture.gradients, optimizer)
+        self.made_step = True
+        self.cleared.had = False
+        self.most_backwards = max(self.most_backwards, self.backwards)
+        backward, self.backwards = self.backwards > 0, 0
+        made = capture.stepped(optimizer, backward=backward) is not None
+        if not self.around.on_its_thread:
+            self.threads.stepped(optimizer)
+        # What we have done up to now is of no phase.
+        self.around.phases.step_ends(perf_counter())
+        return made
+
+    def on_backward(self, tensors: object) -> None:
+        """In front of a backward call."""
+        if self.threads.any and self.threads.train_here(self.around.thread):
+            return
+        scaled, self.scaled = self.scaled, None
+        unscaled = scaled[1] if scaled is not None and scaled[0] == id(only(tensors)) else None
+        if self.cleared.had and not self.stepping:
+            self.look_for_skipped()
+        loss = loss_of(tensors, unscaled)
+        if loss is not None:
+            if self.capture is None:
+                self.cleared.begun_from(only(tensors))
+            self.losses.add(loss, begun=self.capture is not None)
+            if isinstance(loss, float) and not math.isfinite(loss) and self.capture is not None:
+                self.wall.call("origin", self.capture.bad_loss, only(tensors))
+        self.local.backward = self.backwards
+        self.backwards += 1
+        if self.capture is None:
+            self._look_for_steps()
+        activations.due = False
+        self.around.loaders.backward()
+        if not self.stepping:
+            self.around.checks.backward(tensors)
+        if self.capture is not None:
+            self.capture.training.activity += 1
+            self.around.phases.backward_begins(perf_counter())
+
+    def backward_ended(self) -> None:
+        """Behind a backward call."""
+        if self.threads.any and self.threads.train_here(self.around.thread):
+            return
+        if not self.stepping and self.losses.held and not self.cleared.is_left():
+            self.cleared.backward_ended(self._parameters())
+        if self.capture is not None:
+            self.around.phases.backward_ends(perf_counter())
+
+    def _parameters(self) -> Iterator[torch.Tensor]:
+        return iter(()) if self.capture is None else self.capture.optimizers.each_parameter()
+
+    def _look_for_steps(self) -> None:
+        """Before the first step: say it where none of an optimizer seems to come."""
+        enough = NO_STEP if self.discarded else NO_STEP_AT_ALL
+        job = current.session is not None or os.environ.get(RUN_ID)
+        if self.backwards == enough and job and not _is_worker() and not self.forked:
+            unwatched.tell("no_step", os.environ)
+
+    def look_for_skipped(self) -> None:
+        """In front of a backward call: whether the loop has cleared the gradients in place of a
+        step.
+        """
+        if not self.cleared.is_gone(self._parameters()):
+            return
+        self.discarded = True
+        if self.capture is None:
+            self.losses.take()
+        else:
+            self.capture.batch_skipped()
+
+    def on_scale(self, before: object, after: object) -> None:
+        """Behind `GradScaler.scale`."""
+        self.local.scaled = True
+        if isinstance(before, torch.Tensor) and before.numel() == 1:
+            self.scaled = (id(after), before.detach())
+
+    def on_scaler_update(self, scaler: object) -> bool:
+        """Behind `GradScaler.update`; whether there is a training."""
+        made_step, self.made_step = self.made_step, False
+        self.cleared.had = False
+        if self.capture is None:
+            if not made_step:
+                self.losses.skip()
+            return False
+        self.capture.scaler_updated(scaler, made_step=made_step)
+        return True
+
+    def on_batch(self, iterator: object, batch: object, began: float, ended: float) -> bool:
+        """Behind a batch of a data loader; whether it is one of an evaluation."""
+        evaluating = self.capture is not None and self.capture.training.is_evaluating()
+        self.around.batch(iterator, began, ended, evaluating=evaluating)
+        capture = self.capture
+        if capture is not None:
+            capture.training.activity += 1
+            if not self.around.on_its_thread:
+                return False  # somebody fetches ahead; the loop is left on its own thread
+            if evaluating:
+                if capture.evaluations.on:
+                    capture.evaluations.fed(batch)
+                return True
+            if capture.evaluations.busy:
+                capture.evaluations.over()
+            if capture.inputs.on:
+                capture.inputs.fed(batch, capture.training.next_step)
+        return evaluating
+
+    def on_last_batch(self) -> None:
+        """Behind the last batch of a data loader."""
+        if self.capture is not None and self.around.on_its_thread:
+            self.capture.evaluations.drained()
+            if self.around.loaders.trains:
+                self.around.checks.epoch()
+
+    def check(self, edge: Edge) -> None:
+        """An edge. Outside of the wall: raises StopTraining on purpose."""
+        if self.capture is not None:
+            self.capture.training.check(edge)
+
+
+def _is_worker() -> bool:
+    """Whether this is a child of multiprocessing, or a worker of a data loader."""
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and process.parent_process() is not None
+
+
+def _changes_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the user's hooks may change the gradients behind ours, in front of the step; they are
+    read behind it then. Not where other hooks of the user's may clear them there first.
+    """
+    before = getattr(optimizer, "_optimizer_step_pre_hooks", None)
+    return bool(before) and not getattr(optimizer, "_optimizer_step_post_hooks", None)
+
+
+def _running(optimizer: torch.optim.Optimizer) -> int:
+    """How many calls of the step of this optimizer are on the stack."""
+    count = 0
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "wrapper" and frame.f_locals.get("self") is optimizer:
+            count += 1
+        frame = frame.f_back
+    return count

@@ -1,0 +1,300 @@
+"""Our hooks in torch: where they sit, and the wall around each.
+
+They are installed once, when torch is imported, and do next to nothing until the first optimizer
+step of this process: that is where a training begins. A process that never makes a step (a
+data-loader worker, torchrun's agent, an inference server) is left alone.
+
+Where they sit, and why there:
+
+- the global hooks before and after each `Optimizer.step`: no graph break under torch.compile;
+- `torch.autograd.backward`, which `Tensor.backward` calls too: the loss;
+- `GradScaler.scale` and `.update`: the loss before it was scaled, and steps that were skipped;
+- `clip_grad_norm_`: the gradient norm before it;
+- the loss modules' `__call__` and the functions behind them: losses without a gradient;
+- `__call__` of the classes of activations; at steps that are due, of routers and the output layer
+  too, and `scaled_dot_product_attention`: what they put out. Nothing sits on a module itself: a
+  hook of an instance would be pickled with it, and a global one makes torch.compile warn;
+- the iterators of data loaders: that something goes on between two steps, and how long it waits;
+- the constructor of DistributedDataParallel: the rank's own gradients, before they are averaged;
+- the constructor of learning-rate schedules: how often they are stepped;
+- `torch.save`, and what frameworks have beside and above it.
+
+The only thing that leaves the wall is the stop, on purpose, at an edge.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from tocsin.emitter.hooks import clip_grad_norm
+from tocsin.emitter.hooks.fast_path import PROBE
+from tocsin.emitter.hooks.kept_functions import held
+from tocsin.emitter.hooks.loss_functions import Evaluation
+from tocsin.emitter.hooks.state import BACKWARDS_WITHOUT_STEP, Hooks
+from tocsin.emitter.hooks.uncompiled import leave_uncompiled, leave_uncompiled_with_callees
+from tocsin.emitter.probes.activations import watch
+from tocsin.emitter.probes.program_checks import lr_schedules
+from tocsin.emitter.process.context import current
+from tocsin.emitter.process.environment import RUN_ID
+from tocsin.emitter.process.isolation import Wall
+
+if TYPE_CHECKING:
+    from tocsin.emitter.capture.capture import Capture
+    from tocsin.emitter.training.session import Session
+
+hooks: Final = Hooks()
+"""The one of this process."""
+
+_installed = False
+
+
+def install(*, late: bool = False) -> None:
+    """Put the hooks into torch; a second time does nothing. `late`: the program has had torch
+    before, and may have kept functions of it.
+    """
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    for place in (
+        _optimizers,
+        _backward,
+        _grad_scaler,
+        partial(_clipping, late=late),
+        partial(_evaluations, late=late),
+        _data_loaders,
+        _data_parallel,
+        _save,
+        _activations,
+        _schedules,
+    ):
+        name = place.func.__name__ if isinstance(place, partial) else place.__name__
+        hooks.wall.call(name.strip("_"), place)
+    os.register_at_fork(after_in_child=_in_child)
+    hooks.wall.call("compiler", _leave_uncompiled)
+
+
+def _leave_uncompiled() -> None:
+    leave_uncompiled()
+    leave_uncompiled_with_callees(
+        Wall.call,
+        Hooks.check,
+        *(_before_step, _after_step, _is_quick, _was_quick, _is_usual, _backward_ended),
+    )
+
+
+def _optimizers() -> None:
+    register_optimizer_step_pre_hook(_before_step)
+    register_optimizer_step_post_hook(_after_step)
+
+
+def _before_step(
+    optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]
+) -> None:
+    if torch.compiler.is_compiling():
+        _before_step_apart(optimizer, args, kwargs)
+    elif hooks.threads.any and hooks.threads.ignores(optimizer):
+        return
+    elif not hooks.asleep and not _is_quick(optimizer, args, kwargs):
+        hooks.wall.call("steps", hooks.before_step, optimizer, closure=_has_closure(args, kwargs))
+
+
+def _after_step(
+    optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]
+) -> None:
+    if torch.compiler.is_compiling():
+        _after_step_apart(optimizer, args, kwargs)
+        return
+    if hooks.capture is None:
+        return
+    if hooks.wall.off:
+        hooks.wall.stepped()
+    made = _was_quick(optimizer)
+    if made is not None:
+        if made:
+            hooks.check("optimizer_step")
+        return
+    made = hooks.wall.call("steps", hooks.after_step, optimizer, closure=_has_closure(args, kwargs))
+    # With the probe off every step of any optimizer is an edge still.
+    if made or "steps" in hooks.wall.off:
+        hooks.check("optimizer_step")
+
+
+# Where a whole step is compiled, the compiler does not look into these: it calls them.
+_before_step_apart = torch._disable_dynamo(_before_step)
+_after_step_apart = torch._disable_dynamo(_after_step)
+
+
+def _is_quick(
+    optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]
+) -> bool:
+    try:
+        return hooks.quick.before(optimizer, len(args) + len(kwargs))
+    # The wall, without its cost.
+    except Exception as error:
+        hooks.quick.until = 0
+        hooks.wall.call(PROBE, _fail, error)
+        return False
+
+
+def _was_quick(optimizer: torch.optim.Optimizer) -> bool | None:
+    try:
+        return hooks.quick.after(optimizer)
+    # The wall, without its cost.
+    except Exception as error:
+        hooks.quick.until = 0
+        hooks.wall.call(PROBE, _fail, error)
+        return True  # counted it is, if not told
+
+
+def _fail(error: Exception) -> None:
+    raise error
+
+
+def _has_closure(args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
+    return (len(args) > 1 and callable(args[1])) or callable(kwargs.get("closure"))
+
+
+def _backward() -> None:
+    original = torch.autograd.backward
+
+    @functools.wraps(original)
+    def backward(*args: object, **kwargs: object) -> None:
+        if not hooks.asleep:
+            tensors = args[0] if args else kwargs.get("tensors")
+            if not _is_usual(tensors):
+                hooks.wall.call("losses", hooks.on_backward, tensors)
+        if hooks.asleep:
+            original(*args, **kwargs)
+        else:
+            try:
+                original(*args, **kwargs)
+            finally:
+                _backward_ended()
+        if hooks.backwards > max(BACKWARDS_WITHOUT_STEP, 2 * hooks.most_backwards):
+            hooks.check("backward")
+
+    torch.autograd.backward = backward
+
+
+def _is_usual(tensors: object) -> bool:
+    try:
+        return hooks.quick.backward(tensors)
+    # The wall, without its cost.
+    except Exception as error:
+        hooks.quick.until = 0
+        hooks.wall.call(PROBE, _fail, error)
+        return False
+
+
+def _backward_ended() -> None:
+    try:
+        hooks.backward_ended()
+    # The wall, without its cost: at each step.
+    except Exception as error:
+        hooks.wall.call("phases", _fail, error)
+
+
+def _grad_scaler() -> None:
+    scaler = torch.amp.grad_scaler.GradScaler
+    original_scale, original_update = scaler.scale, scaler.update
+
+    @functools.wraps(original_scale)
+    def scale(self: object, outputs: object) -> object:
+        result = original_scale(self, outputs)
+        if not hooks.asleep and getattr(self, "_enabled", True):
+            hooks.wall.call("scaler", hooks.on_scale, outputs, result)
+        return result
+
+    @functools.wraps(original_update)
+    def update(self: object, *args: object, **kwargs: object) -> None:
+        original_update(self, *args, **kwargs)
+        if hooks.asleep or not getattr(self, "_enabled", True):
+            return
+        if hooks.wall.call("scaler", hooks.on_scaler_update, self):
+            hooks.check("scaler_update")
+
+    scaler.scale, scaler.update = scale, update
+
+
+def _clipping(*, late: bool) -> None:
+    if not (late and any(held([torch.nn.utils.clip_grad_norm_]))):
+        clip_grad_norm.install(hooks)
+
+
+def _evaluations(*, late: bool) -> None:
+    Evaluation(hooks).install(late=late)
+
+
+def _activations() -> None:
+    watch.install(hooks.wall)
+
+
+def _schedules() -> None:
+    lr_schedules.install(hooks.wall)
+
+
+def _data_loaders() -> None:
+    iterator = torch.utils.data.dataloader._BaseDataLoaderIter
+    original = iterator.__next__
+
+    @functools.wraps(original)
+    def following(self: object) -> object:
+        if hooks.asleep:
+            return original(self)
+        began = perf_counter()
+        try:
+            batch = original(self)
+        except StopIteration:
+            hooks.wall.call("batches", hooks.on_last_batch)
+            raise
+        if hooks.wall.call("batches", hooks.on_batch, self, batch, began, perf_counter()):
+            hooks.check("evaluation")
+        return batch
+
+    iterator.__next__ = following
+
+
+def _data_parallel() -> None:
+    parallel = torch.nn.parallel.DistributedDataParallel
+    original = parallel.__init__
+
+    @functools.wraps(original)
+    def construct(self: torch.nn.Module, *args: object, **kwargs: object) -> None:
+        original(self, *args, **kwargs)
+        if not hooks.asleep and os.environ.get(RUN_ID):
+            hooks.wall.call("local_gradients", _watch_all, self)
+
+    parallel.__init__ = construct
+
+
+def _watch_all(module: torch.nn.Module) -> None:
+    for parameter in module.parameters():
+        hooks.watch_local(parameter)
+
+
+def _save() -> None:
+    hooks.saves.install()
+
+
+def _in_child() -> None:
+    # The sender's thread is not in a forked child, and the child is not a rank; unless it becomes
+    # one with a process group of its own. What it inherited is kept: to end it, the
+    # spool's file or the Kafka client in it, is up to the parent.
+    hooks.forked = True
+    _inherited.append((current.session, hooks.capture))
+    current.session = None
+    hooks.forget()
+
+
+_inherited: Final[list[tuple[Session | None, Capture | None]]] = []

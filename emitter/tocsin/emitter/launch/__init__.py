@@ -1,0 +1,1 @@
+"""`tocsin run`: the launcher, its job, the helper, escalation."""

@@ -1,0 +1,280 @@
+"""The launcher's hands: carries a stop out on this node, and goes further if the job does not go.
+
+    agents told not to restart -> ranks told -> edge, within grace -> SIGTERM, grace -> SIGKILL
+
+A job without a training gets SIGTERM at once: nobody there can hear. That the job is gone is looked
+at, never assumed. Where the trained process has gone and CMD goes on to another training (a script
+that runs python twice), that one is another incarnation, and the stop does not touch it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal, TypedDict
+
+from tocsin.emitter.launch.job import Job
+from tocsin.emitter.launch.summary import StopFigures
+from tocsin.emitter.stop import datagrams
+from tocsin.emitter.stop.exit_points import STOPPED
+from tocsin.emitter.stop.processes import Members
+from tocsin.emitter.stop.verification import Facts, SignedCommand, Verdict, read_keys, refusal
+from tocsin.schemas.records.events import Data, clip
+from tocsin.schemas.records.runs import Role
+from tocsin.schemas.records.stops import (
+    StopAcknowledged,
+    StopEscalated,
+    StopExited,
+    StopRequested,
+)
+
+How = Literal["edge", "SIGTERM", "SIGKILL", "itself"]
+
+AGENTS_S: Final = 2.0
+"""How long agents are waited for to answer that they restart nothing, seconds."""
+
+KILLED_S: Final = 10.0
+"""How long the end of a job is waited for after SIGKILL, seconds."""
+
+_LOOK_S: Final = 0.02
+
+
+class _Who(TypedDict):
+    run_id: str
+    incarnation: str
+    role: Role
+    world_size: int
+
+
+@dataclass(slots=True)
+class _Stop:
+    """One stop, of one incarnation; `joined` are further commands that ask for the same."""
+
+    command: StopRequested
+    joined: list[StopRequested] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+    how: How | None = None
+    step: int | None = None
+    exit_code: int | None = None
+    """None until it is confirmed."""
+
+
+class Stopper:
+    """Does what the listener decides. On the launcher's loop."""
+
+    def __init__(
+        self,
+        run_id: str,
+        members: Members,
+        job: Callable[[], Job | None],
+        answer: Callable[[Data], None],
+        *,
+        key_paths: list[Path],
+        stops_off: bool,
+        keeping: Callable[[], frozenset[int]] = frozenset,
+    ) -> None:
+        """`answer` puts an event on telemetry; `keeping` gives pids that no signal may reach."""
+        self._run_id = run_id
+        self._members = members
+        self._job = job
+        self._answer = answer
+        self._key_paths = key_paths
+        self._stops_off = stops_off
+        self._keeping = keeping
+        # By incarnation, in the order in which they came: a job can be stopped once per training.
+        self._stops: dict[str, _Stop] = {}
+
+    @property
+    def command(self) -> StopRequested | None:
+        """The newest that is, or was, obeyed."""
+        return None if self._newest is None else self._newest.command
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop was acknowledged: it decides the exit code."""
+        return bool(self._stops)
+
+    @property
+    def figures(self) -> StopFigures | None:
+        """How the newest one went, for the summary; None without a stop."""
+        stop = self._newest
+        if stop is None:
+            return None
+        return StopFigures(
+            command=stop.command, how=stop.how, step=stop.step, exit_code=stop.exit_code
+        )
+
+    @property
+    def _newest(self) -> _Stop | None:
+        return next(reversed(self._stops.values()), None)
+
+    def facts(self) -> Facts:
+        """See Hands."""
+        members, job = self._members, self._job()
+        over = ""
+        if job is None:
+            over = "the job has not started yet"
+        elif job.returncode is not None:
+            over = "the job had ended"
+        elif members.training_over():
+            over = "that training had ended by itself"
+        return Facts(
+            self._run_id,
+            members.incarnation,
+            read_keys(self._key_paths),
+            stops_off=self._stops_off,
+            over=over,
+        )
+
+    def obey(self, signed: SignedCommand, command: StopRequested) -> None:
+        """See Hands."""
+        stop = self._stops[command.incarnation] = _Stop(command)
+        self._answer(self._acknowledged(command))
+        stop.task = asyncio.create_task(self._carry_out(signed, stop), name="stop")
+
+    def join(self, command: StopRequested) -> None:
+        """See Hands."""
+        self._answer(self._acknowledged(command))
+        stop = self._stops[command.incarnation]
+        stop.joined.append(command)
+        if stop.exit_code is not None:
+            self._answer(self._exited(stop, command))
+
+    def missed(self, command: StopRequested, why: str) -> None:
+        """See Hands. If the job itself is gone that is an answer; its training alone is not."""
+        job = self._job()
+        if job is not None and job.exit_code is not None:
+            late = _Stop(command, how="itself", exit_code=job.exit_code)
+            self._answer(self._exited(late, command))
+            return
+        self.refuse(Verdict("other_incarnation", why, command, command.command_id))
+
+    def refuse(self, verdict: Verdict) -> None:
+        """See Hands."""
+        if verdict.why is not None:
+            self._answer(refusal(verdict, self._who()))
+
+    def job_gone(self) -> None:
+        """The job was seen to be gone, all of it: confirm the stops under way."""
+        job = self._job()
+        if job is None or job.exit_code is None:
+            return
+        for stop in self._stops.values():
+            if stop.exit_code is None:
+                self._confirm(stop, job.exit_code)
+
+    async def close(self) -> None:
+        """End the escalations, if one runs still."""
+        tasks = [stop.task for stop in self._stops.values() if stop.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _carry_out(self, signed: SignedCommand, stop: _Stop) -> None:
+        job, command = self._job(), stop.command
+        if job is None:
+            return
+        await self._block_restarts()
+        living = self._members.living(command.incarnation)
+        told = [trainer for trainer in living if datagrams.send(trainer.socket, signed.message())]
+        # Who was not told may have gone on to another training meanwhile: that one is not touched.
+        if await self._gone(job, stop, command.grace_s if told else 0.0):
+            return
+        if told:
+            left = {trainer.pid for trainer in told if trainer.left_at is not None}
+            late = [str(trainer.rank) for trainer in told if trainer.pid not in left]
+            reason = (
+                f"rank {', '.join(late)} did not leave within {command.grace_s:g} s"
+                if late
+                else f"the job did not end within {command.grace_s:g} s, though its ranks left"
+            )
+        elif living:
+            unheard = ", ".join(str(trainer.rank) for trainer in living)
+            reason = f"rank {unheard} could not be told: its socket took nothing"
+        elif self._members.ranks(command.incarnation):
+            reason = "no rank of that training is there any more, but the job is"
+        else:
+            reason = "no training said hello from this job"
+        steps: tuple[tuple[signal.Signals, How, float], ...] = (
+            (signal.SIGTERM, "SIGTERM", command.grace_s),
+            (signal.SIGKILL, "SIGKILL", KILLED_S),
+        )
+        for number, how, patience_s in steps:
+            stop.how = how
+            self._answer(
+                StopEscalated(
+                    **self._who(),
+                    command_id=command.command_id,
+                    issue_id=command.issue_id,
+                    how="SIGTERM" if number is signal.SIGTERM else "SIGKILL",
+                    reason=clip(reason, 500),
+                )
+            )
+            job.terminate(number, keeping=self._keeping())
+            if await self._gone(job, stop, patience_s):
+                return
+            reason = f"the job did not end within {patience_s:g} s of {number.name}"
+
+    async def _block_restarts(self) -> None:
+        agents = self._members.unblocked()
+        for agent in agents:
+            datagrams.send(agent.socket, {"kind": "no_restart"})
+        if agents:
+            members = self._members
+            await members.until(lambda: not members.unblocked(), timeout_s=AGENTS_S)
+
+    async def _gone(self, job: Job, stop: _Stop, timeout_s: float) -> bool:
+        """Whether CMD ended, or went on to another training, within that time."""
+        until, incarnation = time.monotonic() + timeout_s, stop.command.incarnation
+        while True:
+            if job.returncode is not None:
+                return True
+            members = self._members
+            # Its process may live: a script can catch the stop, and train again in the same one.
+            if members.incarnation != incarnation and not members.living(incarnation):
+                self._confirm(stop, STOPPED)
+                return True
+            if time.monotonic() > until:
+                return False
+            await asyncio.sleep(_LOOK_S)
+
+    def _confirm(self, stop: _Stop, exit_code: int) -> None:
+        trainers = self._members.ranks(stop.command.incarnation)
+        steps = [t.left_at for t in trainers if t.left_at is not None]
+        stop.step = max(steps, default=None)
+        if stop.how is None:
+            stop.how = "edge" if steps else "itself"
+        elif stop.how == "SIGKILL" and exit_code == 128 + signal.SIGTERM:
+            # It was on its way out when the second signal came.
+            stop.how = "SIGTERM"
+        stop.exit_code = exit_code
+        for command in (stop.command, *stop.joined):
+            self._answer(self._exited(stop, command))
+
+    def _acknowledged(self, command: StopRequested) -> StopAcknowledged:
+        return StopAcknowledged(
+            **self._who(), command_id=command.command_id, issue_id=command.issue_id
+        )
+
+    def _exited(self, stop: _Stop, command: StopRequested) -> StopExited:
+        who = self._who()
+        who["incarnation"] = stop.command.incarnation
+        return StopExited(
+            **who,
+            command_id=command.command_id,
+            issue_id=command.issue_id,
+            how=stop.how or "itself",
+            exit_code=STOPPED if stop.exit_code is None else stop.exit_code,
+        )
+
+    def _who(self) -> _Who:
+        return {
+            "run_id": self._run_id,
+            "incarnation": self._members.incarnation,
+            "role": "launcher",
+            "world_size": self._members.world_size,
+        }

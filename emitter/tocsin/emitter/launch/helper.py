@@ -1,0 +1,190 @@
+"""The helper of one run: one niced process with sampler, rules and actions, kept alive.
+
+Protocol, on the helper's stdin (text lines; the helper ignores words that it does not know):
+
+    job PID     the job runs as this process: what the sampler looks at
+    drain S     the job is over: work off what is there, for S seconds at most, then exit with 0
+                (all deliveries final) or 3 (something is left in the ledger)
+    stop JSON   a rank of this node was told to stop (`tocsin.emitter.launch.enforcer.StopOrder`):
+    end its
+                process if it does not leave. Only where there is no launcher, which does so itself
+    left PID    that rank has left its loop: it gets no signal
+    EOF         the launcher is gone: stop now, in order, once the stops under way are carried out
+
+The orders so far are told again to a helper that was started anew. It has a session of its own and
+no terminal, so no Ctrl-C reaches it; stdout and stderr go to its log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Final
+
+from tocsin.emitter.process.process_group import Change, Reaper
+
+NICE: Final = 3
+"""What it takes of the cores is the same with any niceness, only later: with 10, beside ten busy
+processes, a stop waited for up to two seconds for it; with 3 for a third of a second.
+"""
+
+DRAIN_S: Final = 15.0
+"""How long, after the job, rules and deliveries are waited for by default, seconds."""
+
+FIRST_PAUSE_S: Final = 0.2
+LONGEST_PAUSE_S: Final = 10.0
+HEALTHY_S: Final = 30.0
+"""A helper that lived this long is started again without delay growing, seconds."""
+
+DRAINED: Final = frozenset({0, 3})
+
+
+class HelperProcess:
+    """Starts the helper, and again when it dies, until it has drained or is closed."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        reaper: Reaper,
+        log: Path,
+        say: Callable[[str], None],
+    ) -> None:
+        self.restarts = 0
+        self.returncode: int | None = None
+        self._command = list(command)
+        # One thread is enough for it, and the training needs the cores.
+        self._environ = {**environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        self._reaper = reaper
+        self.log: Final = log
+        self._say = say
+        self._orders: list[str] = []
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._ended = asyncio.Event()
+        self._done = asyncio.Event()
+        self._closing = False
+
+    @property
+    def pid(self) -> int | None:
+        """Of the helper that runs now."""
+        return None if self._popen is None else self._popen.pid
+
+    def start(self) -> None:
+        """Start it once; `keep` does so again. Raises OSError."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as log:
+            self._popen = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=self._environ,
+                start_new_session=True,
+            )
+        self._ended.clear()
+        self._reaper.watch(self._popen.pid, self._changed)
+        with contextlib.suppress(OSError):
+            # It has but one thread yet; those to come inherit.
+            os.setpriority(os.PRIO_PROCESS, self._popen.pid, NICE)
+        os.set_blocking(self._stdin.fileno(), False)
+        for order in self._orders:
+            self._write(order)
+
+    async def keep(self) -> None:
+        """Start it again whenever it dies, with growing pauses, until it has drained."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            began = time.monotonic()
+            await self._ended.wait()
+            if self._closing or self._finished():
+                self._done.set()
+                return
+            if time.monotonic() - began > HEALTHY_S:
+                pause_s = FIRST_PAUSE_S
+            if self.restarts == 0:
+                self._say(
+                    f"the helper ended with {self.returncode}, starting it again ({self._why()})"
+                )
+            self.restarts += 1
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            if self._closing:
+                return
+            with contextlib.suppress(OSError):
+                self.start()
+
+    def job_started(self, pid: int) -> None:
+        """Tell it the job's pid."""
+        self._order(f"job {pid}")
+
+    def drain(self, timeout_s: float) -> None:
+        """Order it to finish."""
+        self._order(f"drain {timeout_s:.1f}")
+
+    @property
+    def has_drained(self) -> bool:
+        """Whether it has exited as `drain` asked; `returncode` then says whether all is done."""
+        return self._done.is_set()
+
+    @property
+    def ended_well(self) -> bool:
+        """Whether it drained as it was told and never had to be started again."""
+        return self.restarts == 0 and self.returncode in DRAINED
+
+    async def close(self, timeout_s: float) -> None:
+        """Let go of it: EOF, and SIGKILL if it is still there after `timeout_s`."""
+        self._closing = True
+        popen = self._popen
+        if popen is None:
+            return
+        self._shut()
+        if popen.returncode is None:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._ended.wait()
+            except TimeoutError:
+                popen.kill()
+
+    @property
+    def _stdin(self) -> IO[bytes]:
+        assert self._popen is not None
+        assert self._popen.stdin is not None
+        return self._popen.stdin
+
+    def _finished(self) -> bool:
+        asked = any(order.startswith("drain") for order in self._orders)
+        return asked and self.returncode in DRAINED
+
+    def _order(self, order: str) -> None:
+        self._orders.append(order)
+        if self._popen is not None and self._popen.returncode is None:
+            self._write(order)
+
+    def _write(self, order: str) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._stdin.fileno(), f"{order}\n".encode())
+
+    def _shut(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stdin.close()
+
+    def _changed(self, change: Change) -> None:
+        if change.stopped_by is not None:
+            return
+        assert self._popen is not None
+        self.returncode = self._popen.returncode = change.returncode
+        self._shut()
+        self._ended.set()
+
+    def _why(self) -> str:
+        try:
+            lines = self.log.read_bytes()[-2_000:].decode(errors="replace").split("\n")
+        except OSError:
+            lines = []
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return f"{self.log}: {last}" if last else f"see {self.log}"

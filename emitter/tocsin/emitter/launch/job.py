@@ -1,0 +1,178 @@
+"""CMD as a job: its own process group, the terminal, its end, and what it leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from tocsin.emitter.launch.signals import TO_GROUP, ForwardedSignals
+from tocsin.emitter.launch.terminal import Terminal
+from tocsin.emitter.process import process_group
+from tocsin.emitter.process.process_group import Change, Reaper
+
+NOT_FOUND: Final = 127
+NOT_EXECUTABLE: Final = 126
+
+SWEEP_S: Final = 5.0
+"""What a job leaves in its group gets SIGTERM at once and SIGKILL after this long, seconds."""
+
+_LOOK_S: Final = 0.02
+
+
+class CannotStart(Exception):
+    """CMD could not be started; `exit_code` is 127 or 126."""
+
+    def __init__(self, reason: str, exit_code: int) -> None:
+        super().__init__(reason)
+        self.exit_code: Final = exit_code
+
+
+class Job:
+    """CMD, running. To be made and used on one event loop, in the main thread."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        reaper: Reaper,
+        terminal: Terminal | None = None,
+    ) -> None:
+        """Start it, in the foreground where the launcher is.
+
+        Raises:
+            CannotStart: no such program, or it cannot be executed.
+        """
+        self._terminal = terminal
+        self._reaper = reaper
+        lend = terminal is not None and terminal.is_ours()
+        try:
+            self._popen = subprocess.Popen(list(command), env=dict(environ), process_group=0)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            where = "" if "/" in command[0] else " on PATH: expected a program, or a path like ./it"
+            raise CannotStart(f"{command[0]}: not found{where}", NOT_FOUND) from error
+        except (OSError, ValueError) as error:
+            why = "not executable"
+            if isinstance(error, OSError) and error.errno == errno.ENOEXEC:
+                why = "not a program (a script needs a first line like #!/bin/sh)"
+            raise CannotStart(f"{command[0]}: {why} ({error})", NOT_EXECUTABLE) from error
+        self.pid: Final = self._popen.pid
+        self.group: Final = self.pid
+        self.started_at: Final = time.monotonic()
+        self.ended_at: float | None = None
+        self.returncode: int | None = None
+        self.passed_on: set[signal.Signals] = set()
+        self._ended = asyncio.Event()
+        self._handlers: ForwardedSignals | None = None
+        reaper.watch(self.pid, self._changed)
+        if lend and terminal is not None:
+            terminal.lend(self.group)
+
+    def use(self, handlers: ForwardedSignals) -> None:
+        """Where to take SIGTSTP's default action from when the job is suspended."""
+        self._handlers = handlers
+
+    @property
+    def exit_code(self) -> int | None:
+        """As a shell has it: CMD's own, 128+n after signal n; None while it runs."""
+        if self.returncode is None:
+            return None
+        return self.returncode if self.returncode >= 0 else 128 - self.returncode
+
+    def duration_s(self) -> float:
+        """How long it has run, or ran."""
+        return (time.monotonic() if self.ended_at is None else self.ended_at) - self.started_at
+
+    async def wait(self) -> int:
+        """Wait for the end of CMD itself; returns `exit_code`."""
+        await self._ended.wait()
+        assert self.exit_code is not None
+        return self.exit_code
+
+    def wait_blocking(self) -> int:
+        """The same without an event loop: the last resort when ours has failed."""
+        while self.returncode is None:
+            self._reaper.reap()
+            time.sleep(_LOOK_S)
+        assert self.exit_code is not None
+        return self.exit_code
+
+    def forward(self, number: signal.Signals) -> None:
+        """Pass on a signal that the launcher got."""
+        if self.returncode is not None:
+            return
+        self.passed_on.add(number)
+        if number is signal.SIGCONT and self._terminal is not None and self._terminal.is_ours():
+            self._terminal.lend(self.group)
+        if number in TO_GROUP:
+            process_group.signal_group(self.group, number)
+        else:
+            process_group.signal_process(self.pid, number)
+
+    def terminate(self, number: signal.Signals, *, keeping: frozenset[int] = frozenset()) -> None:
+        """SIGTERM or SIGKILL to the job's group; SIGKILL to all descendants but `keeping` too."""
+        process_group.signal_group(self.group, number)
+        if number is signal.SIGKILL:
+            for pid in process_group.descendants(keeping):
+                process_group.signal_process(pid, number)
+        else:
+            # A suspended process takes SIGTERM only once it goes on.
+            process_group.signal_group(self.group, signal.SIGCONT)
+
+    async def sweep(self, *, everything: bool, keeping: frozenset[int] = frozenset()) -> None:
+        """End what CMD has left: its group, and with `everything` all its descendants.
+
+        At once SIGTERM, after `SWEEP_S` SIGKILL; returns when they are gone, or 2 s after SIGKILL.
+        """
+        number, until = signal.SIGTERM, time.monotonic() + SWEEP_S
+        told: set[int] = set()
+        while True:
+            self._reaper.reap()
+            left = process_group.descendants(keeping) if everything else []
+            group = process_group.group_exists(self.group)
+            if not group and not left:
+                return
+            if group and self.group not in told:
+                told.add(self.group)
+                self.terminate(number)
+            for pid in left:
+                if pid not in told:
+                    told.add(pid)
+                    process_group.signal_process(pid, number)
+            if time.monotonic() > until:
+                if number is signal.SIGKILL:
+                    return
+                number, until = signal.SIGKILL, time.monotonic() + 2.0
+                told.clear()
+            await asyncio.sleep(_LOOK_S)
+
+    def _changed(self, change: Change) -> None:
+        if change.stopped_by is not None:
+            self._suspended(change.stopped_by)
+            return
+        self.returncode = self._popen.returncode = change.returncode
+        self.ended_at = time.monotonic()
+        if self._terminal is not None:
+            died = change.returncode is not None and change.returncode < 0
+            self._terminal.take_back(self.group, reset=died)
+        self._ended.set()
+
+    def _suspended(self, number: int) -> None:
+        """Ctrl-Z, or a read from the background: suspend the launcher too, so the shell sees it."""
+        terminal, handlers = self._terminal, self._handlers
+        if terminal is None or handlers is None or number == signal.SIGSTOP:
+            return
+        terminal.take_back(self.group)
+        # Where there is no shell to wake us (an orphaned group) the system ignores this SIGTSTP.
+        handlers.stop_self(lambda: os.killpg(os.getpgrp(), signal.SIGTSTP))
+        if terminal.is_ours():
+            terminal.lend(self.group)
+        elif number in (signal.SIGTTIN, signal.SIGTTOU):
+            # Still in the background: to wake it would only have it stopped again, at once.
+            return
+        process_group.signal_group(self.group, signal.SIGCONT)

@@ -1,0 +1,461 @@
+"""`tocsin run`: starts a job, watches it, tells about it, and ends with its exit code.
+
+The order is in `_Launch.run`. The job comes first: what fails on our side costs a line on stderr
+and the watching, never the job, whose exit code is passed on in any case.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+from tocsin.bus.port import BusError, Record
+from tocsin.emitter.launch import messages
+from tocsin.emitter.launch.bus_session import Watch
+from tocsin.emitter.launch.end_budget import EndBudget
+from tocsin.emitter.launch.escalation import Stopper
+from tocsin.emitter.launch.helper import HelperProcess
+from tocsin.emitter.launch.job import CannotStart, Job
+from tocsin.emitter.launch.own_run import OwnRun
+from tocsin.emitter.launch.plan import LaunchPlan, job_environment
+from tocsin.emitter.launch.run_records import StopState, keep_beating, run_ended, run_started
+from tocsin.emitter.launch.signals import ENDING, ForwardedSignals
+from tocsin.emitter.launch.summary import Summary, decide_end
+from tocsin.emitter.launch.terminal import Terminal
+from tocsin.emitter.process import environment
+from tocsin.emitter.process.identity import restart_count
+from tocsin.emitter.process.process_group import Reaper, become_subreaper, process_lives
+from tocsin.emitter.stop import datagrams
+from tocsin.emitter.stop.detail_requests import CloserLooks
+from tocsin.emitter.stop.listener import Listener
+from tocsin.emitter.stop.processes import Members
+from tocsin.emitter.stop.unwatched import LINES
+from tocsin.emitter.stop.verification import read_keys, trusted_paths, untrusted_places
+from tocsin.schemas.errors import TocsinError
+from tocsin.schemas.ids import incarnation_id
+from tocsin.schemas.own_python import python_environment
+from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.events import Data
+from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.issues import IssueFiring
+from tocsin.schemas.records.runs import Outcome, RunView
+from tocsin.schemas.steady_clock import unix_ms
+from tocsin.schemas.topics import Topics
+
+logger = logging.getLogger(__name__)
+
+USAGE: Final = 2
+"""Exit code when nothing was started."""
+
+OPEN_S: Final = 15.0
+FLUSH_S: Final = 5.0
+UNHEARD_S: Final = 10.0
+"""A job that ran this long without a word from the hook gets a line that says why."""
+
+HELPER_CLOSE_S: Final = 3.0
+_DRAIN_LOOK_S: Final = 0.05
+_REAP_S: Final = 1.0
+
+
+def launch(plan: LaunchPlan) -> int:
+    """Run the job to its end; returns the exit code. Blocks; main thread only.
+
+    Never raises for what the job or the bus does. 2 means that nothing was started.
+    """
+    launcher = _Launch(plan)
+    try:
+        return asyncio.run(launcher.run())
+    except Exception:
+        # The launcher's wall: the job goes on, unwatched, and its exit code is passed on.
+        logger.exception("the launcher failed")
+        job = launcher.job
+        if job is None:
+            raise
+        launcher.say("watching ended by a failure of tocsin itself; the job goes on")
+        job.wait_blocking()
+        return launcher.sum_up(job)
+
+
+class _Launch:
+    """One launch, on one event loop."""
+
+    def __init__(self, plan: LaunchPlan) -> None:
+        self.plan = plan
+        self.job: Job | None = None
+        self._topics = Topics(plan.bus_prefix)
+        self._restarts = restart_count(os.environ)
+        first = incarnation_id(plan.run_id, plan.job_id, self._restarts, 0)
+        self._members = Members(first, process_lives)
+        self._own = OwnRun(plan.run_id)
+        self._reaper = Reaper()
+        self._helper: HelperProcess | None = None
+        self._watch: Watch | None = None
+        self._cancelled: signal.Signals | None = None
+        self._hurry = asyncio.Event()
+        self._judged_at = time.monotonic()
+        self._unjudged = False
+        self._told_off: set[str] = set()
+        self._budget = EndBudget(plan.drain_s)
+        self._starting: asyncio.Task[Job | None] | None = None
+        self._key_paths = trusted_paths(os.environ, plan.trusted_keys)
+        self._stopper = Stopper(
+            plan.run_id,
+            self._members,
+            lambda: self.job,
+            self._answer,
+            key_paths=self._key_paths,
+            stops_off=not plan.stop,
+            keeping=self._keeping,
+        )
+
+    def say(self, line: str) -> None:
+        """One line for the person at the terminal."""
+        if self.plan.say is not None:
+            self.plan.say(line)
+            return
+        with contextlib.suppress(OSError):
+            print(f"{messages.PREFIX}{line}", file=sys.stderr, flush=True)
+
+    def note(self, line: str | None, *, wrong: bool = False) -> None:
+        """The same, unless `--quiet`, which lets lines through about what is `wrong`."""
+        if line is not None and (wrong or not self.plan.quiet):
+            self.say(line)
+
+    async def run(self) -> int:
+        """The order of a launch, from start to end."""
+        loop = asyncio.get_running_loop()
+        terminal = Terminal.controlling()
+        become_subreaper()
+        handlers = ForwardedSignals(loop, self._signalled, self._reaper.reap)
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                try:
+                    return await self._launched(stack, handlers, terminal)
+                finally:
+                    await self._let_go()
+        finally:
+            handlers.restore()
+            if terminal is not None:
+                terminal.close()
+
+    async def _launched(
+        self,
+        stack: contextlib.AsyncExitStack,
+        handlers: ForwardedSignals,
+        terminal: Terminal | None,
+    ) -> int:
+        self._starting = asyncio.create_task(self._start(stack, terminal), name="start the job")
+        try:
+            job = await self._starting
+        except CannotStart as error:
+            self.say(str(error))
+            await self._tell_end(error.exit_code, 0.0, str(error))
+            return self.sum_up(None, error.exit_code)
+        except asyncio.CancelledError:
+            if self._cancelled is None:
+                raise
+            await self._tell_end(-self._cancelled, 0.0, "interrupted before the job was started")
+            return self.sum_up(None, -self._cancelled)
+        if job is None:
+            return USAGE
+        job.use(handlers)
+        housekeeping = asyncio.create_task(self._housekeep(job), name="housekeeping")
+        try:
+            outcome, _ = self._end(await job.wait())
+            await job.sweep(
+                # Where somebody ended it; a terminal's signal does not come through us.
+                everything=outcome in ("stopped", "interrupted") or bool(job.passed_on & ENDING),
+                keeping=self._keeping(),
+            )
+        finally:
+            housekeeping.cancel()
+        self._budget.begin()
+        if self._watch is not None:
+            # The last samples stand before the end of the run.
+            await self._watch.end("heartbeats", "sample", timeout_s=self._budget.left_s(FLUSH_S))
+            self._watch.take_datagrams()
+        self._stopper.job_gone()
+        assert job.returncode is not None
+        await self._tell_end(job.returncode, job.duration_s())
+        try:
+            if self._watch is not None:
+                await self._drain(self._watch)
+        finally:
+            exit_code = self.sum_up(job)
+        return exit_code
+
+    # Start
+
+    async def _start(
+        self, stack: contextlib.AsyncExitStack, terminal: Terminal | None
+    ) -> Job | None:
+        """Bus, helper, RunStarted, job; None if there is no bus and one is required."""
+        plan, environ = self.plan, dict(os.environ)
+        for line in plan.warnings:
+            self.say(line)
+        try:
+            environ = await self._start_watching(stack, environ)
+        except Exception as error:
+            # The launcher's wall: what fails on our side costs the watching, never the job.
+            if not isinstance(error, (TocsinError, TimeoutError, OSError)):
+                logger.exception("watching cannot begin")
+            reason = str(error) or f"{plan.bus_url} did not answer within {OPEN_S:g} s"
+            if plan.require_bus:
+                self.say(f"the bus cannot be opened: {reason}")
+                return None
+            await self._let_go()
+            self._watch = self._helper = None
+            self.say(messages.unwatched_line(reason))
+        self.job = Job(plan.command, environ, self._reaper, terminal)
+        for looking in (self._helper, self._watch):
+            if looking is not None:
+                looking.job_started(self.job.pid)
+        return self.job
+
+    async def _start_watching(
+        self, stack: contextlib.AsyncExitStack, base: dict[str, str]
+    ) -> dict[str, str]:
+        """Open what is needed to watch; the job's environment. Raises whatever went wrong."""
+        plan = self.plan
+        runtime = datagrams.job_folder(os.environ)
+        stack.callback(datagrams.remove_folder, runtime)
+        bus = plan.open_bus()
+        watch = await Watch.open(
+            stack, bus, plan, self._topics, self.say, timeout_s=OPEN_S, left=self._budget.left_s
+        )
+        notice = getattr(bus, "notice", None)
+        self.note(notice if isinstance(notice, str) else None)
+        endpoint = watch.listen_to_processes(runtime, self._members.heard)
+        self._watch = watch
+        environ = job_environment(plan, base, runtime, endpoint.path)
+        environ[environment.BUS] = bus.url
+        self._start_helper(environ, runtime)
+        await self._begin_tasks(watch).wait_ready()
+        await self._tell_start(watch)
+        return environ
+
+    def _start_helper(self, environ: dict[str, str], runtime: Path) -> None:
+        plan = self.plan
+        if not plan.helper:
+            return
+        log = plan.helper_log or runtime / "helper.log"
+        # Our hook is for the job's pythons; the helper would watch itself.
+        own = python_environment({**environ, "PYTHONPATH": os.environ.get("PYTHONPATH", "")})
+        self._helper = HelperProcess(plan.helper, own, self._reaper, log, self.say)
+        try:
+            self._helper.start()
+        except OSError as error:
+            self._helper = None
+            self.say(f"the helper cannot be started: {error}; records are kept, nobody reads them")
+
+    def _begin_tasks(self, watch: Watch) -> Listener:
+        watch.begin("publish", watch.voice.publish(watch.producer))
+        looks = CloserLooks(self.plan.run_id, self._members)
+        listener = Listener(self._topics, self.plan.run_id, self._stopper, looks=looks)
+        watch.begin("listen", listener.keep_listening(watch.bus))
+        watch.begin("follow", watch.follow(self._take_record))
+        watch.begin("heartbeats", keep_beating(self.plan, self._members, watch.voice))
+        if self._helper is not None:
+            watch.begin("helper", self._helper.keep())
+        if not self.plan.helper:
+            watch.sample_node(Speaker(run_id=self.plan.run_id, incarnation=self._members.first))
+        return listener
+
+    async def _tell_start(self, watch: Watch) -> None:
+        stop: StopState = "off"
+        if self.plan.stop:
+            stop = "trusted_key" if len(read_keys(self._key_paths)) else "no_trusted_key"
+            for why in untrusted_places(self._key_paths):
+                self.note(why)
+        if stop == "no_trusted_key":
+            self.note("no trusted key: stops of this run will be refused")
+        self._keep({self._members.first})
+        watch.voice.say(run_started(self.plan, self._members.first, self._restarts, stop))
+        await watch.voice.flush(FLUSH_S)
+
+    # While it runs
+
+    def _signalled(self, number: signal.Signals) -> None:
+        if self.job is not None and self.job.returncode is None:
+            self.job.forward(number)
+        elif number in ENDING and self.job is None:
+            self._cancelled = number
+            if self._starting is not None:
+                self._starting.cancel()
+        elif number in ENDING:
+            # The job is over: whoever is in a hurry need not wait for the drain.
+            self._hurry.set()
+
+    async def _housekeep(self, job: Job) -> None:
+        told = self._watch is None
+        unwatched: set[str] = set()
+        while True:
+            await asyncio.sleep(_REAP_S)
+            self._reaper.reap()
+            for kind in self._members.unwatched.keys() - unwatched:
+                unwatched.add(kind)
+                self.note(LINES[kind])
+            if not told and job.duration_s() > UNHEARD_S:
+                told = True
+                if self._members.pythons == 0:
+                    self.note(messages.unheard_line(self.plan.command), wrong=True)
+            self._look_whether_judged()
+
+    def _look_whether_judged(self) -> None:
+        """Say once that nobody judges the run, and once that somebody does again."""
+        silent_s = time.monotonic() - self._judged_at
+        if self._watch is None or (silent_s > self.plan.judged_within_s) == self._unjudged:
+            return
+        self._unjudged = not self._unjudged
+        if self._unjudged:
+            log = None if self._helper is None else self._helper.log
+            self.say(messages.unjudged_line(self._watch.bus.url, silent_s, log))
+        else:
+            self.say("the rules report on this run again")
+
+    def _take_record(self, record: Record) -> None:
+        news = self._own.apply(record, self._members.incarnations(), unix_ms())
+        if news is None:
+            return
+        if isinstance(news, IssueFiring) and (news.state != "ongoing" or news.turned_critical):
+            self.note(messages.issue_line(news), wrong=news.severity != "info")
+        elif isinstance(news, Delivery):
+            undelivered = news.state in ("rejected", "expired")
+            self.note(messages.delivery_line(news), wrong=undelivered)
+        elif isinstance(news, RunView):
+            self._judged_at = time.monotonic()
+            if news.capture is not None:
+                for line in messages.switched_off_lines(news.capture, self._told_off):
+                    self.note(line, wrong=True)
+        if self.plan.observe is not None:
+            self.plan.observe(news, record.append_ms)
+
+    def _answer(self, data: Data) -> None:
+        """What the stop has to say: on the bus and on the terminal."""
+        if self._watch is not None:
+            self._watch.voice.say(data)
+        self.note(messages.stop_line(data, command=self._stopper.command), wrong=True)
+
+    def _keeping(self) -> frozenset[int]:
+        """Children of ours that are not the job's."""
+        pid = None if self._helper is None else self._helper.pid
+        return frozenset() if pid is None else frozenset({pid})
+
+    # The end
+
+    async def _tell_end(self, returncode: int, duration_s: float, reason: str = "") -> None:
+        if self._watch is None:
+            return
+        outcome, exit_code = self._end(returncode)
+        members = self._members
+        self._watch.voice.say(
+            run_ended(
+                self.plan,
+                members.incarnation,
+                outcome=outcome,
+                exit_code=exit_code,
+                reason=reason,
+                steps=members.steps(),
+                world_size=members.world_size,
+                duration_s=duration_s,
+            )
+        )
+        await self._watch.voice.flush(self._budget.left_s(FLUSH_S))
+
+    async def _drain(self, watch: Watch) -> None:
+        """Wait until rules and deliveries are done with this run, for `--drain` at most."""
+        helper, drain_s, left_s = self._helper, self.plan.drain_s, self._budget.drain_s()
+        if helper is not None:
+            helper.drain(left_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(left_s):
+                while not self._hurry.is_set() and not self._is_settled():
+                    if helper is not None and helper.has_drained:
+                        break
+                    await asyncio.sleep(_DRAIN_LOOK_S)
+        with contextlib.suppress(TimeoutError, BusError):
+            await watch.read_the_rest(self._take_record, timeout_s=self._budget.left_s(FLUSH_S))
+        ended = self._own.ended(self._members.incarnation)
+        finished = helper is not None and helper.returncode == 0 and ended
+        if not finished and not self._is_settled():
+            left, plan = self._own.open_deliveries(), self.plan
+            self._keep(self._members.incarnations())
+            line = messages.left_over_line(left, ended, drain_s, watch.bus.url, plan.again)
+            self.note(line, wrong=bool(left) or self._members.steps() > 0)
+        elif self.plan.kept is not None:
+            with contextlib.suppress(OSError):
+                self.plan.kept.forget()
+
+    def _keep(self, incarnations: Collection[str]) -> None:
+        """Let another process go on with notices to the addresses of `--notify`."""
+        if self.plan.kept is None:
+            return
+        try:
+            self.plan.kept.keep(incarnations)
+        except OSError as error:
+            self.say(
+                f"the addresses of --notify cannot be kept ({error.strerror or error}): what is "
+                "not delivered at the end of this run is lost"
+            )
+
+    def _is_settled(self) -> bool:
+        return self._own.settled(self._members.incarnation, unix_ms())
+
+    def sum_up(self, job: Job | None, exit_code: int = 0) -> int:
+        """Write the summary and the last line; returns the exit code of the launcher.
+
+        `exit_code` is for a job that could not be started.
+        """
+        returncode = exit_code if job is None or job.returncode is None else job.returncode
+        duration_s = 0.0 if job is None else job.duration_s()
+        plan = self.plan
+        outcome, exit_code = self._end(returncode)
+        steps = max(self._own.steps(), self._members.steps())
+        judged = self._own.judged_steps(self._members.incarnation, steps)
+        summary = Summary(
+            run_id=plan.run_id,
+            outcome=outcome,
+            exit_code=exit_code,
+            steps=steps,
+            judged_steps=judged,
+            duration_s=duration_s,
+            issues=list(self._own.issues.values()),
+            rules=self._own.rules(),
+            deliveries=list(self._own.deliveries.values()),
+            stop=self._stopper.figures,
+            capture=self._own.capture(),
+        )
+        if plan.summary is not None:
+            try:
+                summary.write(plan.summary)
+            except (OSError, ValueError) as error:
+                self.say(f"the summary cannot be written: {error}")
+        if self._watch is not None:
+            unsaid = self._watch.voice.unsaid
+            line = messages.end_line(
+                summary, unsaid=unsaid, again=plan.again, unwatched=self._members.unwatched
+            )
+            self.note(line, wrong=judged < steps)
+        return exit_code
+
+    def _end(self, returncode: int) -> tuple[Outcome, int]:
+        passed_on = frozenset() if self.job is None else frozenset(self.job.passed_on)
+        return decide_end(returncode, stopped=self._stopper.stopped, passed_on=passed_on)
+
+    async def _let_go(self) -> None:
+        """End what runs still, in the order in which it was needed."""
+        await self._stopper.close()
+        if self._helper is not None:
+            await self._helper.close(self._budget.left_s(HELPER_CLOSE_S))
+            if self._helper.ended_well:
+                self._helper.log.unlink(missing_ok=True)
+        if self._watch is not None:
+            await self._watch.close(self._budget.left_s(FLUSH_S))

@@ -1,0 +1,244 @@
+"""The launcher's few lines for people: pure text."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from tocsin.emitter.launch.summary import Summary
+from tocsin.emitter.plan.collections import FLOOR
+from tocsin.emitter.process.isolation import switched_off
+from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.events import Data
+from tocsin.schemas.records.issues import SHORT_ID, Issue, gravest
+from tocsin.schemas.records.runs import CaptureFigures
+from tocsin.schemas.records.stops import (
+    StopAcknowledged,
+    StopEscalated,
+    StopExited,
+    StopExpired,
+    StopRefused,
+    StopRequested,
+)
+from tocsin.schemas.text import plain_line
+
+PREFIX = "tocsin: "
+
+
+def issue_line(issue: Issue) -> str:
+    """One line: severity, rule, where first, why."""
+    if issue.state == "resolved":
+        return plain_line(f"resolved: {issue.rule}: {issue.reason}")
+    where = []
+    if issue.first_step is not None:
+        where.append(f"step {issue.first_step:,}")
+    if issue.first_rank is not None and issue.world_size > 1:
+        where.append(f"rank {issue.first_rank}")
+    where.append(issue.subject.name)
+    line = f"{issue.severity}: {issue.rule} at {', '.join(where)}: {issue.reason}"
+    if issue.consequence_of is not None:
+        line += f" (a consequence of {issue.consequence_of[:SHORT_ID]})"
+    return plain_line(line)
+
+
+def delivery_line(delivery: Delivery) -> str | None:
+    """What became of a notice; None while nothing has, and for stops: those have their own."""
+    if not delivery.final or delivery.kind == "stop":
+        return None
+    about = f"{delivery.rule} -> {delivery.action}: {delivery.state} ({delivery.reason})"
+    return f"  {plain_line(about)}"
+
+
+def stop_line(data: Data, *, command: StopRequested | None = None) -> str | None:
+    """How a stop goes on; None for what needs no line. `command` is the one that is obeyed."""
+    match data:
+        case StopAcknowledged():
+            person = "" if command is None else asked_by(command)
+            reason = "" if command is None else plain_line(command.reason)
+            return f"  stopping the job{f', asked by {person}' if person else ''}: {reason}"
+        case StopEscalated():
+            return f"  {data.how} to the job: {plain_line(data.reason)}"
+        case StopExited(how="itself"):
+            return f"  the job had ended by itself with {data.exit_code} when the stop came"
+        case StopExited():
+            how = "at an edge of its loop" if data.how == "edge" else f"by {data.how}"
+            return f"  the job is stopped: it left {how}"
+        case StopRefused():
+            return f"a stop was refused ({data.why}): {plain_line(data.reason)}"
+        case StopExpired():
+            return f"a stop had expired: {plain_line(data.reason)}"
+        case _:
+            return None
+
+
+def asked_by(command: StopRequested) -> str:
+    """Who asked for a stop, where it was a person; empty where an issue did."""
+    return "" if command.issue_id is not None else plain_line(command.requested_by) or "somebody"
+
+
+def end_line(
+    summary: Summary,
+    *,
+    unsaid: int = 0,
+    again: Sequence[str] = (),
+    unwatched: Mapping[str, Collection[int]] | None = None,
+) -> str:
+    """`1,200 steps watched, 1 issue, overhead 0.3 %; tocsin why 1a2b3c4d`.
+
+    A person's stop is repeated; that of an issue decides which issue is pointed to. Steps that no
+    rule has seen are never counted as watched.
+
+    Args:
+        summary: what is to be summed up.
+        unsaid: how many records of the launcher's own were not sent.
+        again: options with which another command finds the same bus.
+        unwatched: kinds of trainings that were not watched, and the processes in which they were.
+    """
+    steps, issues, capture = summary.steps, summary.issues, summary.capture
+    stop = None if summary.stop is None else summary.stop.command
+    found = _count(len(issues), "issue")
+    if steps == 0:
+        line = f"no training seen, {found}"
+    elif summary.judged_steps >= steps:
+        line = f"{_count(steps, 'step')} watched, {found}"
+    elif summary.judged_steps == 0 and not issues:
+        line = f"{_count(steps, 'step')} recorded, none of them judged: no rules have read them"
+    else:
+        line = f"{_count(steps, 'step')} recorded, only {summary.judged_steps:,} judged, {found}"
+    if capture is not None and steps:
+        line += f", {overhead(capture)}"
+        if capture.dropped:
+            line += f", {_count(capture.dropped, 'record')} dropped"
+        if capture.not_watched:
+            line += f"; not watched: {plain_line(', '.join(capture.not_watched))}"
+    if unsaid:
+        line += f", {_count(unsaid, 'record')} of the launcher not sent"
+    if unwatched:
+        line += f", not watched: {', '.join(_unwatched(*each) for each in unwatched.items())}"
+    if stop is not None and (person := asked_by(stop)):
+        line += f", stopped by {person}: {plain_line(stop.reason)}"
+    stopping = [issue for issue in issues if stop is not None and issue.issue_id == stop.issue_id]
+    if (told := gravest(stopping or issues)) is not None:
+        line += f"; {shlex.join(['tocsin', 'why', told.short_id, *again])}"
+    return line
+
+
+SHORT_RUN_S: Final = 60.0
+"""A share of less time than this would be that of imports and first looks."""
+
+SHORT_STEP_S: Final = 0.004
+"""Steps below which the budget is 20 µs each, and summaries come less often for it."""
+
+
+def overhead(capture: CaptureFigures) -> str:
+    """What watching has cost: `overhead 0.3 %`, of a short run `overhead 0.4 s`.
+
+    Of short steps, how often they are summarised, too: `steps of 2 ms: summaries every 500 steps`.
+    """
+    if 0 < capture.stepping_s < SHORT_RUN_S:
+        cost = f"overhead {capture.spent_s:.1f} s"
+    else:
+        cost = f"overhead {capture.overhead_percent:.1f} %"
+    every = capture.intervals.get("gradients", 0)
+    step_s = capture.step_s
+    if step_s is None or step_s >= SHORT_STEP_S or every <= FLOOR["gradients"]:
+        return cost
+    return f"{cost} (steps of {1e3 * step_s:.1g} ms: gradients summarised every {every:,} steps)"
+
+
+def switched_off_lines(figures: CaptureFigures, told: set[str]) -> list[str]:
+    """A line for each part of capture that is off and not in `told` yet; it is from now on."""
+    lines = []
+    for text in figures.degraded:
+        probe, _, reason = text.partition(": ")
+        if probe in figures.not_watched and probe not in told:
+            told.add(probe)
+            lines.append(plain_line(switched_off(probe, reason)))
+    return lines
+
+
+def _unwatched(kind: str, pids: Collection[int]) -> str:
+    match kind:
+        case "child":
+            return f"trainings in {_count(len(pids), 'child process', 'child processes')}"
+        case "thread":
+            return "trainings in further threads"
+        case _:
+            return "a training without steps of a torch.optim.Optimizer"
+
+
+def left_over_line(
+    open_deliveries: Sequence[Delivery],
+    ended: bool,
+    drain_s: float,
+    bus_url: str,
+    again: Sequence[str] = (),
+) -> str:
+    """What was not done when the drain was over, and how to finish it.
+
+    `again` are options with which another command finds the same configuration and bus.
+    """
+    options = [*again, *(() if "--bus" in again else ("--bus", bus_url))]
+    if not ended:
+        how = (
+            f"`{shlex.join(['tocsin', 'rules', *options])}` goes on with it"
+            if bus_url.startswith("embedded:")
+            else f"look whether `tocsin rules` runs on {bus_url}"
+        )
+        return f"the rules have not seen the end of this run within {drain_s:g} s; {how}"
+    names = plain_line(", ".join(sorted({delivery.action for delivery in open_deliveries})))
+    count = _count(len(open_deliveries), "delivery", "deliveries")
+    what = f"{count} not final ({names})" if open_deliveries else "deliveries may be left"
+    command = shlex.join(["tocsin", "actions", *options])
+    return f"{what} after {drain_s:g} s; `{command}` finishes what is left"
+
+
+def unjudged_line(bus_url: str, seconds: float, log: Path | None) -> str:
+    """Nobody judges the run, though it is recorded. `log` is that of the run's own helper."""
+    if log is not None:
+        return (
+            f"NOT JUDGED: this run's rules have reported nothing for {seconds:.0f} s; the run is "
+            f"recorded, but nothing is found or stopped (see {log})"
+        )
+    return (
+        f"NOT JUDGED: no rules worker has reported on this run for {seconds:.0f} s; the run is "
+        f"recorded, but nothing is found or stopped until `tocsin rules` runs on {bus_url}"
+    )
+
+
+def unheard_line(command: Sequence[str]) -> str:
+    """The hook never spoke, though the job ran."""
+    interpreter = interpreter_of(command)
+    who = interpreter or "if it runs python, that"
+    line = (
+        f"nothing was heard from the job: {who} lacks tocsin's hook (-I, -E and -S leave it out, "
+        "and so does an environment without our PYTHONPATH); try without that, or "
+        "tocsin.emitter.start() in the script"
+    )
+    return line if interpreter else f"{line}. A program that is no python is watched from outside"
+
+
+def unwatched_line(reason: str) -> str:
+    """Loud: nobody watches."""
+    return f"NOT WATCHING: {plain_line(reason)}; the job runs without tocsin"
+
+
+def interpreter_of(command: Sequence[str]) -> str | None:
+    """The interpreter that CMD seems to use, from its name or the script's first line."""
+    name = Path(command[0]).name
+    if name.startswith(("python", "pypy")):
+        return command[0]
+    try:
+        with open(command[0], "rb") as file:
+            first = file.readline(200)
+    except OSError:
+        return None
+    if first.startswith(b"#!") and b"python" in first:
+        return plain_line(first[2:].decode(errors="replace"))
+    return None
+
+
+def _count(number: int, one: str, many: str | None = None) -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"

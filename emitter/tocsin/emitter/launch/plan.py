@@ -1,0 +1,99 @@
+"""What `tocsin run` is asked to do, as one value, and the environment that a job gets from it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
+
+from tocsin.bus.port import Bus
+from tocsin.emitter.launch.helper import DRAIN_S
+from tocsin.emitter.process import environment
+from tocsin.emitter.stop.verification import STOP, STOP_KEYS, trusted_paths
+from tocsin.schemas.configuration.file import CONFIG_VARIABLE
+from tocsin.schemas.records.events import Data
+
+HOOK_FOLDER: Final = Path(__file__).parents[1] / "hooks" / "startup"
+
+Observer = Callable[[Data, int], None]
+"""Told each record about this run that the launcher reads or makes, with its time (Unix, ms)."""
+
+
+class Kept(Protocol):
+    """Addresses that another process can go on with."""
+
+    def keep(self, incarnations: Collection[str], /) -> None:
+        """Keep them for the issues of these. Raises OSError."""
+        ...
+
+    def forget(self) -> None:
+        """Nothing is left to go on with. Raises OSError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchPlan:
+    """One launch. `open_bus` gives the bus that `bus_url` names, not yet entered.
+
+    `helper` is the command line of the helper process, or empty on a bus that others serve; it is
+    driven through its stdin, see `tocsin.emitter.launch.helper`. `config` is the configuration
+    file, for the job's processes; `helper_log` is where the helper writes, kept only if it did not
+    end well; `capture` its section as JSON. `stop` False is `--no-stop`.
+
+    `say` gets each line for the terminal, without the prefix; by default it goes to stderr as
+    `tocsin: LINE`. `warnings` are lines for its start. Without a word from the rules for
+    `judged_within_s` seconds the launcher warns that nobody judges the run; its own heartbeats make
+    them report each 10 s. `again` are options with which another command finds this bus.
+    `kept` holds the addresses of `--notify` for the command that finishes what is left.
+    """
+
+    command: tuple[str, ...]
+    run_id: str
+    job_id: str
+    bus_url: str
+    open_bus: Callable[[], Bus]
+    bus_prefix: str = "tocsin"
+    config: Path | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    capture: str = ""
+    stop: bool = True
+    trusted_keys: tuple[Path, ...] = ()
+    drain_s: float = DRAIN_S
+    judged_within_s: float = 60.0
+    quiet: bool = False
+    summary: Path | None = None
+    require_bus: bool = False
+    helper: tuple[str, ...] = ()
+    helper_log: Path | None = None
+    again: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    kept: Kept | None = None
+    say: Callable[[str], None] | None = None
+    observe: Observer | None = None
+
+
+def job_environment(
+    plan: LaunchPlan, base: Mapping[str, str], runtime: Path, launcher_socket: Path
+) -> dict[str, str]:
+    """`base` with what the hook in the job's processes reads."""
+    environ = dict(base)
+    environ[environment.RUN_ID] = plan.run_id
+    environ[environment.JOB_ID] = plan.job_id
+    environ[environment.BUS] = plan.bus_url
+    environ[environment.PREFIX] = plan.bus_prefix
+    environ[environment.LABELS] = ",".join(f"{key}={value}" for key, value in plan.labels.items())
+    environ[environment.CAPTURE] = plan.capture
+    if plan.config is not None:
+        environ[CONFIG_VARIABLE] = str(plan.config.absolute())
+    environ[environment.RUNTIME_DIR] = str(runtime)
+    environ[environment.LAUNCHER] = str(launcher_socket)
+    paths = trusted_paths(base, plan.trusted_keys)
+    environ[STOP_KEYS] = os.pathsep.join(str(path.absolute()) for path in paths)
+    environ.pop(STOP, None)
+    if not plan.stop:
+        environ[STOP] = "off"
+    searched = base.get("PYTHONPATH")
+    environ["PYTHONPATH"] = os.pathsep.join([str(HOOK_FOLDER), *([searched] if searched else [])])
+    return environ

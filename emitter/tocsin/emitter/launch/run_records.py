@@ -1,0 +1,81 @@
+"""What a launcher says about its run: that it began, lives, has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+from pathlib import Path
+from typing import Literal
+
+from tocsin.emitter.launch.plan import LaunchPlan
+from tocsin.emitter.process import run_facts
+from tocsin.emitter.process.environment import HEARTBEAT_S
+from tocsin.emitter.send.publisher import Voice
+from tocsin.emitter.stop.processes import Members
+from tocsin.schemas.records.events import clip
+from tocsin.schemas.records.runs import Heartbeat, Outcome, RunEnded, RunStarted
+
+StopState = Literal["trusted_key", "no_trusted_key", "off"]
+
+
+def run_started(
+    plan: LaunchPlan, incarnation: str, restart_count: int, stop: StopState
+) -> RunStarted:
+    """The job is about to start."""
+    folder = Path.cwd()
+    return RunStarted(
+        run_id=plan.run_id,
+        incarnation=incarnation,
+        role="launcher",
+        job_id=plan.job_id,
+        restart_count=restart_count,
+        labels=dict(plan.labels),
+        node=platform.node(),
+        pid=os.getpid(),
+        command=run_facts.command_line(plan.command),
+        folder=clip(str(folder)),
+        git_commit=run_facts.git_commit(folder),
+        versions=run_facts.versions({}),
+        heartbeat_s=HEARTBEAT_S,
+        stop=stop,
+    )
+
+
+async def keep_beating(plan: LaunchPlan, members: Members, voice: Voice) -> None:
+    """Say every `HEARTBEAT_S` that the launcher lives, and so does its job."""
+    while True:
+        await asyncio.sleep(HEARTBEAT_S)
+        voice.say(
+            Heartbeat(
+                run_id=plan.run_id,
+                incarnation=members.incarnation,
+                world_size=members.world_size,
+                role="launcher",
+            )
+        )
+
+
+def run_ended(
+    plan: LaunchPlan,
+    incarnation: str,
+    *,
+    outcome: Outcome,
+    exit_code: int,
+    reason: str,
+    steps: int,
+    world_size: int,
+    duration_s: float,
+) -> RunEnded:
+    """The job has ended, or could not be started; `reason` says why in the latter case."""
+    return RunEnded(
+        run_id=plan.run_id,
+        incarnation=incarnation,
+        world_size=world_size,
+        role="launcher",
+        outcome=outcome,
+        exit_code=exit_code,
+        reason=clip(reason),
+        last_step=steps - 1 if steps else None,
+        duration_s=duration_s,
+    )

@@ -1,0 +1,1 @@
+"""The user's program: models, optimizers, meshes."""

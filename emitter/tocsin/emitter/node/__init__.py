@@ -1,0 +1,1 @@
+"""The machine: CPU, memory, disks, network, GPUs, sampled once for all jobs."""

@@ -1,0 +1,1 @@
+"""What is captured at which step, and what that may cost."""

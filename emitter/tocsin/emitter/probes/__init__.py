@@ -1,0 +1,1 @@
+"""What is watched of a training. Each probe watches one thing."""

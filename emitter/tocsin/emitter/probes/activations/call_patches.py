@@ -1,0 +1,276 @@
+"""Which calls of torch are watched: `__call__` of classes, and the function of attention.
+
+Activations are watched for good, about 0.3 µs a call. Other classes (routers, the output layer) and
+`scaled_dot_product_attention` are watched from when a due step is armed until it is over; once
+torch.compile is used, for good, so that what graphs are made of does not change.
+
+Nothing sits on a module itself. Looked up at each call is what stands behind our own: tracers put
+theirs in its place.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import sys
+from collections.abc import Callable, Iterable
+from types import FrameType, SimpleNamespace
+from typing import Final
+
+import torch
+from torch import nn
+
+from tocsin.emitter.probes.activations.compiled import (
+    IN_GRAPHS,
+    NONE,
+    look,
+    look_at_attention,
+    take_slot,
+)
+from tocsin.emitter.process.context import current
+
+FRAMES: Final = 12
+"""Callers of the function of attention among which its module is looked for."""
+
+
+class Seer:
+    """Who is told of calls, while `due`."""
+
+    due: bool
+
+    def see(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
+        """A module was called, with these arguments by position."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Something was wrong with it: no more of this step."""
+        raise NotImplementedError
+
+    def called(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
+        """`see`, behind the wall."""
+        current.wall.call("activations", self.see, module, args, output)
+        if "activations" in current.wall.off:
+            self.stop()
+
+    def traced(self, result: object, args: tuple[object, ...]) -> None:
+        """A compiler traces a call."""
+        if IN_GRAPHS and not torch.compiler.is_exporting():
+            slot = take_slot(False)
+            if slot != NONE:
+                look(result, args, slot)
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...], dict[str, object]]:
+        # Who pickles a class by value (cloudpickle, of one in `__main__`) has our call in it: it
+        # works without us, and does nothing but the call.
+        return SimpleNamespace, (), {"due": False, "traced": operator.is_}
+
+    def see_attention(
+        self,
+        owner: nn.Module | None,
+        query: object,
+        key: object,
+        mask: object,
+        is_causal: bool,
+        scale: float | None,
+    ) -> None:
+        """The function of attention was called, in the forward of `owner`."""
+        raise NotImplementedError
+
+    def see_softmax(self, result: object) -> None:
+        """A softmax over the last dimension has put this out, where `put_attention` is asked."""
+        raise NotImplementedError
+
+
+class WatchedCalls:
+    """Those of this process."""
+
+    def __init__(self, seer: Seer) -> None:
+        self.for_good = False
+        self._seer: Final = seer
+        self._classes: Final[list[type[nn.Module]]] = []
+        self._functions: tuple[Callable[..., object], Callable[..., object]] | None = None
+        self._softmaxes: Final[list[tuple[object, Callable[..., object] | None, object]]] = []
+        self._ours: Final[set[object]] = set()
+
+    def watch(self, kind: type[nn.Module]) -> bool:
+        """Watch the calls of a class; False: they are watched already, or are its own affair."""
+        if "__call__" in kind.__dict__ or kind.__call__ in self._ours:
+            return False
+        base = next(
+            above
+            for above in kind.__mro__[1:]
+            if "__call__" in above.__dict__ and above.__dict__["__call__"] not in self._ours
+        )
+        call = _watched_call(base, self._seer)
+        self._ours.add(call)
+        kind.__call__ = call
+        return True
+
+    def put(self, modules: Iterable[nn.Module]) -> None:
+        """Watch these modules' classes and the function of attention, until `restore`."""
+        if self.for_good:
+            return
+        for kind in {type(module) for module in modules}:
+            if self.watch(kind):
+                self._classes.append(kind)
+        self._put_function()
+
+    def _put_function(self) -> None:
+        if self._functions is None:
+            original = nn.functional.scaled_dot_product_attention
+            watched = _watched_attention(original, self._seer)
+            self._functions = original, watched
+            nn.functional.scaled_dot_product_attention = watched
+
+    def put_attention(self) -> None:
+        """Watch the function of attention, and softmaxes, with which others write their own, until
+        `restore`.
+        """
+        self._put_function()
+        for home in (nn.functional, torch, torch.Tensor):
+            watched = _watched_softmax(home.softmax, self._seer)
+            # That of tensors is inherited.
+            self._softmaxes.append((home, home.__dict__.get("softmax"), watched))
+            home.softmax = watched
+
+    def put_classes(self, kinds: Iterable[type[nn.Module]]) -> bool:
+        """Watch the calls of these classes alone, until `restore`; whether there is one."""
+        for kind in kinds:
+            if self.watch(kind):
+                self._classes.append(kind)
+        return bool(self._classes)
+
+    def restore(self) -> None:
+        """Take out again what `put` has put in."""
+        if self.for_good:
+            return
+        while self._classes:
+            kind = self._classes.pop()
+            call = kind.__dict__.get("__call__")
+            if call in self._ours:
+                del kind.__call__
+                self._ours.discard(call)
+        while self._softmaxes:
+            home, before, ours = self._softmaxes.pop()
+            if vars(home).get("softmax") is ours:
+                if before is None:
+                    del home.softmax  # type: ignore[attr-defined]  # it is there
+                else:
+                    home.softmax = before  # type: ignore[attr-defined]  # a module has it
+        if self._functions is not None:
+            original, watched = self._functions
+            if nn.functional.scaled_dot_product_attention is watched:
+                nn.functional.scaled_dot_product_attention = original
+            self._functions = None
+
+    def keep(self, modules: Iterable[nn.Module]) -> None:
+        """Watch these modules' classes, Linear and the function of attention for good."""
+        if not self.for_good:
+            self.restore()
+            self.put(())
+            self.for_good = True
+            self.watch(nn.Linear)
+            if self._functions is not None:
+                _let_script(*self._functions)
+        for module in modules:
+            self.watch(type(module))
+
+
+def _watched_call(base: type[nn.Module], seer: Seer) -> Callable[..., object]:
+    @functools.wraps(nn.Module.__call__)
+    def call(self: nn.Module, *args: object, **kwargs: object) -> object:
+        # Alive to the end, for the compiler's frames to say which module it is.
+        module = self
+        result = base.__call__(self, *args, **kwargs)
+        # First of all, so that a compiler sees a constant and nothing that changes.
+        if torch.compiler.is_dynamo_compiling():
+            seer.traced(result, args)
+            return result
+        if seer.due:
+            seer.called(module, args, result)
+        return result
+
+    return call
+
+
+def _watched_attention(original: Callable[..., object], seer: Seer) -> Callable[..., object]:
+    def scaled_dot_product_attention(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *args: object,
+        **kwargs: object,
+    ) -> object:
+        result = original(query, key, value, *args, **kwargs)
+        if torch.compiler.is_dynamo_compiling():
+            if IN_GRAPHS and not torch.compiler.is_exporting():
+                slot = take_slot(True)
+                if slot != NONE:
+                    look_at_attention(query, key, args, kwargs, slot)
+            return result
+        if seer.due:
+            current.wall.call("attention", _see, seer, query, key, args, kwargs)
+        return result
+
+    # So that a model which holds it is pickled with torch's own.
+    scaled_dot_product_attention.__module__ = "torch.nn.functional"
+    scaled_dot_product_attention.__qualname__ = "scaled_dot_product_attention"
+    scaled_dot_product_attention.__doc__ = original.__doc__
+    return scaled_dot_product_attention
+
+
+def attention_functions() -> tuple[object, ...]:
+    """What `put_attention` would replace in torch's modules, as it stands there."""
+    functions = nn.functional
+    return functions.scaled_dot_product_attention, functions.softmax, torch.softmax
+
+
+def _watched_softmax(original: Callable[..., object], seer: Seer) -> Callable[..., object]:
+    @functools.wraps(original)
+    def softmax(input: object, *args: object, **kwargs: object) -> object:
+        result = original(input, *args, **kwargs)
+        if not torch.compiler.is_dynamo_compiling() and seer.due:
+            dim = args[0] if args else kwargs.get("dim")
+            current.wall.call("attention", _see_softmax, seer, result, dim)
+        return result
+
+    return softmax
+
+
+def _see_softmax(seer: Seer, result: object, dim: object) -> None:
+    if isinstance(result, torch.Tensor) and dim in (-1, result.dim() - 1):
+        seer.see_softmax(result)
+
+
+def _see(
+    seer: Seer, query: object, key: object, args: tuple[object, ...], kwargs: dict[str, object]
+) -> None:
+    mask = args[0] if args else kwargs.get("attn_mask")
+    causal = args[2] if len(args) > 2 else kwargs.get("is_causal", False)
+    scale = kwargs.get("scale")
+    owner = owner_of(sys._getframe(2))
+    seer.see_attention(
+        owner, query, key, mask, bool(causal), scale if isinstance(scale, float) else None
+    )
+
+
+def owner_of(frame: FrameType | None) -> nn.Module | None:
+    """The innermost module in whose forward this frame is."""
+    for _ in range(FRAMES):
+        if frame is None:
+            return None
+        variables = frame.f_code.co_varnames
+        # Libraries hand the module to functions, as the first argument.
+        if variables and variables[0] in ("self", "module"):
+            module = frame.f_locals.get(variables[0])
+            if isinstance(module, nn.Module):
+                return module
+        frame = frame.f_back
+    return None
+
+
+def _let_script(original: object, watched: object) -> None:
+    """Tell TorchScript that ours is the operation that it knows."""
+    name = torch.jit._builtins._find_builtin(original)
+    if name is not None:
+        torch.jit._builtins._register_builtin(watched, name)

@@ -1,0 +1,256 @@
+"""Activations of compiled models: an operation of ours in the graph, which reads when it is due.
+
+torch.compile goes through the calls that we watch when it makes a graph. There each puts one
+operation with no result into it, which is a call back into this process: a few µs at each step, and
+the statistics are taken as in a model that is not compiled, at the steps at which they are due.
+Nothing is guarded on that, nothing is a break, and nothing that the model computes hangs on it.
+
+Which module it is is asked once, of the compiler, as the graph is made: a number stands in the
+graph. Where one graph serves several modules (blocks that are compiled one by one), the number is
+that of the first, and the calls of a step tell them apart.
+
+It must be there before the first graph is: put in later, each graph would be made again. And
+nothing is put into graphs that CUDA graphs may record, for a recording does not call back.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from types import FrameType
+from typing import Final
+
+import torch
+from torch import nn
+
+from tocsin.emitter.model import discovery
+from tocsin.emitter.probes.activations.module_kinds import Kind, compiled_itself, kind_of, scan
+from tocsin.emitter.process.context import current
+from tocsin.emitter.process.environment import RUN_ID
+
+CUDA_GRAPH_MODES: Final = ("reduce-overhead", "max-autotune")
+MAX_SLOTS: Final = 10_000
+IN_GRAPHS: Final = hasattr(torch.compiler, "is_exporting")
+"""Whether an export can be told from a compilation (torch 2.7); nothing of ours may be in one."""
+
+NONE: Final = -1
+
+
+class Slots:
+    """The places in the graphs of this process where something is read."""
+
+    def __init__(self) -> None:
+        self.modules: Final[list[weakref.ref[nn.Module]]] = []
+        self.late = False
+        """Whether there were graphs before we were here."""
+        self.cuda_graphs = False
+        """Whether a model was compiled for CUDA graphs."""
+        self.compiling = False
+        """Whether anything was compiled since."""
+        self.wanted: Final[weakref.WeakSet[nn.Module]] = weakref.WeakSet()
+        """Modules that are looked at for what they are in their model, not for their type."""
+
+    def module(self, slot: int) -> nn.Module | None:
+        """Whose place this is, if it is still alive."""
+        return self.modules[slot]() if 0 <= slot < len(self.modules) else None
+
+    def take(self, *, whatever: bool) -> int:
+        """A number for the module whose call is traced now; NONE: nothing is to be in the graph.
+
+        Called while a graph is made, by the compiler, which takes the answer for a constant.
+        `whatever`: the module may be of any type.
+        """
+        if not (current.session is not None or os.environ.get(RUN_ID)) or self.cuda_graphs:
+            return NONE
+        module = _traced_module(sys._getframe(1))
+        if module is None or len(self.modules) >= MAX_SLOTS:
+            return NONE
+        if not whatever and module not in self.wanted and kind_of(module) is None:
+            return NONE
+        self.modules.append(weakref.ref(module))
+        return len(self.modules) - 1
+
+
+slots: Final = Slots()
+"""Those of this process."""
+
+
+def _traced_module(frame: FrameType | None) -> nn.Module | None:
+    """The innermost module whose code is traced: the compiler's own frames know it."""
+    seen: object = None
+    while frame is not None:
+        tracer = frame.f_locals.get("self")
+        traced = getattr(tracer, "symbolic_locals", None)
+        code = getattr(tracer, "f_code", None)
+        if tracer is not seen and isinstance(traced, dict) and code is not None:
+            seen = tracer
+            module = _value(traced.get(code.co_varnames[0])) if code.co_varnames else None
+            if isinstance(module, nn.Module):
+                return module
+        frame = frame.f_back
+    return None
+
+
+def _value(variable: object) -> object:
+    """What a variable of the compiler stands for."""
+    cache = getattr(variable, "_cache", None)
+    for holder in (variable, getattr(cache, "vt", None), cache):
+        value = getattr(holder, "value", None)
+        if isinstance(value, nn.Module):
+            return value
+    return None
+
+
+def take_slot(whatever: bool) -> int:
+    """`slots.take`, for the compiler: one answer for good. Never raises."""
+    try:
+        return slots.take(whatever=whatever)
+    # The emitter's wall: what is raised here would end the user's compilation.
+    except Exception:
+        return NONE
+
+
+# What `torch.compiler.assume_constant_result` would put there; it would import the compiler.
+take_slot._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def look(result: object, args: tuple[object, ...], slot: int) -> None:
+    """Put the operation into the graph that is made: traced, never run."""
+    if isinstance(result, tuple):
+        if len(result) > 1 and isinstance(result[0], torch.Tensor):
+            last = result[-1]
+            chosen = last if isinstance(last, torch.Tensor) else None
+            torch.ops.tocsin.look(result[0], chosen, slot)
+    elif isinstance(result, torch.Tensor):
+        first = args[0] if args else None
+        # What saturates is told by what goes in.
+        before = first if isinstance(first, torch.Tensor) and takes_input(slot) else None
+        torch.ops.tocsin.look(result, before, slot)
+
+
+def look_at_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    slot: int,
+) -> None:
+    """Put the operation into the graph that is made: traced, never run."""
+    mask = args[0] if args else kwargs.get("attn_mask")
+    causal = args[2] if len(args) > 2 else kwargs.get("is_causal", False)
+    scale = kwargs.get("scale")
+    torch.ops.tocsin.look_at_attention(query, key, mask, causal, scale, slot)
+
+
+def takes_input(slot: int) -> bool:
+    """Whether the module is told by its input. Asked by the compiler, as `take_slot` is."""
+    module = slots.module(slot)
+    return module is not None and kind_of(module) is Kind.SATURATING
+
+
+takes_input._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+See = Callable[[int, torch.Tensor, "torch.Tensor | None"], None]
+SeeAttention = Callable[
+    [int, torch.Tensor, torch.Tensor, "torch.Tensor | None", bool, "float | None"], None
+]
+
+_library: Final[list[torch.library.Library]] = []
+
+
+def define(see: See, see_attention: SeeAttention) -> None:
+    """Make the operations `tocsin::look` and `tocsin::look_at_attention`, once."""
+    if _library:
+        return
+    library = torch.library.Library("tocsin", "FRAGMENT")
+    library.define("look(Tensor x, Tensor? y, int slot) -> ()")
+    library.define(
+        "look_at_attention(Tensor q, Tensor k, Tensor? mask, bool is_causal, float? scale, "
+        "int slot) -> ()"
+    )
+
+    def look(x: torch.Tensor, y: torch.Tensor | None, slot: int) -> None:
+        see(slot, x, y)
+
+    def look_at_attention(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        mask: torch.Tensor | None,
+        is_causal: bool,
+        scale: float | None,
+        slot: int,
+    ) -> None:
+        see_attention(slot, q, k, mask, is_causal, scale)
+
+    for name, function in (("look", look), ("look_at_attention", look_at_attention)):
+        library.impl(name, function, "CompositeExplicitAutograd")
+        library.impl(name, _nothing, "Meta")
+        library.impl(name, torch.library.fallthrough_kernel, "Autograd")
+        # Without a result it would be taken out as dead code.
+        torch.fx.node.has_side_effect(getattr(torch.ops.tocsin, name).default)
+    _library.append(library)
+
+
+def _nothing(*args: object) -> None:
+    return None
+
+
+def is_late() -> bool:
+    """Whether there is a compiled model in this process of which graphs were made already."""
+    return _had_graphs() and any(map(compiled_itself, discovery.find().modules))
+
+
+def _had_graphs() -> bool:
+    utilities = sys.modules.get("torch._dynamo.utils")
+    counters: Mapping[str, Mapping[str, int]] = getattr(utilities, "counters", {})
+    return bool(counters.get("stats", {}).get("unique_graphs"))
+
+
+def follow_compile(keep: Callable[[Iterable[nn.Module]], None]) -> None:
+    """In front of each torch.compile, watch what is in the model, and see what it is made for."""
+    original = torch.compile
+
+    @functools.wraps(original)
+    def compile(*args: object, **kwargs: object) -> object:
+        if not torch.compiler.is_dynamo_compiling():
+            current.wall.call("activations", _about_to_compile, keep, args, kwargs)
+        return original(*args, **kwargs)
+
+    torch.compile = compile
+
+
+def catch_up(keep: Callable[[Iterable[nn.Module]], None]) -> None:
+    """Watch what is in models of which torch.compile will make graphs when they are called."""
+    if "torch._dynamo" not in sys.modules:
+        return
+    modules: list[nn.Module] = []
+    for module in discovery.find().modules:
+        if "_modules" in module.__dict__ and compiled_itself(module):
+            modules += scan(module).modules()
+    slots.wanted.update(modules)
+    keep(modules)
+
+
+def _about_to_compile(
+    keep: Callable[[Iterable[nn.Module]], None],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+) -> None:
+    if not (current.session is not None or os.environ.get(RUN_ID)):
+        return
+    slots.compiling = True
+    options = kwargs.get("options")
+    graphs = isinstance(options, Mapping) and options.get("triton.cudagraphs")
+    if (graphs or kwargs.get("mode") in CUDA_GRAPH_MODES) and torch.cuda.is_available():
+        slots.cuda_graphs = True
+    model = args[0] if args else kwargs.get("model")
+    # Module.compile() hands over its own method.
+    model = getattr(model, "__self__", model)
+    modules = []
+    if isinstance(model, nn.Module):
+        modules = scan(model).modules()
+        slots.wanted.update(modules)
+    keep(modules)

@@ -1,0 +1,168 @@
+"""What is read of an activation: a part of it that is evenly spread, and statistics of that part.
+
+All is taken from tensors without a graph. Nothing here waits for a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tocsin.emitter.statistics.arrays import Doubles, ExactRow
+
+LOOKS: Final = 16_384
+"""Values of one tensor that are looked at."""
+
+BLOCKS: Final = 64
+"""Pieces in equal distance that a larger tensor's sample is made of, of 256 values each: of single
+values each would cost a line of the cache."""
+
+LEAST_LOOKS: Final = 128
+"""Of each unit, so that 1 % is one of them at least; a smaller batch is read whole."""
+
+FEWEST: Final = 32
+"""Below so many looks at a unit nothing is said of it."""
+
+INACTIVE: Final = 0.01
+"""A unit is dead that is active in a smaller share of the looks."""
+
+CERTAIN: Final = 1e-3
+"""A row of a softmax is saturated whose largest value is nearer to 1."""
+
+MOST_ROWS: Final = 256
+
+CANCELLATION: Final = 1e-3
+"""Below this share of the mean square, a variance from sum and norm is too inexact in float32."""
+
+Sample: TypeAlias = npt.NDArray[np.float32] | Doubles
+
+
+def spread(tensor: torch.Tensor, most: int = LOOKS) -> torch.Tensor:
+    """Up to `most` values of the tensor as float32 (float64 stays), flat, its own memory."""
+    if not tensor.is_contiguous():
+        # Channels last, transposed, …: without gaps in memory it is contiguous in another order.
+        # What is there many times (expanded) is looked at once.
+        stride = tensor.stride()
+        tensor = tensor[tuple(slice(None) if step else slice(1) for step in stride)]
+        tensor = tensor.permute(sorted(range(tensor.dim()), key=lambda d: -stride[d]))
+    n = tensor.numel()
+    if n > most and not tensor.is_contiguous():
+        return spread(thinned(tensor, most).contiguous(), most)
+    if n > most:
+        apart, block = n // BLOCKS, most // BLOCKS
+        tensor = tensor.view(-1)[: apart * BLOCKS].view(BLOCKS, apart)[:, :block]
+    kept = tensor.dtype if tensor.dtype is torch.float64 else torch.float32
+    return tensor.to(kept, copy=True).reshape(-1)
+
+
+def thinned(tensor: torch.Tensor, most: int, *, whole: int = 0) -> torch.Tensor:
+    """A view with fewer places in the first dimensions; the last `whole` dimensions stay.
+
+    `most` counts the places of the dimensions that do not stay.
+    """
+    free = tensor.dim() - whole
+    for d in sorted(range(free), key=lambda d: -tensor.shape[d]):
+        places = math.prod(tensor.shape[:free])
+        if places <= most:
+            break
+        step = min(tensor.shape[d], max(1, places // most))
+        tensor = tensor[(slice(None),) * d + (slice(None, None, step),)]
+    return tensor
+
+
+def rows_of(tensor: torch.Tensor, most: int) -> torch.Tensor:
+    """About `most` rows of the last dimension, evenly spread: [rows, width], float32."""
+    width = tensor.shape[-1]
+    if tensor.is_contiguous():
+        flat = tensor.view(-1, width)
+        step = max(1, flat.shape[0] // most)
+        if step > 1 and tensor.dim() > 2 and step % tensor.shape[-2] == 0:
+            step += 1  # not the same place of each sequence
+        return flat[::step].float()
+    return thinned(tensor, most, whole=1).reshape(-1, width).float()
+
+
+def statistics(sample: Sample) -> tuple[Doubles, npt.NDArray[np.uint64]]:
+    """STATISTIC_COLUMNS (over the finite values) and COUNT_COLUMNS of a sample on the host."""
+    n = sample.size
+    if n == 0:
+        return np.zeros(7), np.zeros(4, np.uint64)
+    with np.errstate(all="ignore"):
+        squares = float(np.dot(sample, sample))
+        if not math.isfinite(squares):
+            exact = ExactRow()
+            exact.add(sample.astype(np.float64))
+            return exact.row()
+        size = np.abs(sample)
+        low, high = float(sample.min()), float(sample.max())
+        mean = float(sample.sum()) / n
+        variance = squares / n - mean * mean
+        if variance < CANCELLATION * squares / n:
+            variance = float(np.var(sample, dtype=np.float64))
+        values = np.array(
+            (
+                low,
+                high,
+                mean,
+                math.sqrt(max(0.0, variance)),
+                float(size.sum()),
+                math.sqrt(squares),
+                max(abs(low), abs(high)),
+            )
+        )
+    counts = np.array((n, n - np.count_nonzero(sample), 0, 0), np.uint64)
+    return values, counts
+
+
+def dead_share(output: torch.Tensor, *, channels_first: bool) -> torch.Tensor | None:
+    """Which share of the units is dead, one number; NaN: the output has NaN; None: too little.
+
+    A unit is a channel of a convolution (dimension 1), else a place of the last dimension. As many
+    values of each are looked at as make 16,384 in all, at least 128, evenly spread over the batch.
+    """
+    looks = _looks_at_units(output, channels_first=channels_first)
+    if looks is None:
+        return None
+    active = (looks > 0).mean(dim=1, dtype=torch.float32)
+    # NaN is not greater than 0, and dead is not what it is: it makes the share NaN.
+    poison = 0.0 * looks.sum(dtype=torch.float32)
+    return (active < INACTIVE).mean(dtype=torch.float32) + poison
+
+
+def _looks_at_units(output: torch.Tensor, *, channels_first: bool) -> torch.Tensor | None:
+    """A part of the output as [units, looks]; None: too little to say something."""
+    if output.dim() < 2:
+        return None
+    if channels_first and output.dim() > 2:
+        units, width = output.shape[1], output.shape[-1]
+        values = output.flatten(2)
+        looks = max(LEAST_LOOKS, LOOKS // max(1, units))
+        values = values[:: max(1, values.shape[0] // looks)]
+        apart = max(1, values.shape[0] * values.shape[2] // looks)
+        if apart > 1 and apart % width == 0:
+            apart += 1  # not the same column of the image each time
+        sample = values[:, :, ::apart].movedim(1, 0).reshape(units, -1)
+    else:
+        units = output.shape[-1]
+        values = output.reshape(-1, units)
+        looks = max(LEAST_LOOKS, LOOKS // max(1, units))
+        sample = values[:: max(1, values.shape[0] // looks)].t()
+    return sample if units and sample.shape[1] >= FEWEST else None
+
+
+def share_beyond(values: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    """Which share of a sample is at most `low` or at least `high`; NaN if it has a NaN."""
+    beyond = ((values <= low) | (values >= high)).mean(dtype=torch.float32)
+    return torch.where(values.isnan().any(), torch.nan, beyond)
+
+
+def certainty(probabilities: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of a softmax: which share of its rows is all but one-hot, and their mean entropy (nats)."""
+    rows = rows_of(probabilities.movedim(dim, -1), MOST_ROWS)
+    sure = (rows.amax(dim=-1) > 1 - CERTAIN).mean(dtype=torch.float32)
+    entropy = torch.special.entr(rows).sum(dim=-1).mean()
+    return sure + 0.0 * entropy, entropy

@@ -1,0 +1,363 @@
+"""Activations, by type of the module: which sit where in torch, and what a due step's have said.
+
+What sits in torch is `__call__` of the classes of activations (`activation_kinds.TYPES`), not a
+hook of the user's modules: a hook would be pickled and copied with them. The classes of routers and
+of the output layer, and `scaled_dot_product_attention`, are watched at due steps only; once
+torch.compile is used they are for good, so that what it makes graphs of stays the same.
+
+At a step that is due, and in a module that trains, a sample of the output is looked at. Only the
+forward calls before the first backward count. Functions (`torch.relu`, `F.gelu`) are not seen.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Final, ParamSpec
+
+import torch
+from torch import nn
+
+from tocsin.emitter.plan.collections import Selection
+from tocsin.emitter.probes.activations import attention, compiled, output_layers, routers
+from tocsin.emitter.probes.activations.call_patches import Seer, WatchedCalls
+from tocsin.emitter.probes.activations.compiled import slots
+from tocsin.emitter.probes.activations.module_kinds import (
+    TYPES,
+    Found,
+    Kind,
+    Known,
+    saturation,
+    scan,
+)
+from tocsin.emitter.probes.activations.readings import Reading, Readings
+from tocsin.emitter.probes.activations.samples import (
+    certainty,
+    dead_share,
+    share_beyond,
+    spread,
+)
+from tocsin.emitter.process.isolation import Wall
+from tocsin.emitter.statistics.async_copy import is_recording
+from tocsin.emitter.statistics.readable import readable
+from tocsin.emitter.statistics.tables import Pending
+from tocsin.schemas.records.collections import Mode
+
+MAX_READINGS: Final = 2000
+PATIENCE: Final = 3
+"""Due steps that say nothing before no more are asked for."""
+
+LATE: Final = (
+    "the model was compiled before tocsin was there, what its modules put out cannot be seen; call "
+    "tocsin.emitter.start() before the first call of the compiled model, or use `tocsin run`"
+)
+CUDA_GRAPHS: Final = (
+    "the model is compiled for CUDA graphs, what its modules put out cannot be seen; "
+    'torch.compile without mode="reduce-overhead" can be watched'
+)
+COMPILED: Final = "the model is compiled, and nothing of its modules was seen"
+
+
+class Activations(Seer):
+    """Which modules there are, and whether this step's are looked at."""
+
+    def __init__(self) -> None:
+        self.watched: Final = WatchedCalls(self)
+        self.forget()
+
+    def forget(self) -> None:
+        """Another training begins."""
+        self.due = False
+        self.blind = False
+        """Whether there are modules that cannot be seen; nothing is looked at any more."""
+        self.reason = ""
+        """Why, and what to do."""
+        self.watched.restore()
+        self._found: Found | None = None
+        self._root: weakref.ref[nn.Module] | None = None
+        self._plan: Selection | None = None
+        self._armed = False
+        self.mode: Mode = "train"
+        """That of what is looked at."""
+        self._calls: dict[int, int] = {}
+        self._readings = Readings()
+        self._vain = 0
+        self._called = False
+
+    @property
+    def armed(self) -> bool:
+        """Whether this step is looked at."""
+        return self._armed
+
+    @property
+    def types(self) -> dict[str, str]:
+        """The class of each module that is looked at, by its name."""
+        known = () if self._found is None else self._found.known.values()
+        return {k.name: type(module).__name__ for k in known if (module := k.module()) is not None}
+
+    @property
+    def picked(self) -> frozenset[str]:
+        """Names of the modules that only a collection of the user's own has looked at."""
+        known = () if self._found is None else self._found.known.values()
+        return frozenset(k.name for k in known if k.picked)
+
+    def arm(
+        self, root: nn.Module | None, plan: Selection | None = None, *, mode: Mode = "train"
+    ) -> bool:
+        """Look at the next step; in another mode than train at forward calls in eval(). Whether it
+        will be done.
+
+        A plan with patterns, types or names says which modules are looked at, else their types do.
+        """
+        if root is None or self._vain >= PATIENCE or self.blind:
+            return False
+        known_root = None if self._root is None else self._root()
+        if self._found is None or known_root is not root or self._plan is not plan:
+            self._found = scan(root, plan)
+            self._root, self._plan = weakref.ref(root), plan
+        if self._found.is_compiled and slots.late:
+            self._give_up(LATE, loud=True)
+            self._armed = True
+            return False
+        self._calls, self._readings, self.mode, self._called = {}, Readings(), mode, False
+        # What a graph was made of must not change from step to step.
+        if not slots.late and not self._found.is_compiled:
+            self.watched.put(self._found.modules())
+        self.due = self._armed = True
+        return True
+
+    def see(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
+        """A module was called."""
+        known = self._known(module)
+        if known is None or not self._counts(module, compiled=False):
+            return
+        self._called = True
+        first = args[0] if args else None
+        if known.kind is Kind.ROUTER:
+            parts = routers.tensors_of(output, known.experts)
+            scores = None if parts is None else readable(parts[0])
+            if parts is not None and scores is not None:
+                self._read(known, scores, parts[1])
+        elif known.kind is Kind.ATTENTION:
+            seen = self._calls.pop(-id(module), 0)
+            query, key = readable(first), readable(args[1] if len(args) > 1 else first)
+            if not seen and query is not None and key is not None:
+                self._read(known, query, key)
+        elif (numbers := readable(output)) is not None:
+            self._read(known, numbers, first)
+
+    def see_slot(self, slot: int, x: torch.Tensor, y: torch.Tensor | None) -> None:
+        """A module was called in a compiled graph."""
+        module = slots.module(slot)
+        known = None if module is None else self._known(module)
+        if known is None or module is None or not self._counts(module, compiled=True):
+            return
+        numbers = readable(x)
+        if numbers is not None:
+            self._read(known, numbers, y, slot=slot)
+
+    def see_attention(
+        self,
+        owner: nn.Module | None,
+        query: object,
+        key: object,
+        mask: object = None,
+        is_causal: bool = False,
+        scale: float | None = None,
+        *,
+        slot: int | None = None,
+    ) -> None:
+        """The function of attention was called in this module's forward."""
+        query, key = readable(query), readable(key)
+        if owner is None or self._found is None or query is None or key is None:
+            return
+        name = self._found.names.get(id(owner))
+        plan = self._plan
+        chosen = (
+            plan is None
+            or plan.everything
+            or (name is not None and plan.selects(name, type(owner).__name__))
+        )
+        if name is None or not chosen or not self._counts(owner, compiled=slot is not None):
+            return
+        if isinstance(owner, nn.MultiheadAttention):
+            self._calls[-id(owner)] = 1
+        with torch.no_grad():
+            masked = mask if isinstance(mask, torch.Tensor) else None
+            reading = attention.read(name, query, key, masked, is_causal=is_causal, scale=scale)
+        self._add(reading, owner, slot)
+
+    def see_attention_slot(
+        self,
+        slot: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        mask: torch.Tensor | None,
+        is_causal: bool,
+        scale: float | None,
+    ) -> None:
+        """The function of attention was called in a compiled graph."""
+        self.see_attention(slots.module(slot), query, key, mask, is_causal, scale, slot=slot)
+
+    def stop(self) -> None:
+        """Something was wrong with it: no more of this step."""
+        self.due = self._armed = False
+        self.watched.restore()
+        self._readings = Readings()
+
+    def take(self) -> Pending | None:
+        """What was seen since `arm`; None: nothing, or nothing was due."""
+        armed, self._armed, self.due = self._armed, False, False
+        self.watched.restore()
+        readings, self._readings = self._readings, Readings()
+        if not armed or self._found is None or self.blind:
+            return None
+        if readings.all:
+            self._vain = 0
+        elif self.mode == "train":  # the batch of an evaluation may never have come
+            self._vain += bool(self._found.known)
+            # Something was compiled, perhaps not this: then once may be chance.
+            patience = 1 if self._found.is_compiled else PATIENCE
+            unseen = not self._called and (self._found.is_compiled or slots.compiling)
+            if unseen and self._vain >= patience:
+                self._give_up(CUDA_GRAPHS if slots.cuda_graphs else COMPILED, loud=False)
+        if any(reading.slot is not None for reading in readings.all):
+            _tell_apart(readings.all, self._found)
+        if self.mode == "train":  # an evaluation does not change them
+            with torch.no_grad():
+                for reading in output_layers.embeddings(self._found.embeddings):
+                    readings.add(reading)
+        if not readings.all:
+            return None
+        readings.send_off()
+        return readings
+
+    def _known(self, module: nn.Module) -> Known | None:
+        known = None if self._found is None else self._found.known.get(id(module))
+        return known if known is not None and known.module() is module else None
+
+    def _counts(self, module: nn.Module, *, compiled: bool) -> bool:
+        """Whether a call of this module belongs to what is looked at."""
+        training = self.mode == "train"
+        return (
+            module.training is training
+            # Inside of a graph the gradient is the graph's own business.
+            and (compiled or torch.is_grad_enabled() or not training)
+            and len(self._readings.all) < MAX_READINGS
+            and torch._C._get_tracing_state() is None
+            and not torch._C._len_torch_dispatch_stack()
+            and not is_recording()
+        )
+
+    def _read(
+        self, known: Known, x: torch.Tensor, y: object = None, *, slot: int | None = None
+    ) -> None:
+        with torch.no_grad():
+            reading = _reading(known, x, y if isinstance(y, torch.Tensor) else None)
+        module = known.module()
+        if module is not None:
+            self._add(reading, module, slot)
+
+    def _add(self, reading: Reading | None, module: nn.Module, slot: int | None) -> None:
+        if reading is None:
+            return
+        if slot is None:
+            calls = self._calls[id(module)] = self._calls.get(id(module), 0) + 1
+            if calls > 1:
+                reading.name = f"{reading.name}#{calls}"
+        reading.slot = slot
+        self._readings.add(reading)
+
+    def _give_up(self, reason: str, *, loud: bool) -> None:
+        self.blind, self.reason = True, reason
+        if loud:
+            sys.stderr.write(f"tocsin: {reason}\n")
+
+
+def _reading(known: Known, x: torch.Tensor, y: torch.Tensor | None) -> Reading | None:
+    """What is said of one call: `x` is the output (of attention the query), `y` what belongs."""
+    name, module = known.name, known.module()
+    if module is None or x.numel() == 0:
+        return None
+    if known.kind is Kind.ROUTER:
+        return routers.read(name, x, y, experts=known.experts, top=known.top)
+    if known.kind is Kind.HEAD:
+        return output_layers.logits(name, x)
+    if known.kind is Kind.ATTENTION:
+        assert isinstance(module, nn.MultiheadAttention)
+        return None if y is None else attention.read_module(name, module, x, y)
+    if known.kind is Kind.RELU:
+        dead = dead_share(x, channels_first=known.channels_first)
+        if dead is None:
+            return None
+        return Reading("activations", name, spread(x), ("dead",), (dead,))
+    if known.kind is Kind.SATURATING and (before := readable(y)) is not None:
+        share = share_beyond(spread(before), *saturation(module))
+        return Reading("activations", name, spread(x), ("saturated",), (share,))
+    if known.kind is Kind.BOUNDED:
+        sample = spread(x)
+        share = share_beyond(sample, *saturation(module))
+        return Reading("activations", name, sample, ("saturated",), (share,))
+    if known.kind is Kind.SOFTMAX and x.dim() > 1:
+        dim = getattr(module, "dim", None)
+        values = certainty(x, -1 if dim is None else int(dim))
+        return Reading("activations", name, spread(x), ("saturated", "entropy"), values)
+    return Reading("activations", name, spread(x))
+
+
+def _tell_apart(readings: list[Reading], found: Found) -> None:
+    """Name what one graph said for several modules: those that differ by a number in the name."""
+    by_slot: dict[tuple[str, int], list[Reading]] = {}
+    for reading in readings:
+        if reading.slot is not None:
+            by_slot.setdefault((reading.collection, reading.slot), []).append(reading)
+    heard = {reading.name for reading in readings}
+    for (_, slot), several in by_slot.items():
+        if len(several) == 1:
+            continue
+        first = several[0].name
+        module = slots.module(slot)
+        alike = re.sub(r"(?<![^.])\d+(?![^.])", "*", first)
+        kin = [
+            name
+            for identity, name in found.names.items()
+            if re.sub(r"(?<![^.])\d+(?![^.])", "*", name) == alike
+        ]
+        following = [n for n in kin[kin.index(first) + 1 :] if n not in heard] if module else []
+        for i, reading in enumerate(several[1:]):
+            fits = len(following) >= len(several) - 1
+            reading.name = following[i] if fits else f"{first}#{i + 2}"
+            heard.add(reading.name)
+
+
+activations: Final = Activations()
+"""Those of this process."""
+
+
+def install(wall: Wall) -> None:
+    """Put the hooks into torch. `wall` is the one of this process."""
+    slots.late = compiled.is_late()
+    if slots.late:
+        return
+    for kind in TYPES:
+        activations.watched.watch(kind)
+    compiled.define(
+        lambda *args: _when_due(wall, "activations", activations.see_slot, *args),
+        lambda *args: _when_due(wall, "attention", activations.see_attention_slot, *args),
+    )
+    compiled.follow_compile(activations.watched.keep)
+    compiled.catch_up(activations.watched.keep)
+
+
+P = ParamSpec("P")
+
+
+def _when_due(
+    wall: Wall, probe: str, see: Callable[P, None], *args: P.args, **kwargs: P.kwargs
+) -> None:
+    if activations.due:
+        wall.call(probe, see, *args, **kwargs)
+        if "activations" in wall.off:
+            activations.stop()

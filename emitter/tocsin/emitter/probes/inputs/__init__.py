@@ -1,0 +1,1 @@
+"""What the training is fed."""

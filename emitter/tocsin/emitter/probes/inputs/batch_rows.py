@@ -1,0 +1,106 @@
+"""What a data loader gives to a training: rows of the tensors of a batch, by their place in it.
+
+At a step that is due the first batch that is fetched for it is read, on whatever device it is then.
+`0` and `1` are the parts of a pair, `image` is what stands under that key, `1.label` what stands in
+a mapping that is the second of a pair; `batch` is one that is a tensor itself. What comes without a
+data loader is not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import torch
+
+from tocsin.emitter.plan.collections import CollectionPlan
+from tocsin.emitter.plan.schedule import Agenda
+from tocsin.emitter.process.isolation import Wall
+from tocsin.emitter.statistics.async_copy import is_recording
+from tocsin.emitter.statistics.reductions import dense
+from tocsin.emitter.statistics.tables import Pending
+from tocsin.emitter.statistics.tensor_rows import TensorRows, Wanted
+from tocsin.schemas.records.collections import Kind, Mode
+
+INPUTS: Final[Kind] = "inputs"
+
+MAX_TENSORS: Final = 64
+MAX_DEPTH: Final = 4
+MAX_NAME: Final = 200
+
+
+class InputProbe:
+    """Reads the batches of the steps at which a collection of inputs is due.
+
+    In another mode than train these are its batches.
+    """
+
+    def __init__(
+        self, agenda: Agenda, wall: Wall, plans: Sequence[CollectionPlan], mode: Mode = "train"
+    ) -> None:
+        """`plans` are the collections that are made of inputs."""
+        self._agenda = agenda
+        self._wall = wall
+        self.on: Final = any(plan.schedule(mode) is not None for plan in plans)
+        """Whether there is any."""
+        self._rows: tuple[str, Pending] | None = None
+
+    def fed(self, batch: object, step: int) -> None:
+        """A data loader has given a batch, which that step will use."""
+        plans = self._agenda.due(step).get(INPUTS, ())
+        if not plans or self._rows is not None or is_recording():
+            return
+        with self._agenda.costs(*(plan.name for plan in plans)):
+            rows = self._wall.call(INPUTS, read_inputs, batch, plans)
+        if rows is not None:
+            self._rows = (plans[0].name, rows)
+
+    def take(self) -> tuple[str, Pending] | None:
+        """What the batch of the step that is over has said, with its collection."""
+        rows, self._rows = self._rows, None
+        return rows
+
+
+def tensors_of(batch: object) -> list[tuple[str, torch.Tensor]]:
+    """The tensors of a batch and their names, at most `MAX_TENSORS`."""
+    found = []
+    for name, tensor in _walk(batch, "", 0):
+        found.append((name[:MAX_NAME] or "batch", tensor))
+        if len(found) == MAX_TENSORS:
+            break
+    return found
+
+
+def read_inputs(batch: object, plans: Sequence[CollectionPlan]) -> TensorRows | None:
+    """Rows of a batch for these collections; None if there is nothing to read."""
+    names, flat = [], []
+    for name, tensor in tensors_of(batch):
+        values = dense(tensor)
+        if values is not None:
+            names.append(name)
+            flat.append(values)
+    wanted = [Wanted(plan.name, _chosen(plan, names), plan.columns) for plan in plans]
+    return TensorRows(names, flat, wanted) if flat else None
+
+
+def _chosen(plan: CollectionPlan, names: Sequence[str]) -> frozenset[str] | None:
+    return None if plan.everything else frozenset(filter(plan.selects, names))
+
+
+def _walk(part: object, name: str, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(part, torch.Tensor):
+        yield name, part
+    elif depth < MAX_DEPTH:
+        for key, inner in _parts(part):
+            yield from _walk(inner, f"{name}.{key}" if name else key, depth + 1)
+
+
+def _parts(part: object) -> Iterator[tuple[str, object]]:
+    if isinstance(part, Mapping):
+        for key, inner in part.items():
+            yield str(key), inner
+    elif isinstance(part, tuple | list):
+        fields = getattr(part, "_fields", None)
+        names = fields if isinstance(fields, tuple) else range(len(part))
+        for field, inner in zip(names, part, strict=False):
+            yield str(field), inner

@@ -1,0 +1,113 @@
+"""Losses between two optimizer steps, taken where they come by.
+
+What is kept is a number, or on a GPU a detached copy of one number: never a graph.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tocsin.emitter.statistics.async_copy import HostCopy, is_recording
+
+MAX_LOSSES: Final = 100_000
+"""Backward calls of one step that are kept; what comes after is left out."""
+
+Loss: TypeAlias = "float | torch.Tensor"
+
+
+def loss_of(tensors: object, unscaled: torch.Tensor | None) -> Loss | None:
+    """The loss of a backward call from these tensors, if it is one number.
+
+    `unscaled` is what a GradScaler has scaled, and stands for it.
+    """
+    loss = only(tensors) if unscaled is None else unscaled
+    if not isinstance(loss, torch.Tensor):
+        return None
+    if type(loss) is torch.Tensor and loss.is_cpu and loss.dtype.is_floating_point:
+        return float(loss.item()) if loss.numel() == 1 else None
+    if loss.numel() != 1 or loss.is_meta:
+        return None
+    if loss.is_complex() or hasattr(loss, "to_local") or is_recording():
+        return None
+    loss = loss.detach()
+    if loss.device.type == "cpu":
+        return float(loss)
+    copied: torch.Tensor = loss.reshape(1).to(torch.float32, copy=True)
+    return copied
+
+
+class _Beside(HostCopy):
+    """Losses on their way from a GPU, beside some that were computed on the CPU."""
+
+    def __init__(self, source: torch.Tensor, floats: list[float]) -> None:
+        super().__init__(source)
+        self._floats = floats
+
+    def values(self) -> npt.NDArray[np.float64]:
+        """All of them, those of the CPU first."""
+        return np.concatenate((np.array(self._floats, np.float64), super().values()))
+
+
+def on_host(losses: list[Loss]) -> list[float] | HostCopy:
+    """The losses as numbers, or on their way from a GPU."""
+    tensors = [loss for loss in losses if isinstance(loss, torch.Tensor)]
+    floats = [loss for loss in losses if isinstance(loss, float)]
+    if not tensors:
+        return floats
+    with torch.no_grad():
+        home = tensors[0].device
+        return _Beside(torch.cat([tensor.to(home) for tensor in tensors]), floats)
+
+
+def only(tensors: object) -> object:
+    """The one that a sequence of one holds, else the thing itself."""
+    if isinstance(tensors, tuple | list) and len(tensors) == 1:
+        return tensors[0]
+    return tensors
+
+
+class LossBuffer:
+    """Losses since the last step. Before a training has begun only the newest count."""
+
+    def __init__(self) -> None:
+        self._losses: list[Loss] = []
+        self.skipped = 0
+        """Steps that a GradScaler has skipped since the last one that was made."""
+
+    def add(self, loss: Loss, *, begun: bool) -> None:
+        """Keep one."""
+        if len(self._losses) < MAX_LOSSES:
+            self._losses.append(loss)
+        if not begun:
+            del self._losses[:-64]
+
+    @property
+    def held(self) -> list[Loss]:
+        """Those that were kept."""
+        return self._losses
+
+    def take(self) -> list[Loss]:
+        """All of them; none is left."""
+        losses, self._losses = self._losses, []
+        return losses
+
+    def skip(self) -> None:
+        """The step was skipped, and its losses with it; also before a training has begun."""
+        self._losses = []
+        self.skipped += 1
+
+    def clear(self) -> None:
+        """Forget all: another training begins."""
+        self._losses = []
+        self.skipped = 0
+
+    def nonfinite(self) -> float | None:
+        """The first that is known not to be finite; None if there is none."""
+        return next(
+            (x for x in self._losses if isinstance(x, float) and not math.isfinite(x)), None
+        )

@@ -1,0 +1,1 @@
+"""Mistakes in the program itself."""

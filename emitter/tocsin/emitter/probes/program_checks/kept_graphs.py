@@ -1,0 +1,81 @@
+"""Whether the graphs of past steps are still in memory: losses or outputs were kept with them.
+
+A graph goes when nothing refers to its loss any more, which is at the next step's. Behind every
+tenth backward call's loss a marker is left in its graph's first nodes; whoever keeps the loss, adds
+it to a sum, or keeps the output that it was computed from, keeps the marker. We refer to it weakly.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from typing import Final
+
+import torch
+
+from tocsin.emitter.probes.losses import only
+from tocsin.emitter.statistics.async_copy import is_recording
+
+EVERY: Final = 10
+"""Steps between two marks."""
+
+MARKS: Final = 20
+"""Marks that are remembered."""
+
+LOOK_EVERY: Final = 50
+"""Steps between two looks."""
+
+LATE: Final = 1000
+LOOK_LATE_EVERY: Final = 100
+"""The same from the step `LATE` on: where others look, too."""
+
+_NODES: Final = 4
+_KEY: Final = "tocsin"
+_LEAVES: Final = "AccumulateGrad"
+
+
+class _Mark:
+    """Lives as long as one of the nodes that hold it."""
+
+    __slots__ = ("__weakref__",)
+
+
+class KeptGraphs:
+    """The marks of one training."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Another training begins."""
+        self.next_mark = 0
+        self.next_look = LOOK_EVERY
+        self._marks: deque[tuple[int, weakref.ref[_Mark]]] = deque(maxlen=MARKS)
+        self._told = False
+
+    def backward(self, tensors: object, step: int) -> None:
+        """A backward call of a step that is to be marked is about to begin."""
+        if torch.compiler.is_compiling():
+            return  # traced with the training: nothing of ours may be in its graph
+        self.next_mark = step + EVERY
+        loss = only(tensors)
+        if not isinstance(loss, torch.Tensor) or is_recording():
+            return
+        node, mark = loss.grad_fn, _Mark()
+        for _ in range(_NODES):
+            if node is None or node.name().endswith(_LEAVES):
+                break
+            node.metadata[_KEY] = mark
+            following = node.next_functions
+            node = following[0][0] if following else None
+        self._marks.append((step, weakref.ref(mark)))
+
+    def look(self, step: int) -> float | None:
+        """How many of the marks are left, but for the newest; None: none, as before."""
+        late = LOOK_LATE_EVERY - step % LOOK_LATE_EVERY
+        self.next_look = step + (LOOK_EVERY if step < LATE else late)
+        kept = sum(mark() is not None for at, mark in self._marks if at <= step - EVERY)
+        if not kept and not self._told:
+            return None
+        self._told = kept > 0
+        return float(kept)

@@ -1,0 +1,239 @@
+"""Where the time of a step goes, from the clock of the training thread.
+
+The hooks mark the begins and ends that they see; what lies between two marks belongs to a phase, or
+to none. Durations are added up from one step of the primary optimizer to the next, over all
+micro-batches and all optimizers, so that those of a GAN's other optimizer, and of steps that a loss
+scaler skipped, are in them. All are in seconds:
+
+- `data_wait_s`: inside of data loaders' `__next__`, outside of evaluations;
+- `forward_s`: from the last mark (a batch, a backward call, a step, a checkpoint, the end of an
+  evaluation) to the begin of a backward call. The forward pass is in it, and whatever else the
+  loop does there, like moving the batch or `zero_grad`;
+- `backward_s`: inside of `torch.autograd.backward`, waiting for other ranks included;
+- `optimizer_s`: inside of `Optimizer.step`, without what a closure computes there;
+- `checkpoint_s`: inside of calls that write a file; only where there were some;
+- `evaluation_s`: from the first batch or loss of an evaluation (`model.eval()` was called) to the
+  next batch of training, or to its own last batch or loss if no training batch follows; only where
+  there was one.
+
+The rest of `step_time_s` is what the loop does between: clipping, logging, metrics. On a GPU this
+clock tells when work was handed over; what the GPU itself needed:
+`tocsin.emitter.probes.cuda_timing`.
+
+Plain arithmetic on the training thread: a mark costs 0.1 to 0.2 µs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Literal
+
+from tocsin.emitter.probes import cuda_timing
+from tocsin.emitter.probes.cuda_timing import DeviceTime
+
+MARKED_S: Final = 0.1
+"""Evaluations shorter than this are not marked as a phase; a loop may have one at each step."""
+
+_USUAL: Final = ("forward_s", "backward_s", "optimizer_s")
+_LOADING: Final = (*_USUAL, "data_wait_s")
+
+Edge = Literal["begin", "end"]
+Say = Callable[[Edge, float | None], bool]
+
+
+class StepPhases:
+    """The durations since the last step."""
+
+    def __init__(self) -> None:
+        self.timer: DeviceTime | None = None
+        """Where the model is on a GPU."""
+        self.device: DeviceTime | None = None
+        """The same, while a step is timed on the GPU, too."""
+        self.say: Say | None = None
+        """Told of evaluations, and says if it marks this one; the duration in seconds comes with
+        the end.
+        """
+        self.forget()
+
+    def forget(self) -> None:
+        """Another training begins."""
+        self.timer = self.device = None
+        self._loads = False
+        self._cursor: float | None = None
+        self._depth = 0
+        self._zero()
+        self._stepping: float | None = None
+        self._within = 0.0
+        self._evaluating: float | None = None
+        self._evaluated = self._evaluation_began = 0.0
+        self._told: bool | None = None
+        self._named: list[tuple[str, float]] = []
+
+    def _zero(self) -> None:
+        self._wait = self._forward = self._backward = self._optimizer = 0.0
+        self._checkpoint = self._evaluation = 0.0
+
+    # -- marks, each with the time.perf_counter() of when it was --------------------------------
+
+    def batch(self, began: float, ended: float) -> None:
+        """A data loader gave a batch of training."""
+        if self._evaluating is not None:
+            self._evaluation_over(began)
+        self._loads = True
+        self._wait += ended - began
+        self._cursor = ended
+        if self.device is not None:
+            self.device.forward()
+
+    def backward_begins(self, now: float) -> None:
+        """A backward call begins; one inside of another (checkpointing) is part of it."""
+        self._depth += 1
+        if self._depth > 1:
+            return
+        if self._evaluating is not None:
+            self._evaluation_over(self._evaluated)
+        if self._cursor is not None and now > self._cursor:
+            self._forward += now - self._cursor
+        self._cursor = now
+        if self.device is not None:
+            self.device.backward()
+
+    def backward_ends(self, now: float) -> None:
+        """It is over, by an error perhaps; without a begin nothing is known of it."""
+        self._depth -= 1
+        if self._depth:
+            self._depth = max(0, self._depth)
+            return
+        if self._cursor is not None:
+            self._backward += now - self._cursor
+        self._cursor = now
+        if self.device is not None:
+            self.device.forward()
+
+    def step_begins(self, now: float) -> None:
+        """An optimizer's step begins."""
+        if self._evaluating is not None:
+            self._evaluation_over(self._evaluated)
+        if self._depth and self._cursor is not None:
+            self._backward += now - self._cursor  # a step in the middle of a backward call
+        self._stepping, self._cursor = now, now
+        self._within = self._wait + self._forward + self._backward
+        if self.device is not None:
+            self.device.optimizer()
+
+    def step_ends(self, now: float) -> None:
+        """It is over; what a closure did in it is counted where it belongs."""
+        if self._stepping is not None:
+            within = self._wait + self._forward + self._backward - self._within
+            self._optimizer += max(0.0, now - self._stepping - within)
+            self._stepping = None
+        self._cursor = now
+        if self.device is not None:
+            self.device.forward()
+
+    def wrote(self, began: float, ended: float) -> None:
+        """A checkpoint was written."""
+        if self._evaluating is not None:
+            # What is written between the last batch of an evaluation and the next of training.
+            self._evaluation += max(0.0, began - self._evaluating)
+            self._evaluating = self._evaluated = ended
+        self._checkpoint += ended - began
+        self._cursor = ended
+
+    def evaluated(self, began: float, ended: float) -> None:
+        """A batch or a loss of an evaluation came by."""
+        if self._named:
+            return
+        if self._evaluating is None:
+            self._evaluating = self._evaluation_began = began
+            self._told = None
+        self._evaluated = ended
+        if self._told is None and ended - self._evaluation_began >= MARKED_S:
+            self._told = self.say is not None and self.say("begin", None)
+
+    def _evaluation_over(self, now: float) -> None:
+        if self._evaluating is None:
+            return
+        self._evaluation += max(0.0, now - self._evaluating)
+        self._evaluating = None
+        self._cursor = now
+        if self._told and self.say is not None:
+            self.say("end", max(0.0, now - self._evaluation_began))
+
+    def named(self, name: str, edge: str, now: float) -> None:
+        """The user's own code says that a phase begins or ends. `evaluation` and `checkpoint` are
+        counted; the time of others is of no phase.
+        """
+        if edge == "begin":
+            if name == "evaluation":
+                self._evaluation_over(now)
+            self._named.append((name, now))
+            return
+        for i in range(len(self._named) - 1, -1, -1):
+            if self._named[i][0] == name:
+                began = self._named.pop(i)[1]
+                if name == "evaluation":
+                    self._evaluation += now - began
+                elif name == "checkpoint":
+                    self._checkpoint += now - began
+                self._cursor = now
+                return
+
+    # -- what a step says ------------------------------------------------------------------------
+
+    def take(self) -> tuple[list[str], list[float]]:
+        """Names and seconds since the last call; all begin at zero again."""
+        columns = ["forward_s", "backward_s", "optimizer_s"]
+        values = [self._forward, self._backward, self._optimizer]
+        if self._loads:
+            columns.append("data_wait_s")
+            values.append(self._wait)
+        if self._checkpoint > 0:
+            columns.append("checkpoint_s")
+            values.append(self._checkpoint)
+        if self._evaluation > 0:
+            columns.append("evaluation_s")
+            values.append(self._evaluation)
+        self._zero()
+        return columns, values
+
+    @property
+    def usual(self) -> bool:
+        """Whether nothing but the usual phases of a step has taken time, and no GPU is timed."""
+        return (
+            self._checkpoint == 0.0
+            and self._evaluation == 0.0
+            and self._evaluating is None
+            and self.timer is None
+        )
+
+    @property
+    def usual_columns(self) -> tuple[str, ...]:
+        """The names that belong to `take_usual`."""
+        return _LOADING if self._loads else _USUAL
+
+    def take_usual(self) -> tuple[float, ...]:
+        """The seconds of the usual phases since the last call; they begin at zero again."""
+        found: tuple[float, ...] = (self._forward, self._backward, self._optimizer)
+        if self._loads:
+            found = (*found, self._wait)
+        self._forward = self._backward = self._optimizer = self._wait = 0.0
+        return found
+
+    def after_step(self, step: int) -> None:
+        """A step was counted: read what the GPU has passed, and time the next step if it is due."""
+        timer = self.timer
+        if timer is None:
+            return
+        if self.device is not None:
+            self.device = None
+            timer.close_step(step)
+        if timer.waiting:
+            timer.poll()
+        if (step + 1) % cuda_timing.EVERY == 0:
+            self.device = timer
+            timer.forward()
+
+    def close(self) -> None:
+        """The training is over: an evaluation at its end is, too."""
+        self._evaluation_over(self._evaluated)

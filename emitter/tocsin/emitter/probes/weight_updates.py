@@ -1,0 +1,181 @@
+"""How far one optimizer step moves each weight: its norm before and after, on a sample.
+
+Before a step that is to be summarised up to 4,096 numbers of each tensor are copied (whole where it
+is smaller, else 16 blocks of 256 in equal distance), after it the change is measured, and the copy
+is gone. All copies together hold at most 2 % of the parameters, or 262,144 numbers where that
+is more; if they would not fit, the tensors take turns. Nothing is written to a weight.
+
+It is measured, not derived from what the optimizer remembers: for plain SGD a step is the rate
+times the gradient, for Adam a formula of its momenta, but what becomes of it in the weight is less
+where it is rounded away, and that is what is looked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+
+from tocsin.emitter.statistics.arrays import Array, Doubles, narrowed
+from tocsin.emitter.statistics.async_copy import HostCopy
+from tocsin.emitter.statistics.cpu_rows import as_numpy
+from tocsin.emitter.statistics.reductions import dense
+from tocsin.emitter.statistics.tables import Table
+from tocsin.schemas.records.frames import Counts, Floats
+
+BLOCKS: Final = 16
+BLOCK: Final = 256
+SAMPLE: Final = BLOCKS * BLOCK
+LEAST: Final = 1 << 18
+SHARE: Final = 0.02
+
+UPDATE_COLUMNS: Final = ("l2", "update_l2")
+"""Of a whole tensor, as estimated from the sample."""
+
+
+@dataclass(slots=True, eq=False)
+class Updates:
+    """The norms of one step: on the host, or on their way."""
+
+    names: list[str]
+    numel: list[int]
+    factors: list[float]
+    host: Doubles
+    """Sizes and changes of the samples that are on the host, float64[…, 2]; they come first."""
+
+    copy: HostCopy | None
+    """Those of the others: first all sizes, then all changes."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether they are on the host; never waits."""
+        return self.copy is None or self.copy.ready()
+
+    def tables(self) -> Iterator[Table]:
+        """The one of the norms."""
+        yield Table("updates", *self.rows(), UPDATE_COLUMNS, ("numel",))
+
+    def rows(self) -> tuple[tuple[str, ...], Floats, Counts]:
+        """Names, UPDATE_COLUMNS, and `numel`, of the tensors whose norms are finite."""
+        norms = self.host
+        if self.copy is not None:
+            norms = np.concatenate((norms, self.copy.values().reshape(2, -1).T))
+        norms = norms * np.asarray(self.factors)[:, None]
+        good = np.flatnonzero(np.isfinite(norms).all(axis=1))
+        counts = np.asarray(self.numel, np.uint64)[good].reshape(-1, 1)
+        return tuple(self.names[i] for i in good), narrowed(norms[good]), counts
+
+
+class UpdateProbe:
+    """Measures the change of weights in single steps."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._names: list[str] = []
+        self._parameters: list[torch.Tensor] = []
+        self._before: list[torch.Tensor | Array] = []
+        self._numel: list[int] = []
+
+    def before(self, parameters: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """The step is about to happen: copy samples of the parameters that have gradients."""
+        self.forget()
+        moving = [(name, p) for name, p in parameters if p.grad is not None]
+        if not moving:
+            return
+        left = max(LEAST, int(SHARE * sum(p.numel() for _, p in moving)))
+        start = self._next % len(moving)
+        with torch.no_grad():
+            for i in range(len(moving)):
+                name, parameter = moving[(start + i) % len(moving)]
+                flat = dense(parameter)
+                if flat is None or flat.numel() == 0 or flat.dtype.itemsize == 1:
+                    continue
+                taken = min(flat.numel(), SAMPLE)
+                if taken > left:
+                    break
+                left -= taken
+                self._next = start + i + 1
+                self._names.append(name)
+                self._numel.append(flat.numel())
+                self._parameters.append(parameter)
+                if flat.is_cpu:
+                    held = _on_host(flat)
+                    # What was gathered from several places is a copy already.
+                    self._before.append(held if held.base is None else held.copy())
+                else:
+                    self._before.append(_wide(_sample(flat)))
+
+    def after(self) -> Updates | None:
+        """The step has happened: what it has changed. The copies are gone."""
+        squares: list[tuple[float, float]] = []
+        now: list[torch.Tensor] = []
+        then: list[torch.Tensor] = []
+        on_host: list[tuple[str, int, float]] = []
+        elsewhere: list[tuple[str, int, float]] = []
+        with torch.no_grad(), np.errstate(all="ignore"):
+            for i, parameter in enumerate(self._parameters):
+                # Read anew: a layout may force a copy, and a step may put other memory there.
+                flat, before = dense(parameter), self._before[i]
+                on_device = isinstance(before, torch.Tensor)
+                if flat is None or flat.numel() != self._numel[i] or flat.is_cpu == on_device:
+                    continue
+                n = flat.numel()
+                if isinstance(before, torch.Tensor):
+                    now.append(_wide(_sample(flat)))
+                    then.append(before)
+                    elsewhere.append((self._names[i], n, (n / before.numel()) ** 0.5))
+                else:
+                    held = _on_host(flat)
+                    moved = held - before
+                    squares.append((float(np.dot(held, held)), float(np.dot(moved, moved))))
+                    on_host.append((self._names[i], n, (n / held.size) ** 0.5))
+            self.forget()
+            if not on_host and not elsewhere:
+                return None
+            copy = None
+            if now:
+                size = torch._foreach_norm(now)
+                change = torch._foreach_norm(torch._foreach_sub(now, then))
+                home = now[0].device
+                cells = [norm.to(home, torch.float32) for norm in (*size, *change)]
+                copy = HostCopy(torch.stack(cells))
+        names, numel, factors = zip(*on_host, *elsewhere, strict=True)
+        host = np.sqrt(np.array(squares, np.float64).reshape(-1, 2))
+        return Updates(list(names), list(numel), list(factors), host, copy)
+
+    def forget(self) -> None:
+        """The step was skipped."""
+        self._names, self._parameters, self._before, self._numel = [], [], [], []
+
+
+def _sample(flat: torch.Tensor) -> torch.Tensor:
+    n = flat.numel()
+    if n <= SAMPLE:
+        return flat
+    apart = n // BLOCKS
+    return flat[: apart * BLOCKS].view(BLOCKS, apart)[:, :BLOCK]
+
+
+def _wide(view: torch.Tensor) -> torch.Tensor:
+    """A copy of it, in float32 at least."""
+    if view.dtype is torch.float64:
+        return view.clone()
+    wide: torch.Tensor = view.to(torch.float32, copy=True)
+    return wide
+
+
+def _on_host(flat: torch.Tensor) -> Array:
+    """Its sample as one flat array, never to be written to; in float32 at least.
+
+    NumPy's calls cost half of PyTorch's, and these are many and small.
+    """
+    if flat.dtype not in (torch.float32, torch.float64):
+        return as_numpy(_sample(flat)).ravel()
+    whole: Array = flat.numpy()
+    if whole.size <= SAMPLE:
+        return whole
+    apart = whole.size // BLOCKS
+    return whole[: apart * BLOCKS].reshape(BLOCKS, apart)[:, :BLOCK].ravel()

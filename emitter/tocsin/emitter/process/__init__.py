@@ -1,0 +1,1 @@
+"""What this process is: its identity, its place in the job, what it may raise."""

@@ -1,0 +1,1 @@
+"""To the bus: numbered records, queues, the sender's thread."""

@@ -1,0 +1,1 @@
+"""Numbers of arrays and tensors, on CPU and GPU."""

@@ -1,0 +1,136 @@
+"""Full rows of tensors on a GPU: everything in one tensor there, so that it is asked once.
+
+Nothing waits. Reductions are queued, few per tensor (norms of all float32 tensors by one call), and
+stacked; the host finishes the arithmetic when the copy has come, steps later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tocsin.emitter.statistics.arrays import Doubles, Rows, as_float32
+from tocsin.schemas.records.frames import COUNT_COLUMNS, STATISTIC_COLUMNS, Counts
+
+CHUNK: Final = 1 << 26
+"""Elements that are reduced together: what bounds the memory of a copy in a wider type."""
+
+_CELLS: Final = 7  # sum, l2, l1, min, max, variance, how many are not zero
+
+
+class PackedRows:
+    """Rows of flat tensors on one device, in two steps: `packed` is queued when the constructor
+    returns, `rows` turns a copy of it on the host into statistics. Reads the tensors only once.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._numel = np.array([tensor.numel() for tensor in tensors], np.uint64)
+        self._owner: list[int] = []
+        self._size: list[int] = []
+        self._order: list[int] = []
+        self.packed: Final[torch.Tensor | None] = self._queue(tensors)
+
+    def _queue(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        cells: dict[torch.dtype, list[torch.Tensor]] = {}
+        places: dict[torch.dtype, list[int]] = {}
+        single: list[torch.Tensor] = []
+        single_at: list[int] = []
+
+        def put(at: int, cell: torch.Tensor) -> None:
+            cells.setdefault(cell.dtype, []).append(cell)
+            places.setdefault(cell.dtype, []).append(at)
+
+        for i, part in _parts(tensors):
+            at = _CELLS * len(self._owner)
+            self._owner.append(i)
+            self._size.append(part.numel())
+            x = part if part.dtype in (torch.float32, torch.float64) else _wide(part)
+            low, high = torch.aminmax(x)
+            put(at, x.sum())
+            put(at + 3, low)
+            put(at + 4, high)
+            put(at + 5, torch.var(x, correction=0))
+            put(at + 6, torch.count_nonzero(x))
+            if x is part and x.dtype is torch.float32:
+                single.append(x)
+                single_at.append(at)
+            else:
+                put(at + 1, torch.linalg.vector_norm(x))
+                put(at + 2, torch.linalg.vector_norm(x, 1))
+        if single:
+            for offset, order in ((1, 2), (2, 1)):
+                for at, norm in zip(single_at, torch._foreach_norm(single, order), strict=True):
+                    put(at + offset, norm)
+        if not cells:
+            return None
+        self._order = [at for kind in places.values() for at in kind]
+        # float64 holds counts of up to 2**53.
+        return torch.cat([torch.stack(of_kind).double() for of_kind in cells.values()])
+
+    def rows(self, copied: Doubles) -> Rows:
+        """The statistics, of a copy of `packed`. Counts of NaN and infinities are lower bounds: 1
+        where there is at least one; such a row's statistics are zeros.
+        """
+        n = len(self._numel)
+        values = np.zeros((n, len(STATISTIC_COLUMNS)), np.float64)
+        counts = np.zeros((n, len(COUNT_COLUMNS)), np.uint64)
+        counts[:, 0] = self._numel
+        if not self._owner:
+            return Rows(as_float32(values), counts)
+        cells = np.empty(_CELLS * len(self._owner))
+        cells[self._order] = copied
+        total, l2, l1, low, high, variance, filled = cells.reshape(-1, _CELLS).T
+        owner = np.array(self._owner)
+        size = np.array(self._size, np.float64)
+        first = np.flatnonzero(np.diff(owner, prepend=-1))
+        at = owner[first]
+        numel = self._numel[at].astype(np.float64)
+        add = np.add.reduceat
+        with np.errstate(all="ignore"):
+            sums, squares = add(total, first), add(l2**2, first)
+            mean = sums / numel
+            lengths = np.diff(first, append=len(owner))
+            apart = total / size - np.repeat(mean, lengths)
+            spread = add(size * (variance + apart**2), first)
+            lowest, highest = np.minimum.reduceat(low, first), np.maximum.reduceat(high, first)
+            values[at] = np.column_stack(
+                (
+                    lowest,
+                    highest,
+                    mean,
+                    np.sqrt(spread / numel),
+                    add(l1, first),
+                    np.sqrt(squares),
+                    np.maximum(np.abs(lowest), np.abs(highest)),
+                )
+            )
+        counts[at, 1] = (numel - add(filled, first)).astype(np.uint64)
+        _bounds(values, counts, at[~np.isfinite(values[at]).all(axis=1)])
+        return Rows(as_float32(values), counts)
+
+
+def _parts(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
+    for i, tensor in enumerate(tensors):
+        if tensor.numel() > CHUNK:
+            for part in tensor.split(CHUNK):
+                yield i, part
+        elif tensor.numel():
+            yield i, tensor
+
+
+def _wide(part: torch.Tensor) -> torch.Tensor:
+    return part.float() if part.is_floating_point() else part.double()
+
+
+def _bounds(values: Doubles, counts: Counts, odd: npt.NDArray[np.int64]) -> None:
+    """Rows with NaN or infinities whose tensors are gone: counts are lower bounds."""
+    for i in odd:
+        row = values[i]
+        is_nan = bool(np.isnan(row[0]) or np.isnan(row[1]))
+        counts[i, 2] = int(is_nan)
+        counts[i, 3] = int(not is_nan and bool(np.isinf(row[0]) or np.isinf(row[1])))
+        values[i] = np.where(np.isfinite(row), row, 0)

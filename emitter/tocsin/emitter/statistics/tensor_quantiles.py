@@ -1,0 +1,60 @@
+"""Quantiles of tensors: their samples are taken where they are, and sorted on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from tocsin.emitter.statistics.arrays import Doubles
+from tocsin.emitter.statistics.async_copy import HostCopy
+from tocsin.emitter.statistics.cpu_rows import as_numpy
+from tocsin.emitter.statistics.quantiles import BLOCK, BLOCKS, SAMPLE, quantile_rows
+from tocsin.schemas.records.frames import Floats
+
+
+class Quantiles:
+    """Quantiles of flat tensors. On a GPU they come later."""
+
+    def __init__(self, flat: Sequence[torch.Tensor]) -> None:
+        self._numel = [tensor.numel() for tensor in flat]
+        self._copies: list[tuple[list[int], HostCopy]] = []
+        self._rows: Floats | None = None
+        with torch.no_grad():
+            samples = [_sample(tensor) for tensor in flat]
+            if all(tensor.is_cpu for tensor in flat):
+                self._rows = quantile_rows([as_numpy(sample) for sample in samples])
+                return
+            places: dict[torch.device, list[int]] = {}
+            for i, tensor in enumerate(flat):
+                places.setdefault(tensor.device, []).append(i)
+            for at in places.values():
+                together = torch.cat([samples[i].reshape(-1).float() for i in at])
+                self._copies.append((at, HostCopy(together)))
+
+    @property
+    def ready(self) -> bool:
+        """Whether they are on the host; never waits."""
+        return all(copy.ready() for _, copy in self._copies)
+
+    @property
+    def rows(self) -> Floats:
+        """float32[tensors, QUANTILES], once they are ready."""
+        if self._rows is None:
+            samples: list[Doubles] = [np.zeros(0)] * len(self._numel)
+            for at, copy in self._copies:
+                ends = np.cumsum([min(self._numel[i], SAMPLE) for i in at])
+                for i, sample in zip(at, np.split(copy.values(), ends[:-1]), strict=True):
+                    samples[i] = sample
+            self._rows = quantile_rows(samples)
+            self._copies.clear()
+        return self._rows
+
+
+def _sample(flat: torch.Tensor) -> torch.Tensor:
+    n = flat.numel()
+    if n <= SAMPLE:
+        return flat
+    apart = n // BLOCKS
+    return flat[: apart * BLOCKS].view(BLOCKS, apart)[:, :BLOCK]

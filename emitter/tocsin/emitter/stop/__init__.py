@@ -1,0 +1,1 @@
+"""Leaving the loop: commands, agreement of the ranks, exit points."""

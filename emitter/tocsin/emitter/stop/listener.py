@@ -1,0 +1,353 @@
+"""One ear per node for the commands to a run: reads the control topic, judges, hands over.
+
+A listener reads its run's control partition from the start. What it finds there from before its own
+time was for a predecessor, unless it names the present incarnation; it is not answered, since the
+predecessor's own listener did. Everything else is obeyed or answered with a refusal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Final, Protocol
+
+from tocsin.bus.port import EARLIEST, Bus, BusError, Partition, Reader, Record
+from tocsin.emitter.process.identity import Who, who_speaks
+from tocsin.emitter.process.process_group import process_lives
+from tocsin.emitter.send.sender import say
+from tocsin.emitter.stop import datagrams
+from tocsin.emitter.stop.detail_requests import CloserLooks
+from tocsin.emitter.stop.exit_points import Emit
+from tocsin.emitter.stop.processes import Members, Trainer
+from tocsin.emitter.stop.unwatched import LINES
+from tocsin.emitter.stop.verification import (
+    STOP,
+    UNKNOWN_MS,
+    Facts,
+    Memory,
+    SignedCommand,
+    Verdict,
+    decide,
+    read_keys,
+    refusal,
+    trusted_paths,
+)
+from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.stops import StopAcknowledged, StopRequested
+from tocsin.schemas.records.wire import read_signature
+from tocsin.schemas.steady_clock import unix_ms
+from tocsin.schemas.topics import Topics, issue_partition
+
+logger = logging.getLogger(__name__)
+
+ANSWERED: Final = 100
+"""Refusals that one listener answers on the bus; further ones are counted only."""
+
+READY_S: Final = 2.0
+_POLL_S: Final = 5.0
+_PAUSE_S: Final = 0.5
+
+
+class Hands(Protocol):
+    """Does what the listener decides; called on its loop, must not wait."""
+
+    def facts(self) -> Facts:
+        """What the decision is taken by, now."""
+        ...
+
+    def obey(self, signed: SignedCommand, command: StopRequested) -> None:
+        """Stop: the one effect of this incarnation."""
+        ...
+
+    def join(self, command: StopRequested) -> None:
+        """Another good command while a stop of this incarnation is under way or done."""
+        ...
+
+    def missed(self, command: StopRequested, why: str) -> None:
+        """A good command, but what it was to stop has ended."""
+        ...
+
+    def refuse(self, verdict: Verdict) -> None:
+        """Answer with a refusal to the command that it names. Called at most `ANSWERED` times."""
+        ...
+
+
+class Listener:
+    """Reads and judges commands to one run."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        run_id: str,
+        hands: Hands,
+        *,
+        looks: CloserLooks | None = None,
+        now_ms: Callable[[], int] = unix_ms,
+    ) -> None:
+        """`looks` hears what rules ask for beside stops."""
+        self.counts: Final[Counter[str]] = Counter()
+        self.ready: Final = threading.Event()
+        self._partition = Partition(topics.control, issue_partition(run_id))
+        self._prefix = f"{run_id}/".encode()
+        self._hands = hands
+        self._looks = looks
+        self._now_ms = now_ms
+        self._memory = Memory()
+        self._refused = 0
+
+    async def listen(self, bus: Bus) -> None:
+        """Read for ever. Sets `ready` once it knows what was there before. Raises UnknownTopic."""
+        reader = await bus.reader({self._partition: EARLIEST})
+        try:
+            before = (await reader.ends([self._partition]))[self._partition]
+            self.ready.set()
+            await self._read(reader, before)
+        finally:
+            await reader.close()
+
+    async def keep_listening(self, bus: Bus) -> None:
+        """The same, begun again whenever the bus breaks it off. On a bus that is open."""
+        away = False
+        while True:
+            try:
+                await self.listen(bus)
+            except Exception as error:
+                # The listener's wall: a run that nobody can stop is worse than a line too many.
+                _log_outage("the bus cannot be read for stops now", error, again=away)
+                away = True
+                await asyncio.sleep(_PAUSE_S)
+
+    async def wait_ready(self, timeout_s: float = READY_S) -> None:
+        """Wait, within a bound, until what comes now is told from what was there before."""
+        await asyncio.to_thread(self.ready.wait, timeout_s)
+
+    async def _read(self, reader: Reader, before: int) -> None:
+        away = False
+        emptied_s = time.monotonic()
+        while True:
+            try:
+                asked_s = time.monotonic()
+                records = await reader.poll(timeout_s=_POLL_S)
+            except BusError as error:
+                _log_outage("the control topic cannot be read now", error, again=away)
+                away = True
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            away = False
+            for record in records:
+                earlier = record.offset < before
+                waited_ms = UNKNOWN_MS if earlier else round(1000 * (time.monotonic() - emptied_s))
+                try:
+                    self.take(record, earlier=earlier, waited_ms=waited_ms)
+                except Exception:
+                    # The listener's wall: whoever may write here must not be able to deafen it.
+                    self._log_failure(record)
+
+            # What is not among these came later than the bus was asked for them.
+            emptied_s = asked_s
+
+    def _log_failure(self, record: Record) -> None:
+        self.counts["failed"] += 1
+        level = logging.WARNING if self.counts["failed"] == 1 else logging.DEBUG
+        logger.log(
+            level, "a record of the control topic was left aside", exc_info=True,
+            extra={"offset": record.offset},
+        )  # fmt: skip
+
+    def take(self, record: Record, *, earlier: bool = False, waited_ms: int = 0) -> Verdict | None:
+        """Judge one record and act on it; None if it is not a stop command to this run.
+
+        It was there before this listener if `earlier`, and lay unread for at most `waited_ms`.
+        """
+        if record.value is None or not record.key.startswith(self._prefix):
+            return None
+        if self._looks is not None and record.key == self._looks.key:
+            self._looks.take(record, earlier=earlier)
+        if not record.key.endswith(b"/stop"):
+            return None
+        signed = SignedCommand(record.key, record.value, read_signature(record.headers))
+        verdict = decide(
+            signed, self._hands.facts(), self._memory, self._now_ms(), waited_ms=waited_ms
+        )
+        self.counts[verdict.reason] += 1
+        command = verdict.command
+        if verdict.why is not None:
+            # One that does not even say which command it is has nobody who waits for an answer.
+            if verdict.command_id and not earlier and self._refused < ANSWERED:
+                self._refused += 1
+                self._hands.refuse(verdict)
+        elif command is not None:
+            self._act(verdict.reason, verdict.text, signed, command)
+        if command is not None and verdict.reason != "repeated":
+            # Last: what could not be obeyed is not used up.
+            self._memory.note(signed, command)
+        return verdict
+
+    def _act(self, reason: str, text: str, signed: SignedCommand, command: StopRequested) -> None:
+        if reason == "obey":
+            self._hands.obey(signed, command)
+            self._memory.obey(command)
+        elif reason == "already_stopping":
+            self._hands.join(command)
+        elif reason == "already_ended":
+            self._hands.missed(command, text)
+
+
+class ThreadListener:
+    """The listener of a node without a launcher (`start()`): a daemon thread of local rank 0, or on
+    an embedded bus of a process that local rank 0 has started.
+
+    It hands commands to the ranks of its node that said hello to `endpoint`. It never
+    escalates: `on_obeyed` tells somebody who can of each rank, and `on_left` that the rank of that
+    pid has left its loop; both are called on its thread. Ranks answer for themselves; refusals go
+    through `emit`.
+    """
+
+    def __init__(
+        self,
+        open_bus: Callable[[], Bus],
+        topics: Topics,
+        speaker: Speaker,
+        emit: Emit,
+        endpoint: datagrams.Endpoint,
+        *,
+        environ: Mapping[str, str] = os.environ,
+        on_obeyed: Callable[[Trainer, StopRequested], None] | None = None,
+        on_left: Callable[[int], None] | None = None,
+        beside: Callable[[Bus], Coroutine[None, None, None]] | None = None,
+    ) -> None:
+        """`endpoint` is closed with the listener. `beside` runs on the same bus."""
+        self.members: Final = Members(speaker.incarnation, process_lives)
+        looks = CloserLooks(speaker.run_id, self.members)
+        self.listener: Final = Listener(topics, speaker.run_id, self, looks=looks)
+        self._endpoint = endpoint
+        self._open_bus = open_bus
+        self._speaker = speaker
+        self._emit = emit
+        self._environ = environ
+        self._on_obeyed = on_obeyed
+        self._on_left = on_left
+        self._beside = beside
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tocsin-listener", daemon=True)
+
+    @property
+    def socket(self) -> Path:
+        """Where ranks say hello: the value of TOCSIN_LAUNCHER for them."""
+        return self._endpoint.path
+
+    def start(self) -> None:
+        """Begin to listen; does not wait."""
+        self._thread.start()
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Stop listening; waits for at most `timeout_s`."""
+        self._closed.set()
+        loop, task = self._loop, self._task
+        if loop is not None and task is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(task.cancel)
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        self._endpoint.close()
+
+    def facts(self) -> Facts:
+        """See Hands."""
+        return Facts(
+            self._speaker.run_id,
+            self.members.incarnation,
+            read_keys(trusted_paths(self._environ)),
+            stops_off=self._environ.get(STOP) == "off",
+        )
+
+    def obey(self, signed: SignedCommand, command: StopRequested) -> None:
+        """See Hands."""
+        for trainer in self.members.living(command.incarnation):
+            datagrams.send(trainer.socket, signed.message())
+            if self._on_obeyed is not None:
+                self._on_obeyed(trainer, command)
+
+    def join(self, command: StopRequested) -> None:
+        """See Hands. The stop under way is the one effect, of which the ranks speak themselves."""
+        who = self._who(command.incarnation)
+        self._emit(
+            StopAcknowledged(**who, command_id=command.command_id, issue_id=command.issue_id)
+        )
+
+    def missed(self, command: StopRequested, why: str) -> None:
+        """See Hands. It listens only while its training runs."""
+
+    def refuse(self, verdict: Verdict) -> None:
+        """See Hands."""
+        if verdict.why is not None:
+            self._emit(refusal(verdict, self._who(self.members.incarnation)))
+
+    def _who(self, incarnation: str) -> Who:
+        return {**who_speaks(self._speaker), "incarnation": incarnation}
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except asyncio.CancelledError:
+            pass
+        except Exception:
+            # Without an event loop: the training goes on; no stop reaches it any more.
+            logger.warning("no stop can reach this run from now on", exc_info=True)
+
+    async def _main(self) -> None:
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        self._loop.add_reader(self._endpoint.fileno(), self._hellos)
+        away = False
+        try:
+            while not self._closed.is_set():
+                try:
+                    async with self._open_bus() as bus, _running(self._beside, bus):
+                        await self.listener.listen(bus)
+                except Exception as error:
+                    # The wall of this thread, which tries again.
+                    _log_outage("the bus cannot be read for stops now", error, again=away)
+                    away = True
+                    await asyncio.sleep(_PAUSE_S)
+        finally:
+            self._loop.remove_reader(self._endpoint.fileno())
+
+    def _hellos(self) -> None:
+        for message in self._endpoint.drain():
+            before = len(self.members.unwatched)
+            if not self.members.heard(message):
+                continue
+            if len(self.members.unwatched) > before:
+                say(LINES[datagrams.text(message, "what")])
+            if self._on_left is not None and message["kind"] in ("left", "finished"):
+                self._on_left(datagrams.number(message, "pid"))
+
+
+@contextlib.asynccontextmanager
+async def _running(
+    beside: Callable[[Bus], Coroutine[None, None, None]] | None, bus: Bus
+) -> AsyncIterator[None]:
+    """Inside of the block `beside` runs; a failure of it is logged and ends nothing else."""
+    if beside is None:
+        yield
+        return
+    task = asyncio.create_task(beside(bus), name="beside")
+    try:
+        yield
+    finally:
+        task.cancel()
+        (end,) = await asyncio.gather(task, return_exceptions=True)
+        if isinstance(end, Exception):
+            logger.warning("what ran beside the listener has failed", exc_info=end)
+
+
+def _log_outage(what: str, error: Exception, *, again: bool) -> None:
+    """Once per outage: stderr is the job's."""
+    logger.log(logging.DEBUG if again else logging.WARNING, "%s: %s", what, error)

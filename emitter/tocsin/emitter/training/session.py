@@ -1,0 +1,217 @@
+"""What this process does with tocsin: one training after the other, the last one ended when the
+process ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from tocsin.emitter.process.environment import CAPTURE, CaptureSettings, capture_settings, lay_over
+from tocsin.emitter.process.identity import identify, rank_of
+from tocsin.emitter.process.isolation import Wall, to_stderr
+from tocsin.emitter.training.training import SETTINGS, Shape, Training
+from tocsin.schemas.records.runs import Outcome
+
+logger = logging.getLogger(__name__)
+
+if TYPE_CHECKING:
+    from multiprocessing.util import Finalize
+
+CLOSE_S: Final = 5.0
+CAPTURE_S: Final = 2.0
+
+
+class Session:
+    """The trainings of this process, until the process ends; `training` is the one under way."""
+
+    def __init__(self, environ: Mapping[str, str], wall: Wall) -> None:
+        self.wall: Final = wall
+        self.training: Training | None = None
+        self.after_begin: Callable[[Training], None] | None = None
+        self.before_end: Callable[[float], None] | None = None
+        """Hands over what is on its way, for at most so many seconds."""
+        self.on_exit: Callable[[], None] | None = None
+        self.early: list[Callable[[], None]] = []
+        """What was said before the training began, to be said once it has."""
+        self.labels: dict[str, str] = {}
+        # JSON that is laid over the section `capture` of the environment.
+        self.capture = ""
+        self._environ = environ
+        self._outcome: Outcome = "completed"
+        self._reason = ""
+        self._exit_asked: tuple[object, int] = (None, 0)
+        self._announced = False
+        self._over = False
+        self._closing: list[threading.Thread] = []
+        self._at_exit_of_child: Finalize | None = None
+        self._pid = os.getpid()
+        self._watch_the_end()
+
+    def begin(
+        self,
+        place: tuple[int, int] | None = None,
+        agree: Callable[[str], str] | None = None,
+    ) -> Training:
+        """A training begins; `place` is (rank, world size) where torch.distributed knows it.
+
+        `agree` takes what this rank would say of its identity, and gives what holds for all ranks.
+
+        Raises:
+            ConfigurationError, OSError, RuntimeError: it cannot be watched.
+        """
+        if self.training is not None:
+            return self.training
+        rank, local_rank, world_size = rank_of(self._environ)
+        if place is not None:
+            rank, world_size = place
+        identity = identify(self._environ, rank=rank, local_rank=local_rank, world_size=world_size)
+        if agree is not None:
+            try:
+                identity = identity.joined(agree(identity.claim))
+            except Exception:
+                # An emitter hook's wall: this rank speaks for itself then.
+                logger.warning("the ranks did not agree on their training", exc_info=True)
+        try:
+            settings = capture_settings(lay_over(self._environ.get(CAPTURE, ""), self.capture))
+        except ValueError as error:
+            self.wall.switch_off(SETTINGS, f"{CAPTURE}: {error}; the defaults hold")
+            settings = CaptureSettings()
+        self.training = Training(
+            identity, settings, self.wall, self._environ, after=tuple(self._closing)
+        )
+        self._pid = os.getpid()
+        return self.training
+
+    def announce(self, shape: Shape) -> None:
+        """Say that the training has begun, once."""
+        if self.training is not None and not self._announced:
+            self._announced = True
+            after_begin, self.after_begin = self.after_begin, None
+            if after_begin is not None:
+                self.wall.call("stop", after_begin, self.training)
+            self.training.begin(shape, self.labels)
+            early, self.early = self.early, []
+            for call in early:
+                self.wall.call("api", call)
+
+    def end_training(self) -> None:
+        """The training is over, and another begins in this process. Does not wait: what is not
+        sent yet is sent from another thread.
+        """
+        training, self.training = self.training, None
+        self._announced = False
+        if training is None:
+            return
+        if self.before_end is not None:
+            self.wall.call("end of capture", self.before_end, 0.0)
+        self.wall.call("end of training", training.say_end, "completed")
+        closing = threading.Thread(
+            target=training.sender.close, args=(CLOSE_S,), name="tocsin-close", daemon=True
+        )
+        closing.start()
+        self._closing = [*(each for each in self._closing if each.is_alive()), closing]
+
+    def end(self, outcome: Outcome | None = None, *, timeout_s: float = CLOSE_S) -> None:
+        """The training is over; waits for the bus for at most `timeout_s`."""
+        if os.getpid() != self._pid or self._over:
+            return
+        self._over = True
+        self.wall.call("exit hooks", self._leave_the_end)
+        self.wall.call("outcome", self._note_the_exit)
+        training = self.training
+        if training is not None:
+            if self.before_end is not None:
+                self.wall.call("end of capture", self.before_end, CAPTURE_S)
+            self.wall.say_what_is_off()
+            self.wall.call(
+                "end of training",
+                training.end,
+                outcome or self._outcome,
+                self._reason,
+                timeout_s=timeout_s,
+            )
+            if "end of training" in self.wall.off:
+                # Its thread would go on to say that this rank lives.
+                self.wall.call("sender", training.sender.close, timeout_s)
+        until = time.monotonic() + timeout_s
+        for closing in self._closing:
+            closing.join(max(0.0, until - time.monotonic()))
+        self.wall.report = to_stderr
+        self.wall.say_what_is_off()
+        if self.on_exit is not None:
+            self.wall.call("end of services", self.on_exit)
+
+    def _leave_the_end(self) -> None:
+        """Take our hooks away: a process may watch thousands of trainings, one after the other."""
+        atexit.unregister(self.end)
+        if self._at_exit_of_child is not None:
+            self._at_exit_of_child.cancel()
+        if sys.excepthook is self._note:
+            sys.excepthook = self._previous_hook
+        if sys.exit is self._noted_exit:
+            sys.exit = self._previous_exit
+
+    def _watch_the_end(self) -> None:
+        atexit.register(self.end)
+        previous = self._previous_hook = sys.excepthook
+
+        def note(
+            kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+        ) -> None:
+            interrupted = issubclass(kind, KeyboardInterrupt)
+            self._outcome = "interrupted" if interrupted else "failed"
+            # The type alone: a message may hold what must not leave the machine.
+            self._reason = kind.__name__
+            previous(kind, error, traceback)
+
+        sys.excepthook = self._note = note
+        previous_exit = self._previous_exit = sys.exit
+
+        def noted_exit(status: str | int | None = None, /) -> NoReturn:
+            # The exception hook is not called for it, and at the exit nobody tells the status.
+            if threading.current_thread() is threading.main_thread():
+                self._exit_asked = (status, self._steps())
+            previous_exit(status)
+
+        sys.exit = self._noted_exit = noted_exit
+        self._watch_the_end_of_a_child()
+
+    def _watch_the_end_of_a_child(self) -> None:
+        """A child of `multiprocessing` leaves without the usual exit: no hook is called there."""
+        process = sys.modules.get("multiprocessing.process")
+        if process is None or process.parent_process() is None:
+            return
+        from multiprocessing.util import Finalize
+
+        def end() -> None:
+            error = sys.exc_info()[1]
+            if isinstance(error, SystemExit):
+                self._exit_asked = (error.code, self._steps())
+            elif error is not None:
+                self._outcome, self._reason = "failed", type(error).__name__
+            self.end()
+
+        self._at_exit_of_child = Finalize(None, end, exitpriority=0)
+
+    def _steps(self) -> int:
+        return 0 if self.training is None else self.training.next_step
+
+    def _note_the_exit(self) -> None:
+        """`sys.exit` was called with a status that says failure, and not caught to train on."""
+        status, step = self._exit_asked
+        if succeeded(status) or step != self._steps() or self._outcome != "completed":
+            return
+        self._outcome, self._reason = "failed", SystemExit.__name__
+
+
+def succeeded(status: object) -> bool:
+    """Whether a `SystemExit` with that code is the end of a process that did what it should."""
+    return status is None or status == 0

@@ -1,0 +1,361 @@
+"""One training of this process: its identity, its sender, its life from the first step to the end.
+
+Knows nothing of torch. Capture adds the numbers, `start()` the user's own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from threading import Thread
+from typing import Final, Literal, TypedDict
+
+from tocsin.bus.embedded.bus import EmbeddedBus
+from tocsin.bus.embedded.spool import SpooledBus
+from tocsin.bus.port import Bus, Outlet
+from tocsin.bus.urls import open_bus
+from tocsin.emitter.plan.schedule import Agenda
+from tocsin.emitter.process import run_facts
+from tocsin.emitter.process.environment import (
+    BUS,
+    DEFAULT_BUS,
+    DEFAULT_PREFIX,
+    HEARTBEAT_S,
+    LABELS,
+    LAUNCHER,
+    PREFIX,
+    CaptureSettings,
+    parse_labels,
+)
+from tocsin.emitter.process.identity import Identity, Who, who_speaks
+from tocsin.emitter.process.isolation import Wall, switched_off
+from tocsin.emitter.send.encoding import Address
+from tocsin.emitter.send.outbox import StepRow
+from tocsin.emitter.send.sender import FLUSH_S, Sender, say
+from tocsin.emitter.stop import exit_points, verification
+from tocsin.schemas.records.events import Data, clip
+from tocsin.schemas.records.frames import TensorFrame
+from tocsin.schemas.records.runs import (
+    CaptureDegraded,
+    CaptureFigures,
+    Group,
+    Heartbeat,
+    Outcome,
+    PhaseMark,
+    RunEnded,
+    RunStarted,
+)
+from tocsin.schemas.steady_clock import unix_ms, unix_us
+from tocsin.schemas.topics import Topics
+
+logger = logging.getLogger(__name__)
+
+
+SETTINGS: Final = "settings"
+"""What is off where settings cannot be read: they, and nothing that is watched."""
+
+
+class Shape(TypedDict, total=False):
+    """What is known of the model and its optimizer when the training begins."""
+
+    optimizer: str | None
+    optimizers: int
+    groups: tuple[Group, ...]
+    tensors: int
+    parameters: int
+    versions: Mapping[str, str | None]
+
+
+class Training:
+    """A training under way. Counts steps; `next_step` is the one in progress, from 0."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        settings: CaptureSettings,
+        wall: Wall,
+        environ: Mapping[str, str],
+        *,
+        after: Sequence[Thread] = (),
+    ) -> None:
+        """Start the sender's thread, which sends once those of `after` have ended: they send the
+        rest of the training before. Raises ConfigurationError, RuntimeError.
+        """
+        self.identity: Final = identity
+        self.settings: Final = settings
+        self.wall: Final = wall
+        self.speaker: Final = identity.speaker
+        self.next_step = 0
+        self.activity = 0
+        """Backward calls and batches of data loaders so far: that something goes on."""
+        self.is_evaluating: Callable[[], bool] = lambda: False
+        self.skipped_tensors: Callable[[], int] = lambda: 0
+        self.phases: list[str] = []
+        self.agenda: Final = Agenda(settings)
+        self.left = False
+        self._activity_at_step = 0
+        self._labels = parse_labels(environ.get(LABELS, ""))
+        self._launched = bool(environ.get(LAUNCHER))
+        self._wall_before = 0.0
+        self._began = time.monotonic()
+        self._stepping_s = 0.0
+        self._ended = False
+        self.sender: Final = Sender(
+            outlet_opener(environ.get(BUS), environ),
+            Address(
+                topics=Topics(environ.get(PREFIX, DEFAULT_PREFIX)),
+                speaker=self.speaker,
+                source=f"/runs/{identity.run_id}/ranks/{identity.rank}",
+                create_topics=not environ.get(BUS, DEFAULT_BUS).startswith("kafka:"),
+            ),
+            heartbeat=self.heartbeat,
+            heartbeat_s=HEARTBEAT_S,
+            after=after,
+        )
+        self.sender.start()
+        wall.report = self._report
+
+    @property
+    def who(self) -> Who:
+        """The fields that each event of a run begins with."""
+        return who_speaks(self.speaker)
+
+    @property
+    def last_step(self) -> int | None:
+        """The last finished step; None before it."""
+        return self.next_step - 1 if self.next_step else None
+
+    def begin(self, shape: Shape, labels: Mapping[str, str]) -> None:
+        """Say that it has begun, and listen for stops."""
+        self.emit(self._started(shape, labels))
+        for probe, reason in list(self.wall.off.items()):
+            self._degraded(probe, reason)
+        self.wall.call(
+            "stop",
+            exit_points.started,
+            self.speaker,
+            self.emit,
+            flush=self.sender.flush,
+            local_rank=self.identity.local_rank,
+            restart_count=self.identity.restart_count,
+            training=self.identity.training,
+            look_closer=self.look_closer,
+        )
+
+    def look_closer(self, steps: int, reason: str) -> None:
+        """A rule asks for more of the next `steps` steps, which the launcher has bounded; from
+        another thread.
+        """
+        logger.info("looking closer", extra={"steps": steps, "reason": reason})
+        self.agenda.ask(steps)
+
+    def emit(self, data: Data) -> None:
+        """Put an event on the telemetry topic; never waits."""
+        self.sender.say(data)
+
+    def row(
+        self, columns: Sequence[str], values: Sequence[float], *, step: int, urgent: bool = False
+    ) -> None:
+        """Send scalars of training as of now; never waits."""
+        self.step_row(StepRow(step, unix_us(), tuple(columns), tuple(values)), urgent=urgent)
+
+    def step_row(self, row: StepRow, *, urgent: bool = False) -> None:
+        """Send scalars; never waits. `urgent`: something is wrong with them, and a stop may follow,
+        for which the ranks get ready.
+        """
+        if urgent:
+            exit_points.alert()
+        self.sender.row(row, urgent=urgent)
+
+    def frame(self, frame: TensorFrame, *, urgent: bool = False) -> None:
+        """Send a summary; never waits. `urgent` as for `step_row`."""
+        if urgent:
+            exit_points.alert()
+        self.sender.frame(frame, urgent=urgent)
+
+    def stepped(self, step_time_s: float | None) -> int:
+        """Count a step of the primary optimizer; return its number."""
+        step = self.next_step
+        self.next_step = step + 1
+        self._activity_at_step = self.activity
+        if step <= 1:
+            # The first step pays for imports and names once: that is not what watching costs.
+            self._wall_before = self.wall.seconds
+        elif step_time_s is not None:
+            self._stepping_s += step_time_s
+        return step
+
+    def check(self, edge: exit_points.Edge) -> None:
+        """An edge where the loop may be left; not for the wall: raises StopTraining on purpose."""
+        try:
+            exit_points.check(edge, max(0, self.next_step - 1))
+        except exit_points.StopTraining:
+            self.left = True
+            raise
+
+    def phase(self, name: str, edge: str, duration_s: float | None = None) -> None:
+        """Mark the begin or the end of a phase."""
+        if edge == "begin":
+            self.phases.append(name)
+            mark = PhaseMark(**self.who, name=clip(name, 100), edge="begin", step=self.last_step)
+        else:
+            if name in self.phases:
+                self.phases.remove(name)
+            mark = PhaseMark(
+                **self.who,
+                name=clip(name, 100),
+                edge="end",
+                step=self.last_step,
+                duration_s=duration_s,
+            )
+        self.emit(mark)
+
+    def figures(self) -> CaptureFigures:
+        """What watching has cost so far, and what it sent."""
+        spent = self.wall.seconds - self._wall_before
+        lasted = self._stepping_s
+        return CaptureFigures(
+            overhead_percent=round(100 * spent / lasted, 3) if lasted > 0 else 0.0,
+            budget_percent=100 * self.settings.budget,
+            spent_s=round(self.wall.seconds, 3),
+            stepping_s=round(lasted, 3),
+            step_s=lasted / (self.next_step - 2) if self.next_step > 2 else None,
+            intervals=self.agenda.intervals(),
+            records=self.sender.records,
+            dropped=self.sender.dropped,
+            skipped_tensors=self.skipped_tensors(),
+            degraded=tuple(
+                clip(f"{probe}: {reason}", 500)
+                for found in (self.wall.off, self.wall.came_back)
+                for probe, reason in list(found.items())
+            )[:64],
+            not_watched=tuple(
+                clip(probe, 100) for probe in list(self.wall.off) if probe != SETTINGS
+            )[:64],
+        )
+
+    def heartbeat(self) -> Heartbeat:
+        """That this rank lives; called on the sender's thread."""
+        busy = self.phases[-1] if self.phases else ("evaluation" if self.is_evaluating() else None)
+        return Heartbeat(
+            **self.who,
+            last_step=self.last_step,
+            steps_in_flight=self.activity > self._activity_at_step,
+            busy=None if busy is None else clip(busy, 100),
+            forward_calls=self.activity,
+            capture=self.figures(),
+        )
+
+    def end(self, outcome: Outcome, reason: str = "", *, timeout_s: float = FLUSH_S) -> None:
+        """Say that it is over, wait for acknowledgement up to `timeout_s`, and stop sending."""
+        if not self._ended:
+            self.say_end(outcome, reason)
+            self.sender.close(timeout_s)
+
+    def say_end(self, outcome: Outcome, reason: str = "") -> None:
+        """Say that it is over, once; does not wait."""
+        if self._ended:
+            return
+        self._ended = True
+        # First: a stop that is heard from here on would be acknowledged into a closed sender.
+        self.wall.call("end of stop", exit_points.finished)
+        if self.left:
+            outcome = "stopped"
+        self.emit(
+            RunEnded(
+                **self.who,
+                outcome=outcome,
+                reason=clip(reason),
+                last_step=self.last_step,
+                duration_s=time.monotonic() - self._began,
+                capture=self.figures(),
+            )
+        )
+
+    def _started(self, shape: Shape, labels: Mapping[str, str]) -> RunStarted:
+        return RunStarted(
+            **self.who,
+            job_id=self.identity.job_id,
+            restart_count=self.identity.restart_count,
+            training=self.identity.training,
+            labels={**self._labels, **labels},
+            node=socket.gethostname()[:255],
+            pid=os.getpid(),
+            command=run_facts.command_line(sys.orig_argv),
+            folder=clip(str(run_facts.working_folder())),
+            git_commit=run_facts.git_commit(run_facts.script_folder())
+            or run_facts.git_commit(run_facts.working_folder()),
+            versions=run_facts.versions(shape.get("versions", {})),
+            optimizer=shape.get("optimizer"),
+            optimizers=shape.get("optimizers", 0),
+            groups=shape.get("groups", ()),
+            tensors=shape.get("tensors", 0),
+            parameters=shape.get("parameters", 0),
+            collections=self.settings.collections,
+            heartbeat_s=HEARTBEAT_S,
+            stop=stop_state(os.environ),
+        )
+
+    def _report(self, probe: str, reason: str) -> None:
+        if not self._launched:  # a launcher says it itself
+            say(switched_off(probe, reason))
+        self._degraded(probe, reason)
+
+    def _degraded(self, probe: str, reason: str) -> None:
+        self.emit(
+            CaptureDegraded(
+                **self.who, probe=clip(probe, 100), reason=clip(reason, 500), step=self.last_step
+            )
+        )
+
+
+def stop_state(environ: Mapping[str, str]) -> Literal["trusted_key", "no_trusted_key", "off"]:
+    """Whether this process would obey a stop."""
+    if environ.get(verification.STOP) == "off":
+        return "off"
+    keys = verification.read_keys(verification.trusted_paths(environ))
+    return "trusted_key" if keys else "no_trusted_key"
+
+
+def outlet_opener(url: str | None, environ: Mapping[str, str]) -> Callable[[], Outlet]:
+    """Opens the way to the bus of that URL, again and again; a relative path means today's working
+    folder.
+
+    No file of an embedded bus is opened in a training's process: it writes to a spool.
+    """
+    if url is not None and url.startswith("kafka:"):
+        return kafka_opener(url, environ)
+    folder = run_facts.working_folder()
+
+    def open_spool() -> Outlet:
+        bus = open_bus(url, folder=folder, explicit=url is not None)
+        assert isinstance(bus, EmbeddedBus)
+        return SpooledBus(bus.path, unix_ms)
+
+    return open_spool
+
+
+def kafka_opener(url: str, environ: Mapping[str, str]) -> Callable[[], Bus]:
+    """Opens the Kafka bus of that URL, again and again.
+
+    How to log in is in the configuration (TOCSIN_CONFIG, else ./tocsin.yaml), which
+    is read whenever the bus is opened.
+    """
+    folder = run_facts.working_folder()
+
+    def open_kafka() -> Bus:
+        # They need YAML, of which a job may have a module of its own.
+        from tocsin.bus.configured import open_configured_bus
+        from tocsin.schemas.configuration.file import load_config
+        from tocsin.schemas.configuration.settings import resolve_secrets, resolve_settings
+
+        loaded = load_config(None, environ, folder=folder)
+        bus = resolve_settings(loaded.config, environ, bus=url).bus
+        secrets = resolve_secrets(loaded.config, environ, folder=loaded.folder)
+        return open_configured_bus(bus, secrets, folder=loaded.folder, explicit=True)
+
+    return open_kafka

@@ -1,0 +1,292 @@
+"""Nothing of capture reaches the training: not its faults, not its time, not its numbers."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from support.captured import captured, said
+from tocsin.bus.embedded.spool import SpoolWriter, has_spools
+from tocsin.bus.port import BusUnavailable
+from tocsin.emitter.capture import capture
+from tocsin.emitter.hooks import clip_grad_norm, loss_functions, state, torch_patches
+from tocsin.emitter.process import isolation, run_facts
+from tocsin.emitter.stop import exit_points
+from tocsin.emitter.training import training
+from tocsin.schemas.records.runs import CaptureDegraded, RunEnded
+
+STEPS = 12
+
+
+def train(folder: Path, steps: int = STEPS) -> tuple[list[torch.Tensor], torch.Tensor, list[float]]:
+    """Weights, the next random numbers, losses."""
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(6, 8), torch.nn.Dropout(0.3), torch.nn.ReLU(), torch.nn.Linear(8, 1)
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    criterion = torch.nn.MSELoss()
+    losses = []
+    for step in range(steps):
+        loss = criterion(model(torch.randn(16, 6)), torch.zeros(16, 1))
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        losses.append(loss.item())
+        if step == steps // 2:
+            torch.save(model.state_dict(), folder / "c.pt")
+            model.eval()
+            with torch.no_grad():
+                criterion(model(torch.randn(16, 6)), torch.zeros(16, 1))
+            model.train()
+    return [p.detach().clone() for p in model.parameters()], torch.randn(4), losses
+
+
+def assert_same(
+    one: tuple[list[torch.Tensor], torch.Tensor, list[float]],
+    other: tuple[list[torch.Tensor], torch.Tensor, list[float]],
+) -> None:
+    assert all(torch.equal(a, b) for a, b in zip(one[0], other[0], strict=True))
+    assert torch.equal(one[1], other[1])
+    assert one[2] == other[2]
+
+
+def test_weights_random_numbers_and_losses_are_bit_identical(tmp_path: Path) -> None:
+    plain = train(tmp_path)
+    with captured(tmp_path, TOCSIN_CAPTURE='{"collections": {"gradients": {"every": 1}}}'):
+        watched = train(tmp_path)
+    assert_same(plain, watched)
+    assert len(said(tmp_path).steps()) == STEPS
+
+
+def fail(*args: object, **kwargs: object) -> None:
+    raise RuntimeError("planted")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "probe"),
+    [
+        (capture.Capture, "gradients", "gradients"),
+        (capture.Capture, "stepped", "steps"),
+        (capture.Capture, "saved", "checkpoints"),
+        (capture.Capture, "evaluation_loss", "evaluation"),
+        (state.Hooks, "on_backward", "losses"),
+        (clip_grad_norm.ClippedNorms, "add", "clipping"),
+        (loss_functions.Evaluation, "on_loss", "evaluation"),
+        (state.Hooks, "begin", "steps"),
+        (training.Training, "stepped", "steps"),
+        (exit_points, "started", "stop"),
+        (run_facts, "command_line", "steps"),
+    ],
+)
+def test_an_exception_in_a_hook_switches_off_that_probe_alone(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    owner: object,
+    name: str,
+    probe: str,
+) -> None:
+    plain = train(tmp_path)
+    monkeypatch.setattr(owner, name, fail)
+    with captured(tmp_path) as hooks:
+        watched = train(tmp_path)
+        assert list(hooks.wall.off) == [probe]
+    assert_same(plain, watched)
+    if not has_spools(tmp_path / "bus.db") or not said(tmp_path).events:
+        assert f"capture of {probe} was switched off" in capsys.readouterr().err
+        return
+    (degraded,) = said(tmp_path).of(CaptureDegraded)
+    assert (degraded.probe, degraded.reason) == (probe, "RuntimeError: planted")
+    ended = said(tmp_path).of(RunEnded)[-1]
+    assert ended.capture is not None
+    assert ended.capture.degraded == (f"{probe}: RuntimeError: planted",)
+
+
+def test_a_bus_that_is_away_is_said_once_and_drops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = train(tmp_path)
+
+    def away(*args: object) -> Callable[[], None]:
+        def refuse() -> None:
+            raise BusUnavailable("planted: no broker")
+
+        return refuse
+
+    monkeypatch.setattr(training, "outlet_opener", away)
+    with captured(tmp_path):
+        watched = train(tmp_path)
+    assert_same(plain, watched)
+    assert capsys.readouterr().err.count("planted: no broker") == 1
+
+
+def test_a_deleted_bus_file_does_no_harm(tmp_path: Path) -> None:
+    plain = train(tmp_path)
+    with captured(tmp_path) as hooks:
+        train(tmp_path, 2)
+        assert hooks.capture is not None
+        assert hooks.capture.training.sender.flush(10.0)
+        for part in tmp_path.glob("bus.db*"):
+            if part.is_dir():
+                shutil.rmtree(part)
+            else:
+                part.unlink()
+        watched = train(tmp_path)
+    assert_same(plain, watched)
+    assert said(tmp_path).of(RunEnded)
+
+
+def test_a_full_disk_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = train(tmp_path)
+
+    async def full(*args: object) -> None:
+        raise BusUnavailable("database or disk is full")
+
+    monkeypatch.setattr(SpoolWriter, "publish", full)
+    with captured(tmp_path):
+        watched = train(tmp_path)
+    assert_same(plain, watched)
+
+
+def test_a_refused_thread_does_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = train(tmp_path)
+
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with captured(tmp_path):
+            watched = train(tmp_path)
+    assert_same(plain, watched)
+    assert "can't start new thread" in capsys.readouterr().err
+
+
+def test_a_forked_child_is_not_captured(tmp_path: Path) -> None:
+    with captured(tmp_path):
+        train(tmp_path, 3)
+        child = os.fork()
+        if child == 0:
+            try:
+                train(tmp_path, 3)
+            finally:
+                os._exit(0 if torch_patches.hooks.capture is None else 1)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        train(tmp_path, 2)
+    found = said(tmp_path)
+    assert sorted(found.steps()) == [0, 1, 2, 3, 4]
+    assert len(found.of(RunEnded)) == 1
+
+
+def test_workers_of_a_data_loader_leave_it_alone(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.utils.data.TensorDataset(torch.randn(12, 3))
+    loader = torch.utils.data.DataLoader(data, batch_size=3, num_workers=2)
+    with captured(tmp_path):
+        for _ in range(2):
+            for (x,) in loader:
+                optimizer.zero_grad()
+                model(x).pow(2).mean().backward()
+                optimizer.step()
+    assert sorted(said(tmp_path).steps()) == list(range(8))
+
+
+def test_torch_compile_sees_no_other_graph(tmp_path: Path) -> None:
+    def count() -> tuple[int, int]:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+        compiled = torch.compile(model, backend="aot_eager")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(4):
+            optimizer.zero_grad()
+            compiled(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+        counters = torch._dynamo.utils.counters
+        return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+
+    with captured(tmp_path):
+        watched = count()
+    assert watched == (1, 0)
+    found = said(tmp_path)
+    assert sorted(found.steps()) == [0, 1, 2, 3]
+    assert found.frame("weights", 0).rows[0] == "0.weight"
+
+
+@pytest.mark.torture
+def test_memory_is_flat_over_two_thousand_steps(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(256, 256)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    x = torch.randn(4, 256)
+
+    def steps(n: int) -> int:
+        for _ in range(n):
+            optimizer.zero_grad()
+            model(x).pow(2).mean().backward()
+            optimizer.step()
+        gc.collect()
+        return int(psutil.Process().memory_info().rss)
+
+    with captured(tmp_path):
+        before = steps(500)
+        after = steps(2000)
+    assert after - before < 8_000_000
+    assert len(said(tmp_path).steps()) == 2500
+
+
+def test_nothing_is_left_on_the_users_objects(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = {**vars(model)}, {**vars(model.weight)}, set(vars(optimizer))
+    with captured(tmp_path) as hooks:
+        hooks.watch_local(model.weight)
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+    assert ({**vars(model)}, {**vars(model.weight)}) == before[:2]
+    assert set(vars(optimizer)) == before[2]
+    assert not model._forward_pre_hooks
+    assert model.state_dict().keys() == {"weight", "bias"}
+
+
+def test_a_part_that_failed_once_is_watched_again_after_a_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    original = capture.Capture.gradients
+    calls: list[int] = []
+
+    def fail_once(self: capture.Capture, optimizer: torch.optim.Optimizer) -> None:
+        calls.append(len(calls))
+        if len(calls) == 1:
+            raise MemoryError
+        original(self, optimizer)
+
+    monkeypatch.setattr(capture.Capture, "gradients", fail_once)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with captured(tmp_path) as hooks:
+        for step in range(isolation.REST + 30):
+            model(torch.ones(3, 2)).mean().backward()
+            optimizer.step()
+            if step == 5:
+                assert list(hooks.wall.off) == ["gradients"]
+        assert (hooks.wall.off, list(hooks.wall.came_back)) == ({}, ["gradients"])
+    assert "capture of gradients was switched off (MemoryError: )" in capsys.readouterr().err
+    found = said(tmp_path).of(RunEnded)[-1].capture
+    assert found is not None
+    assert (found.degraded, found.not_watched) == (("gradients: MemoryError: ",), ())

@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from tocsin.bus.port import Partition, Record
+from tocsin.emitter.launch import messages
+from tocsin.emitter.launch.own_run import UNANSWERED_MS, OwnRun
+from tocsin.emitter.launch.summary import StopFigures, Summary
+from tocsin.schemas.records.deliveries import Delivery, DeliveryState
+from tocsin.schemas.records.events import Data, Event
+from tocsin.schemas.records.issues import IssueFiring, IssueOngoing, IssueResolved, Origin, Subject
+from tocsin.schemas.records.runs import CaptureFigures, RunState, RunView
+from tocsin.schemas.records.stops import StopAcknowledged, StopExited, StopRefused, StopRequested
+from tocsin.schemas.records.wire import meta_of
+
+MINE = frozenset({"i1", "i2"})
+
+
+def record(data: Data) -> Record:
+    event = Event.of(data, id="x", source="/runs/r1/rules", time_ms=1)
+    return Record(Partition("t", 0), 0, 1, b"r1", event.encode(), meta_of(event).headers())
+
+
+def issue(kind: type[IssueFiring] = IssueFiring, **changes: object) -> IssueFiring:
+    fields: dict[str, object] = {
+        "run_id": "r1", "incarnation": "i1", "world_size": 2, "issue_id": "x",
+        "rule": "nonfinite", "use": "nonfinite", "rule_version": 1, "severity": "critical",
+        "subject": Subject(kind="tensor", name="layer.weight"), "reason": "NaN\nin it",
+        "first_step": 1200, "first_rank": 1,
+    }  # fmt: skip
+    return kind.model_validate(fields | changes)
+
+
+def delivery(state: DeliveryState = "pending", **changes: object) -> Delivery:
+    fields: dict[str, object] = {
+        "delivery_id": "d", "issue_id": "x", "run_id": "r1", "incarnation": "i1",
+        "rule": "nonfinite", "issue_state": "firing", "action": "chat", "kind": "webhook",
+        "state": state, "reason": "accepted", "created_ms": 1, "updated_ms": 1, "give_up_ms": 9,
+    }  # fmt: skip
+    return Delivery.model_validate(fields | changes)
+
+
+def view(state: RunState = "running", **changes: object) -> RunView:
+    fields: dict[str, object] = {"run_id": "r1", "incarnation": "i1", "state": state}
+    return RunView.model_validate(fields | changes)
+
+
+def test_only_news_of_this_job_counts() -> None:
+    own = OwnRun("r1")
+    assert own.apply(record(issue()), MINE, 0) is not None
+    assert own.apply(record(issue()), MINE, 0) is None
+    assert own.apply(record(issue(IssueOngoing, severity="warning")), MINE, 0) is not None
+    worse = issue(IssueOngoing, severity="critical", raised_from="warning")
+    assert own.apply(record(worse), MINE, 0) == worse
+    assert own.apply(record(worse), MINE, 0) is None
+    assert own.apply(record(issue(run_id="r2", issue_id="y")), MINE, 0) is None
+    assert own.apply(record(issue(incarnation="i0", issue_id="z")), MINE, 0) is None
+    bad = Record(Partition("t", 0), 0, 1, b"r1", b"rubbish", ())
+    assert own.apply(bad, MINE, 0) is None
+    assert list(own.issues) == ["x"]
+
+
+def test_a_run_is_settled_when_it_ended_and_its_deliveries_are_final() -> None:
+    own = OwnRun("r1")
+    assert not own.settled("i1", 0)
+    own.apply(record(issue()), MINE, 0)
+    own.apply(record(view("ended")), MINE, 0)
+    assert not own.settled("i1", 100)
+    own.apply(record(delivery()), MINE, 100)
+    assert not own.settled("i1", 10 * UNANSWERED_MS)
+    own.apply(record(delivery("delivered")), MINE, 200)
+    assert own.settled("i1", 200)
+    assert not own.settled("i2", 200)
+
+
+def test_an_issue_that_nobody_is_told_about_does_not_hold_up_the_end() -> None:
+    own = OwnRun("r1")
+    own.apply(record(issue()), MINE, 0)
+    own.apply(record(view("ended")), MINE, 0)
+    assert not own.settled("i1", UNANSWERED_MS)
+    assert own.settled("i1", UNANSWERED_MS + 1)
+
+
+def test_a_state_is_answered_by_its_own_delivery_alone() -> None:
+    own = OwnRun("r1")
+    own.apply(record(issue()), MINE, 0)
+    own.apply(record(delivery("delivered")), MINE, 0)
+    own.apply(record(issue(IssueResolved)), MINE, 100)
+    own.apply(record(delivery("delivered", delivery_id="e", issue_state="resolved")), MINE, 100)
+    own.apply(record(issue(times=2)), MINE, 200)
+    own.apply(record(view("ended")), MINE, 300)
+    assert not own.settled("i1", 300)
+    own.apply(record(delivery("delivered", delivery_id="f", issue_times=2)), MINE, 400)
+    assert own.settled("i1", 400)
+    own.apply(record(issue(IssueOngoing, times=2)), MINE, 400)
+    own.apply(record(issue(IssueResolved, times=3, muted=True)), MINE, 400)
+    assert own.settled("i1", 400), "nobody is notified of these"
+
+
+def test_an_issue_that_comes_back_is_news_and_as_grave_as_it_was() -> None:
+    own = OwnRun("r1")
+    own.apply(record(issue(times=2)), MINE, 0)
+    milder = issue(
+        times=3, severity="warning", peak_severity="critical", first_step=2400,
+        origin=Origin(step=1200, rank=1, onset_ms=5),
+    )  # fmt: skip
+    assert own.apply(record(milder), MINE, 0) == milder
+    (kept,) = own.issues.values()
+    assert (kept.severity, kept.first_step, kept.times) == ("critical", 1200, 3)
+    again = issue(IssueOngoing, times=3, raised_from="warning", first_step=2400)
+    assert own.apply(record(again), MINE, 0) == again
+    assert own.apply(record(again), MINE, 0) is None
+    assert own.apply(record(issue(times=4)), MINE, 0) is not None
+
+
+def test_an_older_view_does_not_replace_a_newer_one() -> None:
+    own = OwnRun("r1")
+    own.apply(record(view("ended", next_offset=9, last_step=4)), MINE, 0)
+    own.apply(record(view("running", next_offset=5, last_step=2)), MINE, 0)
+    assert own.ended("i1")
+    own.apply(record(view("ended", incarnation="i2", last_step=9)), MINE, 0)
+    assert own.steps() == 5 + 10
+
+
+def test_only_steps_that_the_rules_have_seen_are_judged() -> None:
+    own = OwnRun("r1")
+    assert own.judged_steps("i1", 50) == 0
+    own.apply(record(view(last_step=29)), MINE, 0)
+    assert own.judged_steps("i1", 50) == 30
+    assert own.judged_steps("i1", 20) == 20
+    own.apply(record(view("ended", last_step=29, next_offset=9)), MINE, 0)
+    assert own.judged_steps("i1", 50) == 50, "the rest was lost on the way, and is counted so"
+
+
+def test_figures_of_all_incarnations_are_joined() -> None:
+    own = OwnRun("r1")
+    for name, share, every in (("i1", 0.2, {"weights": 50}), ("i2", 0.5, {"weights": 10, "x": 1})):
+        figures = CaptureFigures(
+            overhead_percent=share, budget_percent=0.5, intervals=every,
+            records=5, dropped=1, degraded=("a",),
+        )  # fmt: skip
+        own.apply(record(view(incarnation=name, capture=figures)), MINE, 0)
+    joined = own.capture()
+    assert joined is not None
+    assert (joined.overhead_percent, joined.records, joined.degraded) == (0.5, 10, ("a",))
+    assert (joined.budget_percent, joined.intervals) == (0.5, {"weights": 50, "x": 1})
+
+
+def test_what_is_off_is_told_once_when_it_happens() -> None:
+    figures = CaptureFigures(
+        overhead_percent=0.1, records=5, dropped=0,
+        degraded=("gradients: OSError: planted", "phases: back: again"), not_watched=("gradients",),
+    )  # fmt: skip
+    told: set[str] = set()
+    assert messages.switched_off_lines(figures, told) == [
+        "capture of gradients was switched off (OSError: planted); the training goes on"
+    ]
+    assert messages.switched_off_lines(figures, told) == []
+
+
+def test_the_lines_for_people() -> None:
+    line = "critical: nonfinite at step 1,200, rank 1, layer.weight: NaN in it"
+    assert messages.issue_line(issue()) == line
+    assert messages.delivery_line(delivery()) is None
+    done = "  nonfinite -> chat: delivered (accepted)"
+    assert messages.delivery_line(delivery("delivered")) == done
+    assert messages.delivery_line(delivery("delivered", kind="stop")) is None
+    figures = CaptureFigures(overhead_percent=0.31, records=5, dropped=0)
+    end = "1,200 steps watched, 0 issues, overhead 0.3 %"
+    assert end_line(1200, [], figures) == end
+    off = figures.model_copy(update={"not_watched": ("gradients", "phases")})
+    assert end_line(1200, [], off) == f"{end}; not watched: gradients, phases"
+    more = "1 step watched, 1 issue; tocsin why 0a1b2c3d"
+    found = issue(issue_id="0a1b2c3d-4e5f")
+    assert end_line(1, [found]) == more
+    blind = "1,200 steps recorded, none of them judged: no rules have read them, overhead 0.3 %"
+    assert end_line(1200, [], figures, judged=0) == blind
+    half = "1,200 steps recorded, only 1,100 judged, 0 issues"
+    assert end_line(1200, judged=1100) == half
+    lost = "1 step watched, 0 issues, 2 records of the launcher not sent"
+    assert end_line(1, unsaid=2) == lost
+    assert end_line(0, [], figures) == "no training seen, 0 issues"
+    seen = "no training seen, 0 issues, not watched: trainings in 2 child processes"
+    assert end_line(0, unwatched={"child": {7, 8}}) == seen
+
+
+def end_line(
+    steps: int,
+    issues: Sequence[IssueFiring] = (),
+    capture: CaptureFigures | None = None,
+    *,
+    judged: int | None = None,
+    stop: StopRequested | None = None,
+    unsaid: int = 0,
+    again: Sequence[str] = (),
+    unwatched: Mapping[str, Collection[int]] | None = None,
+) -> str:
+    summary = Summary(
+        run_id="r1", outcome="completed", exit_code=0, steps=steps, duration_s=1.0, issues=issues,
+        judged_steps=steps if judged is None else judged,
+        rules={}, stop=None if stop is None else StopFigures(command=stop), capture=capture,
+    )  # fmt: skip
+    return messages.end_line(summary, unsaid=unsaid, again=again, unwatched=unwatched)
+
+
+def command(**changes: object) -> StopRequested:
+    fields: dict[str, object] = {
+        "command_id": "c", "run_id": "r1", "incarnation": "i1", "reason": "wrong\ndata",
+        "requested_by": "ana@node-1", "requested_ms": 1, "not_after_ms": 2, "nonce": "n",
+    }  # fmt: skip
+    return StopRequested.model_validate(fields | changes)
+
+
+def test_the_end_says_who_stopped_the_run_and_which_issue_to_read() -> None:
+    by_ana = "9 steps watched, 0 issues, stopped by ana@node-1: wrong data"
+    assert end_line(9, stop=command()) == by_ana
+    first, second = issue(issue_id="11111111-1"), issue(issue_id="22222222-2")
+    minor = issue(issue_id="33333333-3", severity="warning")
+    assert end_line(9, [minor, first]) == "9 steps watched, 2 issues; tocsin why 11111111"
+    stopping = command(issue_id=second.issue_id)
+    line = "9 steps watched, 2 issues; tocsin why 22222222 --config 'my file.yaml'"
+    assert end_line(9, [first, second], stop=stopping, again=["--config", "my file.yaml"]) == line
+
+
+def test_the_lines_about_a_stop() -> None:
+    heard = StopAcknowledged(run_id="r1", incarnation="i1", role="launcher", command_id="c")
+    by_ana = "  stopping the job, asked by ana@node-1: wrong data"
+    assert messages.stop_line(heard, command=command()) == by_ana
+    by_rule = "  stopping the job: wrong data"
+    assert messages.stop_line(heard, command=command(issue_id="x")) == by_rule
+    who = {"run_id": "r1", "incarnation": "i1", "command_id": "c"}
+    exited = StopExited.model_validate({**who, "how": "SIGTERM", "exit_code": 143})
+    assert messages.stop_line(exited) == "  the job is stopped: it left by SIGTERM"
+    refused = StopRefused.model_validate({**who, "why": "expired", "reason": "too late"})
+    assert messages.stop_line(refused) == "a stop was refused (expired): too late"
+
+
+def test_the_lines_that_say_what_to_do() -> None:
+    unheard = messages.unheard_line(["/opt/python"])
+    assert "from the job: /opt/python lacks tocsin's hook (-I, -E and -S" in unheard
+    assert "no python" not in unheard
+    unknown = messages.unheard_line(["no-such-program"])
+    assert "from the job: if it runs python, that lacks tocsin's hook" in unknown
+    assert unknown.endswith("A program that is no python is watched from outside")
+    left = messages.left_over_line([delivery()], True, 15, "embedded:/b")
+    assert left == (
+        "1 delivery not final (chat) after 15 s; `tocsin actions --bus embedded:/b` finishes "
+        "what is left"
+    )
+    again = ["--config", "my file.yaml", "--bus", "embedded:b"]
+    left = messages.left_over_line([], True, 15, "embedded:/b", again)
+    assert "`tocsin actions --config 'my file.yaml' --bus embedded:b` finishes" in left
+    assert messages.interpreter_of(["python3", "x.py"]) == "python3"
+    assert messages.interpreter_of(["/bin/true"]) is None

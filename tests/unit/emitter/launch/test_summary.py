@@ -1,0 +1,133 @@
+import json
+import math
+import signal
+from pathlib import Path
+
+import pytest
+
+from support.stops import StopSigner
+from tocsin.emitter.launch.messages import overhead
+from tocsin.emitter.launch.summary import StopFigures, Summary, decide_end
+from tocsin.schemas.records.issues import Evidence, Fact, IssueFiring, Subject
+from tocsin.schemas.records.runs import CaptureFigures, Checkpoint
+
+NONE: frozenset[signal.Signals] = frozenset()
+
+
+@pytest.mark.parametrize(
+    ("returncode", "stopped", "passed_on", "expected"),
+    [
+        (0, False, NONE, ("completed", 0)),
+        (3, False, NONE, ("failed", 3)),
+        (-9, False, NONE, ("failed", 137)),
+        (-15, False, NONE, ("interrupted", 143)),
+        (-2, False, NONE, ("interrupted", 130)),
+        (130, False, NONE, ("interrupted", 130)),
+        (1, False, {signal.SIGTERM}, ("interrupted", 1)),
+        (1, False, {signal.SIGUSR1}, ("failed", 1)),
+        (0, False, {signal.SIGTERM}, ("completed", 0)),
+        (1, True, NONE, ("stopped", 79)),
+        (0, True, NONE, ("stopped", 79)),
+        (-9, True, NONE, ("stopped", 79)),
+    ],
+)
+def test_outcome_and_exit_code(
+    returncode: int,
+    stopped: bool,
+    passed_on: frozenset[signal.Signals],
+    expected: tuple[str, int],
+) -> None:
+    assert decide_end(returncode, stopped=stopped, passed_on=passed_on) == expected
+
+
+def issue() -> IssueFiring:
+    return IssueFiring(
+        run_id="r1",
+        incarnation="i1",
+        issue_id="x",
+        rule="nonfinite",
+        use="nonfinite",
+        rule_version=1,
+        severity="critical",
+        subject=Subject(kind="tensor", name="layer.weight", collection="gradients"),
+        reason="NaN in layer.weight",
+        first_step=12,
+        first_rank=1,
+        evidence=Evidence(facts=(Fact(name="nans", value=math.nan),)),
+    )
+
+
+def test_the_summary_is_as_contracted(tmp_path: Path) -> None:
+    command = StopSigner().command("r1", "i1", last_good_checkpoint=Checkpoint(path="a.pt", step=3))
+    summary = Summary(
+        run_id="r1",
+        outcome="stopped",
+        exit_code=79,
+        steps=14,
+        judged_steps=14,
+        duration_s=1.23456,
+        issues=[issue()],
+        rules={"nonfinite": "issues_found"},
+        stop=StopFigures(command=command, how="edge", step=13, exit_code=79),
+        capture=CaptureFigures(overhead_percent=0.3, records=10, dropped=0),
+    )
+    path = tmp_path / "summary.json"
+    path.write_text("old")
+    summary.write(path)
+    found = json.loads(path.read_text())
+    assert list(found) == [
+        "version", "run_id", "outcome", "exit_code", "steps", "judged_steps", "duration_s",
+        "issues", "rules", "deliveries", "stop", "capture",
+    ]  # fmt: skip
+    assert found["version"] == 1
+    assert list(found["issues"][0]) == [
+        "id", "rule", "branch", "consequence_of", "severity", "state", "first_step", "first_rank",
+        "subject", "reason",
+        "evidence",
+    ]  # fmt: skip
+    assert found["issues"][0]["evidence"]["facts"][0]["value"] == "NaN"
+    assert found["stop"]["how"] == "edge"
+    assert found["stop"]["last_good_checkpoint"]["path"] == "a.pt"
+    assert found["capture"] == {
+        "overhead_percent": 0.3, "spent_s": 0.0, "stepping_s": 0.0, "step_s": None,
+        "budget_percent": None, "intervals": {}, "records": 10,
+        "dropped": 0, "skipped_tensors": 0, "degraded": [], "not_watched": [],
+    }  # fmt: skip
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_summary_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+    summary = Summary(
+        run_id="r1",
+        outcome="completed",
+        exit_code=0,
+        steps=0,
+        judged_steps=0,
+        duration_s=0.0,
+        rules={},
+    )
+    with pytest.raises(OSError, match="absent"):
+        summary.write(tmp_path / "absent" / "summary.json")
+
+
+@pytest.mark.parametrize(
+    ("stepping_s", "step_s", "every", "says"),
+    [
+        (12.0, 0.1, 10, "overhead 0.4 s"),
+        (600.0, 0.1, 10, "overhead 0.3 %"),
+        (600.0, 0.1, 500, "overhead 0.3 %"),
+        (600.0, 0.002, 10, "overhead 0.3 %"),
+        (600.0, 0.002, 500,
+         "overhead 0.3 % (steps of 2 ms: gradients summarised every 500 steps)"),
+        (12.0, 0.0004, 2000,
+         "overhead 0.4 s (steps of 0.4 ms: gradients summarised every 2,000 steps)"),
+    ],
+)  # fmt: skip
+def test_what_watching_has_cost_in_words(
+    stepping_s: float, step_s: float, every: int, says: str
+) -> None:
+    figures = CaptureFigures(
+        overhead_percent=0.3, spent_s=0.42, stepping_s=stepping_s, step_s=step_s,
+        intervals={"gradients": every}, records=10, dropped=0,
+    )  # fmt: skip
+    assert overhead(figures) == says

@@ -1,0 +1,474 @@
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import cast
+
+import pytest
+import torch
+
+from support.stops import StopSigner
+from support.waiting import wait_until
+from tocsin.emitter.stop import datagrams, exit_points
+from tocsin.emitter.stop.exit_points import Rank, StopTraining
+from tocsin.emitter.stop.rank_agreement import Agreement, GlooCollective
+from tocsin.schemas.records.events import Data
+from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.runs import CaptureDegraded
+from tocsin.schemas.records.stops import StopAcknowledged, StopLeft, StopRefused
+
+SPEAKER = Speaker(run_id="r1", incarnation="i1")
+
+
+@dataclass
+class Place:
+    """A launcher's side: its socket, a signer that is trusted, and what a rank emitted."""
+
+    launcher: datagrams.Endpoint
+    signer: StopSigner
+    said: list[Data] = field(default_factory=list)
+    flushed: list[float] = field(default_factory=list)
+
+    def of(self, kind: type[Data]) -> list[Data]:
+        return [data for data in self.said if isinstance(data, kind)]
+
+    def heard(self, kind: str) -> datagrams.Message:
+        found: list[datagrams.Message] = []
+
+        def look() -> bool:
+            found.extend(each for each in self.launcher.drain() if each["kind"] == kind)
+            return bool(found)
+
+        wait_until(look)
+        return found[0]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    signer = StopSigner()
+    signer.key.write(tmp_path / "keys" / "actions.key")
+    launcher = datagrams.Endpoint(tmp_path / "launcher.sock")
+    monkeypatch.setenv("TOCSIN_STOP_KEYS", str(tmp_path / "keys"))
+    monkeypatch.setenv("TOCSIN_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("TOCSIN_LAUNCHER", str(launcher.path))
+    monkeypatch.delenv("TOCSIN_STOP", raising=False)
+    yield Place(launcher, signer)
+    exit_points.finished()
+    launcher.close()
+
+
+def start(place: Place, speaker: Speaker = SPEAKER) -> Rank:
+    return exit_points.started(speaker, place.said.append, flush=place.flushed.append, training=2)
+
+
+def test_checking_costs_nothing_without_a_training() -> None:
+    exit_points.check("optimizer_step", 0)
+    exit_points.finished()
+
+
+def test_a_rank_says_hello_and_goodbye(place: Place) -> None:
+    rank = start(place)
+    hello = place.heard("hello")
+    assert hello["role"] == "trainer"
+    assert hello["pid"] == os.getpid()
+    assert (hello["incarnation"], hello["training"]) == ("i1", 2)
+    assert rank.socket is not None
+    assert hello["socket"] == str(rank.socket)
+    exit_points.check("optimizer_step", 41)
+    exit_points.finished()
+    assert place.heard("finished")["step"] == 41
+    wait_until(lambda: not Path(str(hello["socket"])).exists())
+
+
+def test_a_verified_stop_is_raised_at_the_next_edge(place: Place) -> None:
+    rank = start(place)
+    exit_points.check("optimizer_step", 7)
+    command = place.signer.command("r1", "i1")
+    assert rank.socket is not None
+    datagrams.send(rank.socket, place.signer.sign(command).message())
+    wait_until(lambda: rank.awake)
+    with pytest.raises(StopTraining) as caught:
+        exit_points.check("scaler_update", 8)
+    assert caught.value.code == 79
+    assert str(caught.value) == "training stopped by tocsin at step 8: a test says so"
+    assert caught.value._render_traceback_() == [str(caught.value)]
+    (acknowledged,) = place.of(StopAcknowledged)
+    assert isinstance(acknowledged, StopAcknowledged)
+    assert (acknowledged.command_id, acknowledged.step) == (command.command_id, 7)
+    (left,) = place.of(StopLeft)
+    assert isinstance(left, StopLeft)
+    assert (left.step, left.edge, left.issue_id) == (8, "scaler_update", "issue-1")
+    assert place.heard("left")["step"] == 8
+    assert place.flushed == [exit_points.FLUSH_S]
+
+
+def test_a_loop_that_swallows_the_stop_is_left_at_the_next_edge_again(place: Place) -> None:
+    rank = start(place)
+    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    for step in (1, 2):
+        with pytest.raises(StopTraining):
+            exit_points.check("optimizer_step", step)
+    assert len(place.of(StopLeft)) == 1
+
+
+@pytest.fixture
+def taken() -> Iterator[list[StopTraining]]:
+    """A framework that ends its loop by itself; the stops that it took over."""
+    stops: list[StopTraining] = []
+
+    def take(stop: StopTraining) -> bool:
+        stops.append(stop)
+        return True
+
+    exit_points.take_over(take)
+    yield stops
+    exit_points.take_over(None)
+
+
+def test_a_framework_that_ends_its_loop_is_left_behind_it(
+    place: Place, taken: list[StopTraining]
+) -> None:
+    rank = start(place)
+    exit_points.leave()
+    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    exit_points.check("optimizer_step", 4)
+    # Another optimizer of the same step, and the evaluation at the end.
+    exit_points.check("optimizer_step", 4)
+    exit_points.check("evaluation", 4)
+    assert not place.of(StopLeft)
+    with pytest.raises(StopTraining) as caught:
+        exit_points.leave()
+    assert taken == [caught.value]
+    assert (caught.value.code, caught.value.step) == (79, 4)
+    (left,) = place.of(StopLeft)
+    assert isinstance(left, StopLeft)
+    assert (left.step, left.edge) == (4, "optimizer_step")
+
+
+def test_a_framework_that_goes_on_is_left_at_the_next_edge(
+    place: Place, taken: list[StopTraining]
+) -> None:
+    rank = start(place)
+    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    exit_points.check("scaler_update", 4)
+    with pytest.raises(StopTraining):
+        exit_points.check("backward", 5)
+    assert len(taken) == len(place.of(StopLeft)) == 1
+
+
+def test_an_evaluation_that_lasts_is_left(
+    place: Place, taken: list[StopTraining], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = start(place)
+    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    exit_points.check("optimizer_step", 4)
+    monkeypatch.setattr(exit_points, "TAKEN_S", 0.0)
+    with pytest.raises(StopTraining):
+        exit_points.check("evaluation", 4)
+    assert len(taken) == 1
+
+
+@pytest.mark.parametrize("answer", [lambda stop: False, lambda stop: 1 // 0], ids=["no", "fails"])
+def test_a_framework_that_does_not_take_it_is_left_at_once(
+    place: Place, answer: Callable[[StopTraining], bool]
+) -> None:
+    rank = start(place)
+    exit_points.take_over(answer)
+    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    try:
+        with pytest.raises(StopTraining):
+            exit_points.check("optimizer_step", 4)
+    finally:
+        exit_points.take_over(None)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"run_id": "r2"}, "other_run"),
+        ({"incarnation": "i0"}, "other_incarnation"),
+        ({"not_after_ms": 1}, "expired"),
+    ],
+)
+def test_each_rank_judges_for_itself(place: Place, change: dict[str, object], why: str) -> None:
+    rank = start(place)
+    command = place.signer.command("r1", "i1").model_copy(update=change)
+    rank.hear(place.signer.sign(command))
+    rank.hear(place.signer.sign(command))
+    exit_points.check("optimizer_step", 1)
+    (refused,) = place.of(StopRefused)
+    assert isinstance(refused, StopRefused)
+    assert refused.why == why
+    assert rank.refused[why] == 2
+
+
+def test_a_forged_datagram_stops_nothing(place: Place) -> None:
+    rank = start(place)
+    rank.hear(StopSigner().sign(place.signer.command("r1", "i1")))
+    exit_points.check("optimizer_step", 1)
+    assert rank.refused["untrusted_key"] == 1
+
+
+def test_stops_can_be_off(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOCSIN_STOP", "off")
+    rank = start(place)
+    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    exit_points.check("optimizer_step", 1)
+    assert rank.refused["stops_off"] == 1
+
+
+def test_rubbish_on_the_socket_does_not_end_the_listening(place: Place) -> None:
+    rank = start(place)
+    assert rank.socket is not None
+    datagrams.send(rank.socket, {"kind": "stop", "key": "?", "value": 3})
+    datagrams.send(rank.socket, {"kind": "surprise"})
+    datagrams.send(rank.socket, place.signer.sign(place.signer.command("r1", "i1")).message())
+    wait_until(lambda: rank.awake)
+
+
+def test_an_emitter_that_fails_does_not_hold_up_the_stop(place: Place) -> None:
+    def failing(_timeout_s: float) -> None:
+        raise RuntimeError("the bus is gone")
+
+    rank = exit_points.started(SPEAKER, place.said.append, flush=failing)
+    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    with pytest.raises(StopTraining):
+        exit_points.check("optimizer_step", 1)
+
+
+def test_a_forked_worker_is_not_a_rank(place: Place) -> None:
+    rank = start(place)
+    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            exit_points.check("optimizer_step", 1)
+            exit_points.finished()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    assert rank.socket is not None
+    assert rank.socket.exists()
+
+
+@dataclass
+class Peers:
+    """The other ranks, as a test wants them: each round's maximum, and whether it is there."""
+
+    answers: Callable[[int, int], tuple[int, int]] = lambda heard, interval: (heard, interval)
+    ready: bool = True
+    rounds: list[tuple[int, int]] = field(default_factory=list)
+    abandoned: int = 0
+
+    def start(self, heard: int, interval: int) -> PeersRound:
+        self.rounds.append((heard, interval))
+        return PeersRound(self, self.answers(heard, interval))
+
+
+@dataclass
+class PeersRound:
+    peers: Peers
+    value: tuple[int, int]
+
+    def done(self) -> bool:
+        return self.peers.ready
+
+    def result(self) -> tuple[int, int]:
+        return self.value
+
+    def abandon(self) -> None:
+        self.peers.abandoned += 1
+
+
+class Ticking:
+    """A clock that goes on by `step_s` at each look."""
+
+    def __init__(self, step_s: float) -> None:
+        self.now_s = 0.0
+        self.step_s = step_s
+
+    def __call__(self) -> float:
+        self.now_s += self.step_s
+        return self.now_s
+
+
+def rank_with(place: Place, agreement: Agreement) -> Rank:
+    return Rank(
+        Speaker(run_id="r1", incarnation="i1", world_size=2), place.said.append, agreed=agreement
+    )
+
+
+def test_ranks_leave_one_edge_after_the_round_that_said_so(place: Place) -> None:
+    peers = Peers()
+    rank = rank_with(place, Agreement(peers, clock=Ticking(1.0)))
+    rank.at_edge("optimizer_step", 0)
+    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    rank.at_edge("optimizer_step", 1)
+    with pytest.raises(StopTraining):
+        rank.at_edge("optimizer_step", 2)
+    assert [known for known, _ in peers.rounds] == [0, 2]
+    rank.close()
+
+
+def test_after_a_bad_loss_there_is_a_round_at_each_edge_for_a_while() -> None:
+    peers = Peers()
+    agreement = Agreement(peers, clock=Ticking(0.001))
+
+    def rounds_of(edges: int) -> int:
+        before = len(peers.rounds)
+        for _ in range(edges):
+            assert not agreement.at_edge(False)
+        return len(peers.rounds) - before
+
+    rounds_of(200)
+    assert rounds_of(100) < 10
+    agreement.alert()
+    # The round under way, or the next one, tells all ranks.
+    rounds_of(32)
+    assert rounds_of(100) == 100
+    # NaN for ever: the rounds are not.
+    for _ in range(20):
+        agreement.alert()
+        rounds_of(10)
+    assert rounds_of(300) < 30
+
+
+def test_the_alert_of_one_rank_hastens_all() -> None:
+    told = iter([(0, 30), (1, 30), *[(0, 30)] * 100])
+    peers = Peers(answers=lambda _known, _interval: next(told))
+    agreement = Agreement(peers, clock=Ticking(0.001))
+    for _ in range(40):
+        agreement.at_edge(False)
+    assert len(peers.rounds) > 8
+
+
+def test_a_rank_that_heard_nothing_leaves_with_the_others(place: Place) -> None:
+    peers = Peers(answers=lambda _known, interval: (2, interval))
+    rank = rank_with(place, Agreement(peers))
+    rank.at_edge("optimizer_step", 0)
+    with pytest.raises(StopTraining, match="another rank"):
+        rank.at_edge("optimizer_step", 1)
+    rank.close()
+
+
+def test_rounds_become_rare_where_steps_are_short() -> None:
+    peers = Peers()
+    agreement = Agreement(peers, clock=Ticking(0.001))
+    for _ in range(1_000):
+        assert not agreement.at_edge(False)
+    assert agreement.broken is None
+    assert len(peers.rounds) < 60
+
+
+def test_ranks_that_do_not_step_alike_leave_at_their_own_edges(place: Place) -> None:
+    peers = Peers(ready=False)
+    rank = rank_with(place, Agreement(peers, clock=Ticking(0.3)))
+    rank.at_edge("optimizer_step", 0)
+    rank.at_edge("optimizer_step", 1)
+    (degraded,) = place.of(CaptureDegraded)
+    assert isinstance(degraded, CaptureDegraded)
+    assert "do not step alike" in degraded.reason
+    rank.at_edge("optimizer_step", 2)
+    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    with pytest.raises(StopTraining):
+        rank.at_edge("optimizer_step", 3)
+    assert len(peers.rounds) == 1
+    rank.close()
+
+
+def test_a_rank_that_heard_does_not_wait_for_ever(place: Place) -> None:
+    peers = Peers(ready=False)
+    rank = rank_with(place, Agreement(peers, clock=Ticking(1.0)))
+    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    rank.at_edge("optimizer_step", 0)
+    with pytest.raises(StopTraining):
+        rank.at_edge("optimizer_step", 1)
+    rank.close()
+
+
+def test_a_broken_group_ends_the_agreement(place: Place) -> None:
+    def broken(_heard: int, _interval: int) -> tuple[int, int]:
+        raise RuntimeError("Connection closed by peer")
+
+    rank = rank_with(place, Agreement(Peers(answers=broken)))
+    rank.at_edge("optimizer_step", 0)
+    (degraded,) = place.of(CaptureDegraded)
+    assert isinstance(degraded, CaptureDegraded)
+    assert "Connection closed" in degraded.reason
+    assert not rank.awake
+    rank.close()
+
+
+def test_the_end_takes_the_last_round_to_its_end_or_keeps_it() -> None:
+    for ready, abandoned in ((True, 0), (False, 1)):
+        peers = Peers(ready=ready)
+        agreement = Agreement(peers, clock=Ticking(0.3))
+        agreement.at_edge(False)
+        agreement.close()
+        agreement.close()
+        assert peers.abandoned == abandoned
+        assert not agreement.at_edge(True)
+
+
+def test_a_round_that_was_given_up_keeps_its_tensor_for_itself() -> None:
+    under_way: list[torch.Tensor] = []
+
+    class Late:
+        def is_completed(self) -> bool:
+            return False
+
+    def all_reduce(numbers: torch.Tensor, **options: object) -> Late:
+        under_way.append(numbers)
+        return Late()
+
+    module = cast(
+        ModuleType,
+        SimpleNamespace(ReduceOp=SimpleNamespace(MAX="max"), all_reduce=all_reduce),
+    )
+    collective = GlooCollective(module, None)
+    first = Agreement(collective, clock=Ticking(0.3))
+    first.at_edge(False)
+    first.close()
+    second = Agreement(collective, clock=Ticking(0.3))
+    second.at_edge(True)
+    # The rank that was late comes, with an old maximum.
+    under_way[0].fill_(0)
+    assert under_way[1].tolist() == [2, 1]
+
+
+def test_a_rank_whose_group_was_destroyed_leaves_alone(place: Place) -> None:
+    agreement = Agreement(Peers())
+    rank = rank_with(place, agreement)
+    rank.at_edge("optimizer_step", 0)
+    agreement.close()
+    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    with pytest.raises(StopTraining):
+        rank.at_edge("optimizer_step", 1)
+    assert place.of(CaptureDegraded) == []
+    rank.close()
+
+
+def test_an_evaluation_batch_is_no_edge_of_a_group_at_first(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = rank_with(place, Agreement(Peers()))
+    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    rank.at_edge("evaluation", 5)
+    monkeypatch.setattr(exit_points, "EVALUATION_S", 0.0)
+    with pytest.raises(StopTraining):
+        rank.at_edge("evaluation", 5)
+    rank.close()
+
+
+def test_the_listening_thread_takes_no_signal_from_the_script(place: Place) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    start(place)
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert all(each.daemon for each in threading.enumerate() if each.name.startswith("tocsin"))

@@ -1,0 +1,79 @@
+"""How a watched training ends, and what its end is said to be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.captured import captured, run_with_hook, said
+from tocsin.emitter.process.context import current
+from tocsin.emitter.send.sender import Sender
+from tocsin.emitter.stop import exit_points
+from tocsin.schemas.records.runs import RunEnded, RunStarted
+
+
+def test_no_stop_is_heard_any_more_when_the_sender_closes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[bool] = []
+    close = Sender.close
+
+    def noted(self: Sender, timeout_s: float = 5.0) -> bool:
+        heard.append(exit_points._rank is not None)
+        return close(self, timeout_s)
+
+    monkeypatch.setattr(Sender, "close", noted)
+    with captured(tmp_path):
+        session = current.session
+        assert session is not None
+        session.begin()
+        session.announce({})
+        assert exit_points._rank is not None
+    assert heard == [False]
+
+
+FORKS = """
+import os
+from tocsin.emitter import start
+run = start("r1", services=False)
+run.log({"loss": 1.0})
+child = os.fork()
+if child == 0:
+    own = start(services=False)
+    own.log({"loss": 2.0})
+    own.finish()
+    os._exit(0 if own is not run else 1)
+_, status = os.waitpid(child, 0)
+run.finish()
+raise SystemExit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_start_in_a_forked_child_is_a_training_of_its_own(tmp_path: Path) -> None:
+    done = run_with_hook(tmp_path, FORKS, PYTHONPATH="", TOCSIN_RUN_ID="", TOCSIN_JOB_ID="")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = said(tmp_path)
+    assert sorted(row["loss"] for _, _, row in found.rows) == [1.0, 2.0]
+    assert len({each.incarnation for each in found.of(RunStarted)}) == 2
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "outcome"),
+    [
+        ("sys.exit(3)", 3, "failed"),
+        ("with run: sys.exit(0)", 0, "completed"),
+        ("try: sys.exit(3)\nexcept SystemExit: run.log({'loss': 1.0})", 0, "completed"),
+    ],
+)
+def test_an_exit_is_told_as_what_it_is(tmp_path: Path, end: str, code: int, outcome: str) -> None:
+    script = f"""
+import sys
+from tocsin.emitter import start
+run = start("r1", services=False)
+run.log({{"loss": 1.0}})
+{end}
+"""
+    done = run_with_hook(tmp_path, script, PYTHONPATH="", TOCSIN_RUN_ID="", TOCSIN_JOB_ID="")
+    assert (done.returncode, done.stderr) == (code, "")
+    assert [each.outcome for each in said(tmp_path).of(RunEnded)] == [outcome]
