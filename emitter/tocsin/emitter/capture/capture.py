@@ -273,7 +273,7 @@ class Capture:
             self._local_s = spent_s
         if step_time is not None and step > 1:
             self.agenda.stepped(step_time, wall.seconds)
-        self._quick.allow(self, optimizer, self._quiet_until(step + 1))
+        self._quick.allow(self, optimizer, self.quiet_until(step + 1))
         return step
 
     def ended(self, now: float) -> float | None:
@@ -281,8 +281,10 @@ class Capture:
         before, self._ended_at = self._ended_at, now
         return None if before is None else now - before
 
-    def _quiet_until(self, step: int) -> int:
-        """The first step from this one on that may have more to say than loss, times and rates."""
+    def quiet_until(self, step: int) -> int:
+        """The first step from this one on that may have more to say than loss, times and rates,
+        and than what goes on around it.
+        """
         if (
             self._waiting
             or self._skips.any
@@ -290,24 +292,33 @@ class Capture:
             or self._evaluated.waiting
             or self.evaluations.busy
             or self._local.active
-            or self._around.busy
+            or self._around.phases.timer is not None
             or activations.armed
             or not self._reporter.each_loss
             or self.training.identity.world_size > 1
         ):
             return 0
-        return min(self.agenda.quiet_until(step), self._around.wakes)
+        return self.agenda.quiet_until(step)
 
     def usual_scaler(self) -> tuple[float, ...] | None:
         """What a usual step has to say of a GradScaler; None: the step is not usual."""
-        return None if self._skips.any else self._scaler.usual()
+        if self._skips.any:
+            return None
+        if not (self._scaler.active or self._losses.skipped):
+            return ()
+        return self._scaler.usual()
 
-    def settled(self) -> None:
-        """A step went the quick way: what was kept for it is used up."""
-        self._losses.take()
-        self._clipped.clear()
-        self._readings.clear()
-        self.shared = []
+    def settled(self, now: float) -> float:
+        """A step went the quick way: what was kept for it is used up. How long it took, seconds."""
+        self._losses.held = []
+        if self._clipped.any:
+            self._clipped.clear()
+        if self._readings:
+            self._readings.clear()
+        if self.shared:
+            self.shared = []
+        before, self._ended_at = self._ended_at, now
+        return 0.0 if before is None else now - before
 
     def _scalars(
         self, optimizer: torch.optim.Optimizer, step_time: float | None

@@ -113,15 +113,16 @@ class Around:
                 self.checks.silent_batch()
             self.phases.batch(began, ended)
 
-    @property
-    def wakes(self) -> int:
-        """The first step behind which `stepped` has something to do that is not `busy`."""
-        return min(self.data.wakes, self.checks.wakes)
-
-    @property
-    def busy(self) -> bool:
-        """Whether something here has more to do after a step than to look at the clock."""
-        return self.phases.timer is not None or self.named.any or bool(self.loaders.news)
+    def wakes(self, step: int) -> bool:
+        """Whether `stepped` has something to do behind this step."""
+        return (
+            step >= self.data.wakes
+            or step >= self.checks.wakes
+            or self.others.any
+            or self.named.any
+            or self.loaders.news
+            or self.phases.timer is not None
+        )
 
     # -- what capture asks and tells -------------------------------------------------------------
 

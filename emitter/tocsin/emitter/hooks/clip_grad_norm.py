@@ -67,6 +67,8 @@ class ClippedNorms:
 
     def __init__(self) -> None:
         self._calls: list[_Call] = []
+        self.any = False
+        """Whether something was clipped."""
         self._whole: tuple[int, ...] = ()
         """The parameters of a call that were all those of the main optimizer."""
 
@@ -92,17 +94,13 @@ class ClippedNorms:
         if len(self._calls) >= MAX_CALLS:
             del self._calls[0]
         self._calls.append(_Call(ids, have, number, float(limit)))
-
-    @property
-    def any(self) -> bool:
-        """Whether something was clipped."""
-        return bool(self._calls)
+        self.any = True
 
     def take(self, parameters: Iterable[torch.Tensor]) -> Clipped | None:
         """The norms of parts that make up these parameters, those of the main optimizer; None if a
         part is missing, or was clipped twice. None is left.
         """
-        calls, self._calls = self._calls, []
+        calls, self._calls, self.any = self._calls, [], False
         if not calls:
             return None
         everyone = list(parameters)
@@ -143,14 +141,16 @@ class ClippedNorms:
                 for call in self._calls
                 if gone.isdisjoint(call.ids if call.parameters is None else call.parameters)
             ]
+            self.any = bool(self._calls)
 
     def clear(self) -> None:
         """Forget them."""
         self._calls.clear()
+        self.any = False
 
     def forget_all(self) -> None:
         """Another training begins."""
-        self._calls.clear()
+        self.clear()
         self._whole = ()
 
 

@@ -5,7 +5,8 @@ than watching may. So capture says up to which step nothing is due, and until th
 main optimizer goes through here: with one loss, several or none, clipped as a whole or not, under a
 GradScaler or not. What it says is what the long way would. Steps of other optimizers are spared the
 look at their gradients. Whatever is not quite usual goes the long way: a closure, a number that is
-not finite or lies on a GPU, a nested step.
+not finite or lies on a GPU, a nested step. What goes on around the steps, such as the checks of the
+source, is done behind a quick step as behind any other.
 
 Called without the wall around, and with one of its own: see `tocsin.emitter.hooks.torch_patches`.
 """
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from tocsin.emitter.probes.losses import MAX_LOSSES
 from tocsin.emitter.process.isolation import BRIEF_S
 from tocsin.emitter.send.outbox import StepRow
 from tocsin.schemas.steady_clock import unix_us
@@ -57,7 +59,7 @@ class QuickSteps:
         self._groups = 0
         self._key = (0, False, 0)
         self._front: tuple[float, ...] = ()
-        self._back: tuple[float, ...] = ()
+        self._back: list[float] = []
 
     def allow(self, capture: Capture, optimizer: torch.optim.Optimizer, until: int) -> None:
         """Up to that step, steps of this optimizer are quick."""
@@ -80,8 +82,7 @@ class QuickSteps:
         if capture is None or hooks.stepping or hooks.threads.any or self._now is not None:
             return False
         training = capture.training
-        step = training.next_step
-        if step >= self.until:
+        if training.next_step >= self.until:
             return False
         began = perf_counter()
         scaled = hooks.scaled
@@ -96,15 +97,18 @@ class QuickSteps:
         hooks.scaled = None
         if hooks.cleared.had:
             hooks.look_for_skipped()
-        hooks.around.loaders.backward()
-        hooks.around.checks.backward(tensors)
+        around, held = hooks.around, hooks.losses.held
+        around.loaders.backward()
+        around.checks.backward(tensors)
         # Last: if anything fails before, the long way counts it.
-        hooks.losses.add(number, begun=True)
+        if len(held) < MAX_LOSSES:
+            held.append(number)
         hooks.backwards += 1
         training.activity += 1
         ended = perf_counter()
-        hooks.around.phases.backward_begins(ended)
-        hooks.wall.seconds += min(ended - began, BRIEF_S)
+        around.phases.backward_begins(ended)
+        lasted = ended - began
+        hooks.wall.seconds += lasted if lasted < BRIEF_S else BRIEF_S
         return True
 
     def before(self, optimizer: torch.optim.Optimizer, given: int) -> bool:
@@ -120,15 +124,15 @@ class QuickSteps:
         if capture is None or capture.training.next_step >= self.until:
             return False
         began = perf_counter()
+        around = hooks.around
         if (
             given > 1
             or hooks.stepping
-            or hooks.around.busy
-            or hooks.around.thread != get_ident()
+            or around.thread != get_ident()
             or getattr(optimizer, "found_inf", None) is not None
         ):
             return False
-        phases, ours = hooks.around.phases, self._optimizer
+        ours = self._optimizer
         if ours is not None and ours() is optimizer:
             if not self._take_numbers(optimizer, capture):
                 return False
@@ -138,42 +142,49 @@ class QuickSteps:
         else:
             return False
         ended = perf_counter()
-        phases.step_begins(ended)
-        hooks.wall.seconds += min(ended - began, BRIEF_S)
+        around.phases.step_begins(ended)
+        lasted = ended - began
+        hooks.wall.seconds += lasted if lasted < BRIEF_S else BRIEF_S
         return True
 
     def _take_numbers(self, optimizer: torch.optim.Optimizer, capture: Capture) -> bool:
         """What is known in front of the step; whether all of it is usual."""
         hooks, groups = self._hooks, optimizer.param_groups
-        phases, losses = hooks.around.phases, hooks.losses.held or capture.shared
-        if not phases.usual or phases.usual_columns != self._usual or len(groups) != self._groups:
+        losses = hooks.losses.held or capture.shared
+        clipped = hooks.clipped.any
+        if not hooks.around.phases.is_usual(self._usual) or len(groups) != self._groups:
             return False
         count = len(losses)
-        total = losses[0] if count == 1 else 0.0
-        if count > 1:
+        front: tuple[float, ...] = ()
+        if count == 1:
+            total = losses[0]
+            if type(total) is not float or total - total != 0.0:
+                return False
+            front = (total,)
+        elif count:
             if not all(type(loss) is float for loss in losses):
                 return False
             total = sum(losses)
-        if type(total) is not float or total - total != 0.0:
-            return False
-        front: tuple[float, ...] = (total,) if count else ()
-        if count > 1:
+            if total - total != 0.0:
+                return False
             front = (total, total / count, float(count))
-        clipped = hooks.clipped.any
         if clipped:
             norms = hooks.clipped.quick
             if norms is None:
                 return False
             front += norms.norms()
-        rates = [group.get("lr") for group in groups]
-        for rate in rates:
-            if type(rate) is not float and type(rate) is not int:
-                return False
         scaler = capture.usual_scaler()
         if scaler is None:
             return False
-        self._front, self._back = front, (*rates, *scaler)
-        self._key = (min(count, 2), clipped, len(scaler))
+        back: list[float] = []
+        for group in groups:
+            rate = group.get("lr")
+            if type(rate) is not float and type(rate) is not int:
+                return False
+            back.append(rate)
+        back += scaler
+        self._front, self._back = front, back
+        self._key = (count if count < 2 else 2, clipped, len(scaler))
         return True
 
     def after(self, optimizer: torch.optim.Optimizer) -> bool | None:
@@ -185,7 +196,8 @@ class QuickSteps:
         if capture is None:
             return None
         now = perf_counter()
-        phases, training = hooks.around.phases, capture.training
+        around, training = hooks.around, capture.training
+        phases = around.phases
         phases.step_ends(now)
         hooks.made_step = True
         if hooks.backwards > hooks.most_backwards:
@@ -196,25 +208,25 @@ class QuickSteps:
             made = hooks.wall.call("steps", capture.stepped, optimizer) is not None
             phases.step_ends(perf_counter())
             return made
-        step_time = capture.ended(now) or 0.0
+        step_time = capture.settled(now)
         step = training.stepped(step_time)
-        watched = capture.optimizers.primary
         # Before the long way reads gradients again, and now and then.
         look = step % ENDS_EVERY == 0 or step + 1 >= self.until
-        capture.optimizers.counts(optimizer, watched, look=look)
-        if watched.stale:
+        if capture.optimizers.counts_primary(optimizer, look=look).stale:
             self.until = 0
-        capture.settled()
         columns = self._columns.get(self._key) or self._name_columns()
         at_us = unix_us()
         values = (*self._front, *phases.take_usual(), step_time, *self._back)
         # Never urgent: all of it is usual.
         training.sender.row(StepRow(step, at_us, columns, values))
-        capture.agenda.times.append(step_time)
+        wall = hooks.wall
+        if step > 1 and capture.agenda.stepped(step_time, wall.seconds) and self.until:
+            self.until = capture.quiet_until(step + 1)  # the intervals were chosen anew
         ended = perf_counter()
-        hooks.wall.seconds += min(ended - now, BRIEF_S)
-        if hooks.around.others.any:
-            hooks.around.send_others(training, step, at_us)
+        lasted = ended - now
+        wall.seconds += lasted if lasted < BRIEF_S else BRIEF_S
+        if around.wakes(step):
+            around.stepped(training, step, at_us)
             ended = perf_counter()
         phases.step_ends(ended)
         return True

@@ -37,7 +37,7 @@ from torch.optim.optimizer import (
 )
 
 from tocsin.emitter.hooks import clip_grad_norm
-from tocsin.emitter.hooks.fast_path import PROBE
+from tocsin.emitter.hooks.fast_path import PROBE, QuickSteps
 from tocsin.emitter.hooks.kept_functions import held
 from tocsin.emitter.hooks.loss_functions import Evaluation
 from tocsin.emitter.hooks.state import BACKWARDS_WITHOUT_STEP, Hooks
@@ -89,7 +89,8 @@ def _leave_uncompiled() -> None:
     leave_uncompiled_with_callees(
         Wall.call,
         Hooks.check,
-        *(_before_step, _after_step, _is_quick, _was_quick, _is_usual, _backward_ended),
+        *(_before_step, _after_step, QuickSteps.before, QuickSteps.after, QuickSteps.backward),
+        *(Hooks.backward_ended, _not_quick),
     )
 
 
@@ -105,7 +106,13 @@ def _before_step(
         _before_step_apart(optimizer, args, kwargs)
     elif hooks.threads.any and hooks.threads.ignores(optimizer):
         return
-    elif not hooks.asleep and not _is_quick(optimizer, args, kwargs):
+    elif not hooks.asleep:
+        try:
+            if hooks.quick.before(optimizer, len(args) + len(kwargs)):
+                return
+        # The wall, without its cost.
+        except Exception as error:
+            _not_quick(error)
         hooks.wall.call("steps", hooks.before_step, optimizer, closure=_has_closure(args, kwargs))
 
 
@@ -119,7 +126,12 @@ def _after_step(
         return
     if hooks.wall.off:
         hooks.wall.stepped()
-    made = _was_quick(optimizer)
+    try:
+        made = hooks.quick.after(optimizer)
+    # The wall, without its cost.
+    except Exception as error:
+        _not_quick(error)
+        made = True  # counted it is, if not told
     if made is not None:
         if made:
             hooks.check("optimizer_step")
@@ -135,26 +147,10 @@ _before_step_apart = torch._disable_dynamo(_before_step)
 _after_step_apart = torch._disable_dynamo(_after_step)
 
 
-def _is_quick(
-    optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]
-) -> bool:
-    try:
-        return hooks.quick.before(optimizer, len(args) + len(kwargs))
-    # The wall, without its cost.
-    except Exception as error:
-        hooks.quick.until = 0
-        hooks.wall.call(PROBE, _fail, error)
-        return False
-
-
-def _was_quick(optimizer: torch.optim.Optimizer) -> bool | None:
-    try:
-        return hooks.quick.after(optimizer)
-    # The wall, without its cost.
-    except Exception as error:
-        hooks.quick.until = 0
-        hooks.wall.call(PROBE, _fail, error)
-        return True  # counted it is, if not told
+def _not_quick(error: Exception) -> None:
+    """The quick way has failed: the next step goes the long one."""
+    hooks.quick.until = 0
+    hooks.wall.call(PROBE, _fail, error)
 
 
 def _fail(error: Exception) -> None:
@@ -172,7 +168,13 @@ def _backward() -> None:
     def backward(*args: object, **kwargs: object) -> None:
         if not hooks.asleep:
             tensors = args[0] if args else kwargs.get("tensors")
-            if not _is_usual(tensors):
+            try:
+                usual = hooks.quick.backward(tensors)
+            # The wall, without its cost: at each step.
+            except Exception as error:
+                usual = False
+                _not_quick(error)
+            if not usual:
                 hooks.wall.call("losses", hooks.on_backward, tensors)
         if hooks.asleep:
             original(*args, **kwargs)
@@ -180,29 +182,15 @@ def _backward() -> None:
             try:
                 original(*args, **kwargs)
             finally:
-                _backward_ended()
+                try:
+                    hooks.backward_ended()
+                # The wall, without its cost.
+                except Exception as error:
+                    hooks.wall.call("phases", _fail, error)
         if hooks.backwards > max(BACKWARDS_WITHOUT_STEP, 2 * hooks.most_backwards):
             hooks.check("backward")
 
     torch.autograd.backward = backward
-
-
-def _is_usual(tensors: object) -> bool:
-    try:
-        return hooks.quick.backward(tensors)
-    # The wall, without its cost.
-    except Exception as error:
-        hooks.quick.until = 0
-        hooks.wall.call(PROBE, _fail, error)
-        return False
-
-
-def _backward_ended() -> None:
-    try:
-        hooks.backward_ended()
-    # The wall, without its cost: at each step.
-    except Exception as error:
-        hooks.wall.call("phases", _fail, error)
 
 
 def _grad_scaler() -> None:

@@ -257,6 +257,19 @@ class Optimizers:
         self._alone = 0
         return True
 
+    def counts_primary(self, optimizer: torch.optim.Optimizer, *, look: bool) -> Watched:
+        """The same for the primary, which it is."""
+        watched = self._primary
+        if look or (watched.steps + 1) % LOOK_EVERY == 0:
+            self.counts(optimizer, watched, look=look)
+            return watched
+        watched.steps += 1
+        self.steps += 1
+        self._turn += 1
+        if self._alone:
+            self._alone, self._most_alone = 0, max(self._alone, self._most_alone)
+        return watched
+
     def is_of_training(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether it has a parameter of one that has made steps in this training."""
         return any(

@@ -128,14 +128,14 @@ class Agenda:
         return step % self.budget.shares[name].interval == 0
 
     def quiet_until(self, step: int) -> int:
-        """The first step from this one on at which something is due, or is prepared for the next,
-        or the intervals are chosen anew.
+        """The first step from this one on at which something is due, or is prepared for the next;
+        until the intervals are chosen anew.
         """
         if self.due(step) or step < max(self._closer_until, self.exact_until):
             return step
         shares = self.budget.shares
         regular = (step + -step % shares[name].interval for name in (BLOCKS, NORMS))
-        return min(*regular, self._next - 1, step + self._review_steps - 1 - len(self.times))
+        return min(*regular, self._next - 1)
 
     def affords(self, name: str, pass_s: float) -> bool:
         """Whether a pass of that cost would keep its shortest interval."""
@@ -213,16 +213,18 @@ class Agenda:
         self.budget.add(name, seconds if pass_s is None else pass_s, more=more)
         self._tiers_s += seconds
 
-    def stepped(self, step_time_s: float, spent_s: float) -> None:
-        """A step is over; `spent_s` is what our hooks have cost up to now."""
+    def stepped(self, step_time_s: float, spent_s: float) -> bool:
+        """A step is over; `spent_s` is what our hooks have cost up to now. Whether the intervals
+        were chosen anew.
+        """
         if self._reviewed_s is None:
             # What was spent before belongs to the beginning, or to another training.
             self._reviewed_s, self._tiers_s = spent_s, 0.0
-            return
+            return False
         self.times.append(step_time_s)
         count = len(self.times)
         if count < self._review_steps:
-            return
+            return False
         base_s = max(0.0, spent_s - self._reviewed_s - self._tiers_s) / count
         settled = self.budget.review(self.times, base_s)
         longer = min(2 * count, round(REVIEW_S * count / max(1e-9, sum(self.times))))
@@ -230,3 +232,4 @@ class Agenda:
         self.times.clear()
         self._reviewed_s, self._tiers_s = spent_s, 0.0
         self._next = 0
+        return True

@@ -75,39 +75,33 @@ class LossBuffer:
     """Losses since the last step. Before a training has begun only the newest count."""
 
     def __init__(self) -> None:
-        self._losses: list[Loss] = []
+        self.held: list[Loss] = []
+        """Those that were kept."""
         self.skipped = 0
         """Steps that a GradScaler has skipped since the last one that was made."""
 
     def add(self, loss: Loss, *, begun: bool) -> None:
         """Keep one."""
-        if len(self._losses) < MAX_LOSSES:
-            self._losses.append(loss)
+        if len(self.held) < MAX_LOSSES:
+            self.held.append(loss)
         if not begun:
-            del self._losses[:-64]
-
-    @property
-    def held(self) -> list[Loss]:
-        """Those that were kept."""
-        return self._losses
+            del self.held[:-64]
 
     def take(self) -> list[Loss]:
         """All of them; none is left."""
-        losses, self._losses = self._losses, []
+        losses, self.held = self.held, []
         return losses
 
     def skip(self) -> None:
         """The step was skipped, and its losses with it; also before a training has begun."""
-        self._losses = []
+        self.held = []
         self.skipped += 1
 
     def clear(self) -> None:
         """Forget all: another training begins."""
-        self._losses = []
+        self.held = []
         self.skipped = 0
 
     def nonfinite(self) -> float | None:
         """The first that is known not to be finite; None if there is none."""
-        return next(
-            (x for x in self._losses if isinstance(x, float) and not math.isfinite(x)), None
-        )
+        return next((x for x in self.held if isinstance(x, float) and not math.isfinite(x)), None)

@@ -36,17 +36,14 @@ class SkippedSteps:
         self._first: BadValue | None = None
         """Where the first bad loss since the last step began."""
         self._copies: deque[HostCopy] = deque(maxlen=_MAX_COPIES)
-
-    @property
-    def any(self) -> bool:
+        self.any = False
         """Whether there is something that the next step has to say."""
-        return bool(self._count or self._bad or self._origin is not None)
 
     def hold_back(self, origin: BadValue) -> None:
         """The newest loss is not finite, and has it from here; whether a step follows is not known
         yet.
         """
-        self._origin = origin
+        self._origin, self.any = origin, True
         self._first = self._first or origin
 
     def skipped(self, losses: list[Loss], *, by_loop: bool) -> None:
@@ -59,6 +56,7 @@ class SkippedSteps:
             self._look(found)
         self._poll()
         self._origin = None
+        self.any = bool(self._count or self._bad)
 
     def made(self, step: int, columns: list[str], values: list[float]) -> None:
         """A step was made: say what was held back, and add what it says of those before."""
@@ -72,6 +70,7 @@ class SkippedSteps:
             values.append(float(self._count))
         self._count = self._bad = 0
         self._copies.clear()
+        self.any = False
 
     def _poll(self) -> None:
         while self._copies and self._copies[0].ready():

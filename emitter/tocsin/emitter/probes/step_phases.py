@@ -197,14 +197,16 @@ class StepPhases:
         self._zero()
         return columns, values
 
-    @property
-    def usual(self) -> bool:
-        """Whether nothing but the usual phases of a step has taken time, and no GPU is timed."""
+    def is_usual(self, columns: tuple[str, ...]) -> bool:
+        """Whether nothing but the phases of these columns, which are `usual_columns`, has taken
+        time since the last step, and no GPU is timed.
+        """
         return (
             self._checkpoint == 0.0
             and self._evaluation == 0.0
             and self._evaluating is None
             and self.timer is None
+            and columns is (_LOADING if self._loads else _USUAL)
         )
 
     @property
@@ -214,9 +216,11 @@ class StepPhases:
 
     def take_usual(self) -> tuple[float, ...]:
         """The seconds of the usual phases since the last call; they begin at zero again."""
-        found: tuple[float, ...] = (self._forward, self._backward, self._optimizer)
+        found: tuple[float, ...]
         if self._loads:
-            found = (*found, self._wait)
+            found = (self._forward, self._backward, self._optimizer, self._wait)
+        else:
+            found = (self._forward, self._backward, self._optimizer)
         self._forward = self._backward = self._optimizer = self._wait = 0.0
         return found
 

@@ -64,6 +64,9 @@ TURN_S: Final = FLUSH_S + CLOSE_S
 
 _TURN_LOOK_S: Final = 0.02
 
+_SCALARS: Final = Worth.SCALARS
+"""The class finds its members slowly, and this one is asked for at each step."""
+
 RESTARTS: Final = 8
 """Failures of the loop itself in a row, with pauses as after those of the bus: half a minute."""
 
@@ -151,7 +154,10 @@ class Sender:
 
     def row(self, row: StepRow, *, urgent: bool = False) -> None:
         """Send the scalars of one step."""
-        self._put(row, Worth.ODD if urgent else Worth.SCALARS, urgent)
+        if urgent:
+            self._put(row, Worth.ODD, True)
+        else:
+            self._put(row, _SCALARS, False)
 
     def frame(self, frame: TensorFrame, *, urgent: bool = False) -> None:
         """Send a tensor summary."""

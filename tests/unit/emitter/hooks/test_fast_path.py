@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from support.captured import Said, captured, said
+from tocsin.emitter.capture.capture import Capture
 from tocsin.emitter.hooks.fast_path import QuickSteps
 from tocsin.emitter.hooks.state import Hooks
 from tocsin.emitter.probes.gradients import GradientReader
@@ -376,3 +377,44 @@ def test_a_batch_that_is_thrown_away_between_quick_steps_is_no_part_of_the_next(
     found = said(tmp_path)
     assert_all_told(found, losses)
     assert "micro_batches" not in {name for cells in found.steps().values() for name in cells}
+
+
+def test_what_goes_on_around_the_steps_costs_no_step_its_quick_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checks of the source, labels, a user's losses, and the choice of the intervals."""
+    long: list[int] = []
+    stepped = Capture.stepped
+
+    def count(
+        self: Capture, optimizer: torch.optim.Optimizer, *, backward: bool = True
+    ) -> int | None:
+        long.append(self.training.next_step)
+        return stepped(self, optimizer, backward=backward)
+
+    monkeypatch.setattr(Capture, "stepped", count)
+    model, targets = linear(), torch.tensor([0, 2])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    with captured(tmp_path, TOCSIN_CAPTURE=NOTHING) as hooks:
+        for number in range(320):
+            loss = torch.nn.functional.cross_entropy(model(torch.ones(2, 4)), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            losses.append(loss.item())
+            hooks.around.named.add("own", float(number))
+            optimizer.step()
+            if number == 9:
+                for share in _capture(hooks).agenda.budget.shares.values():
+                    share.interval = 1000
+        assert hooks.wall.off == {}
+    assert [step for step in long if step > 10] == []
+    found = said(tmp_path)
+    assert_all_told(found, losses)
+    assert [cells["loss.own"] for cells in found.steps().values()] == list(range(320))
+    assert {f.step for f in found.frames if f.collection == "labels"} >= {10, 20, 50, 100, 200, 300}
+
+
+def _capture(hooks: Hooks) -> Capture:
+    assert hooks.capture is not None
+    return hooks.capture

@@ -5,11 +5,12 @@ call of `torch.nn.functional.cross_entropy` (which `CrossEntropyLoss` makes) wit
 targets. Of up to 1,000 classes labels and predictions are counted; the targets of more are tokens.
 
 In training each tenth step is looked at, one loss call of it, fewer where that would cost more than
-0.1 % of the time, but each hundredth at least; in an evaluation as many batches as may cost 0.5 %
-of it, at least one. Where capture is paced by steps it is each tenth step, and each batch. A look
-takes a sample of at most 4,096 rows; on a GPU the ids are copied without waiting. Behind the steps
-10, 20, 50, then each 100 steps, and at the end of an evaluation, the counts are sent as the
-collections `labels`, `confusion`, `tokens` and `input_channels`, and begin at zero again.
+0.1 % of the time, but each hundredth at least, and from step 1000 on two in a second where that is
+less often; in an evaluation as many batches as may cost 0.5 % of it, at least one. Where capture is
+paced by steps it is each tenth step, and each batch. A look takes a sample of at most 4,096 rows;
+on a GPU the ids are copied without waiting. Behind the steps 10, 20, 50, then each 100 steps, and
+at the end of an evaluation, the counts are sent as the collections `labels`, `confusion`, `tokens`
+and `input_channels`, and begin at zero again.
 
 In a compiled graph a loss is not seen; nothing of ours is in there.
 """
@@ -48,6 +49,11 @@ TRAIN_SHARE: Final = 0.001
 """Of the time of training that looking may cost."""
 
 INTERVALS: Final = (EVERY, 20, 50, AT_LEAST_EVERY)
+
+LATE: Final = 1000
+LATE_INTERVALS: Final = (1000, 500, 200)
+LATE_APART_S: Final = 0.5
+"""From the step `LATE` on where steps are short: a look and its record cost some 500 µs."""
 
 SEND_EVERY: Final = 100
 """Steps between two records of what was counted in training."""
@@ -130,6 +136,7 @@ class DataProbe:
         self.wakes = 0
         """The step behind which `stepped` has something to do."""
         self._next = 0
+        self._every = SEND_EVERY
         self._send_at = SEND_EARLY[0]
         self._costs: deque[float] = deque(maxlen=3)
         self._armed_at: tuple[int, float] | None = None
@@ -255,8 +262,9 @@ class DataProbe:
             if self._costs:
                 training.agenda.others["labels"] = every
             self._next = step + 1 + every
-            if every == AT_LEAST_EVERY:
+            if every >= AT_LEAST_EVERY:
                 self._next -= step % every  # behind the step at which the record is sent
+            self._every = max(SEND_EVERY, every)
             self.due = True
         if self._waiting:
             self._poll()
@@ -281,7 +289,10 @@ class DataProbe:
         # The cheapest of the last: a first look pays for much that comes once.
         wanted = round(min(self._costs) / max(1e-9, TRAIN_SHARE * step_s))
         # Round ones, so that it is not one step for this look and the next for another.
-        return next((every for every in INTERVALS if every >= wanted), AT_LEAST_EVERY)
+        every = next((every for every in INTERVALS if every >= wanted), AT_LEAST_EVERY)
+        if step < LATE or every < AT_LEAST_EVERY:
+            return every
+        return next((e for e in LATE_INTERVALS if e * step_s <= LATE_APART_S), AT_LEAST_EVERY)
 
     def close(self, training: Training) -> None:
         """The training is over: send what was counted."""
@@ -307,7 +318,7 @@ class DataProbe:
                     count_columns=table.count_columns,
                     counts=table.counts,
                     at_us=unix_us(),
-                    every=SEND_EVERY if mode == "train" else 1,
+                    every=self._every if mode == "train" else 1,
                 )
             )
 

@@ -108,6 +108,8 @@ class SourceChecks:
         """A training begins, with these optimizers."""
         self._training, self._optimizers = training, optimizers
         self.modes.begin(training, optimizers.root)
+        by_steps = training.settings.pacing == "steps"
+        self.losses.by_steps = self._graphs.by_steps = by_steps
 
     # -- what the hooks see ----------------------------------------------------------------------
 
@@ -116,8 +118,7 @@ class SourceChecks:
         training = self._training
         if training is None:
             return
-        self.modes.trained()
-        self._calls.trained()
+        self.modes.found = self._calls.switched_on = False
         step = training.next_step
         if step != self._step:
             self._step = step
@@ -127,7 +128,7 @@ class SourceChecks:
                 self._wall.call(MODES, self.modes.backward)
             if step >= self._graphs.next_mark:
                 self._wall.call(GRAPHS, self._graphs.backward, tensors, step)
-        if self._uncleared.watches:
+        if not self._uncleared.is_usual(step):
             self._wall.call(GRADIENTS, self._uncleared.backward, step)
 
     def loss(self, name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> None:

@@ -112,11 +112,9 @@ class ModuleCalls(Seer):
         self.first: FirstInputs | None = None
         """What the first layer was given, where that is of interest."""
         self.switched_on = False
-        """Whether dropout or the like was called in train mode without gradients."""
-
-    def trained(self) -> None:
-        """A backward call begins: what was called in front of it was a part of the training."""
-        self.switched_on = False
+        """Whether dropout or the like was called in train mode without gradients, since the last
+        backward call: what is called in front of one is a part of the training.
+        """
 
     def arm(self, root: nn.Module | None, *, inputs: bool) -> bool:
         """Watch until the next backward call; whether it is done. `inputs`: what the first layer

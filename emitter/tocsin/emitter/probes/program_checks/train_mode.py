@@ -57,7 +57,11 @@ class LayerModes(Seer):
         self._known: bool | None = None
         self._told = 0
         self._layers: frozenset[int] = frozenset()
-        self._found = False
+        self.found = False
+        """Whether one was called in train mode without gradients since the last backward call: what
+        is called in front of one is a part of the training, as the first pass of a checkpointed
+        layer, or a momentum encoder.
+        """
         self._vain = 0
         self._evaluated: set[str] = set()
 
@@ -65,12 +69,6 @@ class LayerModes(Seer):
         """A training begins whose model is `root`."""
         self._training = training
         self._root = None if root is None else weakref.ref(root)
-
-    def trained(self) -> None:
-        """A backward call begins: what was called in front of it was a part of the training, as
-        the first pass of a checkpointed layer, or a momentum encoder.
-        """
-        self._found = False
 
     @property
     def changed(self) -> bool:
@@ -107,7 +105,7 @@ class LayerModes(Seer):
 
     def called_in_training(self) -> None:
         """Such a layer was called in train mode without gradients, as somebody else has seen."""
-        self._found = True
+        self.found = True
 
     def _suspect(self) -> None:
         if "train" in self._evaluated or self._vain >= MAX_IN_VAIN or not self._layers:
@@ -115,11 +113,11 @@ class LayerModes(Seer):
         root = None if self._root is None else self._root()
         if root is None:
             return
-        if self._found:
+        if self.found:
             self.stop()
             self._evaluated.add("train")
             layers = [pair for pair in _switchable(root) if pair[1].training]
-            self._found = False
+            self.found = False
             if layers:
                 self._say("evaluation", "train", layers)
             return
@@ -156,7 +154,7 @@ class LayerModes(Seer):
 
     def _see(self, module: nn.Module) -> None:
         if module.training and not torch.is_grad_enabled() and id(module) in self._layers:
-            self._found = True
+            self.found = True
 
     def _say(self, doing: str, mode: str, layers: list[tuple[str, nn.Module]]) -> None:
         training = self._training

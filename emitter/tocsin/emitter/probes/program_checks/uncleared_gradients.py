@@ -45,11 +45,6 @@ class Uncleared:
         self.due = True
         """Whether a gradient on a GPU is looked at, too."""
 
-    @property
-    def watches(self) -> bool:
-        """Whether there is a parameter to look at."""
-        return self._parameter is not None
-
     def choose(self, parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Find a parameter to look at, if there is none: the smallest that has a gradient."""
         if self._parameter is not None and self._parameter() is not None:
@@ -67,14 +62,26 @@ class Uncleared:
         if found is not None:
             self._parameter = weakref.ref(found)
 
+    def is_usual(self, step: int) -> bool:
+        """Whether a backward call of that step, which is about to begin, finds the gradients
+        cleared to None, or cleared in front of an earlier one: then all is done.
+        """
+        if self._parameter is None or (step == self._window and self._open and not self._left):
+            return True
+        if self._left or self.streak or self._waiting:
+            return False
+        parameter = self._parameter()
+        if parameter is not None and parameter.grad is not None:
+            return False
+        if parameter is not None:
+            # There is nothing to close but the step.
+            self._window, self._open = step, True
+        return True
+
     def backward(self, step: int) -> None:
-        """A backward call of that step is about to begin."""
+        """The same, where it may not be usual."""
         parameter = None if self._parameter is None else self._parameter()
         if parameter is None:
-            return
-        if not (self._left or self.streak or self._waiting) and parameter.grad is None:
-            # Cleared to None, as before: there is nothing to close but the step.
-            self._window, self._open = step, True
             return
         if step != self._window:
             self.over()

@@ -309,6 +309,27 @@ def test_short_steps_are_looked_at_less_often(monkeypatch: pytest.MonkeyPatch) -
     assert sink.agenda.intervals()["labels"] == 100
 
 
+@pytest.mark.parametrize(("step_s", "apart"), [(0.0004, 1000), (0.0009, 500), (0.01, 100)])
+def test_late_looks_at_short_steps_are_two_in_a_second(
+    monkeypatch: pytest.MonkeyPatch, step_s: float, apart: int
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("tocsin.emitter.probes.inputs.data.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("tocsin.emitter.probes.inputs.data.time.thread_time", Ticks(0.001))
+    probe, sink = DataProbe(), Sink()
+    batch = torch.zeros(6, 4), torch.zeros(6, dtype=torch.int64)
+    for step in range(6001):
+        clock[0] += step_s
+        if probe.due:
+            probe.cross_entropy(batch, {}, "train")
+        probe.stepped(cast(Training, sink), step)
+    sent = [(f.step, f.every) for f in sink.frames if f.collection == "labels"]
+    assert [step for step, _ in sent if 300 <= step < 1000] == list(range(300, 1000, 100))
+    late = [step for step, _ in sent if step >= 3000]
+    assert {b - a for a, b in pairwise(late)} == {apart}
+    assert sent[-1][1] == apart
+
+
 def test_however_much_a_look_costs_each_record_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tocsin.emitter.probes.inputs.data.time.thread_time", Ticks(1.0))
     probe, sink = DataProbe(), Sink()
