@@ -13,6 +13,7 @@ import pytest
 
 from tocsin.bus.embedded.doorbell import ALL_TOPICS, Bell, Doorbell, bell_folder
 from tocsin.emitter.node.registry import NodeFolder
+from tocsin.emitter.process import runtime_folder
 from tocsin.emitter.stop import datagrams
 from tocsin.schemas import private_folders
 from tocsin.schemas.private_folders import (
@@ -135,7 +136,7 @@ def test_a_name_that_is_taken_is_not_used(short: Path, shared: Path, taken: str)
         os.chown(name, SOMEBODY, SOMEBODY)
 
     assert user_folder({}) is None
-    folder = datagrams.job_folder({})
+    folder = runtime_folder.job_folder({})
 
     assert not folder.is_relative_to(name)
     assert is_private(folder)
@@ -161,8 +162,8 @@ def test_a_session_of_another_user_is_passed_over(short: Path, shared: Path) -> 
 
 def test_what_lies_below_is_made_for_this_user_alone(shared: Path) -> None:
     made = [
-        datagrams.job_folder({}),
-        datagrams.shared_job_folder({}, "job"),
+        runtime_folder.job_folder({}),
+        runtime_folder.shared_job_folder({}, "job"),
         NodeFolder.of({}).path,
     ]
     assert {folder.parent for folder in made} == {shared / NAME}

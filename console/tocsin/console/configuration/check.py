@@ -10,7 +10,7 @@ from typing import Final
 
 from tocsin.console.context import section_registry
 from tocsin.emitter.plan.collections import CollectionPlan, Schedule
-from tocsin.emitter.process.environment import capture_settings
+from tocsin.emitter.plan.settings import capture_settings
 from tocsin.emitter.stop.verification import STOP_KEYS
 from tocsin.schemas.configuration.file import (
     Config,

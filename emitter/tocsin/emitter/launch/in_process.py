@@ -14,7 +14,8 @@ from tocsin.emitter.launch.helper_child import HelperChild, helper_command
 from tocsin.emitter.launch.listener_child import ListenerChild
 from tocsin.emitter.node.publisher import NodePlan, NodeReport
 from tocsin.emitter.node.registry import Entry, NodeFolder, Registration
-from tocsin.emitter.process import run_facts
+from tocsin.emitter.plan.settings import lay_over
+from tocsin.emitter.process import run_facts, runtime_folder
 from tocsin.emitter.process.environment import (
     BUS,
     CAPTURE,
@@ -23,7 +24,6 @@ from tocsin.emitter.process.environment import (
     PREFIX,
     RUN_ID,
     RUNTIME_DIR,
-    lay_over,
 )
 from tocsin.emitter.process.identity import (
     launch_job_id,
@@ -33,7 +33,7 @@ from tocsin.emitter.process.identity import (
     restart_count,
     scheduler_job,
 )
-from tocsin.emitter.send.sender import say
+from tocsin.emitter.process.stderr import say
 from tocsin.emitter.stop import datagrams
 from tocsin.emitter.stop.listener import ThreadListener
 from tocsin.emitter.stop.verification import STOP, STOP_KEYS, trusted_paths
@@ -77,7 +77,7 @@ def environment(
         JOB_ID: job_id,
         PREFIX: settings.bus.prefix,
         CAPTURE: lay_over(loaded.config.capture.model_dump_json(exclude_defaults=True), capture),
-        RUNTIME_DIR: str(datagrams.shared_job_folder(base, folder)),
+        RUNTIME_DIR: str(runtime_folder.shared_job_folder(base, folder)),
     }
     url = settings.bus.url
     if url.startswith("embedded:"):
@@ -198,7 +198,7 @@ class Services:
                 helper.close()
                 self._report(code)
             if self._mine:
-                datagrams.remove_folder(self._folder)
+                runtime_folder.remove_folder(self._folder)
         finally:
             for name, value in self._before.items():
                 if value is None:

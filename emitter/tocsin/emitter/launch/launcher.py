@@ -30,10 +30,9 @@ from tocsin.emitter.launch.run_records import StopState, keep_beating, run_ended
 from tocsin.emitter.launch.signals import ENDING, ForwardedSignals
 from tocsin.emitter.launch.summary import Summary, decide_end
 from tocsin.emitter.launch.terminal import Terminal
-from tocsin.emitter.process import environment
+from tocsin.emitter.process import environment, runtime_folder
 from tocsin.emitter.process.identity import restart_count
 from tocsin.emitter.process.process_group import Reaper, become_subreaper, process_lives
-from tocsin.emitter.stop import datagrams
 from tocsin.emitter.stop.detail_requests import CloserLooks
 from tocsin.emitter.stop.listener import Listener
 from tocsin.emitter.stop.processes import Members
@@ -225,8 +224,8 @@ class _Launch:
     ) -> dict[str, str]:
         """Open what is needed to watch; the job's environment. Raises whatever went wrong."""
         plan = self.plan
-        runtime = datagrams.job_folder(os.environ)
-        stack.callback(datagrams.remove_folder, runtime)
+        runtime = runtime_folder.job_folder(os.environ)
+        stack.callback(runtime_folder.remove_folder, runtime)
         bus = plan.open_bus()
         watch = await Watch.open(
             stack, bus, plan, self._topics, self.say, timeout_s=OPEN_S, left=self._budget.left_s

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from tocsin.emitter.node.kernel_log import bus_place
 from tocsin.emitter.node.sources import FAILURES, Sample
-from tocsin.emitter.send.sender import say
+from tocsin.emitter.process.stderr import say
 
 RARELY: Final = 10
 """PCIe traffic takes NVML 20 ms and more, and errors are few: each 10th reading asks."""

@@ -21,7 +21,7 @@ from typing import Final
 
 from tocsin.emitter.node.lock import NodeLock
 from tocsin.emitter.node.proc_files import ROOT
-from tocsin.emitter.stop import datagrams
+from tocsin.emitter.process import runtime_folder
 from tocsin.schemas.private_folders import make_private
 from tocsin.schemas.steady_clock import unix_ms
 
@@ -83,7 +83,7 @@ class NodeFolder:
     def of(cls, environ: Mapping[str, str]) -> NodeFolder:
         """That of this user. Raises OSError."""
         given = environ.get(NODE_FOLDER)
-        return cls(Path(given) if given else datagrams.private_folder(environ) / "node")
+        return cls(Path(given) if given else runtime_folder.private_folder(environ) / "node")
 
     def sampling(self, key: str) -> NodeLock:
         """Held by whoever samples for a run."""

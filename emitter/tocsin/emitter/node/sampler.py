@@ -34,7 +34,7 @@ from tocsin.emitter.node.pressure import PressureSamples
 from tocsin.emitter.node.proc_files import ROOT
 from tocsin.emitter.node.process_tree import ProcessTree
 from tocsin.emitter.node.sources import Beside, Paced, Sample
-from tocsin.emitter.send.sender import say
+from tocsin.emitter.process.stderr import say
 from tocsin.schemas.records.frames import Speaker, SystemFrame
 from tocsin.schemas.steady_clock import unix_us
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Final
 
-from tocsin.emitter.send.sender import say
+from tocsin.emitter.process.stderr import say
 
 Sample = dict[str, float]
 """Values by column; the names carry their unit."""

@@ -14,7 +14,7 @@ from typing import Final
 
 from tocsin.emitter.plan.budget import Budget
 from tocsin.emitter.plan.collections import CollectionPlan, Schedule
-from tocsin.emitter.process.environment import CaptureSettings
+from tocsin.emitter.plan.settings import CaptureSettings
 from tocsin.schemas.records.collections import Kind, Mode
 
 BLOCKS: Final = "blocks"

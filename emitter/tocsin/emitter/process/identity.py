@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypedDict
 
+from tocsin.emitter.process import runtime_folder
 from tocsin.emitter.process.environment import JOB_ID, LAUNCHER, RUN_ID, RUNTIME_DIR
-from tocsin.emitter.stop import datagrams
 from tocsin.schemas import steady_clock
 from tocsin.schemas.ids import check_run_id, incarnation_id, new_id
 from tocsin.schemas.records.frames import Speaker
@@ -185,7 +185,7 @@ def _launch_in_step(environ: Mapping[str, str]) -> str | None:
     digest = _digest("/".join(environ.get(name, "") for name in names))
     own = f"launch-{digest}"
     try:
-        folder = datagrams.private_folder(environ) / "launches"
+        folder = runtime_folder.private_folder(environ) / "launches"
         folder.mkdir(mode=0o700, exist_ok=True)
         number = _claim(folder, own)
         _remove_old(folder, steady_clock.unix_ms() / 1000 - LAUNCHES_KEPT_S, but=own)

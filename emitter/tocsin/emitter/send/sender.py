@@ -15,7 +15,6 @@ out, so that a reader knows.
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 import time
 from collections import deque
@@ -28,6 +27,7 @@ from tocsin.bus.port import Outgoing, Outlet
 from tocsin.emitter.process.forks import forks
 from tocsin.emitter.process.identity import who_speaks
 from tocsin.emitter.process.isolation import from_signal
+from tocsin.emitter.process.stderr import say
 from tocsin.emitter.send.bus_connection import CLOSE_S, BusLink, advice
 from tocsin.emitter.send.daemon_pool import DaemonPool, check_descriptors
 from tocsin.emitter.send.encoding import Address, Encoder
@@ -69,14 +69,6 @@ _SCALARS: Final = Worth.SCALARS
 
 RESTARTS: Final = 8
 """Failures of the loop itself in a row, with pauses as after those of the bus: half a minute."""
-
-
-def say(text: str) -> None:
-    """One line on stderr, if there is one."""
-    try:
-        print(f"tocsin: {text}", file=sys.stderr, flush=True)
-    except (OSError, ValueError, AttributeError):  # closed, gone, or None
-        return
 
 
 class Sender:

@@ -24,7 +24,7 @@ from typing import Final, Literal, NamedTuple
 
 from tocsin.emitter.process.identity import Who, who_speaks
 from tocsin.emitter.process.isolation import from_signal
-from tocsin.emitter.send.sender import say
+from tocsin.emitter.process.stderr import say
 from tocsin.emitter.stop import datagrams, rank_agreement
 from tocsin.emitter.stop.exception import STOPPED as STOPPED
 from tocsin.emitter.stop.exception import StopTraining as StopTraining

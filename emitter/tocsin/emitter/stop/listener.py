@@ -21,7 +21,7 @@ from typing import Final, Protocol
 from tocsin.bus.port import EARLIEST, Bus, BusError, Partition, Reader, Record
 from tocsin.emitter.process.identity import Who, who_speaks
 from tocsin.emitter.process.process_group import process_lives
-from tocsin.emitter.send.sender import say
+from tocsin.emitter.process.stderr import say
 from tocsin.emitter.stop import datagrams
 from tocsin.emitter.stop.detail_requests import CloserLooks
 from tocsin.emitter.stop.exit_points import Emit

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from tocsin.emitter.process.environment import LAUNCHER, RUNTIME_DIR
-from tocsin.emitter.send.sender import say
+from tocsin.emitter.process.stderr import say
 from tocsin.emitter.stop import datagrams
 
 Kind = Literal["no_step", "child", "thread"]

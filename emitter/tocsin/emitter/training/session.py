@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from tocsin.emitter.process.environment import CAPTURE, CaptureSettings, capture_settings, lay_over
+from tocsin.emitter.plan.settings import CaptureSettings, capture_settings, lay_over
+from tocsin.emitter.process.environment import CAPTURE
 from tocsin.emitter.process.identity import identify, rank_of
 from tocsin.emitter.process.isolation import Wall, to_stderr
 from tocsin.emitter.training.training import SETTINGS, Shape, Training

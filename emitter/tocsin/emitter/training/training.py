@@ -19,6 +19,7 @@ from tocsin.bus.embedded.spool import SpooledBus
 from tocsin.bus.port import Bus, Outlet
 from tocsin.bus.urls import open_bus
 from tocsin.emitter.plan.schedule import Agenda
+from tocsin.emitter.plan.settings import CaptureSettings
 from tocsin.emitter.process import run_facts
 from tocsin.emitter.process.environment import (
     BUS,
@@ -28,14 +29,14 @@ from tocsin.emitter.process.environment import (
     LABELS,
     LAUNCHER,
     PREFIX,
-    CaptureSettings,
     parse_labels,
 )
 from tocsin.emitter.process.identity import Identity, Who, who_speaks
 from tocsin.emitter.process.isolation import Wall, switched_off
+from tocsin.emitter.process.stderr import say
 from tocsin.emitter.send.encoding import Address
 from tocsin.emitter.send.outbox import StepRow
-from tocsin.emitter.send.sender import FLUSH_S, Sender, say
+from tocsin.emitter.send.sender import FLUSH_S, Sender
 from tocsin.emitter.stop import exit_points, verification
 from tocsin.schemas.records.events import Data, clip
 from tocsin.schemas.records.frames import TensorFrame

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from support.captured import captured, said
-from tocsin.emitter.process.environment import capture_settings
+from tocsin.emitter.plan.settings import capture_settings
 
 REAL = time.thread_time
 

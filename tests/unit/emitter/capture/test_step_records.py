@@ -15,12 +15,12 @@ from support.captured import captured, said
 from tocsin.emitter.capture.step_records import AT_ONCE, Draft, Reporter
 from tocsin.emitter.model.optimizers import Optimizers
 from tocsin.emitter.plan.schedule import CLOSER_STEPS, EXACT_AFTER_ALARM, NORMS, Agenda
+from tocsin.emitter.plan.settings import CaptureSettings
 from tocsin.emitter.probes.gradient_blocks import Blocks
 from tocsin.emitter.probes.gradients import GradientReader, Norms, Reading
 from tocsin.emitter.probes.local_gradients import LocalReading
 from tocsin.emitter.probes.losses import on_host
 from tocsin.emitter.probes.weight_updates import SAMPLE, UpdateProbe
-from tocsin.emitter.process.environment import CaptureSettings
 from tocsin.emitter.send.outbox import StepRow
 from tocsin.emitter.statistics.async_copy import HostCopy
 from tocsin.emitter.statistics.tables import Table

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tocsin.emitter.plan.collections import DEFAULT_PLANS, NEVER, CollectionPlan, Schedule
-from tocsin.emitter.process.environment import CaptureSettings, capture_settings
+from tocsin.emitter.plan.settings import CaptureSettings, capture_settings
 from tocsin.schemas.records.collections import KINDS, MODES
 
 _STEP = st.integers(0, 300)

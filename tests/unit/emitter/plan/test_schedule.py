@@ -16,7 +16,7 @@ from tocsin.emitter.plan.schedule import (
     REVIEW_STEPS,
     Agenda,
 )
-from tocsin.emitter.process.environment import capture_settings
+from tocsin.emitter.plan.settings import capture_settings
 
 
 def agenda(**collections: object) -> Agenda:

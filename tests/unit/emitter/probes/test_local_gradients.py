@@ -10,8 +10,8 @@ import torch
 
 from tocsin.emitter.model.mesh_names import MARK, WHOLE, Cut, base_name, place_of
 from tocsin.emitter.plan.schedule import BLOCKS, LOCAL, NORMS, Agenda
+from tocsin.emitter.plan.settings import CaptureSettings
 from tocsin.emitter.probes.local_gradients import EXACT_ROWS, LocalGradients, LocalReading
-from tocsin.emitter.process.environment import CaptureSettings
 from tocsin.emitter.statistics.arrays import BLOCK
 
 NAN = float("nan")

@@ -11,11 +11,11 @@ import torch
 
 from tocsin.emitter.capture.surroundings import Around
 from tocsin.emitter.hooks.loss_functions import At, EvaluationLosses
+from tocsin.emitter.plan.settings import CaptureSettings
 from tocsin.emitter.probes.loss_scaler import SAY_EVERY, LossScaler
 from tocsin.emitter.probes.losses import LossBuffer
 from tocsin.emitter.probes.named_losses import NamedLosses
 from tocsin.emitter.probes.skipped_steps import SkippedSteps
-from tocsin.emitter.process.environment import CaptureSettings
 from tocsin.emitter.process.isolation import Wall
 from tocsin.emitter.stop import exit_points
 from tocsin.emitter.training.training import Training

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tocsin.emitter.process import runtime_folder
 from tocsin.emitter.stop import datagrams
 
 
@@ -70,30 +71,34 @@ def test_a_closed_endpoint_leaves_no_file_and_a_dead_one_is_replaced(tmp_path: P
 def test_the_folder_of_a_job_is_private_and_short() -> None:
     # Not tmp_path: with several workers of the tests that is longer than a socket's path may be.
     with tempfile.TemporaryDirectory() as short:
-        folder = datagrams.job_folder({"XDG_RUNTIME_DIR": short})
+        folder = runtime_folder.job_folder({"XDG_RUNTIME_DIR": short})
         assert folder.parent == Path(short) / f"tocsin-{os.getuid()}"
         assert folder.stat().st_mode & 0o777 == 0o700
         assert folder.parent.stat().st_mode & 0o777 == 0o700
-        datagrams.remove_folder(folder)
+        runtime_folder.remove_folder(folder)
         assert not folder.exists()
 
 
 def test_a_long_or_foreign_runtime_folder_is_not_used(tmp_path: Path) -> None:
     deep = tmp_path / ("x" * 120)
     deep.mkdir()
-    assert datagrams.private_folder({"XDG_RUNTIME_DIR": str(deep)}) == Path(
+    assert runtime_folder.private_folder({"XDG_RUNTIME_DIR": str(deep)}) == Path(
         f"/tmp/tocsin-{os.getuid()}"
     )
     open_to_all = tmp_path / f"tocsin-{os.getuid()}"
     open_to_all.mkdir(mode=0o700)
     open_to_all.chmod(0o777)
-    assert datagrams.private_folder({"XDG_RUNTIME_DIR": str(tmp_path)}) != open_to_all
+    assert runtime_folder.private_folder({"XDG_RUNTIME_DIR": str(tmp_path)}) != open_to_all
 
 
 def test_processes_of_a_job_find_the_same_folder(tmp_path: Path) -> None:
     environ = {"XDG_RUNTIME_DIR": str(tmp_path)}
-    assert datagrams.shared_job_folder(environ, "a") == datagrams.shared_job_folder(environ, "a")
-    assert datagrams.shared_job_folder(environ, "a") != datagrams.shared_job_folder(environ, "b")
+    assert runtime_folder.shared_job_folder(environ, "a") == runtime_folder.shared_job_folder(
+        environ, "a"
+    )
+    assert runtime_folder.shared_job_folder(environ, "a") != runtime_folder.shared_job_folder(
+        environ, "b"
+    )
 
 
 def test_fields_of_the_wrong_type_count_as_missing() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tocsin.emitter.plan.collections import NEVER, Schedule
-from tocsin.emitter.process.environment import CaptureSettings, capture_settings
+from tocsin.emitter.plan.settings import CaptureSettings, capture_settings
 from tocsin.schemas.configuration.capture import CaptureConfig, CollectionConfig, capture_config
 from tocsin.schemas.configuration.file import Config, check_config, config_json_schema
 from tocsin.schemas.configuration.values import format_percent, parse_percent

@@ -12,13 +12,13 @@ import torch
 from torch.nn import functional
 
 from tocsin.emitter.plan.schedule import Agenda
+from tocsin.emitter.plan.settings import CaptureSettings, Pacing
 from tocsin.emitter.probes.inputs import data
 from tocsin.emitter.probes.inputs.data import DataProbe
 from tocsin.emitter.probes.inputs.input_channels import InputChannels, look
 from tocsin.emitter.probes.inputs.label_counts import ClassCounts
 from tocsin.emitter.probes.inputs.named_data import check_data
 from tocsin.emitter.probes.inputs.token_counts import TokenShares
-from tocsin.emitter.process.environment import CaptureSettings, Pacing
 from tocsin.emitter.training.training import Training
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.frames import Speaker, TensorFrame
