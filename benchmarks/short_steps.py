@@ -297,7 +297,7 @@ def measure(name: str, rounds: int, warm_up_s: float) -> dict[str, Any]:
             TOCSIN_RUN_ID="bench", TOCSIN_JOB_ID="bench", TOCSIN_BUS=f"embedded:{folder}/bus.db"
         )
         from tocsin.emitter.hooks import torch_patches
-        from tocsin.emitter.process.context import current
+        from tocsin.emitter.training.context import current
 
         torch_patches.install()
         make = LOOPS[name]

@@ -18,7 +18,7 @@ from support.captured import Said, captured, said
 from support.injector import Injector, choose
 from support.small_trainings import TRAININGS, Result
 from support.waiting import wait_until
-from tocsin.emitter.process.context import current
+from tocsin.emitter.training.context import current
 from tocsin.schemas.records.runs import CaptureDegraded, RunEnded
 
 EVERYTHING = (

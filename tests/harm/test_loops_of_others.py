@@ -25,8 +25,8 @@ from support.watched import records
 from tocsin.emitter.api import Run
 from tocsin.emitter.hooks import torch_patches
 from tocsin.emitter.model.optimizers import ALONE_PATIENCE, PRIMARY_PATIENCE
-from tocsin.emitter.process.context import current
 from tocsin.emitter.stop import datagrams, unwatched
+from tocsin.emitter.training.context import current
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.runs import RunEnded, RunStarted
 from tocsin.stream_rules.testing import issues_of

@@ -25,8 +25,8 @@ from support.watched import records
 from tocsin.emitter import api
 from tocsin.emitter.api import Run
 from tocsin.emitter.hooks import torch_patches
-from tocsin.emitter.process.context import current
 from tocsin.emitter.stop import exit_points
+from tocsin.emitter.training.context import current
 from tocsin.schemas.records.runs import CaptureDegraded, CheckpointWritten, PhaseMark, RunEnded
 from tocsin.schemas.records.stops import StopLeft
 from tocsin.stream_rules.testing import issues_of

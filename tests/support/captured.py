@@ -15,7 +15,7 @@ from typing import TypeVar
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Partition
 from tocsin.emitter.hooks import state, torch_patches
-from tocsin.emitter.process.context import current
+from tocsin.emitter.training.context import current
 from tocsin.emitter.training.session import Session
 from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.frames import StepFrame, SystemFrame, TensorFrame

@@ -19,7 +19,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from support.captured import captured
 from tocsin.emitter.hooks.torch_patches import hooks
-from tocsin.emitter.process.context import current
+from tocsin.emitter.training.context import current
 
 try:
     from torch.distributed.fsdp import fully_shard

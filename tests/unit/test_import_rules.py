@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -34,72 +35,21 @@ TORCH_USERS = {"emitter", "console"}
 ADAPTERS: dict[str, set[str]] = {
     "torch": {
         "tocsin.console.demo.trainings",
-        "tocsin.emitter.probes.activations.module_kinds",
-        "tocsin.emitter.probes.activations.readings",
-        "tocsin.emitter.probes.activations.samples",
-        "tocsin.emitter.probes.activations.watch",
-        "tocsin.emitter.capture.surroundings",
-        "tocsin.emitter.probes.activations.attention",
-        "tocsin.emitter.probes.nonfinite_forward",
-        "tocsin.emitter.probes.gradient_blocks",
-        "tocsin.emitter.capture.capture",
-        "tocsin.emitter.probes.checksums",
-        "tocsin.emitter.probes.activations.probe",
-        "tocsin.emitter.model.cleared_gradients",
-        "tocsin.emitter.hooks.clip_grad_norm",
-        "tocsin.emitter.probes.activations.compiled",
-        "tocsin.emitter.probes.inputs.data",
-        "tocsin.emitter.statistics.gpu_rows",
-        "tocsin.emitter.probes.cuda_timing",
-        "tocsin.emitter.hooks.loss_functions",
-        "tocsin.emitter.probes.evaluation_batches",
-        "tocsin.emitter.integrations.callbacks",
-        "tocsin.emitter.probes.program_checks.frozen_weights",
-        "tocsin.emitter.probes.gradients",
-        "tocsin.emitter.hooks.state",
+        "tocsin.emitter.capture",
+        "tocsin.emitter.hooks",
+        "tocsin.emitter.integrations",
+        "tocsin.emitter.lightning",
+        "tocsin.emitter.model",
+        "tocsin.emitter.probes",
         "tocsin.emitter.statistics.async_copy",
         "tocsin.emitter.statistics.cpu_rows",
-        "tocsin.emitter.probes.inputs.input_channels",
-        "tocsin.emitter.probes.inputs.batch_rows",
-        "tocsin.emitter.probes.program_checks.kept_graphs",
-        "tocsin.emitter.probes.program_checks.train_mode",
-        "tocsin.emitter.lightning",
-        "tocsin.emitter.probes.inputs.data_loader",
-        "tocsin.emitter.probes.local_gradients",
-        "tocsin.emitter.probes.program_checks.loss_inputs",
-        "tocsin.emitter.probes.loss_scaler",
-        "tocsin.emitter.probes.losses",
+        "tocsin.emitter.statistics.gpu_rows",
         "tocsin.emitter.statistics.low_precision",
-        "tocsin.emitter.probes.program_checks.missing_gradients",
-        "tocsin.emitter.model.discovery",
-        "tocsin.emitter.probes.program_checks.module_calls",
-        "tocsin.emitter.probes.inputs.named_data",
-        "tocsin.emitter.probes.named_losses",
-        "tocsin.emitter.probes.optimizer_state",
-        "tocsin.emitter.probes.secondary_optimizers",
-        "tocsin.emitter.hooks.threads",
-        "tocsin.emitter.probes.activations.output_layers",
-        "tocsin.emitter.statistics.tensor_quantiles",
-        "tocsin.emitter.hooks.fast_path",
         "tocsin.emitter.statistics.readable",
-        "tocsin.emitter.probes.activations.routers",
-        "tocsin.emitter.hooks.checkpoint_writes",
-        "tocsin.emitter.probes.program_checks.lr_schedules",
-        "tocsin.emitter.model.mesh_names",
-        "tocsin.emitter.probes.skipped_steps",
-        "tocsin.emitter.probes.program_checks.checks",
-        "tocsin.emitter.probes.step_phases",
-        "tocsin.emitter.capture.step_records",
         "tocsin.emitter.statistics.reductions",
+        "tocsin.emitter.statistics.tensor_quantiles",
         "tocsin.emitter.statistics.tensor_rows",
-        "tocsin.emitter.probes.program_checks.token_targets",
-        "tocsin.emitter.hooks.torch_patches",
         "tocsin.emitter.transformers",
-        "tocsin.emitter.probes.program_checks.uncleared_gradients",
-        "tocsin.emitter.hooks.uncompiled",
-        "tocsin.emitter.probes.weight_updates",
-        "tocsin.emitter.model.optimizers",
-        "tocsin.emitter.probes.activations.call_patches",
     },
     "torchvision": set(),
     "lightning": set(),
@@ -122,6 +72,58 @@ ADAPTERS: dict[str, set[str]] = {
     "tenacity": set(),
     "jinja2": set(),
 }
+
+
+# The floors of each part, lowest first: a room (a folder, or a module beside them) imports only
+# from rooms of lower floors, for types too.
+FLOORS: dict[str, tuple[set[str], ...]] = {
+    "schemas": (
+        {"errors", "steady_clock", "own_python", "private_folders"},
+        {"ids", "topics", "signing"},
+        {"records"},
+        {"text"},
+        {"configuration"},
+        {"__init__"},
+    ),
+    "bus": ({"port"}, {"embedded", "kafka"}, {"urls"}, {"configured", "reading"}, {"__init__"}),
+    "emitter": (
+        {"process", "plan", "statistics"},
+        {"send", "stop", "model"},
+        {"node", "training"},
+        {"probes"},
+        {"launch", "capture"},
+        {"hooks"},
+        {"api"},
+        {"integrations", "__init__"},
+        {"lightning", "transformers"},
+    ),
+    "stream_rules": (
+        {"__init__", "reading"},
+        {"rule"},
+        {"rules"},
+        {"catalogue"},
+        {"engine"},
+        {"testing", "custom"},
+        {"service"},
+    ),
+    "actions": ({"__init__", "delivery"}, {"receivers"}, {"config"}, {"service"}),
+    "console": (
+        {"__init__", "context"},
+        {"views", "configuration"},
+        {"watch", "stop", "demo", "services", "catalog", "sagemaker"},
+        {"commands"},
+        {"__main__"},
+    ),
+}
+
+WITHOUT_TORCH = {"tocsin.emitter.hooks.on_import", "tocsin.emitter.capture.user_values"}
+"""Modules of adapters that do not need what the others need: they wait for torch to be imported."""
+
+MAX_MODULES = 25
+"""In one folder: more want a room of their own."""
+
+CIRCLE = {"fast_path", "checkpoint_writes", "state"}
+"""Of `emitter.hooks`: the only modules that know one another, for types."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +205,12 @@ def inside(module: str, patterns: set[str]) -> bool:
     return any(fnmatchcase(module, p) or fnmatchcase(module, f"{p}.*") for p in patterns)
 
 
+def name_of(path: Path) -> str:
+    """The dotted name of a module of the product."""
+    parts = path.relative_to(ROOT).with_suffix("").parts[1:]
+    return ".".join(parts).removesuffix(".__init__")
+
+
 def modules(portion: str) -> list[Path]:
     found = sorted((ROOT / portion / "tocsin" / portion).rglob("*.py"))
     return [path for path in found if "__pycache__" not in path.parts]
@@ -226,7 +234,7 @@ def test_each_part_knows_only_the_parts_it_may(portion: str) -> None:
 
 def test_rules_know_of_the_bus_only_the_port() -> None:
     """What `tocsin.bus` itself exports is the port; any other module is an implementation."""
-    others = {f"tocsin.bus.{path.stem}" for path in modules("bus")} - {"tocsin.bus.port"}
+    others = {name_of(path) for path in modules("bus")} - {"tocsin.bus", "tocsin.bus.port"}
     wrong = [
         str(found)
         for found in imports("stream_rules")
@@ -235,6 +243,52 @@ def test_rules_know_of_the_bus_only_the_port() -> None:
         and found.importer != "tocsin.stream_rules.reading.recordings"
     ]
     assert wrong == []
+
+
+@pytest.mark.parametrize("portion", FLOORS)
+def test_rooms_import_from_lower_floors(portion: str) -> None:
+    floors = {room: floor for floor, rooms in enumerate(FLOORS[portion]) for room in rooms}
+    inner = f"tocsin.{portion}"
+
+    def room_of(module: str) -> str:
+        first = module.removeprefix(inner).lstrip(".").split(".")[0]
+        return first if first in floors else "__init__"
+
+    rooms = {[*name_of(path).split("."), "__init__"][2] for path in modules(portion)}
+    assert rooms - set(floors) == set(), "give it a floor"
+    wrong = [
+        str(found)
+        for found in imports(portion)
+        if inside(found.module, {inner})
+        and room_of(found.importer) != room_of(found.module)
+        and floors[room_of(found.importer)] <= floors[room_of(found.module)]
+    ]
+    assert wrong == []
+
+
+def test_no_modules_import_one_another() -> None:
+    known = {name_of(path) for portion in PORTIONS for path in modules(portion)}
+    needs: dict[str, set[str]] = {name: set() for name in known}
+    for found in (each for portion in PORTIONS for each in imports(portion)):
+        module = found.module
+        while module and module not in known:
+            module = module.rpartition(".")[0]
+        if module and module != found.importer and found.importer in known:
+            needs[found.importer].add(module)
+    # What is left after those that need nothing (any more) were taken away is in a circle or needs
+    # one.
+    while free := {name for name, others in needs.items() if not others & set(needs)}:
+        for name in free:
+            del needs[name]
+    in_circles = {name for name in needs if any(name in needs[other] for other in needs)}
+    while ends := {n for n in in_circles if not any(n in needs[o] for o in in_circles)}:
+        in_circles -= ends
+    assert in_circles <= {f"tocsin.emitter.hooks.{name}" for name in CIRCLE}
+
+
+def test_no_folder_has_too_many_modules() -> None:
+    folders = Counter(path.parent for portion in PORTIONS for path in modules(portion))
+    assert [str(folder) for folder, count in folders.items() if count > MAX_MODULES + 1] == []
 
 
 @pytest.mark.parametrize("portion", PORTIONS)
@@ -272,6 +326,7 @@ def test_an_adapter_is_imported_lazily_outside_itself(library: str) -> None:
         for found in imports(portion)
         if found.eager
         and inside(found.module, ADAPTERS[library])
+        and not inside(found.module, WITHOUT_TORCH)
         and not inside(found.importer, ADAPTERS[library])
     ]
     assert wrong == []

@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING, Final, Self, SupportsFloat
 from tocsin.emitter.capture import user_values
 from tocsin.emitter.hooks import on_import
 from tocsin.emitter.launch.in_process import Services, environment
-from tocsin.emitter.process.context import current
 from tocsin.emitter.process.environment import LAUNCHER, RUN_ID
 from tocsin.emitter.process.stderr import say
 from tocsin.emitter.stop.rank_agreement import ranks_here, ranks_to_come
+from tocsin.emitter.training.context import current
 from tocsin.emitter.training.session import Session, succeeded
 from tocsin.emitter.training.training import Training
 from tocsin.emitter.training.user_arrays import as_array, frame_of

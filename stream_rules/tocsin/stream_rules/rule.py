@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from tocsin.stream_rules.reading.other_runs import References
     from tocsin.stream_rules.reading.run_facts import RunFacts
 
-SERIES_POINTS: Final = 128
-"""How many points of the deciding series the evidence carries at most."""
 
 MINUTE_MS: Final = 60_000
 

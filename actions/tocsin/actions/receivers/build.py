@@ -12,7 +12,6 @@ from typing import Final
 
 from pydantic import SecretStr
 
-from tocsin.actions.config import webhook_targets
 from tocsin.actions.delivery.lanes import Lane, Notice
 from tocsin.actions.delivery.retry import Outcome
 from tocsin.actions.receivers.address_guard import AddressGuard
@@ -25,6 +24,7 @@ from tocsin.actions.receivers.notify_option import chat_fault, parse_notify
 from tocsin.actions.receivers.sms import SmsSender, SmsTarget
 from tocsin.actions.receivers.smtp_server import server_of_config, server_of_environment
 from tocsin.actions.receivers.webhook import WebhookSender, WebhookTarget
+from tocsin.actions.receivers.webhook_targets import webhook_targets
 from tocsin.schemas.configuration.file import Config
 from tocsin.schemas.configuration.receivers import (
     AnyReceiver,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Collection
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import torch
@@ -21,9 +21,6 @@ from torch import nn
 
 from tocsin.emitter.capture.step_records import AT_ONCE, Draft, Reporter
 from tocsin.emitter.capture.surroundings import Around
-from tocsin.emitter.hooks.clip_grad_norm import ClippedNorms
-from tocsin.emitter.hooks.fast_path import MAX_GROUPS, QuickSteps
-from tocsin.emitter.hooks.loss_functions import EvaluationLosses
 from tocsin.emitter.model import discovery
 from tocsin.emitter.model.optimizers import Optimizers, Watched
 from tocsin.emitter.model.shared_losses import BackwardSharing
@@ -34,7 +31,9 @@ from tocsin.emitter.probes.activations.probe import ActivationProbe
 from tocsin.emitter.probes.activations.watch import activations
 from tocsin.emitter.probes.checkpoint_files import Written
 from tocsin.emitter.probes.checksums import Checksums
-from tocsin.emitter.probes.evaluation_batches import EvaluationBatches
+from tocsin.emitter.probes.clipped_norms import ClippedNorms
+from tocsin.emitter.probes.evaluation_batches import EvaluationBatches, FastPath
+from tocsin.emitter.probes.evaluation_losses import EvaluationLosses
 from tocsin.emitter.probes.gradients import GradientReader, Reading
 from tocsin.emitter.probes.inputs.batch_rows import InputProbe
 from tocsin.emitter.probes.local_gradients import LOCAL_GRADIENTS, LocalGradients
@@ -58,6 +57,17 @@ SHARING: Final = "optimizers of one loss"
 MAX_WAITING: Final = 64
 """Steps whose numbers may be on their way from the GPU."""
 
+MAX_GROUPS: Final = 64
+"""Parameter groups whose rates are told."""
+
+
+class QuickPath(FastPath, Protocol):
+    """The fast path of the steps, as capture needs it."""
+
+    def allow(self, capture: Capture, optimizer: torch.optim.Optimizer, until: int) -> None:
+        """Up to that step, steps of this optimizer need not ask capture."""
+        ...
+
 
 class Capture:
     """The numbers of one training."""
@@ -70,7 +80,7 @@ class Capture:
         local: LocalGradients,
         clipped: ClippedNorms,
         around: Around,
-        quick: QuickSteps,
+        quick: QuickPath,
         *,
         preferred: torch.optim.Optimizer | None = None,
         used: Collection[torch.optim.Optimizer] = (),

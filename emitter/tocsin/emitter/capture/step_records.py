@@ -10,9 +10,9 @@ from typing import Final
 
 import numpy as np
 
-from tocsin.emitter.hooks.clip_grad_norm import Clipped
 from tocsin.emitter.plan.collections import Schedule
 from tocsin.emitter.plan.schedule import Agenda
+from tocsin.emitter.probes.clipped_norms import Clipped
 from tocsin.emitter.probes.gradients import GRADIENTS, Reading
 from tocsin.emitter.probes.local_gradients import LocalReading
 from tocsin.emitter.send.outbox import StepRow

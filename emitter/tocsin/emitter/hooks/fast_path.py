@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from tocsin.emitter.capture.capture import MAX_GROUPS
 from tocsin.emitter.probes.losses import MAX_LOSSES
 from tocsin.emitter.process.isolation import BRIEF_S
 from tocsin.emitter.send.outbox import StepRow
@@ -29,9 +30,6 @@ PROBE: Final = "quick steps"
 
 ENDS_EVERY: Final = 16
 """Steps from one look to the next at whether the optimizer has the same parameters."""
-
-MAX_GROUPS: Final = 64
-"""Parameter groups whose rates are told."""
 
 if TYPE_CHECKING:
     from tocsin.emitter.capture.capture import Capture

@@ -13,25 +13,20 @@ and sent when it has arrived.
 from __future__ import annotations
 
 import functools
-import math
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch.nn.modules import loss as loss_modules
 
 from tocsin.emitter.hooks.kept_functions import held
-from tocsin.emitter.send.outbox import StepRow
-from tocsin.emitter.statistics.async_copy import HostCopy, is_recording
+from tocsin.emitter.plan.collections import PREDICT
+from tocsin.emitter.statistics.async_copy import is_recording
 from tocsin.emitter.statistics.readable import readable
-from tocsin.schemas.steady_clock import unix_us
 
 if TYPE_CHECKING:
     from tocsin.emitter.hooks.state import Hooks
-    from tocsin.emitter.training.training import Training
-    from tocsin.schemas.records.collections import Mode
 
 FUNCTIONS: Final = (
     "binary_cross_entropy",
@@ -47,84 +42,6 @@ FUNCTIONS: Final = (
     "poisson_nll_loss",
     "smooth_l1_loss",
 )
-
-PREDICT: Final = "predict"
-"""The phase in which losses are those of predictions, and of no evaluation."""
-
-AT_MOST: Final = 64
-"""Losses on a GPU that are copied together, and copies that are waited for."""
-
-
-class At(NamedTuple):
-    """Where losses belong, and whether one that is finite is said."""
-
-    step: int
-    mode: Mode
-    due: bool
-
-
-class EvaluationLosses:
-    """Those of one training, on their way."""
-
-    def __init__(self, training: Training) -> None:
-        self._training: Final = training
-        self._held: list[torch.Tensor] = []
-        self._copies: deque[tuple[At, HostCopy]] = deque(maxlen=AT_MOST)
-        self._at = At(0, "eval", due=True)
-        self._first: tuple[int, str] = (-1, "")
-        self._plan: Final = training.settings.plan("losses")
-
-    def add(self, name: str, loss: torch.Tensor) -> None:
-        """A loss of one number that was computed after the last step, by this function.
-
-        Where none is due it is looked at, too: one that is not finite is always said.
-        """
-        step = self._training.last_step
-        mode: Mode = "predict" if PREDICT in self._training.phases else "eval"
-        schedule = None if self._plan is None else self._plan.schedule(mode)
-        if step is None:
-            return
-        at = At(step, mode, due=schedule is not None and schedule.due(step, 1))
-        if self._first[0] != step:
-            self._first = (step, name)
-        if self._first[1] != name:
-            return
-        loss = loss.detach()
-        if loss.device.type == "cpu":
-            self._send(at, float(loss))
-            return
-        if is_recording():
-            return
-        if self._held and (at != self._at or len(self._held) >= AT_MOST):
-            self.flush()
-        self._at = at
-        self._held.append(loss.reshape(1).to(torch.float32, copy=True))
-
-    def has_seen(self, step: int) -> bool:
-        """Whether a loss was computed after this step, and before the next."""
-        return self._first[0] == step
-
-    def flush(self) -> None:
-        """Start the copies of what is held; send what has arrived. Never waits."""
-        if self._held:
-            held, self._held = self._held, []
-            with torch.no_grad():
-                self._copies.append((self._at, HostCopy(torch.cat(held))))
-        while self._copies and self._copies[0][1].ready():
-            at, copy = self._copies.popleft()
-            for value in copy.values():
-                self._send(at, float(value))
-
-    @property
-    def waiting(self) -> bool:
-        """Whether some are still on their way."""
-        return bool(self._held or self._copies)
-
-    def _send(self, at: At, value: float) -> None:
-        odd = not math.isfinite(value)
-        if at.due or odd:
-            row = StepRow(at.step, unix_us(), ("loss",), (value,), at.mode)
-            self._training.step_row(row, urgent=odd)
 
 
 class Evaluation:

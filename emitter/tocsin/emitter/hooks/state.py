@@ -19,20 +19,20 @@ import torch
 
 from tocsin.emitter.capture.surroundings import Around
 from tocsin.emitter.hooks.checkpoint_writes import Saves
-from tocsin.emitter.hooks.clip_grad_norm import ClippedNorms
 from tocsin.emitter.hooks.fast_path import QuickSteps
 from tocsin.emitter.hooks.threads import OtherThreads
 from tocsin.emitter.hooks.uncompiled import leave_uncompiled
 from tocsin.emitter.model.cleared_gradients import Cleared
 from tocsin.emitter.model.mesh_names import is_distributed
 from tocsin.emitter.probes.activations.watch import activations
+from tocsin.emitter.probes.clipped_norms import ClippedNorms
 from tocsin.emitter.probes.local_gradients import LocalGradients
 from tocsin.emitter.probes.losses import LossBuffer, loss_of, only
-from tocsin.emitter.process.context import current
 from tocsin.emitter.process.environment import RUN_ID
 from tocsin.emitter.process.isolation import to_stderr
 from tocsin.emitter.stop import unwatched
 from tocsin.emitter.stop.rank_agreement import ranks_here
+from tocsin.emitter.training.context import current
 
 if TYPE_CHECKING:
     from tocsin.emitter.capture.capture import Capture

@@ -44,9 +44,9 @@ from tocsin.emitter.hooks.state import BACKWARDS_WITHOUT_STEP, Hooks
 from tocsin.emitter.hooks.uncompiled import leave_uncompiled, leave_uncompiled_with_callees
 from tocsin.emitter.probes.activations import watch
 from tocsin.emitter.probes.program_checks import lr_schedules
-from tocsin.emitter.process.context import current
 from tocsin.emitter.process.environment import RUN_ID
 from tocsin.emitter.process.isolation import Wall
+from tocsin.emitter.training.context import current
 
 if TYPE_CHECKING:
     from tocsin.emitter.capture.capture import Capture

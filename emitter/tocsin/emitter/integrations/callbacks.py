@@ -21,11 +21,11 @@ import torch
 
 from tocsin.emitter.api import Run, start
 from tocsin.emitter.hooks.torch_patches import hooks
-from tocsin.emitter.process.context import current
 from tocsin.emitter.send.outbox import StepRow
 from tocsin.emitter.statistics.async_copy import HostCopy, is_recording
 from tocsin.emitter.stop import exit_points
 from tocsin.emitter.stop.exit_points import StopTraining
+from tocsin.emitter.training.context import current
 from tocsin.emitter.training.training import Training
 from tocsin.schemas.records.frames import Mode
 from tocsin.schemas.steady_clock import unix_us

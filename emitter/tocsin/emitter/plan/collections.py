@@ -15,6 +15,9 @@ from typing import Final, Protocol
 
 from tocsin.schemas.records.collections import MODES, Kind, Mode
 
+PREDICT: Final = "predict"
+"""The phase in which losses are those of predictions, and of no evaluation."""
+
 FLOOR: Final[Mapping[Kind, int]] = {
     "gradients": 10,
     "weights": 10,

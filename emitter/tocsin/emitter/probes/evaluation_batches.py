@@ -16,12 +16,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from torch import nn
 
-from tocsin.emitter.hooks.loss_functions import PREDICT
-from tocsin.emitter.plan.collections import CollectionPlan
+from tocsin.emitter.plan.collections import PREDICT, CollectionPlan
 from tocsin.emitter.plan.schedule import Agenda
 from tocsin.emitter.probes.activations.probe import ACTIVATIONS, ActivationProbe
 from tocsin.emitter.probes.activations.watch import activations
@@ -31,7 +30,6 @@ from tocsin.schemas.records.collections import Mode
 from tocsin.schemas.steady_clock import unix_us
 
 if TYPE_CHECKING:
-    from tocsin.emitter.hooks.fast_path import QuickSteps
     from tocsin.emitter.training.training import Training
 
 PROBE: Final = "evaluation batches"
@@ -40,6 +38,13 @@ MAX_WAITING: Final = 64
 """Batches whose numbers may be on their way from a GPU."""
 
 EVALUATING: Final[tuple[Mode, ...]] = ("eval", "predict")
+
+
+class FastPath(Protocol):
+    """Where steps go at which nothing is due."""
+
+    until: int
+    """The first step that goes the long way again."""
 
 
 class _Batches:
@@ -88,7 +93,7 @@ class EvaluationBatches:
         self,
         training: Training,
         steps: ActivationProbe,
-        quick: QuickSteps,
+        quick: FastPath,
         root: Callable[[], nn.Module | None],
         on_its_thread: Callable[[], bool],
     ) -> None:

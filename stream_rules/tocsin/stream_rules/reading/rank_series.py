@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from tocsin.schemas.records.frames import StepFrame
 from tocsin.schemas.records.issues import Series
-from tocsin.stream_rules.rule import SERIES_POINTS
+
+SERIES_POINTS: Final = 128
+"""How many points of the deciding series the evidence carries at most."""
 
 
 @dataclass(slots=True)

@@ -53,7 +53,7 @@ class Net(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
 
 
 def run_of(hooks: Hooks) -> Run:
-    from tocsin.emitter.process.context import current
+    from tocsin.emitter.training.context import current
 
     assert current.session is not None
     return Run(current.session)

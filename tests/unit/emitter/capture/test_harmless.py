@@ -17,7 +17,8 @@ from support.captured import captured, said
 from tocsin.bus.embedded.spool import SpoolWriter, has_spools
 from tocsin.bus.port import BusUnavailable
 from tocsin.emitter.capture import capture
-from tocsin.emitter.hooks import clip_grad_norm, loss_functions, state, torch_patches
+from tocsin.emitter.hooks import loss_functions, state, torch_patches
+from tocsin.emitter.probes import clipped_norms
 from tocsin.emitter.process import isolation, run_facts
 from tocsin.emitter.stop import exit_points
 from tocsin.emitter.training import training
@@ -80,7 +81,7 @@ def fail(*args: object, **kwargs: object) -> None:
         (capture.Capture, "saved", "checkpoints"),
         (capture.Capture, "evaluation_loss", "evaluation"),
         (state.Hooks, "on_backward", "losses"),
-        (clip_grad_norm.ClippedNorms, "add", "clipping"),
+        (clipped_norms.ClippedNorms, "add", "clipping"),
         (loss_functions.Evaluation, "on_loss", "evaluation"),
         (state.Hooks, "begin", "steps"),
         (training.Training, "stepped", "steps"),

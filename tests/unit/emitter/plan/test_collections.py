@@ -146,6 +146,6 @@ def test_what_is_wrong_with_a_section_is_said_with_its_place(section: str, messa
 
 
 def test_settings_are_read_without_pydantic_and_numpy() -> None:
-    text = "import sys; import tocsin.emitter.process.environment as s; s.capture_settings('{}')"
+    text = "import sys; import tocsin.emitter.plan.settings as s; s.capture_settings('{}')"
     text += "; sys.exit(bool({'pydantic', 'numpy', 'torch'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", text], check=False).returncode == 0

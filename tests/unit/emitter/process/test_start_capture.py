@@ -15,7 +15,7 @@ from tocsin.emitter.api import Run
 from tocsin.emitter.integrations.callbacks import Framework, Options
 from tocsin.emitter.plan.collections import NEVER, Schedule
 from tocsin.emitter.plan.settings import CaptureSettings, lay_over
-from tocsin.emitter.process.context import current
+from tocsin.emitter.training.context import current
 from tocsin.emitter.training.session import Session
 from tocsin.schemas.errors import ConfigurationError
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tocsin.emitter.capture.surroundings import Around
-from tocsin.emitter.hooks.loss_functions import At, EvaluationLosses
 from tocsin.emitter.plan.settings import CaptureSettings
+from tocsin.emitter.probes.evaluation_losses import At, EvaluationLosses
 from tocsin.emitter.probes.loss_scaler import SAY_EVERY, LossScaler
 from tocsin.emitter.probes.losses import LossBuffer
 from tocsin.emitter.probes.named_losses import NamedLosses

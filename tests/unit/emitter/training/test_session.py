@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from support.captured import captured, run_with_hook, said
-from tocsin.emitter.process.context import current
 from tocsin.emitter.send.sender import Sender
 from tocsin.emitter.stop import exit_points
+from tocsin.emitter.training.context import current
 from tocsin.schemas.records.runs import RunEnded, RunStarted
 
 

@@ -27,7 +27,7 @@ from tocsin.emitter.probes.activations.compiled import (
     look_at_attention,
     take_slot,
 )
-from tocsin.emitter.process.context import current
+from tocsin.emitter.training.context import current
 
 FRAMES: Final = 12
 """Callers of the function of attention among which its module is looked for."""

@@ -28,8 +28,8 @@ from torch import nn
 
 from tocsin.emitter.model import discovery
 from tocsin.emitter.probes.activations.module_kinds import Kind, compiled_itself, kind_of, scan
-from tocsin.emitter.process.context import current
 from tocsin.emitter.process.environment import RUN_ID
+from tocsin.emitter.training.context import current
 
 CUDA_GRAPH_MODES: Final = ("reduce-overhead", "max-autotune")
 MAX_SLOTS: Final = 10_000

@@ -20,9 +20,9 @@ from tocsin.emitter.probes.activations.module_kinds import is_compiled
 from tocsin.emitter.probes.activations.watch import activations
 from tocsin.emitter.probes.program_checks.token_targets import StepTokens
 from tocsin.emitter.probes.program_checks.train_mode import is_switchable
-from tocsin.emitter.process.context import current
 from tocsin.emitter.statistics.async_copy import HostCopy, is_recording
 from tocsin.emitter.statistics.readable import readable
+from tocsin.emitter.training.context import current
 
 PROBE: Final = "module calls"
 MAX_MODULES: Final = 10_000

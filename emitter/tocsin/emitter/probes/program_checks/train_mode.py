@@ -18,7 +18,7 @@ from torch import nn
 
 from tocsin.emitter.probes.activations.call_patches import Seer, WatchedCalls
 from tocsin.emitter.probes.activations.module_kinds import is_compiled
-from tocsin.emitter.process.context import current
+from tocsin.emitter.training.context import current
 from tocsin.schemas.records.events import clip
 from tocsin.schemas.records.program_facts import ModeSeen
 

@@ -26,10 +26,10 @@ from pydantic import Field
 
 from tocsin.schemas.records.frames import TensorFrame
 from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
 from tocsin.stream_rules.reading.state_codec import StateArray
 from tocsin.stream_rules.reading.tensor_rows import Doubles, WholeFrames
 from tocsin.stream_rules.rule import (
-    SERIES_POINTS,
     Clear,
     Finding,
     Moment,

@@ -23,9 +23,9 @@ from pydantic import Field, model_validator
 
 from tocsin.schemas.records.frames import TensorFrame
 from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
 from tocsin.stream_rules.reading.tensor_rows import WholeFrames
 from tocsin.stream_rules.rule import (
-    SERIES_POINTS,
     Clear,
     Finding,
     Moment,

@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
 from tocsin.stream_rules.reading.state_codec import StateArray
 from tocsin.stream_rules.reading.tensor_rows import Doubles, aligned
-from tocsin.stream_rules.rule import SERIES_POINTS
 
 Flags = npt.NDArray[np.bool_]
 

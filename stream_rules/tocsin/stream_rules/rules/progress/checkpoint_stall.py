@@ -25,17 +25,8 @@ from pydantic import Field
 from tocsin.schemas.configuration.values import Duration
 from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
 from tocsin.schemas.records.runs import CheckpointWritten, Heartbeat, PhaseMark, RunData, RunEnded
-from tocsin.stream_rules.rule import (
-    SERIES_POINTS,
-    Clear,
-    Finding,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    event,
-)
+from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
+from tocsin.stream_rules.rule import Clear, Finding, Moment, Outcome, Params, Rule, RuleMeta, event
 
 _PHASE: Final = "checkpoint"
 _BEFORE: Final = 6

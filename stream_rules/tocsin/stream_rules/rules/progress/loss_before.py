@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from tocsin.stream_rules.rule import SERIES_POINTS
+from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
 
 _CANDIDATES: Final = 64
 """Losses after a look of which the next look's other one is chosen: as many as steps may be missing

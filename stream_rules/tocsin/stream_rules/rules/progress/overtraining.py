@@ -18,17 +18,8 @@ from pydantic import Field
 from tocsin.schemas.records.frames import StepFrame
 from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
 from tocsin.schemas.records.runs import RunData
-from tocsin.stream_rules.rule import (
-    SERIES_POINTS,
-    Clear,
-    Finding,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    scalar,
-)
+from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
+from tocsin.stream_rules.rule import Clear, Finding, Moment, Outcome, Params, Rule, RuleMeta, scalar
 from tocsin.stream_rules.rules.progress.evaluations import Evaluation, Evaluations
 
 

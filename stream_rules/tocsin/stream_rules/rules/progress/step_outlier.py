@@ -34,18 +34,10 @@ from pydantic import Field
 from tocsin.schemas.configuration.values import Duration
 from tocsin.schemas.records.frames import StepFrame, SystemFrame
 from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
 from tocsin.stream_rules.reading.state_codec import StateArray
 from tocsin.stream_rules.reading.tensor_rows import Doubles
-from tocsin.stream_rules.rule import (
-    SERIES_POINTS,
-    Clear,
-    Finding,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-)
+from tocsin.stream_rules.rule import Clear, Finding, Moment, Outcome, Params, Rule, RuleMeta
 from tocsin.stream_rules.rules.progress import node_samples
 from tocsin.stream_rules.rules.progress.node_samples import NodeSamples
 from tocsin.stream_rules.rules.progress.step_parts import INPUTS, PARTS, step_parts

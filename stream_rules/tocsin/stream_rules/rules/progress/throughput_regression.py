@@ -36,19 +36,10 @@ from tocsin.schemas.configuration.values import Duration
 from tocsin.schemas.records.frames import StepFrame, SystemFrame
 from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
 from tocsin.schemas.records.runs import RunData, RunStarted
+from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
 from tocsin.stream_rules.reading.state_codec import StateArray
 from tocsin.stream_rules.reading.tensor_rows import Doubles
-from tocsin.stream_rules.rule import (
-    SERIES_POINTS,
-    Clear,
-    Finding,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    event,
-)
+from tocsin.stream_rules.rule import Clear, Finding, Moment, Outcome, Params, Rule, RuleMeta, event
 from tocsin.stream_rules.rules.progress.crowding import SYSTEM, Crowding
 from tocsin.stream_rules.rules.progress.step_parts import INPUTS, PARTS, step_parts
 

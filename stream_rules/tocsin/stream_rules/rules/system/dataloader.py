@@ -35,9 +35,8 @@ from pydantic import Field
 from tocsin.schemas.records.frames import StepFrame
 from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
 from tocsin.schemas.records.runs import DataLoaderSeen, RunData, RunStarted
-from tocsin.stream_rules.reading.rank_series import Lead
+from tocsin.stream_rules.reading.rank_series import SERIES_POINTS, Lead
 from tocsin.stream_rules.rule import (
-    SERIES_POINTS,
     Clear,
     Finding,
     Moment,

@@ -26,18 +26,9 @@ from pydantic import Field
 
 from tocsin.schemas.records.frames import Doubles, SystemFrame
 from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
 from tocsin.stream_rules.reading.state_codec import StateArray
-from tocsin.stream_rules.rule import (
-    SERIES_POINTS,
-    Clear,
-    Finding,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    system,
-)
+from tocsin.stream_rules.rule import Clear, Finding, Moment, Outcome, Params, Rule, RuleMeta, system
 from tocsin.stream_rules.rules.system.gpus import CAPTURE_HINT, gpus_with
 from tocsin.stream_rules.rules.system.latch import Latch
 

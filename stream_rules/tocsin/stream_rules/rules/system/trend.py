@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from tocsin.schemas.records.issues import Series
-from tocsin.stream_rules.rule import SERIES_POINTS
+from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
 
 BUCKETS: Final = 240
 SHORT_BUCKETS: Final = 60

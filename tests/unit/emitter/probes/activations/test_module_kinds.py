@@ -23,9 +23,9 @@ from tocsin.emitter.probes.activations.compiled import slots
 from tocsin.emitter.probes.activations.module_kinds import SIGMOID_LIMIT, TANH_LIMIT, output_head
 from tocsin.emitter.probes.activations.samples import rows_of, spread, statistics, thinned
 from tocsin.emitter.probes.activations.watch import activations
-from tocsin.emitter.process.context import current
 from tocsin.emitter.statistics.readable import is_readable
 from tocsin.emitter.statistics.tables import Table
+from tocsin.emitter.training.context import current
 from tocsin.schemas.records.collections import MODES, Mode
 from tocsin.schemas.records.frames import COUNT_COLUMNS, STATISTIC_COLUMNS
 
