@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.plain_english import PATTERNS, found_in
+from support.plain_english import PATTERNS, found_in
 
 
 @pytest.mark.parametrize(
