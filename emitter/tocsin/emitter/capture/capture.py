@@ -207,15 +207,19 @@ class Capture:
                 if "weights" in due:
                     self._updates.before(self.optimizers.of(optimizer).parameters)
 
-    def stepped(self, optimizer: torch.optim.Optimizer, *, backward: bool = True) -> int | None:
+    def stepped(
+        self, optimizer: torch.optim.Optimizer, *, backward: bool = True, quick: bool = False
+    ) -> int | None:
         """An optimizer has made a step; the number of it if it is the primary's, else None.
 
-        `backward`: whether there was a backward call since any optimizer's last step.
+        `backward`: whether there was a backward call since any optimizer's last step. `quick`: it
+        is one that is known, and need not be looked at as closely as may be.
         """
         now, wall = time.perf_counter(), self.training.wall
-        watched = self.optimizers.of(optimizer)
-        wall.call(SHARING, self._sharing.stepped, optimizer, backward=backward)
-        if not self.optimizers.counts(optimizer, watched):
+        watched = self.optimizers.of(optimizer, look=not quick)
+        if not quick:
+            wall.call(SHARING, self._sharing.stepped, optimizer, backward=backward)
+        if not self.optimizers.counts(optimizer, watched, look=not quick):
             losses = self._losses.take()
             self.shared = losses or self.shared
             self._around.other_stepped(
@@ -224,7 +228,8 @@ class Capture:
                 self.optimizers.modules,
                 norm=self.agenda.is_due(NORMS, self.training.next_step),
             )
-            self._clipped.forget(p for _, p in watched.parameters)
+            if self._clipped.any:
+                self._clipped.forget(p for _, p in watched.parameters)
             return None
         if discovery.found_inf(optimizer):
             # A fused optimizer under a GradScaler was called, and changed nothing.

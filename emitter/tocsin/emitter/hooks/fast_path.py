@@ -14,6 +14,8 @@ Called without the wall around, and with one of its own: see `tocsin.emitter.hoo
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
+from functools import partial
 from threading import get_ident
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
@@ -24,12 +26,16 @@ from tocsin.emitter.capture.capture import MAX_GROUPS
 from tocsin.emitter.probes.losses import MAX_LOSSES
 from tocsin.emitter.process.isolation import BRIEF_S
 from tocsin.emitter.send.outbox import StepRow
+from tocsin.emitter.stop import exit_points
 from tocsin.schemas.steady_clock import unix_us
 
 PROBE: Final = "quick steps"
 
 ENDS_EVERY: Final = 16
 """Steps from one look to the next at whether the optimizer has the same parameters."""
+
+_row: Final[Callable[[tuple[object, ...]], StepRow]] = partial(tuple.__new__, StepRow)
+"""Of all its fields: a named tuple's own constructor is a function of Python's."""
 
 if TYPE_CHECKING:
     from tocsin.emitter.capture.capture import Capture
@@ -96,7 +102,8 @@ class QuickSteps:
         if hooks.cleared.had:
             hooks.look_for_skipped()
         around, held = hooks.around, hooks.losses.held
-        around.loaders.backward()
+        if around.loaders.undecided:
+            around.loaders.backward()
         around.checks.backward(tensors)
         # Last: if anything fails before, the long way counts it.
         if len(held) < MAX_LOSSES:
@@ -186,7 +193,9 @@ class QuickSteps:
         return True
 
     def after(self, optimizer: torch.optim.Optimizer) -> bool | None:
-        """Behind a step; whether the training has made one with it. None: it was not quick."""
+        """Behind a step; whether it was one of the training, at which the loop may have to be left.
+        None: it was not quick.
+        """
         if self._now is None:
             return None
         self._now = None
@@ -196,14 +205,16 @@ class QuickSteps:
         now = perf_counter()
         around, training = hooks.around, capture.training
         phases = around.phases
-        phases.step_ends(now)
         hooks.made_step = True
         if hooks.backwards > hooks.most_backwards:
             hooks.most_backwards = hooks.backwards
         hooks.backwards = 0
         hooks.cleared.had = False
         if self._optimizer is None or self._optimizer() is not optimizer:
-            made = hooks.wall.call("steps", capture.stepped, optimizer) is not None
+            phases.step_ends(now)
+            # Looked at closely now and then, too, and before the long way reads gradients again.
+            quick = training.next_step % ENDS_EVERY > 0 and training.next_step + 1 < self.until
+            made = hooks.wall.call("steps", capture.stepped, optimizer, quick=quick) is not None
             phases.step_ends(perf_counter())
             return made
         step_time = capture.settled(now)
@@ -214,9 +225,9 @@ class QuickSteps:
             self.until = 0
         columns = self._columns.get(self._key) or self._name_columns()
         at_us = unix_us()
-        values = (*self._front, *phases.take_usual(), step_time, *self._back)
+        values = (*self._front, *phases.usual_step_ends(now), step_time, *self._back)
         # Never urgent: all of it is usual.
-        training.sender.row(StepRow(step, at_us, columns, values))
+        training.sender.row(_row((step, at_us, columns, values, "train")))
         wall = hooks.wall
         if step > 1 and capture.agenda.stepped(step_time, wall.seconds) and self.until:
             self.until = capture.quiet_until(step + 1)  # the intervals were chosen anew
@@ -226,8 +237,8 @@ class QuickSteps:
         if around.wakes(step):
             around.stepped(training, step, at_us)
             ended = perf_counter()
-        phases.step_ends(ended)
-        return True
+        phases.cursor = ended  # what we have done up to now is of no phase
+        return exit_points.asks(step)
 
     def _name_columns(self) -> tuple[str, ...]:
         """In the order of the long way."""

@@ -199,8 +199,10 @@ class Optimizers:
         for watched in list(self._watched.values()):
             yield from (p for _, p in watched.parameters)
 
-    def of(self, optimizer: torch.optim.Optimizer) -> Watched:
-        """What is known of it; looked at anew where it is new or has other parameters."""
+    def of(self, optimizer: torch.optim.Optimizer, *, look: bool = True) -> Watched:
+        """What is known of it; looked at anew where it is new or has other parameters. `look`:
+        whether it is asked how many it has.
+        """
         if self._dead:
             self._bury()
         watched = self._watched.get(id(optimizer))
@@ -209,7 +211,7 @@ class Optimizers:
                 main = self._primary.optimizer()
                 self._watched = {} if main is None else {id(main): self._primary}
             return self._watch(optimizer, look=True)
-        if watched.stale or watched.size != discovery.size(optimizer):
+        if watched.stale or (look and watched.size != discovery.size(optimizer)):
             watched = self._watch_again(optimizer, watched)
         return watched
 

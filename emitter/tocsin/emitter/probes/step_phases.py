@@ -59,7 +59,8 @@ class StepPhases:
         """Another training begins."""
         self.timer = self.device = None
         self._loads = False
-        self._cursor: float | None = None
+        self.cursor: float | None = None
+        """The last mark."""
         self._depth = 0
         self._zero()
         self._stepping: float | None = None
@@ -81,7 +82,7 @@ class StepPhases:
             self._evaluation_over(began)
         self._loads = True
         self._wait += ended - began
-        self._cursor = ended
+        self.cursor = ended
         if self.device is not None:
             self.device.forward()
 
@@ -92,9 +93,9 @@ class StepPhases:
             return
         if self._evaluating is not None:
             self._evaluation_over(self._evaluated)
-        if self._cursor is not None and now > self._cursor:
-            self._forward += now - self._cursor
-        self._cursor = now
+        if self.cursor is not None and now > self.cursor:
+            self._forward += now - self.cursor
+        self.cursor = now
         if self.device is not None:
             self.device.backward()
 
@@ -104,9 +105,9 @@ class StepPhases:
         if self._depth:
             self._depth = max(0, self._depth)
             return
-        if self._cursor is not None:
-            self._backward += now - self._cursor
-        self._cursor = now
+        if self.cursor is not None:
+            self._backward += now - self.cursor
+        self.cursor = now
         if self.device is not None:
             self.device.forward()
 
@@ -114,9 +115,9 @@ class StepPhases:
         """An optimizer's step begins."""
         if self._evaluating is not None:
             self._evaluation_over(self._evaluated)
-        if self._depth and self._cursor is not None:
-            self._backward += now - self._cursor  # a step in the middle of a backward call
-        self._stepping, self._cursor = now, now
+        if self._depth and self.cursor is not None:
+            self._backward += now - self.cursor  # a step in the middle of a backward call
+        self._stepping, self.cursor = now, now
         self._within = self._wait + self._forward + self._backward
         if self.device is not None:
             self.device.optimizer()
@@ -127,7 +128,7 @@ class StepPhases:
             within = self._wait + self._forward + self._backward - self._within
             self._optimizer += max(0.0, now - self._stepping - within)
             self._stepping = None
-        self._cursor = now
+        self.cursor = now
         if self.device is not None:
             self.device.forward()
 
@@ -138,7 +139,7 @@ class StepPhases:
             self._evaluation += max(0.0, began - self._evaluating)
             self._evaluating = self._evaluated = ended
         self._checkpoint += ended - began
-        self._cursor = ended
+        self.cursor = ended
 
     def evaluated(self, began: float, ended: float) -> None:
         """A batch or a loss of an evaluation came by."""
@@ -156,7 +157,7 @@ class StepPhases:
             return
         self._evaluation += max(0.0, now - self._evaluating)
         self._evaluating = None
-        self._cursor = now
+        self.cursor = now
         if self._told and self.say is not None:
             self.say("end", max(0.0, now - self._evaluation_began))
 
@@ -176,7 +177,7 @@ class StepPhases:
                     self._evaluation += now - began
                 elif name == "checkpoint":
                     self._checkpoint += now - began
-                self._cursor = now
+                self.cursor = now
                 return
 
     # -- what a step says ------------------------------------------------------------------------
@@ -214,8 +215,14 @@ class StepPhases:
         """The names that belong to `take_usual`."""
         return _LOADING if self._loads else _USUAL
 
-    def take_usual(self) -> tuple[float, ...]:
-        """The seconds of the usual phases since the last call; they begin at zero again."""
+    def usual_step_ends(self, now: float) -> tuple[float, ...]:
+        """A step of the main optimizer is over, and all was usual: the seconds of the usual phases
+        since the last one; they begin at zero again.
+        """
+        if self._stepping is not None:
+            within = self._wait + self._forward + self._backward - self._within
+            self._optimizer += max(0.0, now - self._stepping - within)
+            self._stepping = None
         found: tuple[float, ...]
         if self._loads:
             found = (self._forward, self._backward, self._optimizer, self._wait)

@@ -146,10 +146,19 @@ class Sender:
 
     def row(self, row: StepRow, *, urgent: bool = False) -> None:
         """Send the scalars of one step."""
-        if urgent:
-            self._put(row, Worth.ODD, True)
-        else:
-            self._put(row, _SCALARS, False)
+        inbox = self._inbox
+        if (
+            urgent
+            or self._over
+            or self._forks != forks.count
+            or len(inbox) > MAX_ITEMS
+            or self._inbox_bytes > MAX_BYTES
+        ):
+            self._put(row, Worth.ODD if urgent else Worth.SCALARS, urgent)
+            return
+        inbox.append((row, _SCALARS))
+        if self._asleep:
+            self._notify()
 
     def frame(self, frame: TensorFrame, *, urgent: bool = False) -> None:
         """Send a tensor summary."""

@@ -382,6 +382,15 @@ def check(edge: Edge, step: int) -> None:
                 logger.warning("an edge has failed; the training goes on", exc_info=True)
 
 
+def asks(step: int) -> bool:
+    """The same edge, passed by quickly: whether `check` has more to do there than to note it."""
+    rank = _rank
+    if rank is None:
+        return False
+    rank.step = step
+    return rank.awake
+
+
 def alert() -> None:
     """Something went wrong in this rank that a stop may follow. On the training's thread."""
     rank = _rank

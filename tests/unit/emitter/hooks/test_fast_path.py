@@ -418,3 +418,38 @@ def test_what_goes_on_around_the_steps_costs_no_step_its_quick_way(
 def _capture(hooks: Hooks) -> Capture:
     assert hooks.capture is not None
     return hooks.capture
+
+
+@pytest.mark.parametrize("clear", ["none", "zero", "data"])
+def test_micro_batches_that_are_thrown_away_are_no_part_of_the_step(
+    tmp_path: Path, clear: str
+) -> None:
+    """Also where each step has several backward calls, so that gradients are looked at quickly."""
+    model = linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    with captured(tmp_path, TOCSIN_CAPTURE=NOTHING) as hooks:
+        for number in range(40):
+            optimizer.zero_grad()
+            if number % 10 == 5:
+                for _ in range(3):
+                    model(torch.full((2, 4), 100.0)).pow(2).mean().backward()
+                if clear == "data":
+                    for parameter in model.parameters():
+                        parameter.grad.data.zero_()
+                else:
+                    optimizer.zero_grad(set_to_none=clear == "none")
+            parts = [model(torch.full((2, 4), float(i))).pow(2).mean() for i in range(1, 4)]
+            for part in parts:
+                part.backward()
+            losses.append(sum(part.item() for part in parts))
+            optimizer.step()
+            if number == 2:
+                hurry(hooks)
+        assert hooks.wall.off == {}
+    found = said(tmp_path)
+    assert_all_told(found, losses)
+    assert {cells["micro_batches"] for cells in found.steps().values()} == {3.0}
+    assert [step for step, cells in found.steps().items() if "steps_skipped" in cells] == [
+        5, 15, 25, 35,
+    ]  # fmt: skip

@@ -54,6 +54,8 @@ class Loaders:
         self._newest: weakref.ref[object] | None = None
         self._facts: dict[Key, LoaderFacts] = {}
         self._last: LoaderFacts | None = None
+        self.undecided = False
+        """Whether it is not known yet what the loader that gave the last batch feeds."""
         self._said = {"train": 0, "eval": 0}
         self.news = False
         """Whether there may be something to tell."""
@@ -64,7 +66,7 @@ class Loaders:
             facts.told = False
             facts.mode, facts.silent = None, 0
         self._said = {"train": 0, "eval": 0}
-        self.news = self._last is not None
+        self.news = self.undecided = self._last is not None
 
     def gave(self, iterator: object, *, evaluating: bool) -> None:
         """This iterator of a data loader gave a batch; most often it is the one from before."""
@@ -77,6 +79,7 @@ class Loaders:
             if evaluating:
                 facts.mode = "eval"
                 self.news = True
+        self.undecided = facts is not None and facts.mode is None
 
     def backward(self) -> None:
         """The batch that was given last is one of training."""
@@ -84,6 +87,7 @@ class Loaders:
         if facts is not None and facts.mode is None:
             facts.mode = "train"
             self.news = True
+        self.undecided = False
 
     @property
     def is_silent(self) -> bool:
