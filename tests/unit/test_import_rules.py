@@ -64,7 +64,7 @@ ADAPTERS: dict[str, set[str]] = {
     "boto3": set(),
     "botocore": set(),
     "apprise": set(),
-    "prometheus_client": set(),
+    "prometheus_client": {"tocsin.runtime.prometheus_metrics"},
     "aiosmtplib": set(),
     "aiosmtpd": {"tocsin.console.demo*"},
     "sklearn": {"tocsin.console.demo.trainings"},

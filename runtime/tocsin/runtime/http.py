@@ -9,6 +9,15 @@ from tocsin.runtime.metrics import Metrics
 from tocsin.schemas.errors import ConfigurationError, MissingExtra
 
 
+def open_metrics() -> Metrics:
+    """Metrics that count, if the extra for it is installed; else those that count nothing."""
+    try:
+        from tocsin.runtime.prometheus_metrics import PrometheusMetrics
+    except ImportError:
+        return Metrics()
+    return PrometheusMetrics()
+
+
 class HttpEndpoints:
     """A part for `serve`. Listens where it is told and answers GET alone.
 
@@ -39,9 +48,12 @@ class HttpEndpoints:
         from aiohttp import web
 
         async def metrics(request: web.Request) -> web.Response:
+            try:
+                text = self._metrics.text()
+            except MissingExtra as error:
+                return web.Response(text=f"{error}\n", status=501)
             return web.Response(
-                text=self._metrics.text(),
-                headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
+                text=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
             )
 
         async def healthz(request: web.Request) -> web.Response:

@@ -1,14 +1,16 @@
-"""Counters and gauges of a service, by names that are written down here alone.
+"""What a service counts and times, by names that are written down here alone.
 
-Kept by hand in a dictionary: nothing has to be installed to count, and the text that Prometheus
-reads is a few lines.
+`Metrics` itself counts nothing: most workers serve no `/metrics`, and a node may lack the library.
+`PrometheusMetrics` in `tocsin.runtime.prometheus_metrics` counts.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from tocsin.schemas.errors import MissingExtra
 
 RECORDS: Final = "tocsin_records_total"
 DEAD_LETTERS: Final = "tocsin_dead_letters_total"
@@ -25,69 +27,86 @@ PARTITIONS: Final = "tocsin_partitions"
 DELIVERIES: Final = "tocsin_deliveries_total"
 ATTEMPTS: Final = "tocsin_delivery_attempts_total"
 PENDING: Final = "tocsin_deliveries_pending"
+ROUND: Final = "tocsin_round_seconds"
+BUS_LAG: Final = "tocsin_bus_lag_seconds"
+DELIVERY: Final = "tocsin_delivery_seconds"
 
-HELP: Final[Mapping[str, str]] = {
-    RECORDS: "Records applied",
-    DEAD_LETTERS: "Records that could not be used",
-    OUTPUTS: "Records published before a commit: issues, ledger entries",
-    OVERSIZE: "Own records over the bus's limit, left out",
-    CHECKPOINTS: "Checkpoints completed",
-    CHECKPOINT_SECONDS: "Time spent in checkpoints",
-    APPLY_SECONDS: "Time spent in applying records and firing timers",
-    RESTORES: "Partitions restored",
-    RESTORE_SECONDS: "Time spent in restoring partitions",
-    FENCED: "Times this member was found to have left its group",
-    BUS_AWAY: "Times the bus did not answer",
-    PARTITIONS: "Input partitions owned now",
-    DELIVERIES: "Deliveries that reached a final state, by kind and state",
-    ATTEMPTS: "Attempts to deliver, by kind",
-    PENDING: "Deliveries that are not final",
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """What one metric is.
+
+    Attributes:
+        buckets: the upper bounds of a histogram, in seconds.
+    """
+
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ("service",)
+    buckets: tuple[float, ...] = ()
+
+
+def _counter(text: str, *labels: str) -> Metric:
+    return Metric("counter", text, labels or ("service",))
+
+
+# A round of rules takes milliseconds, and everything waits behind one that takes seconds.
+_ROUND_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+# A worker that reads along is a fraction of a second behind, one that was away for hours hours.
+_LAG_BUCKETS: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
+# From a webhook that answers at once to a receiver that is retried for a day.
+_DELIVERY_BUCKETS: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600, 14400, 86400)
+
+METRICS: Final[Mapping[str, Metric]] = {
+    RECORDS: _counter("Records applied"),
+    DEAD_LETTERS: _counter("Records that could not be used"),
+    OUTPUTS: _counter("Records published before a commit: issues, ledger entries"),
+    OVERSIZE: _counter("Own records over the bus's limit, left out"),
+    CHECKPOINTS: _counter("Checkpoints completed"),
+    CHECKPOINT_SECONDS: _counter("Time spent in checkpoints"),
+    APPLY_SECONDS: _counter("Time spent in applying records and firing timers"),
+    RESTORES: _counter("Partitions restored"),
+    RESTORE_SECONDS: _counter("Time spent in restoring partitions"),
+    FENCED: _counter("Times this member was found to have left its group"),
+    BUS_AWAY: _counter("Times the bus did not answer"),
+    PARTITIONS: Metric("gauge", "Input partitions owned now"),
+    DELIVERIES: _counter(
+        "Deliveries that reached a final state, by kind and state", "kind", "state"
+    ),
+    ATTEMPTS: _counter("Attempts to deliver, by kind", "kind"),
+    PENDING: Metric("gauge", "Deliveries that are not final", ()),
+    ROUND: Metric(
+        "histogram",
+        "Time that one round of applying records and firing timers took",
+        buckets=_ROUND_BUCKETS,
+    ),
+    BUS_LAG: Metric(
+        "histogram",
+        "Age of the oldest record of a poll when it was read, since it was appended to the bus",
+        buckets=_LAG_BUCKETS,
+    ),
+    DELIVERY: Metric(
+        "histogram",
+        "Time from an issue's append to the bus until its delivery was done, by kind",
+        ("kind",),
+        _DELIVERY_BUCKETS,
+    ),
 }
-"""All metrics and what they mean. Names that end in `_total` are counters, the others gauges."""
-
-_Key = tuple[str, tuple[tuple[str, str], ...]]
+"""All metrics and what they mean; `docs/operations.md` lists the same."""
 
 
 class Metrics:
-    """The figures of one process. Safe to be used from any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._values: dict[_Key, float] = {}
+    """Counts nothing. Names and labels are those of `METRICS`; safe to be used from any thread."""
 
     def add(self, name: str, amount: float = 1, **labels: str) -> None:
-        """Count on. Raises KeyError for a name that is not in `HELP` (a bug)."""
-        HELP[name]
-        key = (name, tuple(sorted(labels.items())))
-        with self._lock:
-            self._values[key] = self._values.get(key, 0) + amount
+        """Count on."""
 
     def set(self, name: str, value: float, **labels: str) -> None:
-        """Set a gauge. Raises KeyError for a name that is not in `HELP` (a bug)."""
-        HELP[name]
-        with self._lock:
-            self._values[name, tuple(sorted(labels.items()))] = value
+        """Set a gauge."""
 
-    def value(self, name: str, **labels: str) -> float:
-        """One figure; 0 if it was never counted."""
-        with self._lock:
-            return self._values.get((name, tuple(sorted(labels.items()))), 0)
+    def observe(self, name: str, seconds: float, **labels: str) -> None:
+        """Put one time into a histogram."""
 
     def text(self) -> str:
-        """All of them in the text format of Prometheus."""
-        with self._lock:
-            values = sorted(self._values.items())
-        lines: list[str] = []
-        last = ""
-        for (name, labels), value in values:
-            if name != last:
-                kind = "counter" if name.endswith("_total") else "gauge"
-                lines += [f"# HELP {name} {HELP[name]}", f"# TYPE {name} {kind}"]
-                last = name
-            shown = ",".join(f'{key}="{_escape(text)}"' for key, text in labels)
-            lines.append(f"{name}{{{shown}}} {value:g}" if shown else f"{name} {value:g}")
-        return "\n".join(lines) + "\n"
-
-
-def _escape(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        """All of them in the text format of Prometheus. Raises MissingExtra."""
+        raise MissingExtra("kafka", "/metrics")

@@ -245,6 +245,10 @@ class Worker:
             self._crash("polled")
         self._bus_clock.heard(records, now_ms)
         self._bus_clock.asked(ends)
+        if records:
+            # The bus's clock may be ahead of ours: nothing was read before it was appended.
+            lag_ms = max(0, now_ms - min(record.append_ms for record in records))
+            self.metrics.observe(names.BUS_LAG, lag_ms / 1000, service=self._service.name)
         fresh, refetch = self._positions.admit(records, self._wanted)
         self._wiring.refetch(refetch)
         fresh = [*self._skipped.released(), *fresh]
@@ -260,7 +264,9 @@ class Worker:
             tick = Tick(now_ms, self._positions.numbers(), caught_up, was_away=was_away)
             started = time.perf_counter()
             poison, outputs = await self.in_thread(self._apply, fresh, beside, tick)
-            self._count(names.APPLY_SECONDS, time.perf_counter() - started)
+            took_s = time.perf_counter() - started
+            self._count(names.APPLY_SECONDS, took_s)
+            self.metrics.observe(names.ROUND, took_s, service=self._service.name)
             self._count(names.RECORDS, len(fresh))
             self._outputs.add([*outputs, *self._letters.bury(poison, now_ms)])
             self._letters.check(fresh, poison, now_ms)

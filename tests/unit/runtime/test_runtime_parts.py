@@ -6,18 +6,24 @@ import asyncio
 import os
 import signal
 import socket
+import sys
+from pathlib import Path
 
 import aiohttp
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tocsin.bus.port import FencedMember, Partition, Record
 from tocsin.runtime import metrics as names
-from tocsin.runtime.http import HttpEndpoints
-from tocsin.runtime.metrics import HELP, Metrics
+from tocsin.runtime.http import HttpEndpoints, open_metrics
+from tocsin.runtime.metrics import METRICS, Metrics
 from tocsin.runtime.offsets import Positions
+from tocsin.runtime.prometheus_metrics import PrometheusMetrics
 from tocsin.runtime.shutdown import serve, stop_signals
 from tocsin.runtime.testing import CrashPoints
-from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.errors import ConfigurationError, MissingExtra
+
+ROOT = Path(__file__).resolve().parents[3]
 
 P0 = Partition("t", 0)
 
@@ -74,25 +80,85 @@ def test_no_lag_is_said_only_of_what_was_asked_for() -> None:
 
 
 def test_metrics_are_text_that_prometheus_reads() -> None:
-    metrics = Metrics()
+    metrics = PrometheusMetrics()
     metrics.add(names.RECORDS, 3, service="rules")
     metrics.add(names.RECORDS, 2, service='a"b')
     metrics.set(names.PENDING, 4)
-    assert metrics.text() == (
-        f"# HELP {names.PENDING} {HELP[names.PENDING]}\n"
-        f"# TYPE {names.PENDING} gauge\n"
-        f"{names.PENDING} 4\n"
-        f"# HELP {names.RECORDS} {HELP[names.RECORDS]}\n"
-        f"# TYPE {names.RECORDS} counter\n"
-        f'{names.RECORDS}{{service="a\\"b"}} 2\n'
-        f'{names.RECORDS}{{service="rules"}} 3\n'
-    )
+    metrics.observe(names.DELIVERY, 0.3, kind="webhook")
+
+    found = {family.name: family for family in text_string_to_metric_families(metrics.text())}
+
+    assert set(found) == {name.removesuffix("_total") for name in METRICS}
+    assert {name: family.type for name, family in found.items()} == {
+        name.removesuffix("_total"): metric.kind for name, metric in METRICS.items()
+    }
+    records = found["tocsin_records"]
+    assert records.documentation == METRICS[names.RECORDS].help
+    assert {(s.name, s.labels["service"], s.value) for s in records.samples} == {
+        (names.RECORDS, "rules", 3),
+        (names.RECORDS, 'a"b', 2),
+    }
+    assert [s.value for s in found[names.PENDING].samples] == [4]
+    within = {s.labels["le"]: s.value for s in found[names.DELIVERY].samples if "le" in s.labels}
+    assert (within["0.25"], within["0.5"], within["+Inf"]) == (0, 1, 1)
+
+
+def test_what_is_no_metric_or_has_other_labels_is_a_bug() -> None:
+    metrics = PrometheusMetrics()
     with pytest.raises(KeyError):
         metrics.add("tocsin_unheard_of_total")
+    with pytest.raises(ValueError, match="label"):
+        metrics.add(names.RECORDS, kind="webhook")
+
+
+def test_two_services_of_one_process_have_figures_of_their_own() -> None:
+    one, other = PrometheusMetrics(), PrometheusMetrics()
+    one.set(names.PENDING, 4)
+    assert (one.value(names.PENDING), other.value(names.PENDING)) == (4, 0)
+
+
+def test_without_the_extra_nothing_is_counted_and_nothing_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert type(open_metrics()) is PrometheusMetrics
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    monkeypatch.delitem(sys.modules, "tocsin.runtime.prometheus_metrics")
+
+    metrics = open_metrics()
+
+    assert type(metrics) is Metrics
+    metrics.add(names.RECORDS, service="rules")
+    metrics.set(names.PENDING, 4)
+    metrics.observe(names.ROUND, 0.1, service="rules")
+    with pytest.raises(MissingExtra, match=r"'\.\[kafka\]'"):
+        metrics.text()
+
+
+def test_each_metric_is_in_the_documentation() -> None:
+    page = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| `tocsin_")]
+    assert [tuple(cell.strip(" `") for cell in row.split("|")[1:5]) for row in rows] == [
+        (name, metric.kind, ", ".join(metric.labels), metric.help)
+        for name, metric in METRICS.items()
+    ]
+
+
+async def test_metrics_that_are_not_there_say_what_to_install() -> None:
+    endpoints = HttpEndpoints("127.0.0.1", 0, Metrics())
+    task = asyncio.create_task(endpoints.run())
+    await asyncio.wait_for(endpoints.listening.wait(), 5)
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"http://127.0.0.1:{endpoints.port}/metrics") as response,
+    ):
+        status, text = response.status, await response.text()
+    endpoints.stop()
+    await task
+    assert (status, text) == (501, f"{MissingExtra('kafka', '/metrics')}\n")
 
 
 async def test_the_http_endpoints_answer() -> None:
-    metrics, ready = Metrics(), asyncio.Event()
+    metrics, ready = PrometheusMetrics(), asyncio.Event()
     metrics.add(names.RECORDS, service="rules")
     endpoints = HttpEndpoints("127.0.0.1", 0, metrics, [ready.is_set])
     task = asyncio.create_task(endpoints.run())

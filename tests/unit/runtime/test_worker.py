@@ -24,6 +24,7 @@ from tocsin.bus.port import (
 )
 from tocsin.runtime import metrics as names
 from tocsin.runtime.dead_letters import DeadLetterLimits, TooManyDeadLetters
+from tocsin.runtime.prometheus_metrics import PrometheusMetrics
 from tocsin.runtime.service import Poison, Tick
 from tocsin.runtime.testing import FakeClock
 from tocsin.runtime.worker import Worker, WorkerSettings
@@ -162,6 +163,37 @@ async def test_what_a_snapshot_over_the_limit_holds_is_read_again_after_a_restar
     assert dict(await outputs_of(bus, "run-1")) == expected_outputs("run-1", range(20))
 
 
+async def test_rounds_and_the_lag_behind_the_bus_are_timed(bus: EmbeddedBus) -> None:
+    await send(bus, "run-1", numbers(*range(10)))
+    clock = FakeClock(int(time.time() * 1000) + 60_000)
+    metrics = PrometheusMetrics()
+    worker = make(bus, FoldService(TOPICS), clock=clock, metrics=metrics)
+
+    async with running(worker):
+        assert await worker.caught_up(10)
+
+    def sample(name: str, **more: str) -> float:
+        return metrics.value(name, service="fold", **more)
+
+    assert sample(f"{names.BUS_LAG}_bucket", le="30.0") == 0
+    assert sample(f"{names.BUS_LAG}_bucket", le="300.0") == 1, "one poll, a minute old"
+    assert sample(f"{names.ROUND}_count") >= 1
+    assert sample(f"{names.ROUND}_sum") == pytest.approx(sample(names.APPLY_SECONDS))
+
+
+async def test_a_worker_whose_clock_is_behind_the_bus_has_no_lag(bus: EmbeddedBus) -> None:
+    await send(bus, "run-1", numbers(1))
+    clock = FakeClock(int(time.time() * 1000) - 60_000)
+    metrics = PrometheusMetrics()
+    worker = make(bus, FoldService(TOPICS), clock=clock, metrics=metrics)
+
+    async with running(worker):
+        assert await worker.caught_up(10)
+
+    assert metrics.value(f"{names.BUS_LAG}_count", service="fold") == 1
+    assert metrics.value(f"{names.BUS_LAG}_sum", service="fold") == 0
+
+
 async def test_a_worker_that_is_ahead_of_the_bus_says_how_far_it_has_read_in_its_time(
     bus: EmbeddedBus,
 ) -> None:
@@ -216,7 +248,8 @@ async def test_begins_where_it_is_told_if_nothing_was_committed(bus: EmbeddedBus
 async def test_poison_goes_to_the_dead_letters_before_the_offset_moves(bus: EmbeddedBus) -> None:
     await send(bus, "run-1", [*numbers(*range(5)), b"poison", *numbers(*range(5, 10))])
     service = FoldService(TOPICS)
-    worker = make(bus, service)
+    metrics = PrometheusMetrics()
+    worker = make(bus, service, metrics=metrics)
 
     async with running(worker):
         assert await worker.caught_up(10)
@@ -226,7 +259,7 @@ async def test_poison_goes_to_the_dead_letters_before_the_offset_moves(bus: Embe
     why = DeadLetter.read(letters[0].headers)
     assert (why.topic, why.offset, why.error) == (TOPICS.telemetry, 5, "MalformedRecord")
     assert service.applied == 10
-    assert worker.metrics.value(names.DEAD_LETTERS, service="fold") == 1
+    assert metrics.value(names.DEAD_LETTERS, service="fold") == 1
 
 
 async def test_a_flood_of_poison_stops_the_worker(bus: EmbeddedBus) -> None:
@@ -366,7 +399,8 @@ async def test_a_fenced_member_drops_its_state_and_joins_again(bus: EmbeddedBus)
     faulty = FaultyBus(bus)
     faulty.fence = 1
     service = FoldService(TOPICS)
-    worker = make(faulty, service, only_runs=["run-1"])  # type: ignore[arg-type]
+    metrics = PrometheusMetrics()
+    worker = make(faulty, service, only_runs=["run-1"], metrics=metrics)  # type: ignore[arg-type]
     await send(bus, "run-1", numbers(*range(21)))
 
     async with running(worker):
@@ -375,7 +409,7 @@ async def test_a_fenced_member_drops_its_state_and_joins_again(bus: EmbeddedBus)
 
     # The snapshots of the fenced checkpoint were written, so the records are not folded again.
     assert await outputs_of(bus, "run-1") == list(expected_outputs("run-1", range(21)).items())
-    assert worker.metrics.value(names.FENCED, service="fold") == 1
+    assert metrics.value(names.FENCED, service="fold") == 1
 
 
 async def test_records_of_a_skipped_run_wait_and_hold_the_commit_back(bus: EmbeddedBus) -> None:

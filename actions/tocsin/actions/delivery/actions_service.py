@@ -92,6 +92,8 @@ class ActionsService(Service):
         self._metrics = metrics or Metrics()
         self._lanes = Lanes(lanes, self._report, crash=crash, closers=closers, find=find_lane)
         self._ledger = Ledger(policy)
+        # When the issue of a delivery was appended to the bus; not known after a restart.
+        self._appended_ms: dict[str, int] = {}
         self._runs: dict[str, RunFacts] = {}
         self._outputs: list[Outgoing] = []
         self._inbox: deque[Attempted] = deque()
@@ -128,6 +130,8 @@ class ActionsService(Service):
     def forget(self, partitions: Collection[int]) -> None:
         """See `Service`."""
         self._ledger.forget(partitions)
+        mine = {delivery.delivery_id for delivery in self._ledger.pending()}
+        self._appended_ms = {one: at for one, at in self._appended_ms.items() if one in mine}
         self._runs = {
             run: facts
             for run, facts in self._runs.items()
@@ -274,6 +278,7 @@ class ActionsService(Service):
         if why_not is not None:
             self._decide(delivery, Decision("suppressed", why_not), now_ms)
         else:
+            self._appended_ms[identity] = append_ms
             self._put_out(self._ledger.write(delivery))
 
     def _why_no_stop(self, identity: str, issue: Issue, age_ms: int) -> str | None:
@@ -351,6 +356,8 @@ class ActionsService(Service):
                 self._look_at_stops = True
         elif isinstance(data, Delivery):
             self._ledger.read(data)
+            if data.final:
+                self._appended_ms.pop(data.delivery_id, None)
 
     def _confirm(self, now_ms: int) -> None:
         """What the runs' newest views mean for the stops that were sent."""
@@ -377,6 +384,10 @@ class ActionsService(Service):
             self._outputs += self._failures.expired(self._topics, delivery, before, self._now_ms)
         if delivery.final:
             self._metrics.add(names.DELIVERIES, kind=delivery.kind, state=delivery.state)
+            since_ms = self._appended_ms.pop(delivery.delivery_id, delivery.created_ms)
+            if delivery.state == "delivered":
+                took_s = max(0, self._now_ms - since_ms) / 1000
+                self._metrics.observe(names.DELIVERY, took_s, kind=delivery.kind)
 
     # -- sending (event loop) ------------------------------------------------------------------
 

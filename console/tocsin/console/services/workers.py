@@ -15,7 +15,7 @@ from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Bus
 from tocsin.console.context import Setting, check_custom_rules
 from tocsin.console.services.notify_addresses import kept_addresses
-from tocsin.runtime.http import HttpEndpoints
+from tocsin.runtime.http import HttpEndpoints, open_metrics
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.service import Service
 from tocsin.runtime.shutdown import Part, serve, stop_signals
@@ -91,7 +91,7 @@ async def _run(
 ) -> int:
     for line in setting.warnings:
         logger.warning("%s", line, extra={"action": "start"})
-    metrics = Metrics()
+    metrics = Metrics() if http is None else open_metrics()
     crash = CrashPoints.from_environment(os.environ)
     stopping = asyncio.Event()
     with stop_signals(stopping):

@@ -33,6 +33,8 @@ from tocsin.actions.delivery.retry import RetryPolicy
 from tocsin.actions.service import build_actions_service
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Outgoing, Partition, Record
+from tocsin.runtime import metrics as names
+from tocsin.runtime.prometheus_metrics import PrometheusMetrics
 from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.configuration.file import Config, check_config
 from tocsin.schemas.configuration.sections import ActionEntry, RuleEntry
@@ -234,6 +236,32 @@ async def test_it_is_tried_until_it_works_with_one_id(bench: Bench) -> None:
         "500 Internal Server Error",
         "200 OK",
     ]
+
+
+async def test_a_delivery_is_timed_from_the_append_of_its_issue_to_the_end(bench: Bench) -> None:
+    metrics = PrometheusMetrics()
+    config = bench.config("/then/503,200")
+    async with bench.worker(config, metrics=metrics) as (worker, service):
+        await bench.send(issue_record(issue()))
+        assert await worker.caught_up(10)
+        assert await service.drain(10)
+
+    [appended] = await bench.read(TOPICS.issues, issue_partition("run-1"))
+    took_s = ((await bench.ledger())["ml/firing"][-1].updated_ms - appended.append_ms) / 1000
+    assert metrics.value(f"{names.DELIVERY}_count", kind="webhook") == 1
+    assert metrics.value(f"{names.DELIVERY}_sum", kind="webhook") == pytest.approx(took_s)
+    assert metrics.value(names.ATTEMPTS, kind="webhook") == 2
+
+
+async def test_what_is_given_up_is_not_timed_as_delivered(bench: Bench) -> None:
+    metrics = PrometheusMetrics()
+    async with bench.worker(bench.config("/status/400"), metrics=metrics) as (worker, service):
+        await bench.send(issue_record(issue()))
+        assert await worker.caught_up(10)
+        assert await service.drain(10)
+
+    assert metrics.value(names.DELIVERIES, kind="webhook", state="rejected") == 1
+    assert metrics.value(f"{names.DELIVERY}_count", kind="webhook") == 0
 
 
 async def test_what_is_given_up_becomes_a_dead_letter_with_its_event(bench: Bench) -> None:
