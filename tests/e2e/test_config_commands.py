@@ -30,7 +30,10 @@ def test_a_new_file_is_written_checked_and_used(embedded_site: Site) -> None:
     checked = embedded_site.tocsin("check")
 
     assert (made.returncode, made.stderr) == (0, "")
-    assert made.stdout == "wrote tocsin.yaml; what holds with it: tocsin check tocsin.yaml\n"
+    assert (
+        made.stdout
+        == "wrote tocsin.yaml; to see the settings in effect: tocsin check tocsin.yaml\n"
+    )
     assert (checked.returncode, checked.stderr) == (0, "")
     assert checked.stdout.startswith("tocsin.yaml: no problems\n  bus        embedded:.tocsin/")
     finished = embedded_site.run(sys.executable, str(SCRIPTS / "no_torch.py"))
@@ -44,7 +47,7 @@ def test_a_file_is_never_overwritten(embedded_site: Site) -> None:
 
     assert made.returncode == 2
     assert made.stdout == ""
-    assert made.stderr.startswith("tocsin: tocsin.yaml is there already; nothing was written.")
+    assert made.stderr.startswith("tocsin: tocsin.yaml already exists; nothing was written.")
     assert "tocsin init tocsin-new.yaml" in made.stderr
     assert embedded_site.config.read_text() == before
     assert embedded_site.tocsin("init", "tocsin-new.yaml").returncode == 0

@@ -143,7 +143,7 @@ def write_template(folder: Path, name: str) -> list[Path]:
     """Write `NAME.py` and `test_NAME.py` into a folder, which is made if it is not there.
 
     Raises:
-        ConfigurationError: the name cannot be a rule's, or a file is there already or cannot be
+        ConfigurationError: the name cannot be a rule's, or a file already exists or cannot be
             written; nothing was overwritten.
     """
     if not _NAME.fullmatch(name) or len(name) > 64 or keyword.iskeyword(name):
@@ -159,7 +159,7 @@ def write_template(folder: Path, name: str) -> list[Path]:
     }
     for path in files:
         if path.exists():
-            raise ConfigurationError(f"{path} is there already: choose another name or folder")
+            raise ConfigurationError(f"{path} already exists: choose another name or folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path, text in files.items():

@@ -1,4 +1,4 @@
-"""The command line: `catalog`, the rules that there are."""
+"""The command line: `catalog`, the built-in rules and a template."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tocsin.console.commands.options import JsonOption
 def register(app: typer.Typer) -> None:
     """Add the group to the command line."""
     group = typer.Typer(
-        help="The rules that there are, and a template for one of your own.",
+        help="List the built-in rules, or create a template for your own.",
         no_args_is_help=True,
         rich_markup_mode=None,
     )
@@ -27,13 +27,13 @@ def register(app: typer.Typer) -> None:
 def list_rules(
     family: Annotated[
         str | None,
-        typer.Option("--family", metavar="F", help="Only of this family.", show_default=False),
+        typer.Option("--family", metavar="F", help="List only this family.", show_default=False),
     ] = None,
     json_output: JsonOption = False,
 ) -> None:
-    """List the rules, by family.
+    """List the rules by family.
 
-    Each with its severity, whether it stops a run, and SageMaker Debugger's name for it.
+    Prints each rule's severity, whether it stops a run, and its name in SageMaker Debugger.
     """
     from tocsin.console.catalog.table import list_json, list_notes, list_table
     from tocsin.console.views.terminal import standard_output
@@ -53,15 +53,15 @@ def show_rule(
         str,
         typer.Argument(
             metavar="RULE",
-            help="Its name, or SageMaker Debugger's for it; or one of your own, as `use` has it in "
-            "the configuration: rules/mine.py:Mine.",
+            help="Name of the rule, its name in SageMaker Debugger, or your own rule as written "
+            "after `use` in the configuration: rules/mine.py:Mine.",
         ),
     ],
     json_output: JsonOption = False,
 ) -> None:
-    """Show all about one rule.
+    """Show the details of one rule.
 
-    When it fires, what it reads, its parameters and presets, what to try, what it does not see.
+    Prints when it fires, its inputs, parameters and presets, what to try, and its limits.
     """
     from tocsin.console.catalog.table import find, show, show_json
     from tocsin.console.views.terminal import standard_output
@@ -80,13 +80,13 @@ def show_rule(
 
 def new_rule(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Of the rule: lower-case letters, digits, _.")
+        str, typer.Argument(metavar="NAME", help="Name of the rule: lower-case letters, digits, _.")
     ],
     folder: Annotated[
-        Path, typer.Option("--folder", help="Where to write it; no file is overwritten.")
+        Path, typer.Option("--folder", help="Folder to write to; never overwrites a file.")
     ] = Path("."),
 ) -> None:
-    """Write a rule of your own to begin with, and a test that passes."""
+    """Write a template for your own rule, with a passing test."""
     from tocsin.console.catalog.template import config_entry, write_template
 
     written = write_template(folder, name)
@@ -94,5 +94,6 @@ def new_rule(
         typer.echo(f"wrote {path}")
     typer.echo(f"try it: python -m pytest {written[-1]}")
     typer.echo(
-        f"in a tocsin.yaml beside it, under rules: {config_entry(Path(written[0].name), name)}"
+        "add to `rules` in the tocsin.yaml of that folder: "
+        f"{config_entry(Path(written[0].name), name)}"
     )

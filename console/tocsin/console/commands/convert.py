@@ -14,7 +14,7 @@ from tocsin.schemas.errors import ConfigurationError
 def register(app: typer.Typer) -> None:
     """Add the group to the command line."""
     group = typer.Typer(
-        help="Make a tocsin.yaml of another tool's configuration.",
+        help="Convert another tool's configuration to a tocsin.yaml.",
         no_args_is_help=True,
         rich_markup_mode=None,
     )
@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _group() -> None:
-    """Make a tocsin.yaml of another tool's configuration."""
+    """Convert another tool's configuration to a tocsin.yaml."""
 
 
 def sagemaker(
@@ -33,21 +33,21 @@ def sagemaker(
         Path,
         typer.Argument(
             metavar="FILE",
-            help="JSON: a request of CreateTrainingJob, or its rule configurations; - is stdin.",
+            help="JSON file: a CreateTrainingJob request or its rule configurations; - for stdin.",
         ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Write it there; never over another [default: stdout]."),
+        typer.Option("--out", help="File to write; must not exist [default: stdout]."),
     ] = None,
     only: Annotated[
-        bool, typer.Option("--only", help="Switch off all rules that the file does not have.")
+        bool, typer.Option("--only", help="Disable all rules that are not in FILE.")
     ] = False,
 ) -> None:
     """Convert rule configurations of SageMaker Debugger.
 
-    Rules, parameters, actions and collections; what cannot be taken over is said, with its line.
-    The exit code is 0, or 2 if FILE cannot be read.
+    Converts rules, parameters, actions and collections; lists what has no equivalent, with its
+    line. The exit code is 0, or 2 if FILE cannot be read.
     """
     from tocsin.console.sagemaker.convert import convert
     from tocsin.schemas.configuration.problems import split_lines
@@ -62,7 +62,7 @@ def sagemaker(
     for warning in done.warnings:
         typer.echo(warning.render(split_lines(text)), err=True)
     if out is not None:
-        typer.echo(f"wrote {out}; what holds with it: tocsin check {out}")
+        typer.echo(f"wrote {out}; to see the settings in effect: tocsin check {out}")
 
 
 def _read(file: Path) -> str:
@@ -72,7 +72,7 @@ def _read(file: Path) -> str:
     except OSError as error:
         raise ConfigurationError(f"cannot read {file}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise ConfigurationError(f"cannot read {file}: it is not UTF-8") from error
+        raise ConfigurationError(f"cannot read {file}: the file is not UTF-8") from error
 
 
 def _write(out: Path, text: str) -> None:
@@ -80,6 +80,6 @@ def _write(out: Path, text: str) -> None:
         with out.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise ConfigurationError(f"{out} is there already; nothing was written") from None
+        raise ConfigurationError(f"{out} already exists; nothing was written") from None
     except OSError as error:
         raise ConfigurationError(f"cannot write {out}: {error.strerror or error}") from error

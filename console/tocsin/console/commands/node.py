@@ -1,4 +1,4 @@
-"""The command line: `sample`, which looks after a node."""
+"""The command line: `sample`, which samples a node."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def sample(
         typer.Option(
             "--run-id",
             metavar="ID",
-            help="Only for this run, which need not be registered on this node "
-            "[default: each run that is].",
+            help="Sample only for this run, even if it is not registered on this node "
+            "[default: all registered runs].",
             show_default=False,
         ),
     ] = None,
@@ -35,18 +35,18 @@ def sample(
         typer.Option(
             "--interval",
             metavar="TIME",
-            help="Time between two samples, 100ms to 60s [default: the file's "
-            "capture.system.interval, else 500ms].",
+            help="Time between samples, 100ms to 60s [default: capture.system.interval in the "
+            "configuration, else 500ms].",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Sample this node for its runs (CPU, memory, GPUs, disks, network) until SIGINT or SIGTERM.
+    """Sample CPU, memory, GPUs, disks and network of this node.
 
-    For nodes where trainings run without `tocsin run`. A training that calls start() registers
-    here; each registered run gets its own copy of the samples, on its own bus. Launchers and
-    helpers of the same user on this node step aside. With --run-id it is one run, found on --bus if
-    nobody here speaks for it.
+    Runs until SIGINT or SIGTERM, for nodes where jobs run without `tocsin run`. A job that calls
+    start() registers on its node. Each registered run gets a copy of the samples on its own bus.
+    Meanwhile launchers and helpers of the same user on this node do not sample. With --run-id, a
+    run that is not registered here is looked up on --bus.
     """
     from tocsin.console.context import read_setting
     from tocsin.console.services.node_sampler import plan_samples, sample_node

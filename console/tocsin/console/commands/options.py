@@ -18,13 +18,15 @@ BusOption = Annotated[
     str | None,
     typer.Option(
         "--bus",
-        help="embedded:PATH or kafka://HOST:PORT[,HOST:PORT…] [default: $TOCSIN_BUS, else the "
-        "file's, else embedded:.tocsin/bus.db].",
+        help="URL of the bus: embedded:PATH or kafka://HOST:PORT[,HOST:PORT…] [default: "
+        "$TOCSIN_BUS, else the configuration's, else embedded:.tocsin/bus.db].",
         show_default=False,
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 HttpOption = Annotated[
     str | None,
-    typer.Option("--http", metavar="HOST:PORT", help="Serve /metrics, /healthz and /readyz there."),
+    typer.Option(
+        "--http", metavar="HOST:PORT", help="Serve /metrics, /healthz and /readyz at this address."
+    ),
 ]

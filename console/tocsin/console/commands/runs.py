@@ -1,10 +1,11 @@
-"""The command line: `issues`, `why`, `stop` and `watch`, about runs that there are."""
+"""The command line: `status`, `issues`, `why`, `stop` and `watch`, about runs on the bus."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,11 +14,13 @@ from rich.console import Console
 from tocsin.console.commands.options import BusOption, ConfigOption, JsonOption
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.ids import check_run_id
+from tocsin.schemas.steady_clock import unix_ms
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     example = "Example: tocsin"
+    app.command(epilog=f"{example} status --json")(status)
     app.command(epilog=f"{example} issues --severity critical --state open")(issues)
     app.command(epilog=f"{example} why 1a2b3c4d")(why)
     app.command(epilog=f'{example} stop gpt-1 --reason "wrong data set"')(stop)
@@ -25,7 +28,7 @@ def register(app: typer.Typer) -> None:
 
 
 class SeverityOption(StrEnum):
-    """How grave an issue is."""
+    """Severities of issues."""
 
     INFO = "info"
     WARNING = "warning"
@@ -40,22 +43,73 @@ class StateOption(StrEnum):
     ALL = "all"
 
 
+def status(
+    run_id: Annotated[
+        str | None, typer.Argument(metavar="RUN", help="Show only this run.", show_default=False)
+    ] = None,
+    config: ConfigOption = None,
+    bus: BusOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Show runs, their issues, and what was done about each issue."""
+    from tocsin.console.context import read_setting
+    from tocsin.console.views.bus_view import BusView, read_view
+    from tocsin.console.views.selection import choose_run
+    from tocsin.console.views.status import print_status, status_json
+    from tocsin.console.views.terminal import standard_output
+
+    if run_id is not None:
+        check_run_id(run_id)
+    setting = read_setting(config, bus)
+
+    async def read() -> tuple[str, BusView]:
+        async with setting.open_bus(create=False) as opened:
+            view = await read_view(opened, setting.topics, run_id)
+            if run_id is not None and not view.runs and not view.issues:
+                every = await read_view(opened, setting.topics)
+                chosen = choose_run(every.runs, run_id).run_id
+                view = await read_view(opened, setting.topics, chosen)
+            return opened.url, view
+
+    url, view = asyncio.run(read())
+    if json_output:
+        typer.echo(status_json(view))
+    else:
+        print_status(
+            view,
+            bus_url=url,
+            now_ms=unix_ms(),
+            console=standard_output(),
+            again=_again(config, bus),
+        )
+
+
+def _again(config: Path | None, bus: str | None) -> tuple[str, ...]:
+    """The options with which the next command finds the same bus."""
+    from tocsin.console.services.launch import RunOptions
+
+    return RunOptions(config=config, bus=bus).again
+
+
 def issues(
     run_id: Annotated[
-        str | None, typer.Argument(metavar="RUN", help="Only of this run.", show_default=False)
+        str | None,
+        typer.Argument(metavar="RUN", help="List only issues of this run.", show_default=False),
     ] = None,
-    rule: Annotated[str | None, typer.Option("--rule", metavar="R", help="Only of it.")] = None,
+    rule: Annotated[
+        str | None, typer.Option("--rule", metavar="R", help="List only issues of this rule.")
+    ] = None,
     severity: Annotated[
-        SeverityOption | None, typer.Option("--severity", help="Only of this severity.")
+        SeverityOption | None, typer.Option("--severity", help="List only this severity.")
     ] = None,
     state: Annotated[
-        StateOption, typer.Option("--state", help="Whether it goes on, or has been resolved.")
+        StateOption, typer.Option("--state", help="List only open or only resolved issues.")
     ] = StateOption.ALL,
     config: ConfigOption = None,
     bus: BusOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """List what was found, in order of occurrence, and what was done about it."""
+    """List issues in order of occurrence, and what was done about each."""
     from tocsin.console.context import read_setting
     from tocsin.console.views.issues import IssueFilter
     from tocsin.console.views.printing import print_issues
@@ -75,16 +129,17 @@ def why(
         str,
         typer.Argument(
             metavar="ISSUE",
-            help="Its id, or the first 4 characters or more; or a run, or the beginning of its id.",
+            help="Id of an issue (at least its first 4 characters) or of a run (or its beginning).",
         ),
     ],
     config: ConfigOption = None,
     bus: BusOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Tell one issue: where it began, the evidence, what to do, what was done and who decided.
+    """Explain one issue.
 
-    Of a run the gravest issue is told: the first critical one, else the first.
+    Prints where it started, the evidence, what to do, what was done, and which line of the
+    configuration decided it. Given a run, explains its first critical issue, else its first issue.
     """
     from tocsin.console.context import read_setting
     from tocsin.console.views.printing import print_story
@@ -102,18 +157,18 @@ def why(
 
 def stop(
     run_id: Annotated[
-        str, typer.Argument(metavar="RUN", help="The run, or the beginning of its id.")
+        str, typer.Argument(metavar="RUN", help="Id of the run, or its first characters.")
     ],
     reason: Annotated[
-        str, typer.Option("--reason", metavar="TEXT", help="Why; the run's summary will say so.")
+        str, typer.Option("--reason", metavar="TEXT", help="Reason, shown in the run's summary.")
     ],
     grace: Annotated[
         str,
         typer.Option(
             "--grace",
             metavar="TIME",
-            help="How long the job has to leave at an edge of its loop before it gets SIGTERM, "
-            "and then SIGKILL; for example 30s, 2m.",
+            help="Time for the job to finish its step before it gets SIGTERM, then SIGKILL; for "
+            "example 30s, 2m.",
         ),
     ] = "30s",
     wait: Annotated[
@@ -122,20 +177,24 @@ def stop(
             "--wait",
             min=0,
             metavar="S",
-            help="Follow the stop for so long, s [default: twice the grace and 20 s].",
+            help="Seconds to wait for the job to exit [default: twice the grace plus 20 s].",
             show_default=False,
         ),
     ] = None,
-    no_wait: Annotated[bool, typer.Option("--no-wait", help="Only ask; do not follow it.")] = False,
+    no_wait: Annotated[
+        bool,
+        typer.Option("--no-wait", help="Send the stop and return; do not wait for the job."),
+    ] = False,
     config: ConfigOption = None,
     bus: BusOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Stop a run by hand: the same signed command that rules send, followed until the job is gone.
+    """Stop a run, and wait until the job has exited.
 
-    If a stop of the run is under way already, that one is followed and no other sent. The exit code
-    is 0 if the job left, 1 if the run refused, the command expired or the job was not seen to leave
-    within the wait, 2 if no stop of this run was asked for. With --no-wait 0 means that one was.
+    Sends the same signed command that rules send. If another stop of the run is in progress, waits
+    for that one and sends nothing. The exit code is 0 if the job exited; 1 if the run refused, the
+    command expired, or the job did not exit in time; 2 if no stop was sent. With --no-wait, 0 means
+    that a stop was sent.
     """
     from tocsin.console.context import read_setting
     from tocsin.console.stop.send import read_options, stop_run
@@ -156,17 +215,17 @@ def watch(
         str | None,
         typer.Argument(
             metavar="RUN",
-            help="Only this run: its whole id, since it may be one that is still to come.",
+            help="Show only this run; its full id, because the run may not have started.",
             show_default=False,
         ),
     ] = None,
     config: ConfigOption = None,
     bus: BusOption = None,
     once: Annotated[
-        bool, typer.Option("--once", help="Print one picture and end, as without a terminal.")
+        bool, typer.Option("--once", help="Print one snapshot and exit, as without a terminal.")
     ] = False,
 ) -> None:
-    """Watch all runs live: steps, losses, rules, issues, deliveries. Ctrl-C ends it."""
+    """Show all runs live: steps, losses, rules, issues, deliveries. Ctrl-C exits."""
     from tocsin.console.context import read_setting
     from tocsin.console.watch.screen import watch as show
 

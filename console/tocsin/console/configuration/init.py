@@ -245,7 +245,7 @@ def write_config(path: Path, *, full: bool = False) -> None:
             file.write(config_text() if full else first_text())
     except FileExistsError:
         raise ConfigurationError(
-            f"{path} is there already; nothing was written. Try another name: "
+            f"{path} already exists; nothing was written. Try another name: "
             f"tocsin init {path.with_stem(path.stem + '-new')}"
         ) from None
     except OSError as error:

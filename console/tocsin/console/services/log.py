@@ -19,3 +19,9 @@ def log_to_stderr() -> None:
         level=level,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+
+
+def print_error(error: Exception) -> None:
+    """Print its message on stderr, each line with `tocsin:` before it."""
+    for line in str(error).splitlines():
+        print(f"tocsin: {line}", file=sys.stderr)

@@ -57,7 +57,7 @@ def test_a_name_that_cannot_be_is_refused(tmp_path: Path, name: str) -> None:
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "test_mine.py").write_text("mine")
 
-    with pytest.raises(ConfigurationError, match="is there already"):
+    with pytest.raises(ConfigurationError, match="already exists"):
         write_template(tmp_path, "mine")
 
     assert [path.name for path in tmp_path.iterdir()] == ["test_mine.py"]

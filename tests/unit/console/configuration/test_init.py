@@ -171,7 +171,7 @@ def test_it_is_written_once_and_never_over_another(tmp_path: Path) -> None:
     assert path.read_text() == TEXT
     path.write_text("mine")
 
-    with pytest.raises(ConfigurationError, match=r"tocsin\.yaml is there already.*tocsin-new"):
+    with pytest.raises(ConfigurationError, match=r"tocsin\.yaml already exists.*tocsin-new"):
         write_config(path)
 
     assert path.read_text() == "mine"

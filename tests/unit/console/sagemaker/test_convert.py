@@ -372,7 +372,7 @@ def test_the_command_writes_a_file_once(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["convert", "sagemaker", "-"], input=job.read_bytes())
     assert shown.stdout.splitlines()[1:] == out.read_text().splitlines()[1:]
     again = CliRunner().invoke(app, ["convert", "sagemaker", str(job), "--out", str(out)])
-    assert "is there already" in str(again.exception)
+    assert "already exists" in str(again.exception)
     missing = CliRunner().invoke(app, ["convert", "sagemaker", str(tmp_path / "none.json")])
     assert "cannot read" in str(missing.exception)
 

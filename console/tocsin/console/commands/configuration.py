@@ -1,0 +1,69 @@
+"""The command line: `check`, `schema` and `init`, about tocsin.yaml."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tocsin.console.commands.options import JsonOption
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command(epilog="Example: tocsin check tocsin.yaml")(check)
+    app.command(epilog="Example: tocsin schema > tocsin.schema.json")(schema)
+    app.command(epilog="Example: tocsin init && tocsin check")(init)
+
+
+def check(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[FILE…]",
+            help="Files to check [default: $TOCSIN_CONFIG, else ./tocsin.yaml].",
+            show_default=False,
+        ),
+    ] = None,
+    json_output: JsonOption = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="List all rules, not only how many there are.")
+    ] = False,
+) -> None:
+    """Check the configuration.
+
+    Prints every problem with file and line, or the settings in effect. The exit code is 0 if the
+    configuration is valid, 2 if not. A secret or trusted key that is missing on this machine is a
+    problem when no FILE is given, and a note for a given FILE.
+    """
+    from tocsin.console.configuration.check import as_json, as_text, check_files
+
+    found = check_files(files or (), os.environ, Path.cwd())
+    texts = [as_text(checked, verbose=verbose) for checked in found]
+    typer.echo(as_json(found) if json_output else "\n".join(texts))
+    raise typer.Exit(2 if any(checked.problems for checked in found) else 0)
+
+
+def schema() -> None:
+    """Print the JSON Schema of the configuration, for editors."""
+    from tocsin.console.configuration.editor_schema import as_text, editor_schema
+    from tocsin.stream_rules.catalogue import built_in
+
+    typer.echo(as_text(editor_schema(built_in())), nl=False)
+
+
+def init(
+    file: Annotated[
+        Path, typer.Argument(metavar="[FILE]", help="File to write; must not exist.")
+    ] = Path("tocsin.yaml"),
+    full: Annotated[
+        bool, typer.Option("--full", help="Write all keys and all rules, with their defaults.")
+    ] = False,
+) -> None:
+    """Write a configuration file: all defaults, examples in comments."""
+    from tocsin.console.configuration.init import write_config
+
+    write_config(file, full=full)
+    typer.echo(f"wrote {file}; to see the settings in effect: tocsin check {file}")

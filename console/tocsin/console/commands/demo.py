@@ -1,0 +1,63 @@
+"""The command line: `demo`."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tocsin.schemas.errors import MissingExtra
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command(epilog="Example: tocsin demo stall")(demo)
+
+
+class ScenarioOption(StrEnum):
+    """The demo's scenarios."""
+
+    HEALTHY = "healthy"
+    NAN = "nan"
+    DIVERGE = "diverge"
+    STALL = "stall"
+
+
+def demo(
+    scenarios: Annotated[
+        list[ScenarioOption] | None,
+        typer.Argument(
+            metavar="SCENARIO",
+            help="Scenarios to run side by side: healthy, nan, diverge, stall [default: healthy "
+            "nan].",
+            show_default=False,
+        ),
+    ] = None,
+    bus: Annotated[
+        str | None,
+        typer.Option("--bus", help="Bus, as for run [default: a new one in a temporary folder]."),
+    ] = None,
+) -> None:
+    """Train healthy and failing models; show issues, notices and stops."""
+    _need("demo", "tocsin demo", "torch", "sklearn", "aiosmtpd")
+    _need("actions", "tocsin demo", "aiohttp", "aiosmtplib")
+    from tocsin.console.demo.demo import Demo, ScenarioName
+
+    chosen = scenarios or (ScenarioOption.HEALTHY, ScenarioOption.NAN)
+    names: list[ScenarioName] = [scenario.value for scenario in dict.fromkeys(chosen)]
+
+    async def play() -> bool:
+        play = Demo(names, bus, Console())
+        return await play.run()
+
+    raise typer.Exit(0 if asyncio.run(play()) else 1)
+
+
+def _need(extra: str, what: str, *libraries: str) -> None:
+    """Raises MissingExtra: one of the libraries is not installed."""
+    if any(importlib.util.find_spec(library) is None for library in libraries):
+        raise MissingExtra(extra, what)

@@ -1,0 +1,82 @@
+"""The command line: `run`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tocsin.console.commands.options import BusOption, ConfigOption
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command(
+        context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
+        epilog="Example: tocsin run --label team=vision -- python train.py --lr 0.001",
+    )(run)
+
+
+def run(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- CMD…", help="Command of the job.", show_default=False),
+    ] = None,
+    config: ConfigOption = None,
+    bus: BusOption = None,
+    run_id: Annotated[
+        str | None,
+        typer.Option(
+            "--run-id",
+            help="Id of the run [default: $TOCSIN_RUN_ID, else the scheduler's job id, else a new "
+            "one].",
+        ),
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option("--label", metavar="K=V", help="Label of the run; may be repeated."),
+    ] = None,
+    notify: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--notify",
+            metavar="URL|ADDRESS",
+            help="Also send each issue to this address: https://…, mailto:me@example.com, "
+            "slack://…, discord://…, tgram://…; may be repeated.",
+        ),
+    ] = None,
+    summary: Annotated[
+        Path | None,
+        typer.Option("--summary", help="Write a summary to this JSON file when the job ends."),
+    ] = None,
+    no_stop: Annotated[bool, typer.Option("--no-stop", help="Never stop the job.")] = False,
+    drain: Annotated[
+        float,
+        typer.Option("--drain", min=0, help="Seconds to wait at the end for pending deliveries."),
+    ] = 15.0,
+    require_bus: Annotated[
+        bool, typer.Option("--require-bus", help="Do not start the job if the bus is unreachable.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only problems.")] = False,
+) -> None:
+    """Run a job and monitor it. The job's code needs no changes.
+
+    The exit code is the job's own, 79 if tocsin stopped the job, or 2 if nothing was started.
+    """
+    from tocsin.console.services.launch import RunOptions, plan_run
+    from tocsin.emitter.launch.launcher import launch
+
+    options = RunOptions(
+        config=config,
+        bus=bus,
+        run_id=run_id,
+        labels=label or (),
+        notify=notify or (),
+        summary=summary,
+        stop=not no_stop,
+        drain_s=drain,
+        require_bus=require_bus,
+        quiet=quiet,
+    )
+    raise typer.Exit(launch(plan_run(command or (), options)))

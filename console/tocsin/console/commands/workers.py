@@ -1,0 +1,64 @@
+"""The command line: `rules` and `actions`, workers on a shared bus."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Annotated
+
+import typer
+
+from tocsin.bus.port import BusError
+from tocsin.console.commands.options import BusOption, ConfigOption, HttpOption
+from tocsin.console.services.log import log_to_stderr, print_error
+from tocsin.schemas.errors import ConfigurationError
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    kafka = "--bus kafka://kafka-1:9092"
+    app.command(epilog=f"Example: tocsin rules {kafka}")(rules)
+    app.command(epilog=f"Example: tocsin actions {kafka} --allow-cidr 10.0.0.0/8")(actions)
+
+
+def rules(config: ConfigOption = None, bus: BusOption = None, http: HttpOption = None) -> None:
+    """Start a rules worker: reads telemetry, reports issues. Workers share the load."""
+    from tocsin.console.context import read_setting
+    from tocsin.console.services.workers import run_rules
+
+    log_to_stderr()
+    raise typer.Exit(_work(run_rules(read_setting(config, bus), http=http)))
+
+
+def actions(
+    config: ConfigOption = None,
+    bus: BusOption = None,
+    http: HttpOption = None,
+    allow_cidr: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-cidr",
+            metavar="CIDR",
+            help="Private addresses that webhooks and chat may reach; may be repeated.",
+        ),
+    ] = None,
+) -> None:
+    """Start an action worker: reads issues, sends notices and stops. Workers share the load."""
+    from tocsin.console.context import read_setting
+    from tocsin.console.services.workers import run_actions
+
+    log_to_stderr()
+    setting = read_setting(config, bus)
+    raise typer.Exit(_work(run_actions(setting, allow_cidr=allow_cidr or (), http=http)))
+
+
+def _work(worker: Coroutine[None, None, int]) -> int:
+    """Run a worker. An unreachable bus is no error of the user: 1, so that whatever started the
+    worker (systemd, an engine) starts it again; 2 says that this would be in vain."""
+    try:
+        return asyncio.run(worker)
+    except BusError as error:
+        if isinstance(error, ConfigurationError):
+            raise
+        print_error(error)
+        return 1
