@@ -85,12 +85,13 @@ class EmailSender:
     """Sends mail. One per service.
 
     Raises:
-        MissingExtra: aiosmtplib is not installed.
+        MissingExtra: aiosmtplib or jinja2 is not installed.
     """
 
     def __init__(self, *, plotter: Plotter | None = None, timeout_s: float = TIMEOUT_S) -> None:
         try:
             import aiosmtplib  # noqa: F401
+            import jinja2  # noqa: F401
         except ImportError as error:
             raise MissingExtra("actions", "a receiver of mail") from error
         self._plotter = plotter or Plotter()

@@ -7,6 +7,7 @@ never a formula in the table.
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import math
 from collections.abc import Sequence
@@ -16,11 +17,17 @@ from email.headerregistry import Address
 from email.message import EmailMessage
 from email.policy import SMTP
 from email.utils import format_datetime
-from html import escape
-from typing import Final
+from importlib.resources import files
+from typing import TYPE_CHECKING, Final
 
-from tocsin.actions.receivers.message import Message, Row
+from tocsin.actions.receivers.message import Message
 from tocsin.schemas.records.issues import Series
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+PAGE: Final = "email.html.jinja"
+"""The template of the HTML half; it lies beside this module."""
 
 PICTURE: Final = "series.png"
 VALUES: Final = "last_values.csv"
@@ -94,31 +101,27 @@ def mail_of(message: Message, envelope: Envelope, picture: bytes | None = None) 
 
 def html_of(message: Message, picture_url: str | None) -> str:
     """The HTML, without scripts and without anything from elsewhere."""
-    colour = _COLOURS[message.word]
-    picture = ""
-    if picture_url is not None:
-        picture = (
-            f'<p style="margin:16px 0"><img src="{escape(picture_url)}" width="600" '
-            f'alt="{escape(_alternative(message))}" '
-            'style="width:100%;max-width:600px;height:auto;border:0"></p>\n'
-        )
-    rows = "".join(map(_row, message.rows))
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(message.subject)}</title></head>\n"
-        '<body style="margin:0;padding:16px;background:#ffffff;color:#1d1d1f;'
-        'font:15px/1.45 -apple-system,Segoe UI,Roboto,Helvetica,Arial,sans-serif">\n'
-        '<div style="max-width:640px;margin:0 auto">\n'
-        f'<p style="margin:0"><span style="background:{colour};color:#ffffff;padding:3px 9px;'
-        f'border-radius:3px;font-size:13px;font-weight:600">{message.word}</span></p>\n'
-        '<h1 style="font-size:19px;line-height:1.35;margin:10px 0 4px;'
-        f'overflow-wrap:anywhere">{escape(message.headline)}</h1>\n'
-        f"{picture}"
-        '<table role="presentation" style="border-collapse:collapse;width:100%;'
-        f'font-size:14px">\n{rows}</table>\n'
-        "</div></body></html>\n"
+    return _page().render(
+        message=message,
+        colour=_COLOURS[message.word],
+        picture_url=picture_url,
+        alternative=_alternative(message),
     )
+
+
+@functools.cache
+def _page() -> Template:
+    # jinja2 is of the extra `actions`, which only those who send mail need.
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.from_string(files(__package__).joinpath(PAGE).read_text(encoding="utf-8"))
 
 
 def csv_of(series: Series) -> str:
@@ -146,15 +149,6 @@ def _cell(text: str) -> str:
     """Text that no spreadsheet takes for a formula."""
     line = " ".join(text.split())
     return f"'{line}" if line.startswith(_FORMULA) else line
-
-
-def _row(row: Row) -> str:
-    cell = "padding:5px 0;vertical-align:top;border-top:1px solid #e4e4e7"
-    return (
-        f'<tr><td style="{cell};color:#5f6368;width:130px;padding-right:12px">'
-        f'{escape(row.label)}</td><td style="{cell};overflow-wrap:anywhere">'
-        f"{escape(row.value)}</td></tr>\n"
-    )
 
 
 def _alternative(message: Message) -> str:

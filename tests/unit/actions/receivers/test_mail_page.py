@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2 import UndefinedError
 
 from support.issue_records import issue
-from tocsin.actions.receivers.email_body import html_of
+from tocsin.actions.receivers.email_body import _page, html_of
 from tocsin.actions.receivers.message import message_of
 from tocsin.actions.receivers.picture import drawing_of, render
 from tocsin.schemas.records.issues import Evidence, Series
@@ -33,6 +34,19 @@ onload = () => {{
   }});
 }}
 </script>"""
+
+
+def test_what_a_run_wrote_is_text_and_never_a_template() -> None:
+    hostile = """<b title="x">'bold'</b> & {{ 7 * 7 }} {% raw %}"""
+    page = html_of(message_of(issue().model_copy(update={"reason": hostile})), None)
+    assert "<b" not in page.partition("<body")[2].replace("<body", "")
+    assert "{{ 7 * 7 }} {% raw %}" in page
+    assert "<img" not in page
+
+
+def test_a_value_that_the_template_lacks_is_a_fault() -> None:
+    with pytest.raises(UndefinedError):
+        _page().render(message=message_of(issue()))
 
 
 @pytest.mark.skipif(not BROWSER, reason="there is no Chromium on this machine")
