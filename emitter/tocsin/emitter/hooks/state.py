@@ -152,13 +152,16 @@ class Hooks:
     def forget(self) -> None:
         """The training was finished by its own code; the next step begins another."""
         if self.capture is not None:
-            self.used.update(self.capture.optimizers.alive())
+            self.wall.call("clean-up", self._remember, self.capture)
         self.capture, self.preferred, self.made_step = None, None, False
         self.model = None
         self.wall.call("clean-up", self._clean_up)
         self.backwards = self.most_backwards = 0
         self.discarded = False
         self.wall.report = to_stderr
+
+    def _remember(self, capture: Capture) -> None:
+        self.used.update(capture.optimizers.alive())
 
     def _clean_up(self) -> None:
         activations.forget()
