@@ -1,12 +1,12 @@
 """`all_zero`: numbers that should not be are zero.
 
-- gradients: watched without a word of configuration. All gradients of the model together are
-  exactly zero in `for_summaries` looks in a row (a look is an exact norm of a step, or a summary),
-  so that nothing is learned: the loss does not depend on the weights, all units are dead, or
-  gradients are set to zero between backward() and step(). A solved task has no gradients either:
-  this rests while the loss is zero, or below 1 % of the first one.
-- tensors: those that `tensors` names have at least `threshold` percent of zeros, in as many
-  summaries in a row; there the loss is of no interest.
+- gradients: watched by default. All gradients of the model together are exactly zero in
+  `for_summaries` consecutive checks (a check is an exact norm of a step, or a summary), so the
+  model does not learn: the loss does not depend on the weights, all units are dead, or gradients
+  are set to zero between backward() and step(). A solved task has no gradients either, so this
+  check pauses while the loss is zero, or below 1 % of the first one.
+- tensors: those that `tensors` names contain at least `threshold` percent zeros, in as many
+  consecutive summaries; here the loss does not matter.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class AllZeroParams(Params):
     tensors: tuple[str, ...] = Field(default=(), strict=False)
     """Tensors to watch, as COLLECTION/NAME; `*` and `?` stand for any characters."""
     threshold: float = Field(default=100.0, gt=0, le=100)
-    """How much of such a tensor is zero. Unit: percent."""
+    """Share of zeros in such a tensor that counts. Unit: percent."""
     for_summaries: int = Field(default=3, ge=1)
-    """How many looks in a row. Unit: summaries."""
+    """How many consecutive checks. Unit: summaries."""
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class AllZero(Rule[AllZeroParams, _State]):
         name="all_zero",
         version=1,
         family="numerical",
-        meaning="All gradients of the model, or all numbers of a named tensor, are zero.",
+        meaning="All gradients of the model, or all values of a named tensor, are zero.",
         severity="warning",
         comes="maybe",
         inputs=(tensors("*"), scalar("gradient_norm"), scalar("loss", beside=True)),
@@ -82,8 +82,8 @@ class AllZero(Rule[AllZeroParams, _State]):
         "switch their collection on",
         remedy="Look for a detach() or no_grad between weights and loss, for zero_grad() between "
         "backward() and step(), for weights that were all set to zero, and for dead units.",
-        does_not_see="Gradients that are None: an optimizer leaves those out. Tensors of which some"
-        " numbers are not zero, unless `threshold` is lower.",
+        does_not_see="Gradients that are None: an optimizer skips those. Tensors with some "
+        "non-zero values, unless `threshold` is lower.",
         branches={
             GRADIENTS: "All gradients of the model are zero, while the loss is not.",
             TENSORS: "A tensor that the configuration names is zero.",

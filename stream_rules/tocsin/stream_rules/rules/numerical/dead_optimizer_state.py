@@ -1,18 +1,18 @@
-"""`dead_optimizer_state`: what the optimizer keeps of each parameter stays empty, or begins anew.
+"""`dead_optimizer_state`: the optimizer's state stays empty, or is thrown away.
 
-Three ways, each an episode of its own:
+It has three forms, each a separate episode:
 
-- `empty`: the momentum (`exp_avg`, `momentum_buffer`) of at least `share` of the tensors is zero
-  in all of its numbers though their gradients are not.
-- `underflow`: in at least `share` of the tensors, more than half of the numbers have a second
-  moment (`exp_avg_sq`, `square_avg`) of zero where the first is not zero: the square of a gradient
-  below 1e-4 is no number of float16 any more, nor one below 1e-23 of float32. What such a weight
-  is divided by is then epsilon alone.
-- `renewed`: the optimizer is another object at each of `for_steps` steps in a row, made anew in the
-  loop, so that what it has learnt of the gradients is thrown away.
+- `empty`: the momentum (`exp_avg`, `momentum_buffer`) of at least `share` of the tensors is
+  entirely zero although their gradients are not.
+- `underflow`: in at least `share` of the tensors, more than half of the values have a second moment
+  (`exp_avg_sq`, `square_avg`) of zero where the first is not zero: float16 cannot hold the square
+  of a gradient below 1e-4, nor float32 that of one below 1e-23. Such an update is then divided by
+  epsilon alone.
+- `renewed`: the optimizer is a different object at each of `for_steps` consecutive steps: the loop
+  creates it again each time and so throws away its state.
 
-The first two are facts of one summary and its gradients, so one is enough; in float32 trainings of
-all kinds neither was seen once.
+The first two are facts of one summary and its gradients, so one summary is enough; neither occurred
+in float32 trainings of any kind.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class DeadOptimizerStateParams(Params):
     """Parameters of `dead_optimizer_state`."""
 
     share: float = Field(default=0.25, gt=0, le=1)
-    """How many of the tensors with a gradient. Unit: share."""
+    """Share of the tensors with a gradient that must be affected. Unit: share."""
     for_steps: int = Field(default=3, ge=2)
-    """How many steps in a row the optimizer is another one. Unit: steps."""
+    """Consecutive steps with a different optimizer object. Unit: steps."""
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ class DeadOptimizerState(Rule[DeadOptimizerStateParams, _State]):
         name="dead_optimizer_state",
         version=1,
         family="numerical",
-        meaning="What the optimizer remembers of the gradients is empty, or is thrown away.",
+        meaning="The optimizer's state is empty, or is thrown away at each step.",
         severity="warning",
         comes="maybe",
         inputs=(
@@ -109,17 +109,17 @@ class DeadOptimizerState(Rule[DeadOptimizerStateParams, _State]):
             scalar(RENEWED),
             tensors("gradients", beside=True),
         ),
-        capture_hint="the collection optimizer_state is captured of optimizers that keep one, "
+        capture_hint="the collection optimizer_state is captured for optimizers that have a state, "
         "unless it is off",
-        remedy="Make the optimizer once, before the loop, and restore its state when a run is "
-        "resumed; keep weights and moments in float32 where gradients are small.",
-        does_not_see="States that are packed into 8 bits or kept as factors, and an optimizer that "
-        "is made anew now and then, once an epoch.",
+        remedy="Create the optimizer once, before the loop, and restore its state when you resume "
+        "a run; keep weights and moments in float32 if gradients are small.",
+        does_not_see="States in 8 bits or in factored form, and an optimizer that is recreated "
+        "only occasionally, such as once per epoch.",
         params=DeadOptimizerStateParams,
         branches={
             "empty": "The momentum of many tensors stays zero.",
             "underflow": "Their second moment is zero where the first is not.",
-            "renewed": "The optimizer is made anew at each step.",
+            "renewed": "The optimizer is recreated at each step.",
         },
         resolve_after_steps=0,
     )
@@ -139,8 +139,8 @@ class DeadOptimizerState(Rule[DeadOptimizerStateParams, _State]):
                 about="renewed",
                 branch="renewed",
                 subject=Subject(kind="run", name="optimizer"),
-                reason=f"the optimizer is made anew at each step since step {first}, and forgets "
-                "what it knew of the gradients",
+                reason=f"the optimizer has been recreated at each step since step {first}, and "
+                "loses its state",
                 first_step=first,
                 first_rank=lead.rank,
                 evidence=Evidence(

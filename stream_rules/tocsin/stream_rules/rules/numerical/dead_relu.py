@@ -1,17 +1,18 @@
-"""`dead_relu`: units of a ReLU that are never active, so that nothing flows through them.
+"""`dead_relu`: units of a ReLU that are never active, so that no signal and no gradient passes
+through them.
 
 The training process sends, for each module that is a ReLU or a ReLU6, the share of its units that
-were active in less than 1 % of what was looked at in a batch. A unit is a channel of a convolution
-(dimension 1), else one place of the last dimension. A layer is dead when the share is above
-`threshold_layer` in `for_summaries` summaries in a row: one batch may leave many units out. It is
-at once where the share is above `threshold_at_once`: a layer of which nothing is active passes
-nothing on. A layer whose output is no number is neither dead nor alive.
+were active in less than 1 % of the values sampled from a batch. A unit is a channel of a
+convolution (dimension 1), otherwise one index of the last dimension. A layer is dead when the share
+is above `threshold_layer` in `for_summaries` consecutive summaries, since a single batch may not
+use many units. One summary is enough when the share is above `threshold_at_once`: a layer with no
+active unit passes nothing on. A layer whose output is NaN counts as neither dead nor alive.
 
 In healthy trainings the share was 59 % at most, in the first step of eight layers with PyTorch's
-own initial weights, and below 45 % from step 50 on; it was 100 % only where a fault was planted.
+own initial weights, and below 45 % from step 50 on; it was 100 % only with an injected fault.
 
-That 1 % (SageMaker Debugger's `threshold_inactivity`) is where the units are looked at, in the
-training process, and no parameter: another one would need other numbers.
+That 1 % (SageMaker Debugger's `threshold_inactivity`) is applied in the training process, so it is
+not a parameter of the rule.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ class DeadReluParams(Params):
     """Parameters of `dead_relu`."""
 
     threshold_layer: float = Field(default=50.0, ge=0, lt=100)
-    """How many of a layer's units are dead. Unit: percent."""
+    """Share of a layer's units that must be dead. Unit: percent."""
     for_summaries: int = Field(default=3, ge=1)
-    """How many summaries of the activations in a row. Unit: summaries."""
+    """Consecutive summaries of the activations. Unit: summaries."""
     threshold_at_once: float = Field(default=99.9, ge=0, le=100)
-    """How many make one summary enough; 100 switches this off. Unit: percent."""
+    """Share of dead units at which one summary is enough; 100 switches this off. Unit: percent."""
 
 
 @dataclass(slots=True)
@@ -68,19 +69,19 @@ class DeadRelu(Rule[DeadReluParams, _State]):
         name="dead_relu",
         version=1,
         family="numerical",
-        meaning="Most units of a ReLU are never active any more.",
+        meaning="Most units of a ReLU are never active.",
         severity="warning",
         comes="maybe",
         inputs=(tensors("activations"),),
-        capture_hint="activations of torch.nn.ReLU and ReLU6 are captured, of a compiled model if "
-        "capture was there before its first call; a call of torch.nn.functional.relu is not seen",
-        remedy="Lower the learning rate, look at large negative biases and at inputs that are not "
-        "normalised; LeakyReLU or GELU do not die.",
+        capture_hint="activations of torch.nn.ReLU and ReLU6 are captured (for a compiled model, "
+        "if capture started before its first call); calls of torch.nn.functional.relu are not seen",
+        remedy="Lower the learning rate, check for large negative biases and for inputs that are "
+        "not normalised. LeakyReLU and GELU do not die.",
         alias="DeadRelu",
         params=DeadReluParams,
         presets={"sagemaker": {"threshold_layer": 50.0, "for_summaries": 1}},
-        does_not_see="Units of LeakyReLU, GELU and others that are never quite dead, and a ReLU "
-        "that is called as a function. A ReLU whose units take turns in being dead is none.",
+        does_not_see="Units of LeakyReLU, GELU and others that are never fully dead, and a ReLU "
+        "that is called as a function. A layer whose dead units change over time is not reported.",
         resolve_after_steps=0,
     )
     state_type = _State
@@ -144,6 +145,6 @@ class DeadRelu(Rule[DeadReluParams, _State]):
                 ),
                 followed=len(layers) - 1,
                 also=named(frame.rows, layers[1:]),
-                explanation="a unit is dead that was active in less than 1 % of a batch",
+                explanation="a unit is dead if it was active in less than 1 % of a batch",
             ),
         )

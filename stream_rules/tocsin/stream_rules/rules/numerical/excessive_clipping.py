@@ -1,15 +1,15 @@
 """`excessive_clipping`: clipping removes nearly all of each step's gradient.
 
-Where gradients are clipped with `clip_grad_norm_`, the norm is known before and after. The issue
-comes when after `for_steps` steps in a row
+With `clip_grad_norm_`, the norm is known before and after clipping. The issue fires when, for
+`for_steps` consecutive steps,
 
     after < `ratio` · before    and    after < `floor`
 
-that is, less than one percent is left, and the limit itself is smaller than anybody sets it to keep
-spikes out: the limits of published trainings are 0.1 to 10, 1.0 as a rule. Where the limit is usual
-and the gradients are above 1 / `extreme` times as large, the branch `far_too_large` is an info: an
-optimizer like Adam, which is blind to the gradient's size, may well go on learning (a sum in place
-of a mean as the loss is often the reason).
+that is, less than one percent is left, and the limit itself is too small to be meant against
+spikes: published trainings use limits of 0.1 to 10, usually 1.0. If the limit is usual and the
+gradients are more than 1 / `extreme` times as large, the branch `far_too_large` is an info: an
+optimizer like Adam, which ignores the gradient's scale, may keep learning (a common reason is a
+loss that is a sum instead of a mean).
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class ExcessiveClippingParams(Params):
     """Parameters of `excessive_clipping`."""
 
     ratio: float = Field(default=0.01, gt=0, lt=1)
-    """What is left of the norm. Unit: share."""
+    """Share of the norm that is left after clipping. Unit: share."""
     floor: float = Field(default=0.02, gt=0)
-    """The norm after clipping below which it is a fault, whatever the optimizer."""
+    """Norm after clipping below which it is a fault with any optimizer."""
     extreme: float = Field(default=1e-4, gt=0, lt=1)
-    """What is left of the norm, for the info. Unit: share."""
+    """Share of the norm that is left, for the info. Unit: share."""
     for_steps: int = Field(default=5, ge=1)
     """How many steps in a row. Unit: steps."""
     extreme_steps: int = Field(default=50, ge=1)
@@ -61,19 +61,19 @@ class ExcessiveClipping(Rule[ExcessiveClippingParams, _State]):
         name="excessive_clipping",
         version=1,
         family="numerical",
-        meaning="Clipping leaves next to nothing of the gradients.",
+        meaning="Clipping removes almost all of the gradients.",
         severity="warning",
         comes="maybe",
         inputs=(scalar(AFTER), scalar(BEFORE, beside=True)),
-        capture_hint="norms before and after are seen when gradients are clipped with "
-        "torch.nn.utils.clip_grad_norm_, which frameworks use, too",
+        capture_hint="norms before and after are seen with torch.nn.utils.clip_grad_norm_, which "
+        "frameworks also use",
         remedy="Raise the limit of clip_grad_norm_ to the usual size of the gradient norm (1.0 is "
         "common), and make the loss a mean, not a sum.",
         does_not_see="Clipping by value, by hand, or by a norm other than the L2 norm.",
         params=ExcessiveClippingParams,
         branches={
-            "nothing_left": "Clipping leaves next to nothing of each gradient.",
-            "far_too_large": "The limit is usual, and the gradients are far above it: an info.",
+            "nothing_left": "Clipping removes almost all of each gradient.",
+            "far_too_large": "The limit is usual, but the gradients are far above it. An info.",
         },
         resolve_after_steps=20,
     )

@@ -1,28 +1,29 @@
-"""`exploding_gradient`: the gradient norm leaves its own past far behind.
+"""`exploding_gradient`: the gradient norm is far above its own history.
 
 With n the global gradient norm of a step, as it was before `clip_grad_norm_`, and E its exponential
 moving average, the condition is n > factor · E for `for_steps` steps in a row, or n > factor² · E
 at once, after `warmup_steps`. Outliers (n > factor · E) do not enter E. A norm must also be twice
 the largest that the run has seen lately: a memorised data set brings norms near zero, over which an
-ordinary batch stands out. Where clipping takes more than half of it away, it takes n > factor² · E
-or a loss that follows: single bursts of a recurrent network are what clipping is for. Where the
-gradients lie in parts on the ranks, n is put together from what each rank adds.
+ordinary batch stands out. If clipping removes more than half of it, the rule needs n > factor² · E
+or a loss that follows: clipping is meant for the single bursts of a recurrent network. If gradients
+are sharded over the ranks, n is combined from all shards.
 
-At steps whose exact norm was not read, an estimate from a sample of the gradients stands for it.
-It enters E alone, unless it is an outlier: it never fires, says nothing of the largest norm, and
-ends no row of outliers, since what is large may lie outside of the sample. The steps "in a row" are
-those whose exact norm is known. Where the last of them was no outlier, an estimate speaks for a
+At steps whose exact norm was not read, an estimate from a sample of the gradients replaces it. It
+only enters E, unless it is an outlier: it never fires, does not count for the largest norm, and
+does not end a series of outliers, since large values may be outside of the sample. Only steps with
+an exact norm count as consecutive. If the last of them was not an outlier, an estimate counts as a
 healthy step, too.
 
-It is critical only where the loss has followed and stays up: the median of the 50 losses from the
+It is critical only if the loss has followed and stays high: the median of the 50 losses from the
 first outlier on, and that of the newest ten of them, are more than twice what the loss was before.
 Until that is known the issue stays open. The first spike of BLOOM's training, and a training whose
-task is switched, have losses that follow and come back within 50 steps: both are well. Where the
-loss is still up after 500 losses without an outlier it has a new level, by which later outliers are
-judged: the issue is over, since its norm is, and the loss is what `loss_diverged` is about.
+task is switched, have losses that follow and recover within 50 steps: both are healthy. If the loss
+is still high after 500 losses without an outlier, this is its new level, and later outliers are
+compared with it: the issue resolves, since the norm is normal again, and `loss_diverged` covers the
+loss.
 
-The factor stands far from healthy runs (a small GPT and a ResNet stay below 5) and well below
-what the first spike of BLOOM's training showed while its loss still looked well.
+The factor is far above healthy runs (a small GPT and a ResNet stay below 5) and well below the
+first spike of BLOOM's training, when its loss still looked normal.
 """
 
 from __future__ import annotations
@@ -67,13 +68,13 @@ class ExplodingGradientParams(Params):
     """Parameters of `exploding_gradient`."""
 
     factor: float = Field(default=20.0, gt=1)
-    """Norm against its moving average: above it a step is an outlier."""
+    """Ratio of the norm to its moving average above which a step is an outlier."""
     ema_steps: int = Field(default=100, ge=2)
     """Length of the moving average. Unit: steps."""
     for_steps: int = Field(default=2, ge=1)
-    """How many outliers in a row it takes below factor². Unit: steps."""
+    """Consecutive outliers needed below factor². Unit: steps."""
     warmup_steps: int = Field(default=20, ge=1)
-    """Steps that are only learned from. Unit: steps."""
+    """First steps, which only set the moving average. Unit: steps."""
 
 
 @dataclass(slots=True)
@@ -98,7 +99,7 @@ class _State:
 
 
 class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
-    """Warns of the norm itself; critical once the loss has followed for 50 steps. Never asks for a
+    """Warns of the norm itself; critical once the loss has followed for 50 steps. Never requests a
     stop."""
 
     meta = RuleMeta(
@@ -113,12 +114,12 @@ class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
             scalar("gradient_norm_local_part"),
         ),
         capture_hint="the gradient norm is captured when an optimizer of PyTorch steps",
-        remedy="Clip the gradient norm, lower the learning rate or lengthen its warm-up; if it was "
-        "one batch, look at that batch.",
+        remedy="Clip the gradient norm, lower the learning rate or lengthen its warm-up; if one "
+        "batch caused it, inspect that batch.",
         alias=None,
         params=ExplodingGradientParams,
-        does_not_see="A norm that was too large from the first step on, and one that grows slowly "
-        "enough for its moving average to follow; `loss_diverged` says where that leads.",
+        does_not_see="A norm that is too large from the first step on, and one that grows slowly "
+        "enough for its moving average to follow; `loss_diverged` reports the result.",
         resolve_after_steps=20,
     )
     state_type = _State
@@ -202,9 +203,9 @@ class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
             state.found = False
         elif state.calm >= _LEVEL:
             reason = (
-                f"the gradient norm is near its moving average since step {state.calm_since}; the "
-                f"loss has not come back: it is {newest:.4g} after {state.loss_before:.4g}, which "
-                "later norms are judged by"
+                "the gradient norm has been near its moving average since step "
+                f"{state.calm_since}; the loss has not recovered: it is {newest:.4g} after "
+                f"{state.loss_before:.4g}, and later norms are compared with this level"
             )
             state.found, state.loss_before = False, newest
             yield Clear(step, since=state.calm_since, reason=reason)
@@ -243,8 +244,8 @@ class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
         )
         if stays is not None:
             reason += (
-                f"; the loss has followed and stays up: {stays:.4g} after {state.loss_before:.4g}, "
-                f"for {_STAYS} losses"
+                f"; the loss has followed and stays high: {stays:.4g} after "
+                f"{state.loss_before:.4g}, for {_STAYS} losses"
             )
         elif follows:
             reason += f"; the loss has followed: {state.loss:.4g} after {state.loss_before:.4g}"

@@ -1,12 +1,11 @@
-"""`gradients_not_cleared`: each step uses the sum of all gradients so far, as `zero_grad()` is
+"""`gradients_not_cleared`: each step uses the sum of all gradients so far, because `zero_grad()` is
 missing.
 
-The training process looks at one small parameter when a backward call begins. A gradient that is
-there already, and not zero, at every backward call since the last optimizer step was not cleared:
-what the next step uses is added to what the last one has used. That is the column
-`gradients_uncleared`, for how many steps in a row it was so; the issue comes at `for_steps` of
-them. It is a fact and no estimate: several backward calls for one step (gradient accumulation)
-begin with a gradient that is cleared, and so do several optimizers that take turns.
+The training process checks one small parameter at the start of each backward call. If a non-zero
+gradient is already present at every backward call since the last optimizer step, it was not
+cleared: the next step adds to the gradients of the last one. The column `gradients_uncleared`
+counts the consecutive steps; the issue fires at `for_steps` of them. This is a fact, not an
+estimate: gradient accumulation and alternating optimizers start from a cleared gradient.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class GradientsNotClearedParams(Params):
     """Parameters of `gradients_not_cleared`."""
 
     for_steps: int = Field(default=2, ge=1)
-    """How many steps in a row begin with the gradients of the last one. Unit: steps."""
+    """Consecutive steps that start with the gradients of the previous one. Unit: steps."""
 
 
 @dataclass(slots=True)
@@ -45,16 +44,14 @@ class GradientsNotCleared(Rule[GradientsNotClearedParams, _State]):
         name="gradients_not_cleared",
         version=1,
         family="numerical",
-        meaning="Gradients are not cleared between two steps, and add up.",
+        meaning="Gradients are not cleared between steps, so they accumulate.",
         severity="warning",
         comes="maybe",
         inputs=(scalar(COLUMN),),
-        capture_hint="it is seen when backward() is called before the step of an optimizer of "
-        "PyTorch",
+        capture_hint="seen when backward() is called before a PyTorch optimizer steps",
         remedy="Call optimizer.zero_grad() once for each step, before the first backward().",
-        does_not_see="Gradients that are written by hand, and models of which no parameter has a "
-        "dense gradient on this rank. On a GPU it is looked at in the first 8 steps and in 4 of "
-        "each 50.",
+        does_not_see="Gradients that are written by hand, and models without a dense gradient on "
+        "this rank. On a GPU the check runs in the first 8 steps and in 4 of each 50.",
         params=GradientsNotClearedParams,
         resolve_after_steps=0,
     )
@@ -70,8 +67,8 @@ class GradientsNotCleared(Rule[GradientsNotClearedParams, _State]):
             first = max(0, step - int(streak) + 1)
             yield Finding(
                 subject=Subject(kind="run", name="gradients"),
-                reason=f"gradients are not cleared since step {first}: each step adds to those of "
-                f"the one before, {int(streak)} times so far",
+                reason=f"gradients have not been cleared since step {first}: each step adds to "
+                f"those of the one before, {int(streak)} times so far",
                 first_step=first,
                 first_rank=self.state.lead.rank,
                 evidence=Evidence(

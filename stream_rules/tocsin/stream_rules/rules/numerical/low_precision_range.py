@@ -1,12 +1,12 @@
-"""`low_precision_range`: gradients in 16 or 8 bits are at the ends of what their type can hold.
+"""`low_precision_range`: gradients in 16 or 8 bits are near the limits of their type.
 
 The training process sends, for each gradient in float16, bfloat16 or float8, the share of its
-numbers that are not zero but below the smallest normal number of the type (`underflow`: digits are
+values that are not zero but below the smallest normal number of the type (`underflow`: digits are
 lost, and what is a little smaller is zero; 6.1e-5 in float16, 1.2e-38 in bfloat16), and of those
-above 0.9 of the largest (`overflow`: 65,504 in float16). Gradients of weights in float32 are not
-looked at, whatever autocast computes them in. Two conditions, each an episode of its own, that must
-hold in `for_summaries` summaries in a row and not be on the way back (the last is not less than
-nine tenths of the first of them):
+above 0.9 of the largest (`overflow`: 65,504 in float16). Gradients of float32 weights are not
+checked, whatever type autocast uses. There are two conditions, each a separate episode. Each must
+be true in `for_summaries` consecutive summaries without recovering (the last value is at least nine
+tenths of the first one):
 
 - underflow: over all gradients together, weighted by their size, more than `underflow` of the
   numbers;
@@ -44,9 +44,9 @@ class LowPrecisionRangeParams(Params):
     """Parameters of `low_precision_range`."""
 
     underflow: float = Field(default=30.0, gt=0, lt=100)
-    """How much of all gradients is below the smallest normal number. Unit: percent."""
+    """Share of all gradients below the smallest normal number. Unit: percent."""
     overflow: float = Field(default=0.1, gt=0, lt=100)
-    """How much of one gradient is near the largest number. Unit: percent."""
+    """Share of one gradient near the largest number. Unit: percent."""
     for_summaries: int = Field(default=3, ge=1)
     """How many summaries of the gradients in a row. Unit: summaries."""
 
@@ -81,8 +81,8 @@ class LowPrecisionRange(Rule[LowPrecisionRangeParams, _State]):
         remedy="Keep the weights in float32 and compute in bfloat16 (torch.autocast), or scale the "
         "loss (torch.amp.GradScaler): up against underflow, down or with clipping against "
         "overflow.",
-        does_not_see="Activations, and what is rounded inside of autocast: the gradients of weights"
-        " in float32 have the range of float32.",
+        does_not_see="Activations, and rounding inside autocast: gradients of float32 weights have "
+        "the range of float32.",
         branches={
             "underflow": "Many gradients are below the smallest normal number of their type.",
             "overflow": "Some gradients are near the largest number of their type.",

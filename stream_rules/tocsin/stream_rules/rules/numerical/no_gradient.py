@@ -1,34 +1,35 @@
-"""`no_gradient`: a parameter that should be trained, and to which no gradient arrives.
+"""`no_gradient`: a parameter that should be trained gets no gradient.
 
-The training process looks at the parameters of its optimizers behind a step: in each of the first
-ten, in every tenth of the first 200, in every fiftieth after them. One whose `.grad` is None was
-not reached by the backward pass. It is counted when that was so in `for_steps` looks in a row, and
-in three times as many as it has ever been without one before: an expert or a head that is used now
-and then gets one again. Which modules were called, with gradients on or off, is known for some of
-these steps, unless the model is compiled.
+The training process checks the parameters of its optimizers after a step: after each of the first
+ten, every tenth of the first 200, and every fiftieth after that. The backward pass did not reach a
+parameter whose `.grad` is None. It counts after `for_steps` consecutive checks, and after three
+times its longest earlier gap, because an expert or a head that is used occasionally gets a gradient
+again. For some of these steps it is also known which modules were called, with gradients on or off,
+unless the model is compiled.
 
-- `nothing`: no parameter has one. The loss is computed with another model, or from numbers.
-- `detached`: the first layer of the optimizer's model is among them, or `share` of the tensors
-  are, and they were called with gradients on: what follows was cut off, by `detach()`, `.data`,
-  `item()` or a new tensor.
-- `lost`: likewise, where gradients have arrived before.
-- `unused`: any other, as an info. A layer whose output the loss does not use (the pooler of a BERT
-  that classifies tokens), one that is called under `no_grad()`, or not at all: often on purpose,
-  and then better left out of the optimizer.
+- `nothing`: no parameter has a gradient. The loss is computed with another model, or from plain
+  numbers.
+- `detached`: the first layer of the optimizer's model is among them, or `share` of the tensors are,
+  and they were called with gradients on: a `detach()`, `.data`, `item()` or a new tensor cut them
+  off.
+- `lost`: the same, but gradients arrived before.
+- `unused`: any other case, as an info. A layer whose output the loss does not use (the pooler of a
+  BERT that classifies tokens), one that is called under `no_grad()`, or not at all: often on
+  purpose, and then better left out of the optimizer.
 - `untrained`: frozen weights (`requires_grad` is False) in front of the first layer that trains
-  still have the values of their initialisation, and are `frozen_share` of all weights: most often
-  a backbone whose pretrained weights were not loaded. It is known at one of the steps 5 to 9.
+  still have the values of their initialisation, and are `frozen_share` of all weights: most often a
+  backbone whose pretrained weights were not loaded. It is known at one of the steps 5 to 9.
 
-The limits of the first four are not tuned: the condition is a fact of the training process. 5 looks
-are what a model with several tasks that take turns is given.
+The limits of the first four are not tuned: the condition is a fact of the training process. Five
+checks leave room for a model that alternates between several tasks.
 
-What counts as untrained are matrices and filters, at least 3 of them, in modules that the forward
-pass calls. They lie within the exact bound of PyTorch's uniform initialisations, or are normal
-while all biases and scales around them are untouched; trained weights leave these bounds within a
-few steps. Not counted are weights that somebody writes to (a momentum encoder), copies beside the
-model (a target network, a distilled random network), models whose optimizer waits for its turn (a
-GAN), a fixed embedding, and one or two layers of random features. A deep random network that is
-frozen on purpose looks the same as the fault: set `frozen_share` to 1 there.
+Untrained weights are matrices and filters, at least 3 of them, in modules that the forward pass
+calls. They are within the exact bound of PyTorch's uniform initialisations, or are normal while all
+biases and scales around them are untouched; trained weights leave these bounds within a few steps.
+Not counted are weights that the program writes to (a momentum encoder), copies beside the model (a
+target network, a distilled random network), models whose optimizer is waiting for its turn (a GAN),
+a fixed embedding, and one or two layers of random features. A deep random network that is frozen on
+purpose looks the same as the fault: set `frozen_share` to 1 there.
 """
 
 from __future__ import annotations
@@ -60,10 +61,10 @@ from tocsin.stream_rules.rule import (
 _TURNS: Final = 3
 _REMEDIES: Final = {
     "nothing": "Check that the optimizer was made from the parameters of the model whose loss is "
-    "computed, and that the loss is not made of numbers (item(), numpy(), no_grad()).",
-    "unused": "If it is on purpose, leave these parameters out of the optimizer or set "
-    "requires_grad to False; else see why the loss does not depend on them.",
-    "untrained": "Load the pretrained weights before these layers are frozen, and check that "
+    "computed, and that the loss is not computed from plain numbers (item(), numpy(), no_grad()).",
+    "unused": "If this is intended, remove these parameters from the optimizer or set "
+    "requires_grad to False; otherwise find out why the loss does not depend on them.",
+    "untrained": "Load the pretrained weights before you freeze these layers, and check that "
     "load_state_dict() found their names; or set requires_grad to True to train them.",
 }
 
@@ -77,12 +78,12 @@ class NoGradientParams(Params):
     """Parameters of `no_gradient`."""
 
     for_steps: int = Field(default=5, ge=1)
-    """How many looks in a row a parameter has no gradient. Unit: looks."""
+    """Consecutive checks without a gradient. Unit: looks."""
     share: float = Field(default=0.5, gt=0, le=1)
-    """How many of all trainable tensors are too many, wherever they are. Unit: share."""
+    """Share of all trainable tensors that is too large, wherever they are. Unit: share."""
     frozen_share: float = Field(default=0.6, gt=0, le=1)
-    """From how many of a model's weights on it is told that they are frozen and untrained; with 1,
-    never. Unit: share."""
+    """Share of a model's weights that must be frozen and untrained; 1 switches this off. Unit:
+    share."""
 
 
 @dataclass(slots=True)
@@ -99,7 +100,7 @@ class NoGradient(Rule[NoGradientParams, _State]):
         name="no_gradient",
         version=1,
         family="numerical",
-        meaning="No gradient arrives at a parameter that should be trained.",
+        meaning="A parameter that should be trained gets no gradient.",
         severity="warning",
         comes="maybe",
         inputs=(
@@ -107,20 +108,20 @@ class NoGradient(Rule[NoGradientParams, _State]):
             tensors("no_gradient", beside=True),
             tensors(UNTRAINED, beside=True),
         ),
-        capture_hint="whether gradients arrive is seen when an optimizer of PyTorch steps",
+        capture_hint="gradients are checked when a PyTorch optimizer steps",
         remedy="Look for detach(), .data, item(), numpy(), torch.tensor(...) or no_grad() between "
         "these layers and the loss.",
-        does_not_see="A gradient that arrives and is zero: vanishing_gradient and dead_relu look "
-        "at those. In a compiled model the calls of layers are not seen, and only a cut through "
-        "most of the model is told from layers that are not used. Frozen weights of a custom "
+        does_not_see="A gradient that arrives and is zero: vanishing_gradient and dead_relu cover "
+        "those. In a compiled model the calls of layers are not seen; only a cut through most of "
+        "the model can be distinguished from unused layers. Frozen weights of a custom "
         "initialisation, of a compiled or sharded model, or of less than `frozen_share` of it.",
         params=NoGradientParams,
         branches={
             "nothing": "No parameter of the optimizer has a gradient.",
-            "detached": "What follows the first layers, or many, was cut off.",
-            "lost": "Likewise, where gradients have arrived before.",
-            "unused": "Other parameters have none: an info.",
-            UNTRAINED: "Most of the model is frozen as it was initialised.",
+            "detached": "The first layers, or many layers, are cut off from the loss.",
+            "lost": "The same, but gradients arrived before.",
+            "unused": "Other parameters get no gradient. An info.",
+            UNTRAINED: "Most of the model is frozen at its initial values.",
         },
         resolve_after_steps=0,
     )
@@ -236,7 +237,7 @@ class NoGradient(Rule[NoGradientParams, _State]):
             about=branch,
             branch=branch,
             subject=Subject(kind="tensor", name=name, collection="gradients"),
-            reason=f"{reasons[branch]}, in {looks} looks in a row",
+            reason=f"{reasons[branch]}, in {looks} consecutive checks",
             first_step=first_step,
             first_rank=self.state.frames.rank,
             severity="info" if branch == "unused" else None,
@@ -254,7 +255,7 @@ class NoGradient(Rule[NoGradientParams, _State]):
                 ),
                 followed=len(rows) - 1,
                 also=named(frame.rows, rows[1:].tolist()),
-                explanation="`.grad` was None behind the optimizer's step although requires_grad "
+                explanation="`.grad` was None after the optimizer's step although requires_grad "
                 "was set",
             ),
         )

@@ -1,18 +1,19 @@
-"""`nonfinite`: NaN or Inf in the loss, a gradient, a weight; and where it began.
+"""`nonfinite`: NaN or Inf in the loss, a gradient or a weight, and where it started.
 
-A rank sends the scalars and the tensor summaries of a bad step at once, in either order, and under
-data parallelism all ranks are bad in the same step. The origin is decided when every rank has
-reported the step and what belongs to it is there, or after 1 s; after 5 s if it has begun in none
-of the ranks that have reported the step, and one has not.
+A rank sends the scalars and the tensor summaries of a bad step immediately, in either order. Under
+data parallelism, all ranks are bad in the same step. The rule decides on the origin when every rank
+has reported the step completely, or after 1 s; after 5 s if it started in none of the ranks that
+have reported and one rank is missing.
 
-- Among steps the earliest; among ranks one whose loss or own gradients were bad.
-- Loss bad, or all gradients at once: the input or the module, first in forward order, whose values
-  are bad, where the summaries of the step say so (`nonfinite_forward`); else the loss.
-- Some gradients: the first in backward order. Neither, but a weight: that weight.
+- Of several steps, it names the earliest; of several ranks, one whose loss or own gradients were
+  bad.
+- If the loss is bad, or all gradients at once: the first input or module in forward order with bad
+  values, if the summaries of the step show it (`nonfinite_forward`); otherwise the loss.
+- If some gradients are bad: the first in backward order. If only a weight is bad: that weight.
 
-Inputs and activations alone make no issue, unless `tensors` names them. A batch with a bad loss
-that the loop or a loss scaler has skipped is a warning; after some in a row the emitter sends the
-loss.
+Inputs and activations alone do not cause an issue, unless `tensors` names them. A batch with a bad
+loss that the loop or a loss scaler skips is a warning; after several consecutive ones the emitter
+sends the loss.
 """
 
 from __future__ import annotations
@@ -70,11 +71,11 @@ class NonfiniteParams(Params):
     """Parameters of `nonfinite`."""
 
     only_nan: bool = False
-    """Whether infinities are let pass."""
+    """Ignore infinities; report only NaN."""
     tensors: tuple[str, ...] = Field(default=(), strict=False)
     """Further tensors to watch, as COLLECTION/NAME; `*` and `?` stand for any characters."""
     for_steps: int = Field(default=1, ge=1)
-    """How many steps in a row must be bad. Unit: steps."""
+    """How many consecutive steps must be bad. Unit: steps."""
 
 
 @dataclass(slots=True)
@@ -101,8 +102,8 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
         severity="critical",
         stop_worthy=True,
         history_steps=0,
-        stops_because="what is no number stays none: the weights are lost with the next step, and "
-        "every step after it is paid for nothing",
+        stops_because="a NaN cannot recover: the next step destroys the weights, and every later "
+        "step is wasted money",
         inputs=(
             scalar("loss", mode=None),
             scalar("gradient_nonfinite"),
@@ -111,18 +112,18 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
             scalar("log.*", mode=None),
             tensors("*"),
         ),
-        capture_hint="the loss is seen when backward() is called on it, gradients when an "
-        "optimizer of PyTorch steps",
-        remedy="Go back to a checkpoint from before the first bad step. Look at the batch of that "
-        "step, at divisions, logarithms and square roots before the first bad tensor, and at the "
+        capture_hint="the loss is captured when backward() is called on it, gradients when a "
+        "PyTorch optimizer steps",
+        remedy="Go back to a checkpoint from before the first bad step. Check the batch of that "
+        "step, divisions, logarithms and square roots before the first bad tensor, and the "
         "learning rate.",
         alias="ExplodingTensor",
         params=NonfiniteParams,
         branches=BRANCHES,
         presets={"sagemaker": {"only_nan": False, "tensors": ("*",), "for_steps": 1}},
-        does_not_see="Values that are large and finite, infinities that a loss scaler keeps from "
-        "the weights (`scaler_skips`), and, unless `tensors` names them, activations: masks and "
-        "log-probabilities are infinite by nature.",
+        does_not_see="Values that are large but finite, infinities that a loss scaler keeps away "
+        "from the weights (`scaler_skips`), and, unless `tensors` names them, activations: masks "
+        "and log-probabilities are infinite by design.",
         resolve_after_steps=20,
     )
     state_type = _State

@@ -20,15 +20,15 @@ from tocsin.stream_rules.rules.numerical.nonfinite_evidence import (
 from tocsin.stream_rules.rules.numerical.nonfinite_forward import Origin
 
 BRANCHES: Final[Mapping[str, str]] = {
-    "input": "A tensor that a batch has brought, before anything was computed from it.",
-    "activation": "What a module has put out; the first one in forward order.",
+    "input": "A tensor of the input batch, before any computation.",
+    "activation": "The output of a module: the first bad one in forward order.",
     "loss": "The loss itself, or all gradients at once.",
-    "gradient": "A gradient, while the loss was finite; the first one in backward order.",
-    "weight": "A weight, before anything was computed with it.",
-    "optimizer_state": "What the optimizer keeps of a parameter, and nothing before it.",
+    "gradient": "A gradient, while the loss was finite: the first bad one in backward order.",
+    "weight": "A weight, before it was used in a computation.",
+    "optimizer_state": "The optimizer's state of a parameter; everything before it was finite.",
     "tensor": "A tensor that `tensors` names.",
     "evaluation_loss": "The loss of an evaluation. A warning.",
-    "skipped": "The loss of a batch that the loop, or a loss scaler, has skipped. A warning.",
+    "skipped": "The loss of a batch that the loop, or a loss scaler, skipped. A warning.",
     "scalar": "A scalar that the training logs itself. A warning.",
 }
 """Where it began."""
@@ -64,7 +64,7 @@ def origin_finding(pending: Pending, lead: Lead, began: Origin | None = None) ->
     if began is not None:
         what = f"{_has(began, pending.step, where)}, and the loss is {_word(evidence.loss)}"
     elif subject.kind == "loss" and evidence.loss is None:
-        what = f"all {bad} gradients{where} became non-finite at once, so it began in the loss"
+        what = f"all {bad} gradients{where} became non-finite at once, so it started in the loss"
     reason = f"{what} at step {pending.step}"
     if further:
         reason += f"; {further} {'more ' if own else ''}tensors followed"
@@ -110,13 +110,14 @@ def skipped_finding(frame: StepFrame, step: int, began: Origin | None) -> Findin
     rank = frame.speaker.rank
     where = f" of rank {rank}" if frame.speaker.world_size > 1 else ""
     what = f"the loss{where} was not finite" if began is None else _has(began, step, where)
-    why = "No step was made with this batch, so the weights are as they were. After five such"
-    why += " batches in a row the rule stops the run: then a step may never follow."
+    why = "The batch was not used for a step, so the weights are unchanged. After five consecutive "
+    "such"
+    why += " batches the rule stops the run, because a step may never follow."
     return Finding(
         about="nonfinite_skipped",
         branch="skipped",
         subject=Subject(kind="loss", name="loss") if began is None else _subject_of(began),
-        reason=f"{what} in front of step {step}, and the training skipped that batch",
+        reason=f"{what} before step {step}, and the training skipped that batch",
         first_step=step,
         first_rank=rank,
         severity="warning",
@@ -130,7 +131,7 @@ def _subject(evidence: RankEvidence) -> tuple[Subject, BadTensors | None, str]:
     local, reduced = evidence.tensors(LOCAL), evidence.tensors(GRADIENTS)
     gradients = local or reduced
     if evidence.loss is not None:
-        return loss, gradients, "The loss was non-finite itself, before any gradient."
+        return loss, gradients, "The loss itself was non-finite, before any gradient."
     if gradients is not None:
         rows = max(found.rows for found in (local, reduced) if found is not None)
         when = "its own gradients, before the reduce," if local is not None else "the gradients"
@@ -144,11 +145,11 @@ def _subject(evidence: RankEvidence) -> tuple[Subject, BadTensors | None, str]:
         why = f"The first of {when} in backward order that is non-finite; the loss was finite."
         subject = Subject(kind="tensor", name=gradients.names[0], collection=GRADIENTS)
         if local is None and "@" in subject.name:
-            why += " The rank is the one that holds this part of it; whose batch it came from is"
-            why += " not seen."
+            why += " The rank is the one that holds this part of it; the batch that caused it is"
+            why += " not known."
         return subject, gradients, why
     if evidence.bad_gradients:
-        why = "Which gradients, is not known: their summaries did not come in time."
+        why = "Which gradients is not known: their summaries did not arrive in time."
         return Subject(kind="scalar", name="gradients"), None, why
     collection = min(name for name in evidence.collections if evidence.tensors(name))
     if evidence.tensors("weights") is not None:
@@ -182,21 +183,19 @@ def _has(began: Origin, step: int, where: str) -> str:
     if began.branch == "weight":
         return f"{row.collection}/{row.name}{where} has {word}"
     at = "" if began.step == step else f" (seen at step {began.step})"
-    return f"{row.name}{where} puts out {word}{at}"
+    return f"the output of {row.name}{where} is {word}{at}"
 
 
 def _forward(began: Origin, step: int) -> str:
     """How the forward pass says where it began."""
     if began.branch == "input":
-        return "A batch has brought it."
+        return "It came with a batch."
     if began.branch == "weight":
-        return (
-            "It was bad before this step's forward pass: an update or the program has made it so."
-        )
-    when = "" if began.step == step else f", as it was looked at last, at step {began.step}"
+        return "It was bad before this step's forward pass: an update or the program changed it."
+    when = "" if began.step == step else f"when it was last captured, at step {began.step}"
     why = f"It is the first module in forward order that was bad{when}."
     if began.is_first:
-        why += " No module before it was seen: what goes into it, or its weights, may be bad, too."
+        why += " No earlier module was captured: its input or its weights may be bad, too."
     return why
 
 

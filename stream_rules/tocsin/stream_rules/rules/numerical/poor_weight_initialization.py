@@ -1,29 +1,30 @@
-"""`poor_weight_initialization`: the first steps show that training cannot begin from these weights.
+"""`poor_weight_initialization`: the first steps show that training cannot start from these weights.
 
-Looked at are the first `steps` steps of a run that begins at step 0. Three conditions:
+The rule checks the first `steps` steps of a run that starts at step 0. It has three conditions:
 
-- variance_ratio: of the layers whose activations have the same kind of summary, the variance of
-  one is more than `threshold` times that of an earlier one, and its standard deviation above
+- variance_ratio: of the layers whose activations have the same kind of summary, the variance of one
+  is more than `threshold` times that of an earlier one, and its standard deviation above
   `least_std` (the signal grows from layer to layer), or it is less than 1 / `threshold_shrinking`
-  of that of an earlier one. Layers that put out one number only, zero say, are left out.
+  of that of an earlier one. Layers with a constant output, such as zero, are ignored.
 - narrow_gradients: in the first `for_summaries` summaries at least `share` of the gradients are
   narrow: p95 - p05 and the standard deviation are below `distribution_range` times the largest
-  gradient of the model. A summary in which the gradients rise from exact zeros is none: a last
-  layer or a residual branch that begins at zero is a good way to begin.
-- flat_loss: `patience` losses in a row, the first ones of the run, lie within `flat_within` of each
-  other, while there are gradients and a learning rate is not zero. The default is the rounding of
-  sums in float32: not even another batch changes the loss. A loss of zero is none, nor is one that
-  is a tenth below the first one of the run: a small problem may be solved by a step or two.
+  gradient of the model. A summary in which gradients rise from exact zeros does not count: a last
+  layer or a residual branch that starts at zero is good practice.
+- flat_loss: the first `patience` losses of the run are within `flat_within` of each other, although
+  there are gradients and a learning rate is not zero. The default is the rounding of sums in
+  float32: not even another batch changes the loss. A loss of zero does not count, nor does one that
+  is a tenth below the first one of the run: a step or two may solve a small problem.
 
-The reference (SageMaker Debugger) compares variances of the inputs of activations; here it is that
-of what they put out, which is what is captured. In 15 healthy trainings (perceptrons of 3 to 8
-layers, convolutions with and without normalisation, residual blocks, an autoencoder; PyTorch's own
-initial weights, Xavier's, Kaiming's) variances shrank by up to 3,700 times with the depth and grew
-by 1.3 times, standard deviations were below 3, the median gradient was above 5e-4 of the largest
-one, and a quarter of the gradients were narrow at most (biases in front of a normalisation).
-Weights 10 times too large made the variance grow 350 times within three layers, those of a standard
-deviation of 1 845 to 3,000,000 times; weights of 0.001 left gradients of 2e-8 of the largest (a
-CNN) to 1e-11, and all zeros or one constant left zeros. Hence 100, 100,000, 10 and 1e-7.
+The reference (SageMaker Debugger) compares variances of the inputs of activations; this rule
+compares variances of their outputs, which are what is captured. In 15 healthy trainings
+(perceptrons of 3 to 8 layers, convolutions with and without normalisation, residual blocks, an
+autoencoder; PyTorch's own initial weights, Xavier's, Kaiming's) variances shrank by up to 3,700
+times with the depth and grew by 1.3 times, standard deviations were below 3, the median gradient
+was above 5e-4 of the largest one, and a quarter of the gradients were narrow at most (biases in
+front of a normalisation). Weights 10 times too large made the variance grow 350 times within three
+layers, those of a standard deviation of 1 845 to 3,000,000 times; weights of 0.001 left gradients
+of 2e-8 of the largest (a CNN) to 1e-11, and all zeros or one constant left zeros. Hence 100,
+100,000, 10 and 1e-7.
 """
 
 from __future__ import annotations
@@ -63,26 +64,26 @@ class PoorWeightInitializationParams(Params):
     """Parameters of `poor_weight_initialization`."""
 
     threshold: float = Field(default=100.0, gt=1)
-    """How many times as large the variance of a later layer is."""
+    """Growth factor of the variance of a later layer that counts."""
     threshold_shrinking: float = Field(default=100_000.0, gt=1)
-    """How many times as small the variance of a later layer is."""
+    """Shrink factor of the variance of a later layer that counts."""
     least_std: float = Field(default=10.0, ge=0)
-    """Standard deviation that a layer must have to count as one that has grown."""
+    """Minimum standard deviation of a layer that counts as grown."""
     distribution_range: float = Field(default=1e-7, gt=0)
     """Range of a gradient (p95 - p05) below which it is narrow. Unit: of the largest gradient."""
     relative: bool = True
-    """Whether that range is relative to the model's largest gradient, or a number as it is."""
+    """Whether that range is relative to the model's largest gradient, or absolute."""
     share: float = Field(default=0.4, ge=0, le=1)
-    """How many of the gradients are narrow; 0: any one. Unit: share, 1 is all."""
+    """Share of the gradients that must be narrow; 0: any one. Unit: share, 1 is all."""
     for_summaries: int = Field(default=2, ge=1)
     """How many summaries of the gradients, from the first one on. Unit: summaries."""
     patience: int = Field(default=10, ge=2)
-    """How many losses in a row are flat. Unit: steps."""
+    """How many consecutive losses must be flat. Unit: steps."""
     flat_within: float | None = Field(default=1e-6, ge=0)
-    """How far apart flat losses may be; none: any loss is flat that is not below all before it.
-    Unit: share of their size."""
+    """How far apart flat losses may be; none: every loss is flat that is not below all earlier
+    ones. Unit: share of their size."""
     steps: int = Field(default=10, ge=1)
-    """How many steps after the first one are looked at. Unit: steps."""
+    """How many steps after the first one the rule checks. Unit: steps."""
 
 
 @dataclass(slots=True)
@@ -123,17 +124,16 @@ class PoorWeightInitialization(Rule[PoorWeightInitializationParams, _State]):
             scalar("loss"),
             scalar("lr.*", beside=True),
         ),
-        capture_hint="activations of modules of PyTorch and gradients are captured in the first "
-        "steps, when an optimizer of PyTorch steps",
-        remedy="Use the initialisation that belongs to the activation (Kaiming's for ReLU, "
-        "Xavier's for tanh), put normalisations between the layers, and look whether the inputs "
-        "are normalised.",
+        capture_hint="activations of PyTorch modules and gradients are captured in the first "
+        "steps, when a PyTorch optimizer steps",
+        remedy="Use the initialisation that matches the activation (Kaiming for ReLU, Xavier for "
+        "tanh), add normalisation between the layers, and check that the inputs are normalised.",
         does_not_see="Runs whose first step is not 0, layers whose activation is a function "
-        "(torch.relu), and a model of one or two layers with weights that are too large: there the "
-        "loss and the size of the updates have the tale.",
+        "(torch.relu), and models of one or two layers with weights that are too large: the loss "
+        "and the size of the updates show those.",
         branches={
             VARIANCE: "The variance of the activations grows or shrinks from layer to layer.",
-            NARROW: "Most gradients are next to nothing beside the largest one.",
+            NARROW: "Most gradients are tiny compared with the largest one.",
             FLAT: "The first losses are all the same.",
         },
         alias="PoorWeightInitialization",
@@ -372,7 +372,7 @@ class PoorWeightInitialization(Rule[PoorWeightInitializationParams, _State]):
             about=NARROW,
             branch=NARROW,
             subject=Subject(kind="tensor", name=whole.rows[worst], collection="gradients"),
-            reason=f"{count} of {len(narrow)} gradients are next to nothing since step "
+            reason=f"{count} of {len(narrow)} gradients are almost zero since step "
             f"{state.narrow_since}: p95 - p05 of {whole.rows[worst]} is {width[worst]:.3g}, below "
             f"{limit:.3g}",
             first_step=state.narrow_since,

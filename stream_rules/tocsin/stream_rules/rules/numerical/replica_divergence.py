@@ -1,25 +1,26 @@
-"""`replica_divergence`: replicas that must have the same weights, bit for bit, have different ones.
+"""`replica_divergence`: replicas that must have identical weights, bit for bit, have different
+ones.
 
-With several ranks each sends, every 100 steps, a checksum of the bits of every parameter after the
-step. Ranks whose parameters have the same names are replicas of each other (a part of a parameter
-has its place in its name, `@tp1`, and is compared with the same part alone). The checksums of a
-step are compared when each rank has sent them, ten seconds after they were first found to differ,
-or when a rank is four checks further. Where three or more replicas vote, those that are not of the
-majority are named.
+With several ranks, each rank sends a checksum of the bits of every parameter, every 100 steps.
+Ranks whose parameters have the same names are replicas of each other (a part of a parameter has its
+place in its name, `@tp1`, and is compared with the same part alone). The checksums of a step are
+compared when each rank has sent them, ten seconds after they were first found to differ, or when a
+rank is four checks further. With three or more replicas, the rule names those that disagree with
+the majority.
 
-- diverged: weights that agreed at the first check differ now. An average or a broadcast was
-  skipped on some ranks, or a machine has changed a number. It is critical for weights that have
-  changed and agreed nevertheless. Those that have agreed only as long as nothing changed them may
-  be meant to differ (local SGD or experts of each rank, from one seed, in a first step with a
-  learning rate of 0; or they are frozen): a warning.
-- never_alike: no weight was ever the same. Perhaps nobody averages, and each rank trains for
-  itself; perhaps that is meant (local SGD, shards under one name): a warning, not critical.
+- diverged: weights that agreed at the first check differ now. Some ranks skipped an average or a
+  broadcast, or a machine corrupted a value. It is critical for weights that agreed after they had
+  changed. Weights that agreed only until something changed them may be meant to differ (local SGD
+  or experts of each rank, from one seed, in a first step with a learning rate of 0; or they are
+  frozen): a warning.
+- never_alike: no weight was ever the same. Perhaps gradients are not averaged, and each rank trains
+  on its own; perhaps this is intended (local SGD, shards under one name): a warning, not critical.
 
-Weights that differ from the first check on while others agree are taken for parts of the model that
-each rank has for itself, like the experts of an expert-parallel model.
+Weights that differ from the first check on while others agree are treated as parts of the model
+that belong to one rank, like the experts of an expert-parallel model.
 
-It does not ask for a stop: a checksum says that weights differ, not by how much, and the replica
-that writes the checkpoints may be a good one.
+It does not request a stop: a checksum shows that weights differ, not by how much, and the replica
+that writes the checkpoints may be correct.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ class _State:
 
 
 class ReplicaDivergence(Rule[ReplicaDivergenceParams, _State]):
-    """Critical where replicas agreed before; never asks for a stop."""
+    """Critical if replicas agreed before; never requests a stop."""
 
     meta = RuleMeta(
         name="replica_divergence",
@@ -140,15 +141,15 @@ class ReplicaDivergence(Rule[ReplicaDivergenceParams, _State]):
         comes="maybe",
         inputs=(tensors(CHECKSUMS),),
         capture_hint="checksums of the parameters are captured with more than one rank",
-        remedy="Go back to the last checkpoint from before, leave the machine of the odd rank out "
-        "and test it; if it comes again, look for code that only some ranks run: a skipped average,"
-        " a parameter outside of DDP, weights that are changed after the broadcast.",
+        remedy="Go back to the last checkpoint before it, remove the machine of the deviating rank "
+        "and test it. If it happens again, look for code that only some ranks run: a skipped "
+        "average, a parameter outside of DDP, weights that change after the broadcast.",
         does_not_see="Buffers (running means of a batch normalisation), optimizer state, and "
-        "weights that are different between two checks alone. How large the difference is.",
+        "weights that differ only between two checks. The size of the difference is not known.",
         branches={
             DIVERGED: "Weights that were the same at the first check are different now. A warning "
-            "where nothing had changed them before.",
-            NEVER: "No weight was ever the same: each rank seems to train for itself. A warning.",
+            "if nothing had changed them before.",
+            NEVER: "No weight was ever the same: each rank seems to train on its own. A warning.",
         },
         params=ReplicaDivergenceParams,
         resolve_after_steps=0,
@@ -275,9 +276,9 @@ class ReplicaDivergence(Rule[ReplicaDivergenceParams, _State]):
             first_rank=odd[0] if odd else ranks[0],
             remedy=None
             if sure
-            else "If each rank is meant to have these weights for itself (local SGD, experts), "
-            "switch this rule off. Else look whether each rank averages its gradients, and whether "
-            "weights that are frozen were changed on one of them.",
+            else "If each rank is meant to have its own weights (local SGD, experts), switch this "
+            "rule off. Otherwise check that gradients are averaged across ranks, and that frozen "
+            "weights were not changed on one of them.",
             evidence=self._evidence(group, odd, more + 1, named(group.rows, where[1:].tolist())),
         )
 
@@ -289,12 +290,12 @@ class ReplicaDivergence(Rule[ReplicaDivergenceParams, _State]):
             branch=NEVER,
             severity="warning",
             subject=Subject(kind="run", name="replicas"),
-            reason=f"ranks {_list(ranks)} have no weight in common at step {step}, nor before: each"
-            " seems to train for itself",
+            reason=f"ranks {_list(ranks)} have no weight in common at step {step}, nor before: "
+            "each seems to train on its own",
             first_step=step,
             first_rank=ranks[0],
             remedy="Wrap the model in DistributedDataParallel, or average gradients or weights. If "
-            "each rank is meant to have weights of its own, switch this rule off.",
+            "each rank is meant to have its own weights, switch this rule off.",
             evidence=self._evidence(group, [], len(group.rows), tuple(group.rows[1:33])),
         )
 

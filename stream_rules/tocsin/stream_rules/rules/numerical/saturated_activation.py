@@ -1,15 +1,17 @@
-"""`saturated_activation`: a tanh, sigmoid or softmax works where it is flat, and passes nothing on.
+"""`saturated_activation`: a tanh, sigmoid or softmax operates in its flat range and passes on no
+gradient.
 
 The training process sends, for each module that is a tanh or a sigmoid, the share of a sample of
 16,384 inputs at which its derivative is below 1e-7: beyond ±8.752 for tanh, where 1 - tanh² is that
 small, and beyond ±16.118 for sigmoid, where s (1 - s) is. Of their hard forms it is the share of
 outputs at a bound, of a softmax the share of rows whose largest probability is above 0.999. A layer
-is saturated when the share is above `threshold_layer` in the first summary of a run, before
-anything was learned, or in `for_summaries` in a row. (SageMaker Debugger's limits, ±9.4999 for tanh
-and -23 and 16.99999 for sigmoid, are those of derivatives of 2e-8, 1e-10 and 4e-8.)
+is saturated when the share is above `threshold_layer` in the first summary of a run, before any
+learning, or in `for_summaries` consecutive ones. (SageMaker Debugger's limits, ±9.4999 for tanh and
+-23 and 16.99999 for sigmoid, are those of derivatives of 2e-8, 1e-10 and 4e-8.)
 
-Two kinds are an info and no warning. A softmax that is sure of its answers, and the last module of
-the model, once it has learned to be (black pixels of a decoder, say), may well be right.
+Two cases are an info, not a warning: a softmax that is sure of its answers, and the last module of
+the model once it has learned to saturate (black pixels of a decoder, for example). Both may be
+correct.
 
 In healthy trainings of perceptrons, convolutions and autoencoders with tanh or sigmoid the share
 was 0 in each layer at steps 1 and 100; with weights of a standard deviation of 1 in place of 0.1 it
@@ -49,9 +51,9 @@ class SaturatedActivationParams(Params):
     """Parameters of `saturated_activation`."""
 
     threshold_layer: float = Field(default=20.0, ge=0, lt=100)
-    """How much of a layer is saturated. Unit: percent."""
+    """Share of a layer that must be saturated. Unit: percent."""
     for_summaries: int = Field(default=2, ge=1)
-    """How many summaries of the activations in a row, after the first. Unit: summaries."""
+    """Consecutive summaries of the activations, after the first one. Unit: summaries."""
 
 
 @dataclass(slots=True)
@@ -76,24 +78,25 @@ class SaturatedActivation(Rule[SaturatedActivationParams, _State]):
         name="saturated_activation",
         version=1,
         family="numerical",
-        meaning="A large part of a tanh, sigmoid or softmax is where its gradient is next to zero.",
+        meaning="Most of a tanh, sigmoid or softmax layer is saturated: its gradient is almost "
+        "zero.",
         severity="warning",
         comes="maybe",
         inputs=(tensors("activations"),),
         capture_hint="activations of torch.nn.Tanh, Sigmoid, Hardtanh, Hardsigmoid and Softmax are "
-        "captured, of a compiled model if capture was there before its first call; calls of "
+        "captured (for a compiled model, if capture started before its first call); calls of "
         "torch.tanh, torch.sigmoid and torch.softmax are not seen",
-        remedy="Make the initial weights smaller (Xavier's), normalise the inputs or put a "
-        "normalisation in front, and lower the learning rate.",
+        remedy="Use smaller initial weights (Xavier), normalise the inputs or add a normalisation "
+        "layer before it, and lower the learning rate.",
         does_not_see="Functions (torch.tanh), the gates inside of nn.LSTM and nn.GRU, and layers "
-        "that are nearly flat: the limit is a derivative of 1e-7. What the training process takes "
-        "for flat is not a parameter here.",
+        "that are nearly flat: the limit is a derivative of 1e-7. This limit belongs to the "
+        "training process and is not a parameter.",
         alias="SaturatedActivation",
         params=SaturatedActivationParams,
         branches={
             "hidden": "A layer within the model.",
-            "output": "The last module of the model: an info.",
-            "softmax": "A softmax that is sure of its answers: an info.",
+            "output": "The last module of the model. An info.",
+            "softmax": "A softmax that is sure of its answers. An info.",
         },
         presets={"sagemaker": {"threshold_layer": 50.0, "for_summaries": 1}},
         resolve_after_steps=0,
@@ -206,9 +209,9 @@ class SaturatedActivation(Rule[SaturatedActivationParams, _State]):
                 also=named(frame.rows, layers[1:]),
                 explanation={
                     HIDDEN: "the derivative at these values is below 1e-7, or they are at a bound",
-                    OUTPUT: "it is the last module in forward order, and has learned to be so: "
-                    "that may be its task",
-                    SOFTMAX: "where these are the model's answers it may be right",
+                    OUTPUT: "it is the last module in forward order, and learned to saturate: that "
+                    "may be its task",
+                    SOFTMAX: "if these are the model's answers, it may be correct",
                 }[branch],
             ),
         )

@@ -1,13 +1,14 @@
-"""`scaler_skips`: the loss scaler of mixed precision throws too many steps away.
+"""`scaler_skips`: the loss scaler of mixed precision skips too many steps.
 
 A GradScaler skips a step whose scaled gradients are not finite, halves its scale, and doubles it
-again after 2,000 good steps: one skip in 2,000 is its normal work, and some at the beginning find
-the scale. Two conditions, each an episode of its own:
+again after 2,000 good steps: one skip in 2,000 is normal, and so are a few at the start, while it
+searches for the scale. There are two conditions, each a separate episode:
 
-- share: of the last `window` attempts more than `share` were skipped. Skips before the first step
-  that was made are the search for the scale, and do not count until there are `search` of them.
-- floor: the scale is below `floor`. From 65,536, where PyTorch begins, that is 17 skips more than
-  were made up for; gradients are then made smaller, not larger, and what is small in float16 is 0.
+- share: of the last `window` attempts more than `share` were skipped. Skips before the first
+  completed step are the search for the scale, and do not count until there are `search` of them.
+- floor: the scale is below `floor`. From PyTorch's initial 65,536, that takes 17 more skips than
+  recoveries. The scale then shrinks gradients instead of enlarging them, and small values become 0
+  in float16.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ class ScalerSkipsParams(Params):
     """Parameters of `scaler_skips`."""
 
     share: float = Field(default=20.0, gt=0, lt=100)
-    """How many of the attempts were skipped. Unit: percent."""
+    """Share of the attempts that were skipped. Unit: percent."""
     window: int = Field(default=50, ge=5)
-    """Of how many attempts. Unit: steps."""
+    """Number of attempts that are counted. Unit: steps."""
     floor: float = Field(default=1.0, ge=0)
-    """Scale below which gradients are made smaller; 0 switches this condition off."""
+    """Lower limit of the scale; 0 switches this condition off."""
     search: int = Field(default=20, ge=0)
-    """How many attempts in a row may be skipped at the beginning. Unit: steps."""
+    """How many consecutive attempts may be skipped at the start. Unit: steps."""
 
 
 @dataclass(slots=True)
@@ -49,21 +50,22 @@ class _State:
 
 
 class ScalerSkips(Rule[ScalerSkipsParams, _State]):
-    """A warning: what is not skipped is learned from, and the scale may yet be found."""
+    """A warning: the model learns from the steps that are not skipped, and the scaler may still
+    find its scale."""
 
     meta = RuleMeta(
         name="scaler_skips",
         version=1,
         family="numerical",
-        meaning="The loss scaler skips many steps, or has run down its scale.",
+        meaning="The loss scaler skips many steps, or its scale has fallen very low.",
         severity="warning",
         comes="maybe",
         inputs=(scalar(SKIPPED), scalar(SCALE, beside=True)),
         capture_hint="skips of torch.amp.GradScaler are captured",
-        remedy="Train in bfloat16, which needs no scaler; else look for what is too large: the "
-        "learning rate, a loss that is summed and not averaged, a division or logarithm in float16."
-        " Clip gradients after scaler.unscale_.",
-        does_not_see="Scalers of one's own, and steps that are lost in another way.",
+        remedy="Train in bfloat16, which needs no scaler. Otherwise find what is too large: the "
+        "learning rate, a loss that is a sum instead of a mean, a division or logarithm in "
+        "float16. Clip gradients after scaler.unscale_.",
+        does_not_see="Custom scalers, and steps that are lost in another way.",
         params=ScalerSkipsParams,
         branches={
             "share": "Many of the last steps were skipped.",
@@ -128,7 +130,7 @@ class ScalerSkips(Rule[ScalerSkipsParams, _State]):
 
     def _finding(self, share: float, first: int) -> Finding:
         params, state = self.params, self.state
-        never = "" if state.made else "; no step has been made yet"
+        never = "" if state.made else "; no step has been completed yet"
         return Finding(
             about="share",
             branch="share",
@@ -140,7 +142,7 @@ class ScalerSkips(Rule[ScalerSkipsParams, _State]):
             evidence=Evidence(
                 facts=(Fact(name="skipped", value=share, limit=params.share, unit="percent"),),
                 series=state.skips.series("attempts skipped before each step"),
-                explanation="a step is skipped whose scaled gradients are not finite",
+                explanation="a step is skipped if its scaled gradients are not finite",
             ),
         )
 

@@ -1,9 +1,9 @@
-"""`tensor_variance`: the variance of a named tensor is outside of the limits that were set for it.
+"""`tensor_variance`: the variance of a named tensor is outside the configured limits.
 
 The variance is the square of the summary's standard deviation, over the tensor's finite values (of
-an activation over a sample of them). What is usual differs from tensor to tensor, so that the rule
-has no limits of its own and runs only where the configuration names tensors and a limit. A tensor
-is out when it is so in `for_summaries` summaries in a row.
+an activation over a sample of them). The usual variance differs from tensor to tensor, so the rule
+has no default limits and runs only if the configuration names tensors and a limit. A tensor is
+outside after `for_summaries` consecutive summaries.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class TensorVarianceParams(Params):
     tensors: tuple[str, ...] = Field(default=("*",), strict=False)
     """Tensors to watch, as COLLECTION/NAME; `*` and `?` stand for any characters."""
     min_threshold: float | None = Field(default=None, ge=0)
-    """Variance below which a tensor is out."""
+    """Lower limit of the variance."""
     max_threshold: float | None = Field(default=None, ge=0)
-    """Variance above which a tensor is out."""
+    """Upper limit of the variance."""
     for_summaries: int = Field(default=1, ge=1)
-    """How many summaries in a row. Unit: summaries."""
+    """How many consecutive summaries. Unit: summaries."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -67,20 +67,21 @@ class _State:
 
 
 class TensorVariance(Rule[TensorVarianceParams, _State]):
-    """Off until tensors and a limit are given."""
+    """Off until the configuration sets tensors and a limit."""
 
     meta = RuleMeta(
         name="tensor_variance",
         version=1,
         family="numerical",
-        meaning="The variance of a tensor is outside of the limits that were set for it.",
+        meaning="The variance of a tensor is outside the configured limits.",
         severity="warning",
         comes="maybe",
         by_default=False,
         inputs=(tensors("*"),),
-        capture_hint="the tensors' collection is to be captured, with the column std",
-        remedy="Look at what the tensor is made of; a variance next to zero is a constant.",
-        does_not_see="Anything without a limit: which variance is right is not known to the rule.",
+        capture_hint="the tensors' collection must be captured, with the column std",
+        remedy="Check how the tensor is computed; a variance of almost zero means that it is "
+        "constant.",
+        does_not_see="Tensors without a limit: the rule does not know which variance is correct.",
         branches={
             LOW: "The variance is below `min_threshold`.",
             HIGH: "The variance is above `max_threshold`.",

@@ -1,24 +1,24 @@
-"""`unchanged_tensor`: a weight that has gradients and does not move.
+"""`unchanged_tensor`: a weight that gets gradients but does not change.
 
-A tensor is unchanged when all statistics of its last `num_steps` summaries are equal within
-rtol · abs(value) + atol, and the change that was measured within a step, where one was, is as
-small. What counts is only a weight that its gradient could move: frozen parameters have none, and
-one that is below 1e-4 of the usual gradient (the upper quartile over the tensors, now or in the
-first summaries) is rounding noise, as that of a bias before a normalisation, or of a solved task.
-So is that of a bias below 1e-2 of the gradient of its layer's weight: in 16 bits it is that noisy.
+A tensor is unchanged when all statistics of its last `num_steps` summaries are equal within rtol ·
+abs(value) + atol, and the change that was measured within a step, where one was, is as small. Only
+weights count that their gradient could move: frozen parameters have no gradient, and one below 1e-4
+of the usual gradient (the upper quartile over the tensors, now or in the first summaries) is
+rounding noise, such as that of a bias before a normalisation, or of a solved task. The same applies
+to the gradient of a bias below 1e-2 of that of its layer's weight: in 16 bits it is that noisy.
 
-Parameters that have gradients and are in no optimizer do not move either: those are known after
-the first seven steps, by the branch `in_no_optimizer`; `unowned_gradients.py` says when that is a
-warning.
+Parameters that have gradients but are in no optimizer do not change either: the branch
+`in_no_optimizer` reports them after the first seven steps; `unowned_gradients.py` defines when that
+is a warning.
 
-While the learning rates of all parameter groups are zero, or below 1e-4 of their highest, nothing
-is looked at: `learning_rate_anomaly` says that. Where some are, as many tensors as their groups
-hold may stay as they are, which is how people freeze a part of a model.
+While the learning rates of all parameter groups are zero, or below 1e-4 of their highest, the rule
+pauses: `learning_rate_anomaly` reports that. If only some are, as many tensors as their groups have
+may stay unchanged, which is a usual way to freeze a part of a model.
 
 The tolerances are those of float32 arithmetic, not the ten thousand times wider ones of SageMaker
 Debugger: with a rate of 1e-6, ten steps change a LayerNorm's statistics by less than 1e-5 of their
 size, and that run learns. The preset `sagemaker` has its tolerances, and counts every weight,
-frozen or not: there, the tensors to watch are those that are named.
+frozen or not: there, you name the tensors to watch.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ class UnchangedTensorParams(Params):
     """Parameters of `unchanged_tensor`."""
 
     num_steps: int = Field(default=3, ge=2)
-    """How many summaries in a row must be equal. Unit: summaries."""
+    """How many consecutive summaries must be equal. Unit: summaries."""
     rtol: float = Field(default=1e-7, ge=0, lt=1)
-    """How far two values may be apart. Unit: share of the value."""
+    """Relative tolerance of two values. Unit: share of the value."""
     atol: float = Field(default=1e-12, ge=0)
-    """How far two values may be apart in any case."""
+    """Absolute tolerance of two values."""
     only_pushed: bool = True
-    """Whether weights are left out that their gradients could not move, or whose learning rate
-    rests."""
+    """Whether to ignore weights that their gradients could not move, or whose learning rate is
+    paused."""
     tensors: tuple[str, ...] = Field(default=(), strict=False)
     """Further tensors to watch, as COLLECTION/NAME; `*` and `?` stand for any characters."""
 
@@ -104,13 +104,13 @@ class _State:
 
 class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
     """One episode for each collection; it names the first tensor and how many others. Arrays that
-    are recorded one by one have each their own."""
+    are recorded one by one each have their own."""
 
     meta = RuleMeta(
         name="unchanged_tensor",
         version=3,
         family="numerical",
-        meaning="A weight gets gradients and does not change.",
+        meaning="A weight gets gradients but does not change.",
         severity="warning",
         comes="maybe",
         inputs=(
@@ -123,15 +123,15 @@ class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
             event(RunStarted, beside=True),
         ),
         capture_hint="weights are captured when an optimizer of PyTorch steps",
-        remedy="Check that the optimizer was given this parameter and not a copy of it, that its "
-        "group's learning rate is not tiny, and that bfloat16 weights can hold the update.",
+        remedy="Check that the optimizer has this parameter and not a copy of it, that its group's "
+        "learning rate is not tiny, and that bfloat16 weights can represent the update.",
         alias="UnchangedTensor",
         params=UnchangedTensorParams,
         presets={
             "sagemaker": {"num_steps": 3, "rtol": 1e-5, "atol": 1e-8, "only_pushed": False},
         },
-        does_not_see="A weight of a tensor that otherwise changes: whole tensors are compared. One "
-        "that no gradient reaches is not counted: `no_gradient` has it.",
+        does_not_see="Single weights of a tensor that otherwise changes: the rule compares whole "
+        "tensors. Weights that no gradient reaches do not count: `no_gradient` covers them.",
         resolve_after_steps=0,
     )
     state_type = _State

@@ -55,12 +55,12 @@ class UnownedGradients:
             about=COLLECTION,
             branch=BRANCH,
             subject=Subject(kind="tensor", name=name, collection="gradients"),
-            reason=f"{name}{others} have gradients, and no optimizer has them{why}",
+            reason=f"{name}{others} have gradients but are in no optimizer{why}",
             first_step=0,
             first_rank=self.frames.rank,
             severity=severity,
-            remedy="Make the optimizer after the model is complete, from all of its parameters; "
-            "set requires_grad to False for those that are not to be trained.",
+            remedy="Create the optimizer after the model is complete, from all of its parameters; "
+            "set requires_grad to False for those that should not be trained.",
             evidence=Evidence(
                 facts=(
                     Fact(name="not_optimized", value=float(len(rows)), unit="tensors"),

@@ -1,13 +1,14 @@
 """`vanishing_gradient`: gradients that are too small to change anything.
 
-Two forms, each an episode of its own, both over `for_steps` summaries of the gradients in a row:
+It has two forms, each a separate episode, both over `for_steps` consecutive summaries of the
+gradients:
 
 - share: at least `share` of the tensors have a mean absolute gradient below `threshold`. A solved
-  task has small gradients too: this form rests while the loss is below `solved` of the first one.
-  And how large a gradient is in itself says nothing to an optimizer that divides by its size, like
-  Adam: it rests while a step changes the median tensor by more than `moving` of its norm. (A loss
-  in small units, 1e-5 of the usual ones, had all gradients below 1e-7 and moved by 8e-3; where
-  gradients had vanished it was 1e-7 and less.)
+  task has small gradients too, so this form pauses while the loss is below `solved` of the first
+  one. The absolute size of a gradient does not matter to an optimizer that divides by it, like
+  Adam, so the form also pauses while a step changes the median tensor by more than `moving` of its
+  norm. (A loss in small units, 1e-5 of the usual ones, had all gradients below 1e-7 and moved by
+  8e-3; where gradients had vanished it was 1e-7 and less.)
 - depth: the first quarter of the layers has gradients less than `depth_ratio` times as large as the
   last quarter has (medians over tensors of the mean absolute gradient; from eight tensors on).
 
@@ -51,16 +52,18 @@ class VanishingGradientParams(Params):
     threshold: float = Field(default=1e-7, gt=0)
     """Mean absolute gradient below which a tensor's gradient counts as vanished."""
     share: float = Field(default=0.5, gt=0, le=1)
-    """How many of the tensors must have vanished. Unit: share, 1 is all."""
+    """Share of the tensors whose gradients must have vanished. Unit: share, 1 is all."""
     for_steps: int = Field(default=5, ge=1)
-    """How long, in steps of which gradients were summarised. Unit: summaries."""
+    """How many consecutive summaries. Unit: summaries."""
     depth_ratio: float = Field(default=1e-5, ge=0, lt=1)
-    """Gradients of the first layers against those of the last ones; 0 switches this form off."""
+    """Ratio of the gradients of the first layers to those of the last ones; 0 switches this form
+    off."""
     solved: float = Field(default=0.01, ge=0, lt=1)
-    """Loss against the first one below which a task is solved. Unit: share; 0: no task is."""
+    """Loss relative to the first one, below which a task is solved; 0: off. Unit: share."""
 
     moving: float = Field(default=1e-4, gt=0)
-    """The form by share rests while weights change by more in a step. Unit: share of their norm."""
+    """The form `share` pauses while a step changes weights by more than this. Unit: share of their
+    norm."""
 
 
 @dataclass(slots=True)
@@ -84,13 +87,13 @@ class _State:
 
 
 class VanishingGradient(Rule[VanishingGradientParams, _State]):
-    """A warning: the run may still learn with its last layers alone."""
+    """A warning: the run may still learn with only its last layers."""
 
     meta = RuleMeta(
         name="vanishing_gradient",
         version=2,
         family="numerical",
-        meaning="The gradients of many tensors, or of the first layers, are next to nothing.",
+        meaning="The gradients of many tensors, or of the first layers, are almost zero.",
         severity="warning",
         comes="maybe",
         inputs=(
@@ -99,13 +102,14 @@ class VanishingGradient(Rule[VanishingGradientParams, _State]):
             scalar("loss", beside=True),
         ),
         capture_hint="gradients are captured when an optimizer of PyTorch steps",
-        remedy="Look at saturated activations and at the initialisation of the first layers; "
-        "residual connections, normalisation, or ReLU in place of sigmoid and tanh help.",
+        remedy="Check for saturated activations and check the initialisation of the first layers. "
+        "Residual connections, normalisation, or ReLU instead of sigmoid and tanh help.",
         alias="VanishingGradient",
         params=VanishingGradientParams,
         branches={
-            "share": "The gradients of many tensors are next to nothing.",
-            "depth": "Those of the first layers are, beside those of the last ones.",
+            "share": "The gradients of many tensors are almost zero.",
+            "depth": "The gradients of the first layers are tiny compared with those of the last "
+            "ones.",
         },
         presets={
             "sagemaker": {
@@ -117,8 +121,9 @@ class VanishingGradient(Rule[VanishingGradientParams, _State]):
                 "moving": 1e30,
             }
         },
-        does_not_see="Gradients that vanish inside a module without parameters of its own, and one "
-        "tensor that starves among many that do not: `no_gradient` has those that get none at all.",
+        does_not_see="Gradients that vanish inside a module without parameters of its own, and a "
+        "single tensor with vanishing gradients among many without: `no_gradient` covers tensors "
+        "that get none at all.",
         resolve_after_steps=20,
     )
     state_type = _State

@@ -1,33 +1,34 @@
-"""`weight_update_ratio`: one step changes weights too much, or next to not at all.
+"""`weight_update_ratio`: one step changes weights too much, or hardly at all.
 
 The ratio of a tensor is update_l2 / (l2 + epsilon): the norm of its change in one step against its
 own norm. The condition is that at least `share` of the tensors are above `large_threshold`, or
-below `small_threshold`, in each of the last `for_summaries` summaries; each side is an episode of
-its own. The first `warmup_steps` steps are left out: biases start at zero, and any change is large
-against that. For the large side tensors of fewer than 16 values are left out: the bias of a
-logistic regression with a weighted loss may move by its own size at each step, and learns all the
-same. For the small side only weights are looked at that their gradients could move: one below 1e-4
-of the usual gradient (the upper quartile over the tensors, now or in the first summaries) is
-rounding noise, as that of a bias before a normalisation, or of a solved task. Nor is it looked at
-while the learning rates of all parameter groups are zero, or below 1e-4 of their highest; where
-some are, as many tensors as their groups hold are left out.
+below `small_threshold`, in each of the last `for_summaries` summaries; each side is a separate
+episode. The first `warmup_steps` steps are left out: biases start at zero, and any change is large
+against that. The large side ignores tensors of fewer than 16 values: the bias of a logistic
+regression with a weighted loss may move by its own size at each step and still learn. The small
+side only checks weights that their gradients could move: a gradient below 1e-4 of the usual
+gradient (the upper quartile over the tensors, now or in the first summaries) is rounding noise,
+such as that of a bias before a normalisation, or of a solved task. The small side pauses while the
+learning rates of all parameter groups are zero, or below 1e-4 of their highest; if only some are,
+as many tensors as their groups have are ignored.
 
-In the first steps something else counts for the large side, of the tensors that did not begin at
-zero: a median ratio above 0.5, and the same of all weights together, after which the loss more than
-doubles within ten steps, or is no number; a median ratio above 0.2, after which the loss is more
-than four times as high; or, of eight tensors or more and whatever the loss does, a median ratio
-above 0.5 with a median norm of the change above 1. Of 22 healthy programs with up to eight seeds
-the highest ratio of a first step was 0.1; of three whose rate was a thousand times too high the
-lowest was 0.65.
+In the first steps, the large side uses other conditions, for tensors that did not start at zero: a
+median ratio above 0.5, and the same for all weights together, after which the loss more than
+doubles within ten steps, or is NaN; a median ratio above 0.2, after which the loss is more than
+four times as high; or, of eight tensors or more and whatever the loss does, a median ratio above
+0.5 with a median norm of the change above 1. Of 22 healthy programs with up to eight seeds the
+highest ratio of a first step was 0.1; of three whose rate was a thousand times too high the lowest
+was 0.65.
 
 In healthy runs the median over the tensors was 4e-3 to 5e-3 (a small GPT, AdamW) and 5e-3 to 2e-2
 (a ResNet, SGD with momentum), and the largest of any tensor 0.06 and 0.17, in the first 30 steps.
 What stays above 0.2 is a rate that is too high for weights that cannot grow with it, for weight
-decay or normalisation; where they can, the ratio falls within ten steps, and the loss has the tale.
+decay or normalisation; where they can, the ratio falls within ten steps, and the loss shows the
+problem.
 
-The preset `sagemaker` has the limits that SageMaker Debugger documents, for any tensor and any
-summary from the first on, without the exceptions of the small side. Its rule compares two saved
-steps, by default 500 apart; here the change is that of one step.
+The preset `sagemaker` has SageMaker Debugger's documented limits, for any tensor and any summary
+from the first on, without the exceptions of the small side. Its rule compares two saved steps, by
+default 500 apart; here the change is that of one step.
 """
 
 from __future__ import annotations
@@ -77,14 +78,14 @@ class WeightUpdateRatioParams(Params):
     epsilon: float = Field(default=1e-9, gt=0)
     """Added to the norm of the tensor."""
     share: float = Field(default=0.25, gt=0, le=1)
-    """How many of the tensors that were looked at. Unit: share, 1 is all."""
+    """Share of the checked tensors. Unit: share, 1 is all."""
     for_summaries: int = Field(default=3, ge=1)
-    """How many summaries in a row. Unit: summaries."""
+    """How many consecutive summaries. Unit: summaries."""
     warmup_steps: int = Field(default=20, ge=0)
-    """First steps that are left out. Unit: steps."""
+    """First steps that are ignored. Unit: steps."""
     only_pushed: bool = True
-    """Whether the small side leaves out weights that their gradients could not move, and those
-    whose learning rate rests."""
+    """Whether the small side ignores weights that their gradients could not move, and those whose
+    learning rate is paused."""
 
 
 @dataclass(slots=True)
@@ -107,7 +108,8 @@ class _State:
 
 
 class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
-    """Small updates are not looked at while all groups rest: `learning_rate_anomaly` says that."""
+    """Small updates are not checked while all learning rates are paused: `learning_rate_anomaly`
+    reports that."""
 
     meta = RuleMeta(
         name="weight_update_ratio",
@@ -123,7 +125,7 @@ class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
             scalar("loss", beside=True),
             event(RunStarted, beside=True),
         ),
-        capture_hint="updates of weights are captured when an optimizer of PyTorch steps",
+        capture_hint="updates of weights are captured when a PyTorch optimizer steps",
         remedy="Large: lower the learning rate or the weight decay. Small: raise the rate; with "
         "weights in bfloat16 keep a float32 copy, since small updates are rounded away.",
         alias="WeightUpdateRatio",
@@ -143,9 +145,8 @@ class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
                 "only_pushed": False,
             }
         },
-        does_not_see="A step that is far too large once, between two summaries, a rate that is "
-        "too high and comes by a warm-up, and weights that are pushed to and fro without getting "
-        "anywhere.",
+        does_not_see="A single step that is far too large, between two summaries; a rate that "
+        "becomes too high through a warm-up; and weights that oscillate without progress.",
         resolve_after_steps=20,
     )
     state_type = _State

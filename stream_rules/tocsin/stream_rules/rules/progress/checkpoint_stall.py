@@ -1,12 +1,12 @@
-"""`checkpoint_stall`: writing checkpoints takes long, or longer and longer.
+"""`checkpoint_stall`: writing checkpoints takes too long, or takes longer each time.
 
-- long: one write lasts longer than `threshold`, told by its begin and end marks while it goes on
-  (`run.phase("checkpoint")`, the frameworks' callbacks), else by its duration once it is written.
-- growing: what is written at one step is added up. The condition is that each of the last three
-  steps with a checkpoint took longer than (1 + `percent` / 100) times the median of all before, at
-  least six, and longer by `least`, while its bytes did not grow by half as much: larger files take
-  longer by nature, and what goes into a page cache takes a second more or less by chance. An info;
-  a warning from a minute on.
+- long: one write takes longer than `threshold`. Start and end marks (`run.phase("checkpoint")`, the
+  frameworks' callbacks) show this during the write; otherwise its duration shows it afterwards.
+- growing: all writes of one step are added up. The condition is that each of the last three steps
+  with a checkpoint took longer than (1 + `percent` / 100) times the median of all before, at least
+  six, and longer by `least`, while its bytes did not grow by half as much: larger files naturally
+  take longer, and writes into a page cache vary by about a second. An info; a warning from one
+  minute on.
 
 The defaults of `threshold` and `percent` are choices, not measurements: a job that writes for ten
 minutes loses an hour a day at a checkpoint every two and a half hours.
@@ -39,11 +39,11 @@ class CheckpointStallParams(Params):
     """Parameters of `checkpoint_stall`."""
 
     threshold: Duration = Field(default=timedelta(minutes=10), examples=["10m"])
-    """How long a write may last. Unit: a duration."""
+    """How long a write may take. Unit: a duration."""
     percent: float = Field(default=100.0, gt=0)
-    """By how much longer than before. Unit: percent of the median before."""
+    """How much longer writes must take. Unit: percent of the earlier median."""
     least: Duration = Field(default=timedelta(seconds=10), examples=["10s"])
-    """How much longer it takes in any case before it counts as growing. Unit: a duration."""
+    """Minimum increase that counts as growing. Unit: a duration."""
 
 
 @dataclass(slots=True)
@@ -69,25 +69,26 @@ class _State:
 
 
 class CheckpointStall(Rule[CheckpointStallParams, _State]):
-    """An episode for each rank that writes for too long, and one for writes that grow."""
+    """An episode for each rank that writes for too long, and one for writes that take longer each
+    time."""
 
     meta = RuleMeta(
         name="checkpoint_stall",
         version=1,
         family="progress",
-        meaning="Writing a checkpoint lasts long, or takes longer and longer.",
+        meaning="Writing a checkpoint takes too long, or takes longer each time.",
         severity="warning",
         comes="later",
         inputs=(event(CheckpointWritten), event(PhaseMark), event(Heartbeat, beside=True)),
         capture_hint="torch.save, safetensors and the frameworks' checkpoints are noticed; mark "
         'others by run.phase("checkpoint")',
-        remedy="Look at the file system that the checkpoint goes to (space, quota, other jobs); "
-        "write to a local disk first, asynchronously, or from fewer ranks.",
-        does_not_see="A write that hangs and is not marked as a phase, until it is over: "
-        "stalled_training says that no step comes. The background part of an asynchronous write.",
+        remedy="Check the file system of the checkpoint (space, quota, other jobs). Write to a "
+        "local disk first, asynchronously, or from fewer ranks.",
+        does_not_see="A write that hangs and is not marked as a phase, until it ends: "
+        "stalled_training reports the missing steps. The background part of an asynchronous write.",
         branches={
-            "long": "One write lasts longer than the threshold.",
-            "growing": "Writes of no more bytes take longer than they did.",
+            "long": "One write takes longer than the threshold.",
+            "growing": "Writes take longer than before, with no more bytes.",
         },
         params=CheckpointStallParams,
         resolve_after_steps=0,

@@ -1,26 +1,28 @@
-"""`learning_rate_anomaly`: the learning rate is zero, no number, jumps, or stands still.
+"""`learning_rate_anomaly`: the learning rate is zero or NaN, jumps, or does not follow its
+scheduler.
 
-Six reasons, each an episode of its own:
+It has these forms, each a separate episode:
 
 - not finite, in any parameter group.
-- zero in all groups for `zero_steps` steps: a schedule that began at zero and never rose, or that
-  ended before the training did. Where no schedule was declared and the first rate is zero,
-  `zero_at_first` steps are enough. One group at zero is how people freeze a part of a model.
-- vanished: in all groups below `vanished` times the highest it was, for a quarter of the steps so
-  far and `zero_steps` at least: a schedule that is stepped for each batch and was made for epochs.
-  A cosine to zero is that low for the last 0.6 % of its steps, an exponential decay to a
-  hundred-thousandth for a fifth of them.
-- unstepped: a schedule was made, and its `step()` was not called in two epochs of the training's
-  data loader, or by the end of the run. The training process counts it.
-- a jump: from one step to the next by more than `factor`, up or down. A rise to where it has been
-  already, or to the base rate of a schedule, is a warm restart or a warm-up by epochs; a fall is an
-  info, as the next phase of a script may begin with it; a change like the one before, or like the
-  one after, belongs to a warm-up or a decay by steps, which is why a jump is decided one step
-  later; a factor of ten exactly is how most schedules decay, and below a millionth of the highest
-  rate nothing is at stake. None of them counts. It is over when the rate is back within `factor` of
-  what it was before, not when it stays where it has jumped to.
-- constant where a schedule was declared, for the first `constant_steps` steps: an info only, since
-  a schedule that decays by epochs is constant for long.
+- zero in all groups for `zero_steps` steps: a schedule that started at zero and never rose, or that
+  ended before the training did. If there is no scheduler and the first rate is zero,
+  `zero_at_first` steps are enough. A single group at zero is a usual way to freeze a part of a
+  model.
+- vanished: in all groups below `vanished` times its highest value, for a quarter of the steps so
+  far and at least `zero_steps`: a scheduler designed for epochs that steps at every batch. A cosine
+  to zero is that low for the last 0.6 % of its steps, an exponential decay to a hundred-thousandth
+  for a fifth of them.
+- unstepped: the program created a scheduler but did not call its `step()` in two epochs of the
+  training's data loader, or before the end of the run. The training process counts the calls.
+- a jump: from one step to the next by more than `factor`, up or down. A fall is an info, because
+  the next phase of a script may start with one. These do not count: a rise to an earlier rate, or
+  to the base rate of a scheduler (a warm restart or a warm-up by epochs); a change equal to the
+  previous or the next one (a warm-up or a decay by steps, which is why the rule decides one step
+  later); a factor of exactly ten (the usual decay); and rates below a millionth of the highest one.
+  The issue resolves when the rate is back within `factor` of its earlier value, not when it stays
+  at the new one.
+- constant although there is a scheduler, for the first `constant_steps` steps: only an info, since
+  a scheduler that decays by epochs stays constant for a long time.
 """
 
 from __future__ import annotations
@@ -61,17 +63,17 @@ class LearningRateAnomalyParams(Params):
     """Parameters of `learning_rate_anomaly`."""
 
     factor: float = Field(default=10.0, gt=1)
-    """By how much the rate may change from one step to the next."""
+    """Largest factor by which the rate may change from one step to the next."""
     zero_steps: int = Field(default=20, ge=1)
-    """How long all groups may have a rate of zero. Unit: steps."""
+    """For how many steps all groups may have a rate of zero. Unit: steps."""
     zero_at_first: int = Field(default=5, ge=1)
-    """The same at the beginning of a run that has declared no schedule. Unit: steps."""
+    """The same at the start of a run without a scheduler. Unit: steps."""
     vanished: float = Field(default=1e-4, ge=0, lt=1)
-    """Below which share of its highest value the rate is next to nothing."""
+    """Share of its highest value below which the rate has vanished."""
     unstepped_epochs: int = Field(default=2, ge=1)
-    """How many epochs a schedule may not be stepped. Unit: epochs."""
+    """For how many epochs a scheduler may go without a step. Unit: epochs."""
     constant_steps: int = Field(default=1000, ge=2)
-    """How long a declared schedule may leave the rate as it was at first. Unit: steps."""
+    """For how many steps a scheduler may keep the first rate. Unit: steps."""
 
 
 @dataclass(slots=True)
@@ -107,14 +109,13 @@ class _State:
 
 
 class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
-    """Warnings; a schedule that stands still is an info."""
+    """A warning. A scheduler that never changes the rate is reported as info."""
 
     meta = RuleMeta(
         name="learning_rate_anomaly",
         version=2,
         family="progress",
-        meaning="The learning rate is zero or next to it, no number, jumps, or ignores its "
-        "schedule.",
+        meaning="The learning rate is (nearly) zero, NaN, jumps, or does not follow its scheduler.",
         severity="warning",
         comes="maybe",
         inputs=(
@@ -123,20 +124,20 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
             scalar("epochs", beside=True),
             event(RunStarted, beside=True),
         ),
-        capture_hint="learning rates are captured when an optimizer of PyTorch steps",
-        remedy="Check the schedule: its length in steps, whether scheduler.step() is called once "
-        "where it should be, and that its state is restored when a run is resumed.",
+        capture_hint="learning rates are captured when a PyTorch optimizer steps",
+        remedy="Check the scheduler: its length in steps, that scheduler.step() is called once and "
+        "in the right place, and that its state is restored when you resume a run.",
         params=LearningRateAnomalyParams,
         branches={
-            "not_finite": "A rate is no number.",
+            "not_finite": "A rate is NaN or infinite.",
             "zero": "All rates are zero.",
-            "vanished": "All rates are next to nothing beside what they were.",
-            "unstepped": "A schedule was made, and is never stepped.",
+            "vanished": "All rates are tiny compared with their earlier values.",
+            "unstepped": "A scheduler exists, but its step() is never called.",
             "jump": "A rate has changed by more than the factor in one step.",
-            "constant": "A declared schedule leaves the rate as it is: an info.",
+            "constant": "A scheduler does not change the rate. An info.",
         },
-        does_not_see="A rate that is wrong from the start and stays there, and one that a user's "
-        "own optimizer keeps to itself.",
+        does_not_see="A rate that is wrong from the start and stays constant, and a rate that a "
+        "custom optimizer does not expose.",
         resolve_after_steps=20,
     )
     state_type = _State
@@ -175,7 +176,7 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
             group.bad_last = step
             if group.bad_since is None:
                 group.bad_since = step
-            reason = f"the learning rate of {name} is {rate} since step {group.bad_since}"
+            reason = f"the learning rate of {name} has been {rate} since step {group.bad_since}"
             yield self._finding("not finite", name, group.bad_since, reason, group, rate, None)
             return
         if step - group.bad_last > self.meta.resolve_after_steps:
@@ -231,7 +232,7 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
         declared = self._base(name) is not None and not self.state.changed
         if declared and rate > 0 and group.steps == self.params.constant_steps:
             reason = (
-                f"a schedule was declared, but the learning rate has been {rate:.3g} in all of the "
+                f"a scheduler exists, but the learning rate has been {rate:.3g} in all of the "
                 f"first {group.steps:,} steps"
             )
             first = group.first_step
@@ -262,7 +263,7 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
         if name is None or self.state.changed:
             return
         group = self.state.groups[name]
-        reason = f"a learning-rate schedule was made, and its step() was not called {how_long}"
+        reason = f"a learning-rate scheduler exists, but its step() was not called {how_long}"
         first = group.first_step
         yield self._finding("unstepped", name, first, reason, group, group.last or 0.0, None)
 
@@ -306,7 +307,8 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
         at_first = state.declared is False and state.zero_since == state.first_step
         if state.zero_steps >= (self.params.zero_at_first if at_first else self.params.zero_steps):
             name = next(iter(state.groups))
-            reason = f"the learning rate is zero since step {state.zero_since}: nothing is learned"
+            reason = f"the learning rate has been zero since step {state.zero_since}: the model "
+            "does not learn"
             first = state.zero_since
             yield self._finding("zero", name, first, reason, state.groups[name], 0.0, None)
 

@@ -1,4 +1,4 @@
-"""`loss_diverged`: the loss has left for good, far above where it has been.
+"""`loss_diverged`: the loss has risen far above its earlier level and stays there.
 
 With ref the lowest of the running medians and scale the standard deviation of all losses so far
 (each cut at the warning's limit), a factor F is exceeded when a median of the newest losses > ref +
@@ -6,19 +6,19 @@ With ref the lowest of the running medians and scale the standard deviation of a
 zero, from counting as a small reference. Above `factor` by the median of `for_steps` it is a
 warning, above `critical_factor` critical (branch `risen`), if it is much worse than at first, too:
 a cross-entropy above what a guess costs and as many times what it began with; any other loss
-`quick_factor` times what its first 50 losses have shown, for twice as long, and not on its way
-back. The errors of Q-learning and of a value function grow with the values, to sixty times and more
-after the first reward of a sparse task; an autoencoder whose inputs become noisy at once stays at
-ten times its level: all are well.
+`quick_factor` times what its first 50 losses have shown, for twice as long, and not recovering. The
+errors of Q-learning and of a value function grow with the values, to sixty times and more after the
+first reward of a sparse task; an autoencoder whose inputs become noisy at once stays at ten times
+its level: all of these are healthy.
 
-One batch is no reference: it may be empty, easy or the quiet beginning of data in the order of
-time. What a run began with is the median of its first 20 losses. The running median is over
-`for_steps` losses; of a cross-entropy also over `quick_steps`, and what a guess costs counts as a
-reference from the first loss on, if that is no higher. No run is stopped before its 50th loss but
-where a step has changed half of its weights by more than half of their norm (`weight_update_ratio`
-has the figures): a loss alone cannot tell a hard batch from a ruined model then.
+One batch is not a reference: it may be empty, easy or the quiet start of time-ordered data. The
+initial loss of a run is the median of its first 20 losses. The running median is over `for_steps`
+losses; of a cross-entropy also over `quick_steps`, and what a guess costs counts as a reference
+from the first loss on, if that is no higher. No run is stopped before its 50th loss, unless a step
+has changed half of its weights by more than half of their norm (`weight_update_ratio` has the
+figures): a loss alone cannot tell a hard batch from a ruined model then.
 
-What goes up steeply is warned of earlier: above `early_factor` by the median of `early_steps`, and
+A steep rise causes an earlier warning: above `early_factor` by the median of `early_steps`, and
 above `quick_factor` by that of three. Of 22 healthy programs with up to eight seeds the highest was
 Q-learning, whose losses grow with the values: 1.8 on 50 steps, 2.4 on 20, 6.4 on 10 and 11 on
 three; all but it stayed below 1.5 on three. A cross-entropy beyond a hundred times is critical by
@@ -26,38 +26,37 @@ the median over `quick_steps`: no completed run that was looked at comes near (t
 75 public GPT trainings was 1.04 on 50 steps and 1.13 on 10, of small GPTs and ResNets 1.09 and
 1.18), and a ResNet whose learning rate was raised a thousandfold is beyond it after five steps.
 
-A cross-entropy begins at what a guess costs, so a model that has forgotten everything is nowhere
-near ten times its beginning. For it the share of the progress that is lost counts (branch `lost`):
-L = (median of `for_steps` - lowest) / (start - lowest), start being a guess's cost, or, where that
-is not known, the median of the first 20 losses. Over 474 public series of healthy trainings with
-one optimizer, of 150 points or more, the largest L that lasted for 200 points was 0.13 (BERT;
-diffusion 0.10, detection 0.09, fine-tuning 0.06, 75 GPTs 0.02). Of the documented spikes and
-divergences of BigScience's models it was 0.17 to 0.52 for 200 points; over 500 points 0.49 where
-the model was given up, and 0.01 where it came back. So more than `lost_share` for `lost_for` losses
-is a warning, and more than `lost_critical_share` for `lost_critical_for` is critical and worth a
-stop: of a vocabulary of 1,000 and more, and while the loss has neither come back by a third of its
-rise nor still falls, by 4 % of it in 250 losses, as it does where the data have changed. With fewer
-classes a next stage of harder data may cost as much; `_FORGOTTEN` is asked there. Such an issue
-stays open until no more than `lost_share` is lost, one that has `risen`, too: there is no new
-level.
+A cross-entropy starts at the cost of a guess, so a model that has forgotten everything is nowhere
+near ten times its initial loss. For it, the lost share of the progress counts (branch `lost`): L =
+(median of `for_steps` - lowest) / (start - lowest), start being a guess's cost, or, where that is
+not known, the median of the first 20 losses. Over 474 public series of healthy trainings with one
+optimizer, of 150 points or more, the largest L that lasted for 200 points was 0.13 (BERT; diffusion
+0.10, detection 0.09, fine-tuning 0.06, 75 GPTs 0.02). Of the documented spikes and divergences of
+BigScience's models it was 0.17 to 0.52 for 200 points; over 500 points 0.49 where the model was
+given up, and 0.01 where it came back. So more than `lost_share` for `lost_for` losses is a warning,
+and more than `lost_critical_share` for `lost_critical_for` is critical and stop-worthy, for a
+vocabulary of 1,000 and more, while the loss has neither recovered a third of its rise nor is still
+falling by 4 % in 250 losses, as it does after a change of the data. With fewer classes, a harder
+stage of the data may cost as much; `_FORGOTTEN` applies there. Such an issue, and one that has
+`risen`, stays open until no more than `lost_share` is lost: there is no new level.
 
-Losses that begin below 0.01, or are ever negative, have no size of their own: those of policy
-gradients begin near zero, and rise while all is well (of eight runs of REINFORCE five reached 2 to
-200 times the reference). Those of optimizers that each step after a backward call of their own work
-against each other. Both are judged after the first `for_steps` steps, by the critical factor alone,
-with the spread of those first losses as the least scale, and no more than warned of.
+Losses that start below 0.01, or are ever negative, have no natural scale: those of policy gradients
+start near zero and rise in healthy runs (of eight runs of REINFORCE five reached 2 to 200 times the
+reference). Those of optimizers that each step after a backward call of their own work against each
+other. Both are checked after the first `for_steps` steps, only against the critical factor, with
+the spread of those first losses as the minimum scale, and cause at most a warning.
 
 A cross-entropy that begins at a tenth of what a guess costs, the logarithm of the number of
 classes, or below says at first how easy the beginning is: against a queue of random keys, as in
-momentum contrast, it rises from 0.06 to 4.1 of 5.5 while all is well. Half a guess is then the
-least scale: what is no worse than a guess has not diverged.
+momentum contrast, it rises from 0.06 to 4.1 of 5.5 in a healthy run. Half the cost of a guess is
+then the minimum scale: a loss that is no worse than a guess has not diverged.
 
 A loss that is minimised has a lower bound. One that began at or above it and falls to
 `quick_factor` times its own first size below zero has none (branch `falling`): its sign is wrong,
 or a term of it can be made as negative as the model likes. Where the source says that it is a
 cross-entropy, three first losses about minus the logarithm of the number of classes, which is where
-it begins but for the sign, are as sure (`wrong_sign`). Warnings, and not for several losses: a
-critic's has no bound, and a generator may well raise another's.
+it begins but for the sign, are equally certain (`wrong_sign`). These are warnings, and do not apply
+to several losses: a critic's loss has no bound, and a generator may raise another one.
 """
 
 from __future__ import annotations
@@ -134,29 +133,30 @@ class LossDivergedParams(Params):
     """Parameters of `loss_diverged`."""
 
     factor: float = Field(default=3.0, gt=1)
-    """Above it, a warning. Unit: multiples of the reference."""
+    """Warning above this factor. Unit: multiples of the reference."""
     critical_factor: float = Field(default=10.0, gt=1)
-    """Above it, critical, if the loss is also worse than a guess and as many times what a
-    cross-entropy began with, or `quick_factor` times what any other loss began with. Unit:
-    multiples of the reference."""
+    """Critical above this factor, if a cross-entropy is also worse than a guess and above this
+    multiple of its initial value, or any other loss above `quick_factor` times its initial value.
+    Unit: multiples of the reference."""
     for_steps: int = Field(default=50, ge=3)
     """Length of the running median. Unit: losses."""
     early_factor: float = Field(default=6.0, gt=1)
-    """Above it, a warning after `early_steps`. Unit: multiples of the reference."""
+    """Early warning above this factor, after `early_steps`. Unit: multiples of the reference."""
     early_steps: int = Field(default=20, ge=3)
-    """Length of the median that warns early. Unit: losses."""
+    """Length of the median for the early warning. Unit: losses."""
     quick_factor: float = Field(default=100.0, gt=1)
-    """Above it, a cross-entropy is critical after `quick_steps`, and any loss is warned of after
-    three. Unit: multiples of the reference."""
+    """Above this factor, a cross-entropy is critical after `quick_steps`, and any loss causes a
+    warning after three. Unit: multiples of the reference."""
     quick_steps: int = Field(default=10, ge=3)
     """Length of the short median. Unit: losses."""
     lost_share: float = Field(default=0.15, gt=0, lt=1)
-    """Above it for `lost_for`, a warning. Unit: share of the loss's fall until then."""
+    """Warning if more than this is lost for `lost_for` losses. Unit: share of the loss's fall until
+    then."""
     lost_for: int = Field(default=200, ge=1)
     """How long. Unit: losses."""
     lost_critical_share: float = Field(default=0.4, gt=0, lt=1)
-    """Above it for `lost_critical_for`, a cross-entropy of many classes is critical. Unit: share of
-    the loss's fall until then."""
+    """A cross-entropy of many classes is critical if more than this is lost for `lost_critical_for`
+    losses. Unit: share of the loss's fall until then."""
     lost_critical_for: int = Field(default=500, ge=1)
     """How long. Unit: losses."""
 
@@ -203,35 +203,36 @@ class LossDiverged(Rule[LossDivergedParams, _State]):
         name="loss_diverged",
         version=3,
         family="progress",
-        meaning="The training loss has risen far above where it was, and stays there.",
+        meaning="The training loss has risen far above its earlier level and stays there.",
         severity="warning",
         stop_worthy=True,
-        stops_because="no completed run that was looked at has had such a loss, and it goes on "
-        "costing: a cross-entropy ten times above its past and its beginning, a language model "
-        "that has lost 40 % of its progress for 500 losses and does not regain it, any other loss "
-        "a hundred times above its first 50; never before 50 losses unless a step has thrown the "
-        "weights away, and with one loss only",
+        stops_because="no completed run that we examined had such a loss, and every further step "
+        "is wasted money: a cross-entropy ten times above its past and its beginning, a language "
+        "model that has lost 40 % of its progress for 500 losses and does not regain it, any other "
+        "loss a hundred times above its first 50; never before 50 losses unless one step has "
+        "ruined the weights, and only with a single loss",
         inputs=(
             scalar("loss"),
             event(LossInputsSeen, beside=True),
             tensors("updates", beside=True),
         ),
-        capture_hint="the loss is seen when backward() is called on it; else run.log it as 'loss'",
-        remedy="Lower the learning rate or lengthen its warm-up, clip gradients, and go on from "
-        "a checkpoint from before the first step; look at the data around the first step.",
+        capture_hint="the loss is captured when backward() is called on it; otherwise log it with "
+        "run.log as 'loss'",
+        remedy="Lower the learning rate or lengthen its warm-up, clip gradients, and continue from "
+        "a checkpoint before the first bad step; inspect the data around that step.",
         branches={
-            "risen": "It is many times above where it was.",
-            "lost": "It has lost a good part of its fall, and does not regain it.",
-            "falling": "It falls without a lower bound.",
-            "wrong_sign": "It is minus a cross-entropy.",
+            "risen": "The loss is many times above its earlier level.",
+            "lost": "The loss has lost much of its progress and does not regain it.",
+            "falling": "The loss falls without a lower bound.",
+            "wrong_sign": "The loss is a cross-entropy with the wrong sign.",
         },
         history_steps=200,
         params=LossDivergedParams,
-        does_not_see="A loss that was never lower: `loss_not_decreasing` has it. Where the losses "
-        "of a compiled graph are not seen to be cross-entropies, a language model that diverges to "
-        "a plateau is warned of, and not stopped. Of a loss that is negative, begins at zero or is "
-        "one of several, only what is ten times as far away as the first losses are from each "
-        "other.",
+        does_not_see="A loss that was never lower: `loss_not_decreasing` covers it. If the losses "
+        "of a compiled graph cannot be identified as cross-entropies, a language model that "
+        "diverges to a plateau causes a warning but no stop. For a loss that is negative, starts "
+        "at zero or is one of several, only a rise of ten times the spread of the first losses "
+        "counts.",
         resolve_after_steps=50,
     )
     state_type = _State
@@ -375,8 +376,8 @@ class LossDiverged(Rule[LossDivergedParams, _State]):
             reason=reason,
             first_step=step,
             first_rank=state.lead.rank,
-            remedy="See whether the loss has the right sign, and whether a term of it (a logarithm "
-            "of a variance or a density) is bounded.",
+            remedy="Check that the loss has the right sign, and that each of its terms (such as a "
+            "logarithm of a variance or a density) is bounded.",
             severity="warning",
             stop_worthy=False,
             evidence=Evidence(
@@ -412,7 +413,7 @@ class LossDiverged(Rule[LossDivergedParams, _State]):
         elif natural and state.lost.above_low > 0:
             yield Holds(step)  # what has risen is not over as long as progress is lost
         else:
-            was = f"the lowest was {state.lowest:.4g}" if full else "it has few losses yet"
+            was = f"the lowest was {state.lowest:.4g}" if full else "it has few losses so far"
             yield Clear(step, reason=f"the loss is back at {short:.4g} at step {step}; {was}")
 
     def _early(self) -> tuple[float, int] | None:

@@ -1,22 +1,22 @@
-"""`loss_not_decreasing`: a run that has not learned anything, or that loses what it had learned.
+"""`loss_not_decreasing`: a run has not learned anything, or loses what it had learned.
 
-Looked at when the run has `num_steps` losses, and each time it has grown by half:
+The rule checks once the run has `num_steps` losses, and each time that number has grown by half:
 
 - flat: the median of the last third is not below that of the first third by diff_percent of its
-  size, nor by half the standard error of the two. A run that has fallen by 5 % since its first 20
-  losses is never flat again: a plateau after learning is how most runs end.
+  size, nor by half the standard error of the two. A run whose loss has fallen by 5 % since its
+  first 20 losses is never flat again: most runs end on a plateau.
 - rising: the median of the last third is above the lowest so far by `increase_threshold_percent` of
   its size or of the fall until then, whichever is larger.
 
-Either must hold `patience` times in a row. Losses of either sign, as policy gradients have, and
-those of optimizers that each have a loss of their own, are no measure and not looked at. Before
-that, every 50 losses from the 50th on, a run is flat too (`stuck`) whose loss is not known to have
-fallen by 2 %: the fall from the first third to the last, and twice its standard error, are less
-than that, at two looks in a row, although its weights have moved by a tenth of their size or more
-(the sum over the steps of the median ratio of update to weight). It must have begun anew, with an
-optimizer that had no past: a run that goes on may be on its plateau. Losses that are ever negative
-and several losses are left out. Of 22 healthy programs with up to eight seeds the slowest had
-fallen by 7.8 % at 60 losses with its weights moved so far, and by 33 % at 100; fine-tuning at a
+Either must be true `patience` consecutive times. Losses of both signs, as in policy gradients, and
+those of optimizers that each have their own loss, do not measure progress and are not checked.
+Before that, every 50 losses from the 50th on, a run is flat too (`stuck`) whose loss is not known
+to have fallen by 2 %: the fall from the first third to the last, and twice its standard error, are
+less than that, at two looks in a row, although its weights have moved by a tenth of their size or
+more (the sum over the steps of the median ratio of update to weight). The run must have started
+from scratch, with a fresh optimizer: a resumed run may be on its plateau. Losses that are ever
+negative and several losses are left out. Of 22 healthy programs with up to eight seeds the slowest
+had fallen by 7.8 % at 60 losses with its weights moved so far, and by 33 % at 100; fine-tuning at a
 rate of 1e-6 had moved them by 0.003. Shuffled labels had fallen by 0.4 % at 100, with weights moved
 by 0.2.
 
@@ -24,10 +24,10 @@ SageMaker Debugger's rule compares with the loss ten steps ago and alarms on eac
 trainings that all completed; this one on none of them, and, let in at 136 places in the middle as
 if resumed there, on 2. Of constant noisy losses it reports 83 % within ten times `num_steps`.
 
-With `against: before`, which the preset `sagemaker` has, the condition is the reference's own: a
-loss is looked at every `num_steps` steps, and compared with the newest that is as many steps older.
-Flat is one that is not below it by `diff_percent`; rising, one that is above it by more than
-`increase_threshold_percent`. Both are for people who move over: healthy runs meet them.
+With `against: before`, which the preset `sagemaker` has, the condition is the reference's own:
+every `num_steps` steps a loss is compared with the newest one that is as many steps older. It is
+flat if it is not lower by `diff_percent`, and rising if it is higher by more than
+`increase_threshold_percent`. Both are for migration only: healthy runs also meet them.
 """
 
 from __future__ import annotations
@@ -63,24 +63,24 @@ class LossNotDecreasingParams(Params):
     """Parameters of `loss_not_decreasing`."""
 
     num_steps: int = Field(default=400, ge=1)
-    """How many losses before the first look; against an earlier loss, also how far it is back.
-    Unit: losses; against an earlier loss, steps."""
+    """Number of losses before the first check; with `against: before`, also the distance of the
+    compared losses. Unit: losses; with `against: before`, steps."""
     diff_percent: float = Field(default=0.1, ge=0, lt=100)
     """What counts as a fall. Unit: percent of the loss."""
     increase_threshold_percent: float = Field(default=5.0, gt=0)
     """What counts as a rise. Unit: percent of the loss, or of its fall until then."""
     patience: int = Field(default=4, ge=1)
-    """How many looks in a row must agree."""
+    """How many consecutive checks must agree."""
     mode: Literal["train", "eval"] = "train"
     """Which losses."""
     stuck_percent: float = Field(default=2.0, ge=0, lt=100)
-    """By what a run must have fallen in its first steps; 0 switches the early looks off. Unit:
-    percent of the loss."""
+    """Minimum decrease in the first steps; 0 switches the early check off. Unit: percent of the
+    loss."""
     moved: float = Field(default=0.1, gt=0)
-    """How far its weights must have moved for it to count as stuck. Unit: multiples of their
+    """How far the weights must have moved for a run to count as stuck. Unit: multiples of their
     norm."""
     against: Literal["beginning", "before"] = "beginning"
-    """What is compared: the run with its beginning, or a loss with the one `num_steps` before."""
+    """What is compared: the run with its start, or a loss with the one `num_steps` before."""
 
 
 @dataclass(slots=True)
@@ -112,24 +112,26 @@ class _State:
 
 
 class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
-    """A warning; whether the run is worth going on with is for people to say."""
+    """A warning; you decide whether to continue the run."""
 
     meta = RuleMeta(
         name="loss_not_decreasing",
         version=2,
         family="progress",
-        meaning="The loss has not fallen since the run began, or has been rising for long.",
+        meaning="The loss has not fallen since the run started, or has been rising for a long "
+        "time.",
         severity="warning",
         inputs=(scalar("loss"), scalar("loss", mode="eval"), *beginning.INPUTS),
-        capture_hint="the loss is seen when backward() is called on it; else run.log it as 'loss'",
+        capture_hint="the loss is captured when backward() is called on it; otherwise log it with "
+        "run.log as 'loss'",
         remedy="Check that the optimizer has all parameters and a learning rate above zero, that "
-        "labels belong to their inputs, and that gradients arrive; then try a higher rate.",
+        "labels match their inputs, and that gradients arrive; then try a higher rate.",
         alias="LossNotDecreasing",
         params=LossNotDecreasingParams,
         branches={
             "flat": "The loss has not fallen.",
-            "stuck": "The loss has not fallen in the first steps of a new run, though its weights "
-            "move.",
+            "stuck": "The loss has not fallen in the first steps of a new run, although its "
+            "weights move.",
             "rising": "The loss has been rising.",
         },
         presets={
@@ -142,9 +144,9 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
             }
         },
         does_not_see="A plateau after the run has learned something: most runs end on one. Losses "
-        "of several optimizers with a backward call each, which work against each other, and those "
-        "of either sign, which are no measure, as with policy gradients. A run that goes on from a "
-        "checkpoint, before `num_steps` losses; one of less than 100 losses.",
+        "of several optimizers with a backward call each, which work against each other, and "
+        "losses of both signs, which do not measure progress, as with policy gradients. A run "
+        "resumed from a checkpoint, before `num_steps` losses; a run of less than 100 losses.",
         resolve_after_steps=0,
     )
     state_type = _State

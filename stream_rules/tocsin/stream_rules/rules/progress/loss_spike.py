@@ -1,22 +1,23 @@
-"""`loss_spike`: the loss jumps out of its own noise, and stays out for some steps.
+"""`loss_spike`: the loss jumps above its own noise and stays high for some steps.
 
 With m the median of the last `window` losses, a loss is high when it is above m + max(k · s,
-`least_percent` of abs(m)). The spread s is 1.4826 · MAD, of the median absolute deviation, or
-(p90 - m) / 1.2816, of the 90th percentile, whichever is larger: both are the standard deviation of
-normal noise, and a loss that is zero for most batches has no MAD. Where both are zero nothing is
-high. A spike of a few steps is no issue, and part of the noise: 75 public GPT trainings that all
-completed have many that jump by a third for one step and are gone at the next. The losses of an
-issue do not enter the window, so it is not taken for the new normal.
+`least_percent` of abs(m)). The spread s is 1.4826 · MAD, of the median absolute deviation, or (p90
+- m) / 1.2816, of the 90th percentile, whichever is larger: both are the standard deviation of
+  normal noise, and a loss that is zero for most batches has no MAD. If both are zero, no loss is
+  high. A spike of a few steps is part of the noise, not an issue: 75 public GPT trainings that all
+  completed have many that jump by a third for one step and are gone at the next. The losses of an
+  issue do not enter the window, so it does not become the new normal.
 
 A spike is over when three losses in a row are not high. One that stays for three times
-`recover_steps` is `unrecovered`: whether a model has diverged to a plateau or learns another task,
-its losses alone do not tell. Its issue stays open until three losses in a row are back below its
-limit; `loss_diverged` goes on from there. Later spikes are measured against the new losses, as
-issues of their own, on up to four such levels. Most spikes recover by themselves: this rule never
-asks for a stop. It is critical only where a spike has lasted for `recover_steps` and is
-`critical_factor` times as high as the run began (the median of its first losses), of one loss and
-never near zero: the next stage of a curriculum (an autoencoder whose inputs become noisy at once)
-stays at ten times its level, and the errors of Q-learning grow with the values; both are well.
+`recover_steps` is `unrecovered`: the losses alone do not show whether a model has diverged to a
+plateau or learns another task. The issue stays open until three consecutive losses are back below
+its limit; `loss_diverged` continues from there. Later spikes are compared with the new losses, as
+separate issues, on up to four such levels. Most spikes recover by themselves: this rule never
+requests a stop. It is critical only if a spike has lasted for `recover_steps` and is
+`critical_factor` times as high as the initial loss (the median of its first losses), of one loss
+and never near zero: the next stage of a curriculum (an autoencoder whose inputs become noisy at
+once) stays at ten times its level, and the errors of Q-learning grow with the values; both are
+healthy.
 """
 
 from __future__ import annotations
@@ -51,18 +52,18 @@ class LossSpikeParams(Params):
     """Parameters of `loss_spike`."""
 
     k: float = Field(default=8.0, gt=0)
-    """How far above the median a loss is high. Unit: standard deviations, by the spread s."""
+    """Distance above the median of a high loss. Unit: standard deviations, by the spread s."""
     window: int = Field(default=100, ge=10)
-    """How many losses before it make the median. Unit: losses."""
+    """Number of previous losses for the median. Unit: losses."""
     least_percent: float = Field(default=10.0, ge=0)
-    """How far above the median it must be in any case. Unit: percent of the median."""
+    """Minimum distance above the median. Unit: percent of the median."""
     for_steps: int = Field(default=10, ge=1)
-    """How long it stays high before it is an issue. Unit: losses."""
+    """How many losses must stay high. Unit: losses."""
     recover_steps: int = Field(default=100, ge=1)
     """After how many losses without recovery it may be critical. Unit: losses."""
     critical_factor: float = Field(default=100.0, gt=1)
-    """How far above what the run began with it must be for that: a curriculum's next stage jumps,
-    too. Unit: multiples of the median of the first losses."""
+    """How far above the initial loss it must be to become critical: the next stage of a curriculum
+    also jumps. Unit: multiples of the median of the first losses."""
 
 
 @dataclass(slots=True)
@@ -96,23 +97,23 @@ class _State:
 
 
 class LossSpike(Rule[LossSpikeParams, _State]):
-    """A warning, the same issue critical where it has lasted for `recover_steps` and is far worse
-    than the run was before it had learned anything. Never asks for a
-    stop."""
+    """A warning; critical once it has lasted for `recover_steps` and is far worse than the initial
+    loss. Never requests a stop."""
 
     meta = RuleMeta(
         name="loss_spike",
         version=3,
         family="progress",
-        meaning="The training loss has jumped far above its own noise, and has not come back yet.",
+        meaning="The training loss has jumped far above its own noise and has not recovered yet.",
         severity="warning",
         inputs=(scalar("loss"),),
-        capture_hint="the loss is seen when backward() is called on it; else run.log it as 'loss'",
-        remedy="Look at the batches around the first step, and at the gradient norm just before; "
-        "clip gradients or lower the learning rate if it comes back. Many spikes recover.",
+        capture_hint="the loss is captured when backward() is called on it; otherwise log it with "
+        "run.log as 'loss'",
+        remedy="Inspect the batches around the first step, and the gradient norm just before it. "
+        "If it happens again, clip gradients or lower the learning rate. Many spikes recover.",
         params=LossSpikeParams,
-        does_not_see="A spike in the first `window` losses, and one that is gone within "
-        "`for_steps` losses: those are part of the noise of most large trainings.",
+        does_not_see="A spike in the first `window` losses, and one that ends within `for_steps` "
+        "losses: those are part of the noise of most large trainings.",
         resolve_after_steps=0,
     )
     state_type = _State

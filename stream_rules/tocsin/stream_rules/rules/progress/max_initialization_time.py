@@ -1,10 +1,9 @@
-"""`max_initialization_time`: the job has begun, and no step has come for long.
+"""`max_initialization_time`: the job has started, but there is no training step for a long time.
 
-The time runs from the first record of the run, the launcher's or a rank's, to the first step of
-any rank. What else shows that the job is at its work ends it, too: evaluation losses and forward
-calls of the model, for a program that only evaluates makes no step at all. The threshold is that of
-SageMaker Debugger's rule of that name, which never fires where a step comes late but comes, and,
-inside of its report, not at all.
+The time runs from the first record of the run, the launcher's or a rank's, to the first step of any
+rank. Other signs of work end it, too: evaluation losses and forward calls of the model, because a
+program that only evaluates makes no step. The threshold is that of SageMaker Debugger's rule of
+that name, which never fires if a step comes late, and, inside its report, not at all.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class MaxInitializationTimeParams(Params):
     """Parameters of `max_initialization_time`."""
 
     threshold: Duration = Field(default=timedelta(minutes=20), examples=["20m"])
-    """How long until the first step. Unit: a duration."""
+    """Longest time until the first step. Unit: a duration."""
 
 
 @dataclass(slots=True)
@@ -58,14 +57,14 @@ class MaxInitializationTime(Rule[MaxInitializationTimeParams, _State]):
         name="max_initialization_time",
         version=1,
         family="progress",
-        meaning="The job has begun, but its first step has not come for long.",
+        meaning="The job has started, but has made no training step for a long time.",
         severity="warning",
         inputs=(event(RunStarted), event(Heartbeat), scalar("*", mode=None)),
-        remedy="Look what the job does (py-spy dump --pid PID): data that are prepared or "
-        "downloaded, a rank that the others wait for, a compilation, a file system that hangs.",
-        does_not_see="A program that calls its model without ever making a step: it is taken for "
-        "one that evaluates. What a launcher's shell script does before and after the training "
-        "counts as the job.",
+        remedy="Check what the job is doing (py-spy dump --pid PID): preparing or downloading "
+        "data, waiting for a rank, compiling, or hanging on a file system.",
+        does_not_see="A program that calls its model but never makes a step: it counts as an "
+        "evaluation. Work of the launcher's shell script before and after the training counts as "
+        "part of the job.",
         alias="MaxInitializationTime",
         presets={"sagemaker": {"threshold": timedelta(minutes=20)}},
         params=MaxInitializationTimeParams,
@@ -103,7 +102,7 @@ class MaxInitializationTime(Rule[MaxInitializationTimeParams, _State]):
         ranks = sorted(at.run.live_ranks())
         yield Finding(
             subject=Subject(kind="run", name=at.run.run_id),
-            reason=f"no step has come in the {waited_s:,.0f} s since the job began",
+            reason=f"no step in the {waited_s:,.0f} s since the job started",
             first_step=0,
             # Without a rank it may be a job that trains nothing.
             severity="warning" if ranks else "info",
@@ -120,7 +119,7 @@ class MaxInitializationTime(Rule[MaxInitializationTimeParams, _State]):
                 ),
                 explanation=f"{len(ranks)} ranks have reported so far"
                 if ranks
-                else "no rank has reported so far: the training has not come to its optimizer",
+                else "no rank has reported so far: the training has not reached its optimizer",
             ),
         )
 

@@ -1,17 +1,17 @@
-"""`overfit`: the evaluation loss has left the training loss behind and does not improve any more.
+"""`overfit`: the evaluation loss is far above the training loss and no longer improves.
 
 With T the mean training loss over the last 100 steps before an evaluation and V its own mean, the
 condition is (V - T) / max(abs(T), eps) > `ratio_threshold`, in `patience` evaluations in a row, or
 in `patience_share` of all evaluations so far, if that is more; in all of them V is above the lowest
 so far by more than `least_percent` of it, and by more than twice the median change from one
 evaluation to the next. While the learning rate has only risen, the run is in its warm-up, and its
-evaluations are not looked at. With a patience of three, four of twelve warnings of public trainings
-were wrong: in the warm-up (an evaluation loss of 22 after 11, and of 4.0 in the end), and at the
-epochs 10, 21 and 31, all of which improved afterwards. A gap alone is what every model has that has
-learned its data; the reference's rule takes it for overfitting at the first evaluation. And a
-plateau lies above its own lowest point: of 120 small healthy trainings, with and without a
-schedule, 31 ended with their last evaluations 1 % above the best, and one meets the condition.
-Losses of optimizers with a backward call each work against each other, and are not looked at.
+evaluations do not count. With a patience of three, four of twelve warnings of public trainings were
+wrong: in the warm-up (an evaluation loss of 22 after 11, and of 4.0 in the end), and at the epochs
+10, 21 and 31, all of which improved afterwards. Every model that has learned its data has a gap;
+the reference's rule reports it as overfitting at the first evaluation. And a plateau is above its
+own lowest point: of 120 small healthy trainings, with and without a schedule, 31 ended with their
+last evaluations 1 % above the best, and one meets the condition. Losses of optimizers with a
+backward call each work against each other and are not checked.
 
 With `rising: false`, which the preset `sagemaker` has, the gap alone is the condition, as SageMaker
 Debugger documents it.
@@ -46,15 +46,15 @@ class OverfitParams(Params):
     ratio_threshold: float = Field(default=0.1, ge=0)
     """How far the evaluation loss is above the training loss. Unit: share of the training loss."""
     patience: int = Field(default=5, ge=1)
-    """How many evaluations in a row at least. Unit: evaluations."""
+    """Minimum number of consecutive evaluations. Unit: evaluations."""
     patience_share: float = Field(default=0.2, ge=0, lt=1)
-    """How many of all evaluations so far, if that is more. Unit: share of the evaluations."""
+    """Share of all evaluations so far, if that is more. Unit: share of the evaluations."""
     least_percent: float = Field(default=5.0, ge=0)
-    """How far above its best the evaluation loss stays. Unit: percent of the best."""
+    """Minimum distance of the evaluation loss above its best. Unit: percent of the best."""
     rising: bool = True
     """Whether the evaluation loss must have risen, too; false: the gap alone is enough."""
     start_step: int = Field(default=0, ge=0)
-    """Evaluations before it are not judged. Unit: steps."""
+    """Evaluations before this step do not count. Unit: steps."""
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class _State:
 
 
 class Overfit(Rule[OverfitParams, _State]):
-    """A warning. The best evaluation is named: its checkpoint is the one to keep."""
+    """A warning. It names the best evaluation: keep its checkpoint."""
 
     meta = RuleMeta(
         name="overfit",
@@ -90,10 +90,10 @@ class Overfit(Rule[OverfitParams, _State]):
             scalar("loss", beside=True),
             scalar("lr.0", beside=True),
         ),
-        capture_hint="evaluation losses are those that are computed without a gradient, by a loss "
-        "module, or by a function of torch.nn.functional while the model is in eval()",
+        capture_hint="evaluation losses are losses computed without a gradient, by a loss module, "
+        "or by a function of torch.nn.functional while the model is in eval()",
         remedy="Go back to the best evaluation named here; stop earlier, add data, augmentation, "
-        "dropout or weight decay, or take a smaller model.",
+        "dropout or weight decay, or use a smaller model.",
         alias="Overfit",
         params=OverfitParams,
         presets={
@@ -106,7 +106,7 @@ class Overfit(Rule[OverfitParams, _State]):
             },
         },
         does_not_see="Overfitting that the loss does not show, an accuracy that falls while the "
-        "loss still improves, and a run whose evaluations compute no loss.",
+        "loss still improves, and evaluations that compute no loss.",
         resolve_after_steps=0,
     )
     state_type = _State

@@ -1,9 +1,9 @@
-"""`overtraining`: going on brings nothing any more.
+"""`overtraining`: further training brings no improvement.
 
-At each evaluation two losses are looked at: its own mean, and the mean training loss of the last
-100 steps before it. One that has not come below its best by more than `delta` of that best for its
-patience is at its end; each is an episode of its own, with its name as the reason. How most runs
-end, so it is an info: what to do about it is for the budget to say.
+At each evaluation the rule checks two losses: its own mean, and the mean training loss of the last
+100 steps before it. The issue fires when a loss has not improved on its best by more than `delta`
+for its patience; each loss is a separate episode. Most runs end like this, so it is an info: your
+budget decides what to do.
 
 The preset `sagemaker` takes `delta` in units of the loss, as SageMaker Debugger documents it.
 """
@@ -27,11 +27,11 @@ class OvertrainingParams(Params):
     """Parameters of `overtraining`."""
 
     patience_train: int = Field(default=5, ge=1)
-    """How long the training loss may stand still. Unit: evaluations."""
+    """For how many evaluations the training loss may not improve. Unit: evaluations."""
     patience_validation: int = Field(default=10, ge=1)
-    """How long the evaluation loss may stand still. Unit: evaluations."""
+    """For how many evaluations the evaluation loss may not improve. Unit: evaluations."""
     delta: float = Field(default=0.01, ge=0)
-    """What counts as an improvement: a share of the best loss so far, unless `relative` is off."""
+    """Minimum improvement: a share of the best loss so far, unless `relative` is off."""
     relative: bool = True
     """Whether `delta` is a share of the best loss; false: it is in units of the loss."""
 
@@ -64,9 +64,9 @@ class Overtraining(Rule[OvertrainingParams, _State]):
         severity="info",
         comes="later",
         inputs=(scalar("loss", mode="eval"), scalar("loss", beside=True)),
-        capture_hint="evaluation losses are those that are computed without a gradient, by a loss "
-        "module, or by a function of torch.nn.functional while the model is in eval()",
-        remedy="Stop, or lower the learning rate: most schedules gain once more by that.",
+        capture_hint="evaluation losses are losses computed without a gradient, by a loss module, "
+        "or by a function of torch.nn.functional while the model is in eval()",
+        remedy="Stop, or lower the learning rate: that usually brings one more improvement.",
         alias="Overtraining",
         params=OvertrainingParams,
         branches={
@@ -81,8 +81,8 @@ class Overtraining(Rule[OvertrainingParams, _State]):
                 "relative": False,
             }
         },
-        does_not_see="A run without evaluations; and it takes a loss that only scatters about its "
-        "best for one that stands still, which it mostly is.",
+        does_not_see="A run without evaluations. A loss that scatters around its best counts as no "
+        "improvement, which is usually correct.",
         resolve_after_steps=0,
     )
     state_type = _State

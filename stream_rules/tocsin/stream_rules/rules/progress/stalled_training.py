@@ -1,13 +1,13 @@
-"""`stalled_training`: the process lives, and no step comes.
+"""`stalled_training`: the process is alive, but makes no step.
 
-Progress is a step of any rank, a forward call more in a heartbeat, a phase that begins, ends or
-goes on (evaluation, checkpoint). When none came for the threshold although heartbeats still do,
-training stalls. Without heartbeats it is `telemetry_lost`, another rule: nothing is known of the
-steps then. Before the first step nothing is said: data may still be prepared; nor after a rank has
-left its loop for a stop: it may save, and will make no step more.
+Progress is a step of any rank, a forward call more in a heartbeat, a phase that starts, ends or
+continues (evaluation, checkpoint). Training stalls when there was no progress for the threshold,
+but heartbeats still arrive. Without heartbeats, another rule applies, `telemetry_lost`: the steps
+are unknown then. The rule does not fire before the first step, while data may still be prepared,
+nor after a rank has left its loop for a stop: it may be saving, and makes no further step.
 
-Heartbeats that come back after a silence say little at first: a job that was suspended needs a
-moment for its next step. It has five median steps for it, at least two heartbeats.
+After a gap in the heartbeats, a job that was suspended needs a moment for its next step. It gets
+five median steps, and at least two heartbeats.
 
 The threshold is the larger of 300 s and 20 median step times, unless it is given.
 """
@@ -50,7 +50,7 @@ class StalledTrainingParams(Params):
     """Parameters of `stalled_training`."""
 
     threshold: Duration | None = Field(default=None, examples=["30m"])
-    """How long without progress. Unit: a duration; absent: 300s or 20 median steps."""
+    """Longest time without progress. Unit: a duration; absent: 300s or 20 median steps."""
 
 
 @dataclass(slots=True)
@@ -71,22 +71,22 @@ class _State:
 
 
 class StalledTraining(Rule[StalledTrainingParams, _State]):
-    """Its timer fires live only where it is sure that no step is waiting to be read."""
+    """Fires only when no unread step is left on the bus."""
 
     meta = RuleMeta(
         name="stalled_training",
         version=1,
         family="progress",
-        meaning="The training process lives, but no step has come for long.",
+        meaning="The training process is alive but has made no step for a long time.",
         severity="critical",
         inputs=(event(Heartbeat), event(PhaseMark), scalar("*", mode=None)),
-        remedy="Look where the ranks are (py-spy dump --pid PID): a data loader that waits, a "
+        remedy="Check where the ranks are (py-spy dump --pid PID): a data loader that waits, a "
         "collective that one rank has not joined, or a file system that hangs.",
         alias="StalledTrainingRule",
         params=StalledTrainingParams,
         presets={"sagemaker": {"threshold": "30m"}},
-        does_not_see="A training that hangs before its first step: `max_initialization_time` has "
-        "it. One that goes on with steps that change nothing is progress, too.",
+        does_not_see="A training that hangs before its first step: `max_initialization_time` "
+        "covers it. Steps that change nothing count as progress.",
         resolve_after_steps=0,
     )
     state_type = _State

@@ -1,23 +1,22 @@
-"""`step_outlier`: some steps take far longer than the others, and cost much time in sum.
+"""`step_outlier`: some steps take far longer than the others and cost much time in total.
 
-Looked at every 50 steps over the last `window` ones, from 100 on; a step's own time is its
-`step_time_s` without what an evaluation took in it. A step is an outlier when it takes longer than
-median + `stddev` · 1.4826 · MAD, of the median absolute deviation, and than twice the median. The
-condition is that there are more than `n_outliers` of them, and that what they took beyond the
-median, without the `n_outliers` longest, is at least `least_percent` of the time of all, and
-`least`: whoever trains for seconds does not care. SageMaker
-Debugger's rule takes mean and standard deviation, which the outliers themselves raise: where each
-tenth step is 20 times slower it finds nothing. The time that is lost is asked for because every
-program has some slow steps.
+Every 50 steps, from 100 on, the rule checks the last `window` steps; the time of a step is its
+`step_time_s` without evaluations. A step is an outlier when it takes longer than median + `stddev`
+· 1.4826 · MAD, of the median absolute deviation, and than twice the median. The condition is that
+there are more than `n_outliers` of them, and that what they took beyond the median, without the
+`n_outliers` longest, is at least `least_percent` of the time of all, and `least`: in a training of
+seconds it does not matter. SageMaker Debugger's rule uses mean and standard deviation, which the
+outliers themselves raise: if each tenth step is 20 times slower, it finds nothing. The rule
+requires lost time because every program has some slow steps.
 
-The branch says what the outliers have in common. First the part of the step that has most of their
-excess: the data loader, writing checkpoints; else a sign of the node in those moments that is twice
-as high as else, and higher by ten points: I/O wait, a CPU quota, memory pressure, a GPU that is
-throttled, a busy CPU; else the loop itself, where the outliers come at even distances, as logging
-does.
+The branch shows what the outliers have in common: first, the part of the step with most of the
+excess (the data loader, writing checkpoints); otherwise a metric of the node that is twice as high
+as usual at those moments, and higher by ten points (I/O wait, a CPU quota, memory pressure, a
+throttled GPU, a busy CPU); otherwise the loop itself, if the outliers are evenly spaced, as with
+logging.
 
-An info: a shared machine has them, and many programs on purpose. On a machine with two cores and
-four times as much work as they can do, 6 of 89 healthy trainings met it.
+An info: shared machines have outliers, and many programs cause them on purpose. On a machine with
+two cores and four times as much work as they can do, 6 of 89 healthy trainings met it.
 """
 
 from __future__ import annotations
@@ -58,8 +57,8 @@ _WORDS: Final = {
     "memory_pressure": "lost while the node was short of memory",
     "gpu_throttle": "lost while a GPU was throttled",
     "busy_cpu": "lost while other work kept the node's CPUs busy",
-    "the_loop": "lost at even distances, in something that the loop does now and then",
-    "unexplained": "lost in steps with nothing in common that was seen",
+    "the_loop": "lost at regular intervals, in something that the loop does periodically",
+    "unexplained": "lost in steps with no visible common cause",
 }
 
 
@@ -67,16 +66,16 @@ class StepOutlierParams(Params):
     """Parameters of `step_outlier`."""
 
     stddev: float = Field(default=5.0, gt=0)
-    """How far above the median. Unit: standard deviations, by the MAD."""
+    """Distance above the median. Unit: standard deviations, by the MAD."""
     n_outliers: int = Field(default=10, ge=0)
-    """How many there may be in the window. Unit: steps."""
+    """Number of outliers that are allowed in the window. Unit: steps."""
     window: int = Field(default=1000, ge=100, le=10_000)
-    """How many steps are looked at. Unit: steps."""
+    """Number of steps that are checked. Unit: steps."""
     least: Duration = Field(default=timedelta(seconds=5), examples=["5s"])
-    """How much time they cost at least. Unit: a duration."""
+    """Minimum time that they cost. Unit: a duration."""
     least_percent: float = Field(default=20.0, ge=0, lt=100)
-    """How much time they cost beyond the median, without the `n_outliers` longest. Unit: percent of
-    the time of all steps."""
+    """Minimum time that they cost beyond the median, without the `n_outliers` longest. Unit:
+    percent of the time of all steps."""
 
 
 @dataclass(slots=True)
@@ -95,21 +94,21 @@ class _State:
 
 
 class StepOutlier(Rule[StepOutlierParams, _State]):
-    """An info that says what the slow steps have in common."""
+    """An info that shows what the slow steps have in common."""
 
     meta = RuleMeta(
         name="step_outlier",
         version=1,
         family="progress",
-        meaning="Some steps take far longer than the others, and cost much time in sum.",
+        meaning="Some steps take far longer than the others and cost much time in total.",
         severity="info",
         inputs=(*INPUTS, *node_samples.INPUTS),
         comes="maybe",
-        capture_hint="the time of steps is captured when an optimizer of PyTorch steps",
-        remedy="Look at what the slow steps have in common, which is named here: give the data "
-        "loader more workers, write checkpoints asynchronously, free the node of other work.",
-        does_not_see="Slow steps of which there are half or more: they are the usual ones then. "
-        "Evaluations, whose time is taken off.",
+        capture_hint="the time of steps is captured when a PyTorch optimizer steps",
+        remedy="The issue names what the slow steps have in common. Give the data loader more "
+        "workers, write checkpoints asynchronously, or move other work off the node.",
+        does_not_see="Slow steps that are half of all steps or more: they are the usual ones then. "
+        "Evaluations, whose time is subtracted.",
         alias="StepOutlier",
         presets={
             "sagemaker": {

@@ -1,7 +1,8 @@
-"""`telemetry_lost`: nothing from a rank for longer than its heartbeats allow.
+"""`telemetry_lost`: no data from a rank for longer than its heartbeat interval allows.
 
-A rank's heartbeats come from a thread of its own, so their absence means that the process is gone
-or stopped, its node is down or cut off, or the way to the bus is. It alerts; it stops no job.
+A separate thread sends a rank's heartbeats, so their absence means that the process is gone or
+suspended, that its node is down or disconnected, or that the connection to the bus is. The rule
+only alerts; it never stops a job.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class TelemetryLostParams(Params):
     """Parameters of `telemetry_lost`."""
 
     threshold: Duration = Field(default=timedelta(seconds=60), examples=["60s"])
-    """How long without a record, at least three heartbeats. Unit: a duration."""
+    """Longest time without a record, at least three heartbeats. Unit: a duration."""
 
 
 @dataclass(slots=True)
@@ -58,13 +59,13 @@ class _State:
 
 
 class TelemetryLost(Rule[TelemetryLostParams, _State]):
-    """One episode for all ranks that are silent at the same time; it names the first."""
+    """One episode for all ranks that are silent at the same time; it names the first one."""
 
     meta = RuleMeta(
         name="telemetry_lost",
         version=1,
         family="progress",
-        meaning="Nothing has come from a rank for longer than its heartbeats allow.",
+        meaning="No data from a rank for longer than its heartbeat interval allows.",
         severity="warning",
         inputs=(
             event(RunStarted),
@@ -72,11 +73,11 @@ class TelemetryLost(Rule[TelemetryLostParams, _State]):
             scalar("*", mode=None),
             tensors("*", mode=None),
         ),
-        remedy="See whether the process and its node are alive, and whether the node reaches the "
-        "bus. Training itself may be well.",
+        remedy="Check that the process and node are up and can reach the bus. Training itself may "
+        "still be running.",
         params=TelemetryLostParams,
-        does_not_see="Why it is silent: a process that is gone, a node that is cut off and a bus "
-        "that cannot be reached look the same. A rank that never spoke is not missed.",
+        does_not_see="The reason for the silence: a dead process, a disconnected node and an "
+        "unreachable bus look the same. A rank that never sent anything is not missed.",
         resolve_after_steps=0,
     )
     state_type = _State
@@ -160,7 +161,8 @@ class TelemetryLost(Rule[TelemetryLostParams, _State]):
         launcher = (
             "there is no launcher"
             if launcher_ms is None
-            else f"the launcher was heard {(at.now_ms - launcher_ms) / 1000:,.0f} s ago"
+            else f"the last record of the launcher came {(at.now_ms - launcher_ms) / 1000:,.0f} s "
+            "ago"
         )
         step = at.run.rank_last_step(first)
         return Finding(

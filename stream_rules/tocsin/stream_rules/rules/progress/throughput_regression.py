@@ -1,24 +1,23 @@
-"""`throughput_regression`: steps have become slower, and stay so.
+"""`throughput_regression`: steps have become slower and stay slower.
 
-A step's own time is `step_time_s` without what an evaluation took in it. The first ten steps are
-left out, and the medians b of `block` steps each are looked at, so that a slow step now and then
-(logging, a checkpoint, another program) counts for nothing. With m the median of the last 200 such
-blocks, the CUSUM is S = max(0, S + ln(b / m) - ln(1 + `percent` / 100) / 2); steps are slower since
-S has left zero. The condition is that since then at least `for_steps` steps have passed, their
-median is more than `percent` above m, and at least `least` was lost by it in sum: a small shift
-must last for minutes, a large one for seconds. Blocks since then do not enter m. It is over when
-the blocks of `for_steps` steps are back below half of the shift; after 2,000 steps it is the usual
-speed and measured against from then on.
+The time of a step is its `step_time_s` without evaluations. The rule ignores the first ten steps
+and uses the medians b of `block` steps each, so that an occasional slow step (logging, a
+checkpoint, another program) does not count. With m the median of the last 200 such blocks, the
+CUSUM is S = max(0, S + ln(b / m) - ln(1 + `percent` / 100) / 2); steps are slower since S has left
+zero. The condition is that since then at least `for_steps` steps have passed, their median is more
+than `percent` above m, and that at least `least` was lost in total: a small shift must last for
+minutes, a large one for seconds. Blocks since then do not enter m. The issue resolves when the
+blocks of `for_steps` steps are back below half of the shift; after 2,000 steps this is the usual
+speed, and later steps are compared with it.
 
 On a machine with two cores and four times as much work as they can do, 35 of 89 healthy trainings
 had a shift of 5 % for 50 steps and 24 one of 20 %; none lost five seconds by it.
 
-An info: steps grow by nature with a larger batch or a longer sequence. Where the machine is shared
-they come and go with what the others do: the info waits while the node's cores are wanted by more
-than they can do. A warning only where steps take more than twice as long, ten minutes are
-lost, and it is not the model's own work (forward and backward) alone that has grown, as larger
-batches make it. The branch names the part of a step that has grown most, on the clock of the
-training thread.
+An info: steps naturally take longer with a larger batch or a longer sequence. On a shared machine,
+step times depend on other programs, so the info waits while the node's CPU is overloaded. It is a
+warning only if steps take more than twice as long, ten minutes are lost, and not only the model's
+own work (forward and backward) has grown, as it does with larger batches. The branch names the part
+of a step that has grown most, measured by the clock of the training thread.
 """
 
 from __future__ import annotations
@@ -63,15 +62,15 @@ class ThroughputRegressionParams(Params):
     """Parameters of `throughput_regression`."""
 
     percent: float = Field(default=20.0, gt=0)
-    """How much longer a step takes. Unit: percent of the usual step time."""
+    """How much longer a step must take. Unit: percent of the usual step time."""
     warmup_steps: int = Field(default=100, ge=20)
-    """How many steps make the first usual step time. Unit: steps."""
+    """Number of steps for the first usual step time. Unit: steps."""
     for_steps: int = Field(default=50, ge=10)
-    """How long it lasts. Unit: steps."""
+    """How long it must last. Unit: steps."""
     least: Duration = Field(default=timedelta(seconds=5), examples=["5s"])
-    """How much time must be lost by it in sum. Unit: a duration."""
+    """Minimum time lost in total. Unit: a duration."""
     block: int = Field(default=10, ge=1)
-    """How many steps make a median. Unit: steps."""
+    """Number of steps for a median. Unit: steps."""
 
 
 def _parts() -> Doubles:
@@ -111,22 +110,22 @@ class _State:
 
 
 class ThroughputRegression(Rule[ThroughputRegressionParams, _State]):
-    """An info; a warning where it is large, costs much and larger batches do not explain it."""
+    """An info; a warning if it is large and expensive and larger batches do not explain it."""
 
     meta = RuleMeta(
         name="throughput_regression",
         version=2,
         family="progress",
-        meaning="Steps take longer than they did in this run, and go on taking longer.",
+        meaning="Steps take longer than before in this run, and stay slower.",
         severity="info",
         inputs=(*INPUTS, *SYSTEM, event(RunStarted, beside=True)),
         comes="maybe",
-        capture_hint="the time of steps is captured when an optimizer of PyTorch steps",
-        remedy="See which part of the step has grown: the data loader, the file system, a GPU that "
-        "is throttled, another program on the node, or a larger batch.",
-        does_not_see="A run that is slow from its beginning, and slower steps on a node whose "
-        "cores are crowded, unless they are a warning. How much is done in a step: twice the "
-        "batch in twice the time is told as slower steps.",
+        capture_hint="the time of steps is captured when a PyTorch optimizer steps",
+        remedy="Check which part of the step has grown: the data loader, the file system, a "
+        "throttled GPU, another program on the node, or a larger batch.",
+        does_not_see="A run that is slow from the start, and slower steps on a node with an "
+        "overloaded CPU, unless they are a warning. The amount of work in a step: twice the batch "
+        "in twice the time is reported as slower steps.",
         branches={name: f"What has grown most is {words}." for name, words in _WORDS.items()},
         params=ThroughputRegressionParams,
         resolve_after_steps=0,

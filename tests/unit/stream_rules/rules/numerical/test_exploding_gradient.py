@@ -90,7 +90,7 @@ def test_it_is_critical_once_the_loss_has_stayed_up_for_fifty_steps(per_frame: i
         ("critical", "ongoing", False),
         ("critical", "resolved", False),
     ]
-    assert "stays up" in issues[1].reason
+    assert "stays high" in issues[1].reason
     assert "near its moving average" in issues[2].reason
     if per_frame == 1:
         assert [i.step for i in issues[:2]] == [51, 101]
@@ -105,7 +105,7 @@ def test_a_loss_that_stays_up_has_a_new_level_after_five_hundred_steps() -> None
         ("critical", "ongoing", 101),
         ("critical", "resolved", 552),
     ]
-    assert "the loss has not come back: it is 9 after 2" in issues[2].reason
+    assert "the loss has not recovered: it is 9 after 2" in issues[2].reason
     # Later outliers are judged by the new level: nine is no loss that follows, 30 is.
     norms += [30.0, 40.0, 900.0] + [1.0] * 200
     for level, severity in ((9.0, "warning"), (30.0, "critical")):

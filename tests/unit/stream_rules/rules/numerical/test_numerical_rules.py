@@ -479,7 +479,7 @@ def test_a_scaler_that_never_makes_a_step_says_so_of_the_step_that_does_not_come
     for skipped in (10, 20):
         run.steps([0], columns={"scaler_skipped": float(skipped)})
     issue = fires(run.records, "scaler_skips", "share")
-    assert "no step has been made" in issue.reason
+    assert "no step has been completed" in issue.reason
 
 
 def test_a_scale_that_is_used_up() -> None:
