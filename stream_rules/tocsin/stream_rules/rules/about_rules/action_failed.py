@@ -1,8 +1,8 @@
-"""`action_failed`: a notice or a stop was tried until its time was up, and nobody got it.
+"""`action_failed`: a notification or a stop expired before it could be delivered.
 
-The action service says so, as an issue on the issues topic: one for each receiver and each
-incarnation of a run, so that the other receivers tell people that this one does not deliver. It is
-never about a notice of its own, lest two receivers that are both away tell each other for ever.
+The action service publishes it as an issue on the issues topic: one for each receiver and each
+incarnation of a run, so that the other receivers report the failed one. It never reports its own
+notifications; otherwise two unreachable receivers would report each other for ever.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ class _State:
 
 
 class ActionFailed(Rule[ActionFailedParams, _State]):
-    """Told by the action service; switched off there, too, by switching it off here."""
+    """The action service publishes it; switching it off here also switches it off there."""
 
     meta = RuleMeta(
         name="action_failed",
         version=1,
         family="about_rules",
-        meaning="A notice or a stop could not be delivered until its time was up.",
+        meaning="A notification or a stop could not be delivered before it expired.",
         severity="warning",
         inputs=(),
-        remedy="See why in `tocsin why` of the issue named here; check the receiver's address, its "
-        "secret and the way to it. What expired lies among the dead letters.",
-        does_not_see="A notice that was taken by the receiver and shown to nobody. One that was "
-        "refused at once, which `tocsin why` shows as rejected.",
+        remedy="Run `tocsin why` on the issue named here. Check the receiver's address, secret and "
+        "network path. Expired deliveries are in the dead-letter topic.",
+        does_not_see="A notification that the receiver accepted but showed to nobody, and one that "
+        "was refused at once, which `tocsin why` shows as rejected.",
         params=ActionFailedParams,
     )
     state_type = _State

@@ -1,12 +1,13 @@
-"""`cold_start`: a rule's memory of this run is gone, and it begins anew in the middle of it.
+"""`cold_start`: a rule has lost its state of this run and starts again in the middle of it.
 
-That is so when a snapshot cannot be read, was written by another version of the rule, or is not
-there although the run was under way: the state was lost, the rule is new, or the workers began
-late. The engine says so. A rule that judges by what came before (its `history_steps`) has nothing
-to judge by then: what it finds is told as usual, but stops no run until it has seen so many steps
-again. If what it found still holds then, the stop is due.
+This happens when a snapshot cannot be read, was written by another version of the rule, or does not
+exist although the run was in progress: the state was lost, the rule is new, or the workers started
+late. The engine publishes it. A rule that depends on history (its `history_steps`) has none at that
+point: its issues are reported as usual, but stop no run until it has seen that many steps again. If
+the condition is still true then, the stop follows.
 
-It is over when all of them have. A warning where state was lost; an info where there was none yet.
+It resolves when all rules have enough history. A warning if state was lost; an info if there was
+none yet.
 """
 
 from __future__ import annotations
@@ -41,20 +42,20 @@ class _State:
 
 
 class ColdStart(Rule[ColdStartParams, _State]):
-    """Told by the engine; stops are held back all the same where it is switched off."""
+    """The engine publishes it; stops are held back even if it is switched off."""
 
     meta = RuleMeta(
         name="cold_start",
         version=1,
         family="about_rules",
-        meaning="Rules begin without their memory of the run: their stops are held back for now.",
+        meaning="Rules start without their state of the run: their stops are held back for now.",
         severity="info",
         inputs=(scalar("*"),),
         comes="maybe",
         history_steps=0,
-        remedy="Nothing, after an update. Else see why the state was lost: the retention of the "
-        "state topic, a bus that was replaced, workers that began after the run.",
-        does_not_see="A memory that is there and wrong.",
+        remedy="Nothing, after an update. Otherwise check why the state was lost: the retention of "
+        "the state topic, a replaced bus, workers that started after the run.",
+        does_not_see="A state that exists but is wrong.",
         params=ColdStartParams,
         resolve_after_steps=0,
     )
@@ -71,8 +72,8 @@ class ColdStart(Rule[ColdStartParams, _State]):
         more = f" and {len(state.names) - 8} more" if len(state.names) > 8 else ""
         yield Finding(
             subject=Subject(kind="rule", name=next(iter(why))),
-            reason=f"{names}{more} begin without memory of this run "
-            f"({next(iter(why.values()))}): no stop because of them for {history:,} steps",
+            reason=f"{names}{more} start without state of this run ({next(iter(why.values()))}): "
+            f"no stop because of them for {history:,} steps",
             first_step=at.run.last_step,
             first_rank=at.rank,
             episode=f"{at.boot}/{at.seq}",

@@ -1,4 +1,4 @@
-"""`rule_failed`: a rule raised. The engine says so; here is what the catalogue knows of it."""
+"""`rule_failed`: a rule raised an exception. The engine publishes it; this is the entry for it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class RuleFailed(Rule[RuleFailedParams, _State]):
         name="rule_failed",
         version=1,
         family="about_rules",
-        meaning="Another rule raised an exception; it is off for this run, the others go on.",
+        meaning="Another rule raised an exception; it is switched off for this run, the others "
+        "continue.",
         severity="warning",
         inputs=(),
         remedy="This is a defect of the rule, not of the training: report it with the error and "

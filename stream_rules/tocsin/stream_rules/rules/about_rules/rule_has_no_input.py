@@ -1,4 +1,5 @@
-"""`rule_has_no_input`: a rule that watches nothing says so, lest its silence look well."""
+"""`rule_has_no_input`: a rule without input is reported, so that its silence does not look like
+good health."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ class RuleHasNoInputParams(Params):
     """Parameters of `rule_has_no_input`."""
 
     grace: int = Field(default=100, ge=1)
-    """How many steps the input may take to come. Unit: steps."""
+    """Number of steps to wait for input. Unit: steps."""
 
 
 @dataclass(slots=True)
@@ -45,17 +46,13 @@ class _State:
 
 
 class RuleHasNoInput(Rule[RuleHasNoInputParams, _State]):
-    """A warning for rules that the configuration names; for those that run by default an info.
-
-    What comes in some runs only (tensors, activations of a ReLU) is missed if the rule is named;
-    what may come late (an evaluation, a sample of a GPU) is missed at the end of the run.
-    """
+    """A warning for rules that the configuration names; an info for those that run by default."""
 
     meta = RuleMeta(
         name="rule_has_no_input",
         version=1,
         family="about_rules",
-        meaning="Nothing that a rule reads has come within the first steps: it watches nothing.",
+        meaning="A rule got no input within the first steps, so it checks nothing.",
         severity="warning",
         inputs=(
             scalar("*", mode=None),
@@ -65,9 +62,9 @@ class RuleHasNoInput(Rule[RuleHasNoInputParams, _State]):
         ),
         remedy="Capture what is missing (see the evidence), or switch the rule off.",
         params=RuleHasNoInputParams,
-        does_not_see="Input that ends: a rule that had something to read once is not missed. What "
-        "comes in no run of the kind, like activations of a ReLU, is missed only if its rule is "
-        "named.",
+        does_not_see="Input that ends: the rule does not report a rule that once had input. Input "
+        "that only some runs have, like activations of a ReLU, is reported only if the "
+        "configuration names its rule.",
     )
     state_type = _State
 

@@ -1,14 +1,14 @@
-"""`telemetry_gap`: some of what the run said has not come here.
+"""`telemetry_gap`: some records of the run were lost.
 
-- dropped: the training process threw records away, because its queue was full or the bus was away;
-  its heartbeats count them.
-- missing: records did not arrive: each process numbers its own, and numbers are left out.
+- dropped: the training process dropped records, because its queue was full or the bus was
+  unreachable; its heartbeats count them.
+- missing: records did not arrive: each process numbers its own, and some numbers are missing.
 
-Both are counted from the first record on that comes here, so that a run which is looked at from its
-middle on misses nothing. What is lost is told once a heartbeat; an info, and a warning where it is
-more than `percent` of what was sent in the meantime, and at least `least` records. It is over when
-nothing was lost for `quiet`. The limits are choices: rules pass over single missing steps, and one
-record in a hundred is what a bus that was restarted costs a run of minutes.
+Both are counted from the first record that arrives, so a run that is read from its middle on misses
+nothing. Losses are reported once per heartbeat, as an info; as a warning if they exceed `percent`
+of the records sent in the meantime, and at least `least` records. It resolves when nothing was lost
+for `quiet`. The limits are choices: rules tolerate single missing steps, and a restart of the bus
+costs a run of minutes about one record in a hundred.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class TelemetryGapParams(Params):
     """Parameters of `telemetry_gap`."""
 
     percent: float = Field(default=1.0, ge=0, lt=100)
-    """Above it, a warning. Unit: percent of the records of the run."""
+    """Warning above this share. Unit: percent of the records of the run."""
     least: int = Field(default=20, ge=1)
-    """How many records it takes for a warning. Unit: records."""
+    """Minimum number of records for a warning. Unit: records."""
     quiet: Duration = Field(default=timedelta(seconds=60), examples=["60s"])
-    """It is over when nothing was lost for so long. Unit: a duration."""
+    """Time without losses after which it resolves. Unit: a duration."""
 
 
 @dataclass(slots=True)
@@ -71,23 +71,23 @@ class _State:
 
 
 class TelemetryGap(Rule[TelemetryGapParams, _State]):
-    """One episode for what was dropped and one for what is missing."""
+    """One episode for dropped records and one for missing ones."""
 
     meta = RuleMeta(
         name="telemetry_gap",
         version=1,
         family="about_rules",
-        meaning="Some of what the run said was dropped or has not arrived: rules saw less of it.",
+        meaning="Some records of the run were dropped or did not arrive: rules saw less of it.",
         severity="info",
         inputs=(event(Heartbeat), event(RunEnded), event(RunStarted)),
         comes="maybe",
-        remedy="See whether the bus is well and near enough, and whether the node is out of memory "
-        "or CPU; capture less often. The training itself is not harmed.",
-        does_not_see="What a training never said, because capture was switched off or degraded: "
-        "`tocsin status` shows that. What was lost before the first record that came here.",
+        remedy="Check that the bus is healthy and close enough, and that the node is not out of "
+        "memory or CPU; capture less often. The training itself is not affected.",
+        does_not_see="Data that was never captured, because capture was switched off or degraded: "
+        "`tocsin status` shows that. Losses before the first record that arrived.",
         branches={
-            "dropped": "The training process has thrown records away.",
-            "missing": "Records were sent and have not arrived.",
+            "dropped": "The training process dropped records.",
+            "missing": "Records were sent but did not arrive.",
         },
         params=TelemetryGapParams,
         resolve_after_steps=0,

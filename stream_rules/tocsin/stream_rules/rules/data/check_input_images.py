@@ -1,16 +1,16 @@
 """`check_input_images`: images that are not normalised.
 
-Of an input that the user names (`run.data(inputs=images)`) the training process sends mean and
-spread of each channel, of a sample of the values. Of an input with up to `most_channels` channels,
-once `threshold_samples` values of each were seen, it is an issue when
+For an input that you name (`run.data(inputs=images)`), the training process sends mean and spread
+of each channel, from a sample of the values. For an input with up to `most_channels` channels, and
+once it has seen `threshold_samples` values of each, the rule fires when
 
 - `mean`: a channel's mean is further from 0 than `threshold_mean`,
 - `scale`: a channel's standard deviation is outside [`least_std`, `largest_std`]; pixels from 0 to
   255 have one of about 70. A channel in which nothing varies (a mask) has none.
 
-Each in `for_summaries` summaries in a row, the values of all of them added up. 0.2 and 500 are the
-reference's, which looks at the mean alone. Pixels from 0 to 1, as `ToTensor` makes them, have a
-mean of 0.1 (handwritten digits) to 0.5 (photographs): many a model learns well from them, and
+Each must be true in `for_summaries` consecutive summaries, whose values are added up. 0.2 and 500
+are the reference's, which checks only the mean. Pixels from 0 to 1, as `ToTensor` makes them, have
+a mean of 0.1 (handwritten digits) to 0.5 (photographs): many models learn well from them, and
 others normalise within the model. So this is an info.
 """
 
@@ -43,18 +43,18 @@ class CheckInputImagesParams(Params):
     """Parameters of `check_input_images`."""
 
     threshold_mean: float = Field(default=0.2, ge=0)
-    """How far from 0 the mean of a channel may be. Unit: that of the input."""
+    """Largest distance of a channel's mean from 0. Unit: that of the input."""
     least_std: float = Field(default=0.1, ge=0)
-    """How small the standard deviation of a channel may be. Unit: that of the input."""
+    """Smallest standard deviation of a channel. Unit: that of the input."""
     largest_std: float | None = Field(default=10.0, gt=0)
-    """How large it may be; None: it is not looked at, neither when small. Unit: that of the
+    """Largest standard deviation; None: the standard deviation is not checked. Unit: that of the
     input."""
     threshold_samples: int = Field(default=500, ge=1)
-    """How many values of a channel are seen before it is judged. Unit: values."""
+    """Number of values of a channel before it is checked. Unit: values."""
     most_channels: int = Field(default=4, ge=1)
-    """An input with more channels is no image. Unit: channels."""
+    """An input with more channels does not count as an image. Unit: channels."""
     for_summaries: int = Field(default=1, ge=1)
-    """In how many summaries in a row. Unit: summaries."""
+    """Consecutive summaries. Unit: summaries."""
 
 
 @dataclass(slots=True)
@@ -102,9 +102,9 @@ class CheckInputImages(Rule[CheckInputImagesParams, _State]):
             "mean": "The mean of a channel is far from 0.",
             "scale": "The standard deviation of a channel is far from 1.",
         },
-        does_not_see="Images that nobody has named; normalisation within the model; the channels "
-        "of images whose last dimension they are (NHWC), which count as features of pixels in "
-        "batches of four dimensions.",
+        does_not_see="Images that are not named; normalisation within the model; the channels of "
+        "images whose last dimension they are (NHWC), which count as features of pixels in batches "
+        "of four dimensions.",
         params=CheckInputImagesParams,
         resolve_after_steps=0,
     )

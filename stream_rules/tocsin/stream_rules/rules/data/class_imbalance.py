@@ -1,29 +1,28 @@
-"""`class_imbalance`: labels of few classes only, or a class that is never predicted right.
+"""`class_imbalance`: labels of only a few classes, or a class that is never predicted correctly.
 
 The training process counts, in samples of the batches, how often each class is the label, is
-predicted, and is predicted rightly. Three conditions, by branch:
+predicted, and is predicted correctly. There are three conditions, by branch:
 
-- `one_class`: after `one_class_samples` labels all were of one class, though the model tells
-  several apart. Of 100 labels from a source in which one class has nine tenths this happens once in
-  38,000 times; where there are two classes, of which one may really be rare (fraud, a disease),
-  twenty times as many labels must have been seen; and where a batch has thousands of labels, which
-  are pixels or tokens of few images or texts, five summaries. A warning then, if a layer puts out
-  as many numbers as there are classes and one optimizer steps; otherwise an info: contrastive
-  losses have the right answer at place 0 in each row, and the discriminator of a GAN is shown one
-  kind at once.
+- `one_class`: after `one_class_samples` labels all were of one class, although the model
+  distinguishes several. Of 100 labels from a source in which one class has nine tenths this happens
+  once in 38,000 times; two classes, of which one may really be rare (fraud, a disease), need twenty
+  times as many labels; batches with thousands of labels (pixels or tokens of few images or texts)
+  need five summaries. It is a warning if a layer has as many outputs as there are classes and one
+  optimizer steps; otherwise an info: contrastive losses have the correct answer at index 0 in each
+  row, and the discriminator of a GAN sees one kind at a time.
 - `imbalance`: after `samples` labels, the most frequent class has more than `threshold_imbalance`
-  times the labels of the rarest one that came at all. The rarest is given the largest frequency
-  that `certainty` standard deviations allow (Poisson): of few labels no ratio is known. An info:
-  many good trainings have such data.
+  times the labels of the rarest one that occurred. The rarest one counts with the largest frequency
+  that `certainty` standard deviations allow (Poisson), since few labels give no reliable ratio. An
+  info: many good trainings have such data.
 - `misprediction`: in the last `samples` labels more than `threshold_misprediction` of a class are
-  taken for another one (Wilson's lower bound), in `for_summaries` summaries in a row, though the
-  model is right in `least_accuracy` of all. In the beginning each class is mispredicted, and in a
-  hard task most are for long: only a class that the others have left behind is news. Of training
-  and of evaluations, each for itself. An info.
+  taken for another one (Wilson's lower bound), in `for_summaries` consecutive summaries, although
+  the model predicts `least_accuracy` of all labels correctly. At the start every class is
+  mispredicted, and in a hard task most are for a long time: only a class that lags behind the
+  others is interesting. Training and evaluations count separately. An info.
 
-Labels that are the model's own tokens (an embedding has as many rows as there are classes) are left
-out of the last two unless `tokens_too`: words are not equally frequent. 10, 0.7 and 500 are the
-reference's; its verdicts, without any of the reserve, are those of the preset.
+Labels that are the model's own tokens (an embedding has as many rows as there are classes) do not
+count for the last two unless `tokens_too`: words are not equally frequent. 10, 0.7 and 500 are the
+reference's values; the preset has its conditions, without the exceptions.
 """
 
 from __future__ import annotations
@@ -63,24 +62,23 @@ class ClassImbalanceParams(Params):
     """Parameters of `class_imbalance`."""
 
     threshold_imbalance: float = Field(default=10.0, gt=1)
-    """How many times as many labels as the rarest class the most frequent one has. Unit: a
-    ratio."""
+    """Largest ratio of the labels of the most frequent class to the rarest. Unit: a ratio."""
     threshold_misprediction: float = Field(default=0.7, ge=0, lt=1)
-    """How much of a class is predicted wrongly. Unit: a share, 0 to 1."""
+    """Largest share of a class that is predicted wrongly. Unit: a share, 0 to 1."""
     samples: int = Field(default=500, ge=1)
-    """How many labels are seen before it is judged. Unit: labels."""
+    """Number of labels before the rule decides. Unit: labels."""
     one_class_samples: int = Field(default=100, ge=2)
-    """After how many labels of a single class it is said that there is no other; of two classes
-    twenty times as many. Unit: labels."""
+    """Number of labels of a single class before the rule fires; for two classes twenty times as
+    many. Unit: labels."""
     least_accuracy: float = Field(default=0.6, ge=0, le=1)
-    """How much the model must predict rightly before one class can stand out. Unit: a share, 0 to
-    1."""
+    """Share that the model must predict correctly before one class can lag behind. Unit: a share, 0
+    to 1."""
     for_summaries: int = Field(default=3, ge=1)
-    """In how many summaries in a row a class is mispredicted. Unit: summaries."""
+    """Consecutive summaries in which a class is mispredicted. Unit: summaries."""
     certainty: float = Field(default=3.0, ge=0)
-    """How surely the sample shows it. Unit: standard deviations."""
+    """Certainty that the sample must give. Unit: standard deviations."""
     tokens_too: bool = False
-    """Whether labels that are the model's own tokens are judged like classes."""
+    """Whether labels that are the model's own tokens count as classes."""
 
 
 @dataclass(slots=True)
@@ -96,14 +94,14 @@ class _State:
 
 
 class ClassImbalance(Rule[ClassImbalanceParams, _State]):
-    """An episode for each branch; mispredictions of training and of evaluations are two."""
+    """An episode for each branch; mispredictions in training and in evaluations are separate."""
 
     meta = RuleMeta(
         name="class_imbalance",
         version=1,
         family="data",
-        meaning="The labels are of one class, or of very unequal ones, or a class is hardly ever "
-        "predicted rightly.",
+        meaning="All labels are of one class, or class sizes are very unequal, or a class is "
+        "hardly ever predicted correctly.",
         severity="info",
         comes="maybe",
         inputs=(
@@ -111,10 +109,10 @@ class ClassImbalance(Rule[ClassImbalanceParams, _State]):
             tensors("embeddings", beside=True),
             tensors("weights", beside=True),
         ),
-        capture_hint="labels are found where the loss is a cross-entropy of PyTorch over up to "
-        "1,000 classes; else name them with run.data(labels=…, predictions=…)",
-        remedy="Look at how the batches are drawn and shuffled and at the file of the labels; "
-        "weight the loss or sample the rare classes more often.",
+        capture_hint="labels are found if the loss is a PyTorch cross-entropy over up to 1,000 "
+        "classes; otherwise name them with run.data(labels=…, predictions=…)",
+        remedy="Check how batches are sampled and shuffled, and check the label file; weight the "
+        "loss or sample the rare classes more often.",
         alias="ClassImbalance",
         presets={
             "sagemaker": {
@@ -128,12 +126,12 @@ class ClassImbalance(Rule[ClassImbalanceParams, _State]):
             }
         },
         branches={
-            "one_class": "All labels so far are of one class; the model tells several apart.",
+            "one_class": "All labels so far are of one class, but the model distinguishes several.",
             "imbalance": "The most frequent class has many times the labels of the rarest one.",
             "misprediction": "A class is mostly predicted wrongly, while the others are learned.",
         },
-        does_not_see="A class that has no label at all, beside several that have; classes of "
-        "targets that are shares or several at once (BCE, soft labels); more than 1,000 classes.",
+        does_not_see="A class without any label among several with labels; multi-label and soft "
+        "targets (BCE); more than 1,000 classes.",
         params=ClassImbalanceParams,
         resolve_after_steps=0,
     )
@@ -183,17 +181,16 @@ class ClassImbalance(Rule[ClassImbalanceParams, _State]):
             first_step=tally.since,
             first_rank=tally.frames.rank,
             severity="info" if rare or not plain else "warning",
-            remedy="Look at the labels as they come out of the data loader: a column that is not "
-            "the label, a conversion that loses it, or data that is sorted and not shuffled.",
+            remedy="Check the labels that the data loader returns: a column that is not the label, "
+            "a conversion that loses it, or data that is sorted instead of shuffled.",
             evidence=Evidence(
                 facts=(
                     Fact(name="labels_seen", value=seen, limit=float(least)),
                     Fact(name="classes", value=float(classes)),
                     Fact(name="classes_with_labels", value=1.0),
                 ),
-                explanation="labels are counted in a sample of the batches; where one of two "
-                "classes may be rare, or a batch has thousands of them, more must have been seen "
-                "before this is a warning",
+                explanation="labels are counted in a sample of the batches; if one of two classes "
+                "may be rare, or a batch has thousands of labels, a warning needs more of them",
             ),
         )
 
@@ -278,8 +275,9 @@ class ClassImbalance(Rule[ClassImbalanceParams, _State]):
             about=f"misprediction/{mode}",
             branch="misprediction",
             subject=Subject(kind="tensor", name=f"class {worst}", collection="labels"),
-            reason=f"{100 * shares[worst]:.0f} % of class {worst} are predicted wrongly{where}"
-            f"{others}, while {100 * accuracy:.0f} % of all labels are predicted rightly",
+            reason=f"{100 * shares[worst]:.0f} % of class {worst} are predicted "
+            f"wrongly{where}{others}, while {100 * accuracy:.0f} % of all labels are predicted "
+            "correctly",
             first_step=self.state.missed_since.get(mode),
             first_rank=tally.frames.rank,
             evidence=Evidence(

@@ -1,12 +1,12 @@
-"""`collapsed_predictions`: the model gives the same answer whatever it is shown.
+"""`collapsed_predictions`: the model gives the same answer for every input.
 
-- `constant`: in `for_looks` looks in a row at what the loss is given, the scores of all samples of
-  a batch are the same: their standard deviation over the samples is below 1e-6 of their size. What
-  is left of the model is its last bias; the inputs do not reach it, or die on their way (dead
-  ReLUs, weights of zero). It does not count where the inputs themselves are all the same.
+- `constant`: in `for_looks` consecutive checks of the loss inputs, the scores of all samples of a
+  batch are the same: their standard deviation over the samples is below 1e-6 of their size. Only
+  the last bias of the model has an effect; the inputs do not reach the output (dead ReLUs, weights
+  of zero). It does not count if the inputs themselves are all the same.
 - `one_class`: at least `share` of the predictions are of one class in records that cover `steps`
   steps of training, or in `evaluations` of them in a row, while that class is at most `label_share`
-  of the labels. In its first steps many a healthy model does so: a record that begins before
+  of the labels. Many healthy models do this in their first steps: a record that starts before
   `start_step` does not count.
 """
 
@@ -46,17 +46,17 @@ class CollapsedPredictionsParams(Params):
     """Parameters of `collapsed_predictions`."""
 
     for_looks: int = Field(default=6, ge=1)
-    """How many looks in a row all scores are the same. Unit: looks."""
+    """Consecutive checks with identical scores. Unit: looks."""
     share: float = Field(default=0.995, gt=0.5, le=1)
-    """How many of the predictions are of one class. Unit: share."""
+    """Share of the predictions of one class. Unit: share."""
     label_share: float = Field(default=0.7, gt=0, lt=1)
-    """How many of the labels are of that class, at most. Unit: share."""
+    """Largest share of the labels of that class. Unit: share."""
     steps: int = Field(default=100, ge=1)
-    """How long predictions are of one class. Unit: steps."""
+    """For how many steps predictions are of one class. Unit: steps."""
     start_step: int = Field(default=20, ge=0)
     """The first step that counts. Unit: steps."""
     evaluations: int = Field(default=3, ge=1)
-    """How many evaluations in a row predict one class. Unit: evaluations."""
+    """Consecutive evaluations that predict one class. Unit: evaluations."""
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class _State:
 
 
 class CollapsedPredictions(Rule[CollapsedPredictionsParams, _State]):
-    """One episode for each branch, of training and of evaluations."""
+    """One episode for each branch, in training and in evaluations."""
 
     meta = RuleMeta(
         name="collapsed_predictions",
@@ -92,10 +92,10 @@ class CollapsedPredictions(Rule[CollapsedPredictionsParams, _State]):
             tensors("labels", mode=None),
             event(LayerInputsSeen, beside=True),
         ),
-        capture_hint="predictions are seen where the loss is one of torch.nn.functional, or "
+        capture_hint="predictions are captured if the loss is one of torch.nn.functional, or if "
         "run.data(labels=…, predictions=…) names them",
-        remedy="Look for dead activations, a learning rate that has blown the weights up, and "
-        "weights of zero; balance the classes if one of them is nearly all of the data.",
+        remedy="Check for dead activations, a learning rate that made the weights explode, and "
+        "weights of zero; balance the classes if one of them is almost all of the data.",
         does_not_see="Constant answers of models whose loss is written by hand or compiled, and a "
         "collapse to few classes.",
         params=CollapsedPredictionsParams,
@@ -140,7 +140,7 @@ class CollapsedPredictions(Rule[CollapsedPredictionsParams, _State]):
             about=f"constant {key}",
             branch="constant",
             subject=Subject(kind="loss", name=key),
-            reason=f"{key} is given the same scores for all samples since step "
+            reason=f"{key} has received the same scores for all samples since step "
             f"{state.same_since[key]}: the inputs do not reach the output",
             first_step=state.same_since[key],
             first_rank=data.rank,

@@ -1,18 +1,18 @@
-"""`confusion`: a class that is taken for another one.
+"""`confusion`: the model mistakes one class for another.
 
-The training process counts, in samples of the batches, which class was taken for which (up to 100
-classes). A row of that table over the number of its labels is what becomes of a class. Two
-conditions, by branch, on the last `samples` labels, of training and of evaluations each for itself:
-`off_diagonal`, more than `max_off_diag` of a class are taken for one other class; `diagonal`, less
-than `min_diag` are taken for what they are.
+The training process counts, in samples of the batches, how often each class was predicted as each
+other one (up to 100 classes). Each row of that confusion matrix is divided by its number of labels.
+There are two conditions, by branch, on the last `samples` labels, separately for training and for
+evaluations: `off_diagonal`, more than `max_off_diag` of a class are predicted as one other class;
+`diagonal`, less than `min_diag` of a class are predicted correctly.
 
-A class is judged once the sample shows it (Wilson's bounds, `certainty` standard deviations), in
-`for_summaries` summaries in a row, and only while the model is right in `least_accuracy` of all:
-before it has learned, it confuses everything with everything. With the reference's 0.9 and 0.1
-each classifier that is not nearly perfect would be an issue for ever; the defaults here are the
-places where the table contradicts the labels: a class that is more often taken for another one than
-for itself, as when two classes have changed places in the labels. An info. The reference's
-verdicts are those of the preset. Labels that are the model's own tokens are left out.
+The sample must show it with certainty (Wilson's bounds, `certainty` standard deviations), in
+`for_summaries` consecutive summaries, and only while the model predicts `least_accuracy` of all
+labels correctly: before it has learned, it confuses everything. With the reference's 0.9 and 0.1,
+every classifier that is not almost perfect would have a permanent issue; the defaults here find
+contradictions to the labels: a class that is predicted more often as another one than as itself, as
+when two classes are swapped in the labels. An info. The preset has the reference's conditions.
+Labels that are the model's own tokens do not count.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ class ConfusionParams(Params):
     """Parameters of `confusion`."""
 
     min_diag: float = Field(default=0.3, ge=0, le=1)
-    """How much of a class is at least taken for what it is. Unit: a share, 0 to 1."""
+    """Smallest share of a class that must be predicted correctly. Unit: a share, 0 to 1."""
     max_off_diag: float = Field(default=0.5, ge=0, le=1)
-    """How much of a class may be taken for one other class. Unit: a share, 0 to 1."""
+    """Largest share of a class that may be predicted as one other class. Unit: a share, 0 to 1."""
     category_no: int | None = Field(default=None, ge=2)
-    """Of how many classes the first ones are judged; None: all. Unit: classes."""
+    """Check only the first classes, this many; None: all. Unit: classes."""
     samples: int = Field(default=500, ge=1)
-    """How many labels are seen before it is judged. Unit: labels."""
+    """Number of labels before the rule decides. Unit: labels."""
     least_accuracy: float = Field(default=0.6, ge=0, le=1)
-    """How much the model must predict rightly. Unit: a share, 0 to 1."""
+    """Share that the model must predict correctly. Unit: a share, 0 to 1."""
     for_summaries: int = Field(default=3, ge=1)
-    """In how many summaries in a row. Unit: summaries."""
+    """Consecutive summaries. Unit: summaries."""
     certainty: float = Field(default=3.0, ge=0)
-    """How surely the sample shows it. Unit: standard deviations."""
+    """Certainty that the sample must give. Unit: standard deviations."""
     tokens_too: bool = False
-    """Whether labels that are the model's own tokens are judged like classes."""
+    """Whether labels that are the model's own tokens count as classes."""
 
 
 @dataclass(slots=True)
@@ -90,14 +90,14 @@ class Confusion(Rule[ConfusionParams, _State]):
         name="confusion",
         version=1,
         family="data",
-        meaning="A class is more often taken for another one than for itself.",
+        meaning="A class is predicted more often as another class than as itself.",
         severity="info",
         comes="maybe",
         inputs=(tensors("confusion", mode=None), tensors("embeddings", beside=True)),
-        capture_hint="labels and predictions are found where the loss is a cross-entropy of "
-        "PyTorch, counted up to 100 classes; else run.data(labels=…, predictions=…)",
-        remedy="Look at some samples of the two classes and at their labels: they may be mixed up, "
-        "or not to be told apart by what the model is given.",
+        capture_hint="labels and predictions are found if the loss is a PyTorch cross-entropy, for "
+        "up to 100 classes; otherwise name them with run.data(labels=…, predictions=…)",
+        remedy="Inspect some samples of the two classes and their labels: they may be swapped, or "
+        "the inputs may not contain enough to distinguish them.",
         alias="Confusion",
         presets={
             "sagemaker": {
@@ -111,8 +111,8 @@ class Confusion(Rule[ConfusionParams, _State]):
             }
         },
         branches={
-            "off_diagonal": "Much of a class is taken for one other class.",
-            "diagonal": "Little of a class is taken for what it is.",
+            "off_diagonal": "Much of a class is predicted as one other class.",
+            "diagonal": "Only little of a class is predicted correctly.",
         },
         does_not_see="More than 100 classes; a model that has learned no class yet.",
         params=ConfusionParams,
@@ -177,12 +177,12 @@ class Confusion(Rule[ConfusionParams, _State]):
         if pairs.any():
             i, j = divmod(int(np.argmax(np.where(pairs, shares, -1))), table.shape[1])
             others = [f"{a} as {b}" for a, b in np.argwhere(pairs).tolist() if (a, b) != (i, j)]
-            said = f"{100 * shares[i, j]:.0f} % of class {i} are taken for class {j}{where}"
+            said = f"{100 * shares[i, j]:.0f} % of class {i} are predicted as class {j}{where}"
             limit = self.params.max_off_diag
         else:
             i = j = int(np.argmin(np.where(lasting.diagonal(), shares.diagonal(), 2)))
             others = [str(a) for a in np.flatnonzero(lasting.diagonal()).tolist() if a != i]
-            said = f"{100 * shares[i, i]:.0f} % of class {i} are predicted as that{where}"
+            said = f"{100 * shares[i, i]:.0f} % of class {i} are predicted correctly{where}"
             limit = self.params.min_diag
         more = f", and so are {len(others)} other pairs" if others and i != j else ""
         more = f", and {len(others)} other classes" if others and i == j else more
@@ -190,7 +190,7 @@ class Confusion(Rule[ConfusionParams, _State]):
             about=mode,
             branch="off_diagonal" if i != j else "diagonal",
             subject=Subject(kind="tensor", name=f"class {i}", collection="confusion"),
-            reason=f"{said}{more}, while {100 * accuracy:.0f} % of all are predicted rightly",
+            reason=f"{said}{more}, while {100 * accuracy:.0f} % of all are predicted correctly",
             first_step=of.since,
             first_rank=of.frames.rank,
             evidence=Evidence(
@@ -203,7 +203,7 @@ class Confusion(Rule[ConfusionParams, _State]):
                     Fact(name="accuracy", value=accuracy),
                 ),
                 series=Series(
-                    name="largest share of a class that is taken for another",
+                    name="largest share of a class that is predicted as another",
                     steps=tuple(of.steps),
                     values=tuple(of.worst),
                     limit=self.params.max_off_diag,

@@ -1,17 +1,17 @@
-"""`differs_from_run`: this run does not do what another one did.
+"""`differs_from_run`: this run differs from another one.
 
 For two runs that should be alike: the same program after a change that should change nothing, on
-another machine, with another version of a library. At each step whose loss both have told, and in
-each summary of the same collection, step and tensor, the numbers are compared: they differ where
-they are further apart than `rtol` of the larger one (minimum, maximum, mean and spread: of the
-largest absolute value of the tensor). The first difference is what is said: what comes later
-follows from it. With an `rtol` of 0, as in the preset, the runs must agree to the last bit of what
-was sent.
+another machine, with another version of a library. The rule compares values at each step whose loss
+both runs have reported, and in each summary of the same collection, step and tensor: they differ
+where they are further apart than `rtol` of the larger one (minimum, maximum, mean and spread: of
+the largest absolute value of the tensor). It reports only the first difference: later ones follow
+from it. With an `rtol` of 0, as in the preset, the runs must agree to the last bit of what was
+sent.
 
 The other run must be on the same bus within its retention, a day by default, and be ahead of this
-one: over, as a rule. Of it the losses and the first 64 MiB of summaries are kept. Where nothing is
-known of it at this run's first step, that is an issue (`not_found`), once; the other run itself,
-with the same configuration, is compared with nothing.
+one, usually completed. The rule keeps its losses and the first 64 MiB of its summaries. If the
+other run is unknown at this run's first step, that is an issue (`not_found`), once. The other run
+itself, with the same configuration, is not compared with anything.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class DiffersFromRunParams(Params):
     other_run: str = ""
     """The id of the run with which this one is compared."""
     rtol: float = Field(default=1e-3, ge=0)
-    """How far apart two values may be. Unit: a share of the larger one."""
+    """Largest difference of two values. Unit: a share of the larger one."""
     losses: bool = True
     """Whether the losses of the steps are compared, too."""
 
@@ -73,15 +73,15 @@ class DiffersFromRun(Rule[DiffersFromRunParams, _State]):
         inputs=(scalar("loss"), *(tensors(collection) for collection in COLLECTIONS)),
         capture_hint="losses, gradients and weights are captured by default",
         remedy="Compare seeds, data order, versions and flags of the two runs at the first step "
-        "that differs; torch.use_deterministic_algorithms(True) takes chance out of the kernels.",
+        "that differs; torch.use_deterministic_algorithms(True) makes the kernels deterministic.",
         alias="SimilarAcrossRuns",
         presets={"sagemaker": {"rtol": 0.0, "losses": False}},
         branches={
-            "difference": "The same tensor, or the loss, is not the same at the same step.",
-            "not_found": "Nothing is known of the other run.",
+            "difference": "The loss, or a tensor, differs at the same step.",
+            "not_found": "The other run is unknown.",
         },
-        does_not_see="Steps and tensors that only one of the runs has told; ranks other than the "
-        "first; what the other run does after this one has passed it.",
+        does_not_see="Steps and tensors that only one of the runs has reported; ranks other than "
+        "the first; later steps of the other run once this one has overtaken it.",
         params=DiffersFromRunParams,
     )
     state_type = _State
@@ -139,16 +139,16 @@ class DiffersFromRun(Rule[DiffersFromRunParams, _State]):
         if name == at.run.run_id or (self._other is not None and self._other.known):
             return
         if name:
-            said = f"nothing is known of the run {name}: there is nothing to compare with"
+            said = f"the run {name} is unknown: there is nothing to compare with"
         else:
-            said = "no run is named that this one is to be compared with"
+            said = "no run is configured for comparison"
         yield Finding(
             about="not_found",
             branch="not_found",
             subject=Subject(kind="rule", name=self.name),
             reason=said,
-            remedy="Set `other_run` to a run of this bus that is over, not longer ago than the "
-            "retention of the telemetry (`tocsin status` lists them).",
+            remedy="Set `other_run` to a completed run on this bus, within the retention of the "
+            "telemetry (`tocsin status` lists them).",
         )
 
     def _differs(

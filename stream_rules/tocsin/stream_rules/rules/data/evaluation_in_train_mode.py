@@ -2,10 +2,11 @@
 
 - `evaluation_in_train_mode`: a loss is computed without gradients, or a data loader gives batches
   that no backward call follows, and layers with dropout or batch normalisation are then called in
-  train mode. What is measured so is noise, and batch normalisation learns from the test data.
-- `training_in_eval_mode`: `for_steps` steps of training with all of these layers in `eval()`. Where
-  they were in train mode before, an evaluation has not gone back to `train()`. Where they never
-  were, and batch normalisation is all there is, it is an info: to freeze its statistics is usual.
+  train mode. The results are then noisy, and batch normalisation learns from the test data.
+- `training_in_eval_mode`: `for_steps` steps of training with all of these layers in `eval()`. If
+  they were in train mode before, an evaluation did not switch back to `train()`. If they never
+  were, and the model only has batch normalisation, it is an info: freezing its statistics is
+  common.
 
 Both are facts that the training process sees: the calls of the layers, and `module.training`.
 """
@@ -43,7 +44,7 @@ class EvaluationInTrainModeParams(Params):
     """Parameters of `evaluation_in_train_mode`."""
 
     for_steps: int = Field(default=5, ge=1)
-    """How many steps are trained in `eval()`. Unit: steps."""
+    """Number of training steps in `eval()`. Unit: steps."""
 
 
 @dataclass(slots=True)
@@ -58,7 +59,7 @@ class _State:
 
 
 class EvaluationInTrainMode(Rule[EvaluationInTrainModeParams, _State]):
-    """One episode for each of the two ways."""
+    """One episode for each branch."""
 
     meta = RuleMeta(
         name="evaluation_in_train_mode",
@@ -68,11 +69,11 @@ class EvaluationInTrainMode(Rule[EvaluationInTrainModeParams, _State]):
         severity="warning",
         comes="maybe",
         inputs=(event(ModeSeen), scalar("step_time_s", beside=True)),
-        capture_hint="the modes of dropout and batch normalisation are seen where the model has "
-        "such layers, and its evaluations compute a loss or use a data loader",
+        capture_hint="the modes of dropout and batch normalisation are captured if the model has "
+        "such layers, and if its evaluations compute a loss or use a data loader",
         remedy="Call model.eval() before an evaluation and model.train() after it.",
-        does_not_see="An evaluation without a loss of PyTorch and without a data loader of its "
-        "own, one of a compiled model, and dropout that is called as a function.",
+        does_not_see="An evaluation without a PyTorch loss and without its own data loader, an "
+        "evaluation of a compiled model, and dropout that is called as a function.",
         params=EvaluationInTrainModeParams,
         branches={
             "evaluation_in_train_mode": "An evaluation runs with layers in train mode.",
@@ -122,7 +123,7 @@ class EvaluationInTrainMode(Rule[EvaluationInTrainModeParams, _State]):
         reason = (
             f"an evaluation after step {step} calls the model in train mode: {what}"
             if branch == EVALUATION
-            else f"the model is trained in eval mode since step {step}: {what}"
+            else f"the model has been trained in eval mode since step {step}: {what}"
         )
         freezes = branch == TRAINING and not self.state.trained and "BatchNorm" in kind
         return Finding(
@@ -138,6 +139,6 @@ class EvaluationInTrainMode(Rule[EvaluationInTrainModeParams, _State]):
                     Fact(name="layers", value=float(layers)),
                     Fact(name="class", value=kind),
                 ),
-                explanation="the layers' own `training`, as they were called",
+                explanation="the `training` flag of the layers when they were called",
             ),
         )

@@ -1,25 +1,25 @@
-"""`loss_input_mismatch`: a loss function is given something else than it expects.
+"""`loss_input_mismatch`: a loss function receives the wrong kind of input.
 
-The training process looks at what a few calls of the loss functions of `torch.nn.functional` are
-given: a sample of the scores and targets, and the operation that made the scores, which autograd
-knows. Each branch is a property of all looks of one function; it is said after `for_looks` of them,
-those of one step counted once.
+The training process checks the inputs of a few calls of the loss functions of
+`torch.nn.functional`: a sample of the scores and targets, and the operation that produced the
+scores, which autograd knows. Each branch must be true in all checks of one function; it is reported
+after `for_looks` of them, counting each step once.
 
-- `probabilities_as_logits`: a cross-entropy, which takes the softmax itself, is given the output
-  of a softmax or of a sigmoid, or rows of numbers in [0, 1] that sum to 1 within `tolerance`; the
-  binary one with logits likewise, of a sigmoid or a softmax. Nothing is wrong in the numbers, and
-  the loss cannot fall below some value: 1.46 with ten classes.
-- `probabilities_as_logarithms`: `nll_loss` is given probabilities, not their logarithms.
-- `logits_as_logarithms`: `nll_loss` is given numbers above 0, which no logarithm of a probability
-  is; such a loss falls without end.
-- `cut_off_logits`: a cross-entropy is given the output of a ReLU, which cannot say "less likely".
+- `probabilities_as_logits`: a cross-entropy, which applies the softmax itself, receives the output
+  of a softmax or of a sigmoid, or rows of values in [0, 1] that sum to 1 within `tolerance`; or the
+  binary cross-entropy with logits receives that of a sigmoid or a softmax. The values look normal,
+  but the loss cannot fall below a certain value: 1.46 with ten classes.
+- `probabilities_as_logarithms`: `nll_loss` receives probabilities, not their logarithms.
+- `logits_as_logarithms`: `nll_loss` receives values above 0, which cannot be logarithms of
+  probabilities; such a loss falls without end.
+- `cut_off_logits`: a cross-entropy receives the output of a ReLU, which cannot be negative.
 - `targets_out_of_range`: targets of a binary cross-entropy outside [0, 1]: classes 1 and 2, or
   pixels up to 255.
-- `unreachable_targets`: more than `unreachable` of a regression's targets are outside of what the
-  last activation can put out, as of a sigmoid against standardised targets.
+- `unreachable_targets`: more than `unreachable` of a regression's targets are outside the range of
+  the last activation, such as a sigmoid with standardised targets.
 - `each_with_each`: scores [n, 1] and targets [n]: the loss of numbers is broadcast to n · n pairs.
-- `logarithms_as_logits`: a cross-entropy is given the output of a log-softmax, which does no harm,
-  and says that the model's end was made for `nll_loss`: an info.
+- `logarithms_as_logits`: a cross-entropy receives the output of a log-softmax. This does no harm,
+  but shows that the model's output was designed for `nll_loss`. An info.
 """
 
 from __future__ import annotations
@@ -49,31 +49,33 @@ _CERTAIN: Final = 1e-6
 _ABOVE: Final = 1e-3
 _BINARY: Final = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
 _REASONS: Final = {
-    "probabilities_as_logits": "{function} expects logits, and is given probabilities{made}",
-    "probabilities_as_logarithms": "nll_loss expects logarithms of probabilities, and is given "
+    "probabilities_as_logits": "{function} expects logits but receives probabilities{made}",
+    "probabilities_as_logarithms": "nll_loss expects log-probabilities but receives "
     "probabilities{made}",
-    "logits_as_logarithms": "nll_loss expects logarithms of probabilities, and is given numbers "
-    "up to {high:.3g}{made}",
-    "cut_off_logits": "{function} expects logits, and is given the output of a ReLU, of which none "
-    "is negative",
-    "targets_out_of_range": "{function} expects targets from 0 to 1, and is given {least:.3g} to "
+    "logits_as_logarithms": "nll_loss expects log-probabilities but receives values up to "
+    "{high:.3g}{made}",
+    "cut_off_logits": "{function} expects logits but receives the output of a ReLU, which is never "
+    "negative",
+    "targets_out_of_range": "{function} expects targets from 0 to 1 but receives {least:.3g} to "
     "{most:.3g}",
-    "unreachable_targets": "{share:.0f} % of the targets of {function} cannot be put out{made}",
-    "each_with_each": "the shapes of scores and targets of {function} do not fit: each is compared "
-    "with each",
-    "logarithms_as_logits": "{function} takes the log-softmax itself, and is given one already",
+    "unreachable_targets": "the model cannot output {share:.0f} % of the targets of "
+    "{function}{made}",
+    "each_with_each": "the shapes of scores and targets of {function} do not match: every score is "
+    "compared with every target",
+    "logarithms_as_logits": "{function} applies the log-softmax itself but receives the output of "
+    "one",
 }
 _REMEDIES: Final = {
-    "probabilities_as_logits": "Give the loss what the model puts out before its softmax or "
-    "sigmoid; apply that only where you predict.",
-    "probabilities_as_logarithms": "End the model in log_softmax, or give its logits to "
+    "probabilities_as_logits": "Pass the model's output before its softmax or sigmoid to the loss; "
+    "apply those only for predictions.",
+    "probabilities_as_logarithms": "End the model with log_softmax, or pass its logits to "
     "cross_entropy.",
-    "logits_as_logarithms": "Use cross_entropy, or put log_softmax in front of nll_loss.",
-    "cut_off_logits": "Leave out the activation behind the last layer.",
-    "targets_out_of_range": "Make the targets 0 and 1, or anything between.",
-    "unreachable_targets": "Leave out the last activation, or scale the targets into its range.",
-    "each_with_each": "Make both of one shape: squeeze the scores, or unsqueeze the targets.",
-    "logarithms_as_logits": "Leave out the log-softmax, or use nll_loss.",
+    "logits_as_logarithms": "Use cross_entropy, or add log_softmax before nll_loss.",
+    "cut_off_logits": "Remove the activation after the last layer.",
+    "targets_out_of_range": "Scale the targets to the range 0 to 1.",
+    "unreachable_targets": "Remove the last activation, or scale the targets into its range.",
+    "each_with_each": "Give both the same shape: squeeze the scores, or unsqueeze the targets.",
+    "logarithms_as_logits": "Remove the log-softmax, or use nll_loss.",
 }
 BRANCHES: Final = tuple(_REASONS)
 
@@ -82,13 +84,13 @@ class LossInputMismatchParams(Params):
     """Parameters of `loss_input_mismatch`."""
 
     for_looks: int = Field(default=2, ge=1)
-    """How many looks in a row. Unit: looks."""
+    """Consecutive checks. Unit: looks."""
     unknown_looks: int = Field(default=5, ge=1)
-    """The same where only the numbers say that they are outputs of a sigmoid. Unit: looks."""
+    """The same if only the values suggest outputs of a sigmoid. Unit: looks."""
     tolerance: float = Field(default=5e-3, gt=0, lt=0.5)
-    """How far the sum of a row of probabilities is from 1; bfloat16 is that coarse."""
+    """Largest distance from 1 of the sum of a row of probabilities; allows for bfloat16."""
     unreachable: float = Field(default=0.1, gt=0, lt=1)
-    """How many of the targets cannot be reached. Unit: share."""
+    """Share of targets that cannot be reached. Unit: share."""
 
 
 @dataclass(slots=True)
@@ -112,24 +114,25 @@ class LossInputMismatch(Rule[LossInputMismatchParams, _State]):
         name="loss_input_mismatch",
         version=1,
         family="data",
-        meaning="A loss function is given something else than it expects.",
+        meaning="A loss function receives the wrong kind of input, such as probabilities where it "
+        "expects logits.",
         severity="warning",
         comes="maybe",
         inputs=(event(LossInputsSeen),),
-        capture_hint="losses of torch.nn.functional and their modules are seen, from the second "
+        capture_hint="losses of torch.nn.functional and their modules are captured from the second "
         "step on, unless they are part of a compiled graph",
-        remedy="Give the loss function what its documentation asks for.",
+        remedy="Pass the inputs that the loss function's documentation requires.",
         does_not_see="Losses that are written by hand or compiled, and labels that are wrong.",
         params=LossInputMismatchParams,
         branches={
             "probabilities_as_logits": "Probabilities where logits are expected.",
-            "probabilities_as_logarithms": "Probabilities where their logarithms are.",
-            "logits_as_logarithms": "Logits where logarithms of probabilities are.",
+            "probabilities_as_logarithms": "Probabilities where log-probabilities are expected.",
+            "logits_as_logarithms": "Logits where log-probabilities are expected.",
             "cut_off_logits": "Logits that passed a ReLU.",
-            "targets_out_of_range": "Targets that are no probabilities.",
+            "targets_out_of_range": "Targets that are not probabilities.",
             "unreachable_targets": "Targets that the last activation cannot reach.",
             "each_with_each": "Shapes that compare each score with each target.",
-            "logarithms_as_logits": "A log-softmax is taken twice: an info.",
+            "logarithms_as_logits": "The log-softmax is applied twice. An info.",
         },
         resolve_after_steps=0,
     )
@@ -247,7 +250,7 @@ class LossInputMismatch(Rule[LossInputMismatchParams, _State]):
             remedy=_REMEDIES[branch],
             evidence=Evidence(
                 facts=tuple(facts),
-                explanation="a sample of what the function was given, and the operation that made "
-                "it, as autograd names it",
+                explanation="from a sample of the function's inputs, and the operation that "
+                "produced them according to autograd",
             ),
         )

@@ -1,15 +1,15 @@
-"""`nlp_sequence_ratio`: one token is too much of the text.
+"""`nlp_sequence_ratio`: one token is too large a share of the text.
 
-The training process counts the tokens that a training reads, in samples: those that are named
-(`run.data(tokens=ids)`), else the targets of a cross-entropy over more than 1,000 classes, without
-those that the loss leaves out. Over the last `samples` tokens, the share of each token that
-`token_values` lists must not be above its limit in `token_thresholds_percent` (Wilson's lower
-bound). Without a list no token may be above the first limit.
+The training process counts tokens, in samples: those that you name (`run.data(tokens=ids)`),
+otherwise the targets of a cross-entropy over more than 1,000 classes, without those that the loss
+ignores. Over the last `samples` tokens, the share of each token that `token_values` lists must not
+be above its limit in `token_thresholds_percent` (Wilson's lower bound). Without a list no token may
+be above the first limit.
 
 The labels of a model whose embedding has as many rows as there are classes are tokens, too. The
-reference looks at token 0, commonly the padding, with a limit of 50 %; half of a text being one
-token is odd whichever it is, so ours looks at all. An info: padded targets are waste, and the loss
-is mostly that of the padding, but the training goes on.
+reference looks at token 0, commonly the padding, with a limit of 50 %; any token that makes up half
+of a text is unusual, so this rule checks all of them. An info: padded targets waste compute, and
+the loss is mostly that of the padding, but training continues.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ class NlpSequenceRatioParams(Params):
     """Parameters of `nlp_sequence_ratio`."""
 
     token_values: tuple[int, ...] = Field(default=(), max_length=64, strict=False)
-    """The ids of the tokens that are watched; none: each. Unit: token ids."""
+    """Ids of the tokens to watch; none: all. Unit: token ids."""
     token_thresholds_percent: tuple[float, ...] = Field(
         default=(50.0,), min_length=1, max_length=64, strict=False
     )
-    """How much of the text each may be, in the order of `token_values`; one for all. Unit:
-    percent."""
+    """Largest share of the text for each, in the order of `token_values`; one value applies to all.
+    Unit: percent."""
     samples: int = Field(default=1000, ge=1)
-    """How many tokens are seen before it is judged. Unit: tokens."""
+    """Number of tokens before the rule decides. Unit: tokens."""
     certainty: float = Field(default=3.0, ge=0)
-    """How surely the sample shows it. Unit: standard deviations."""
+    """Certainty that the sample must give. Unit: standard deviations."""
 
     @model_validator(mode="after")
     def _one_limit_each(self) -> Self:
@@ -89,7 +89,7 @@ class NlpSequenceRatio(Rule[NlpSequenceRatioParams, _State]):
         name="nlp_sequence_ratio",
         version=1,
         family="data",
-        meaning="One token, like padding or the unknown word, is too much of the text.",
+        meaning="One token, such as padding or the unknown word, is too large a share of the text.",
         severity="info",
         comes="maybe",
         inputs=(
@@ -98,9 +98,9 @@ class NlpSequenceRatio(Rule[NlpSequenceRatioParams, _State]):
             tensors("embeddings", beside=True),
         ),
         capture_hint="the targets of a cross-entropy over more than 1,000 classes are counted as "
-        "tokens; else name them with run.data(tokens=ids)",
+        "tokens; otherwise name them with run.data(tokens=ids)",
         remedy="Batch texts of similar length, let the loss ignore the padding (ignore_index), and "
-        "look at the tokenizer where it is the unknown token.",
+        "check the tokenizer if it is the unknown token.",
         alias="NLPSequenceRatio",
         presets={
             "sagemaker": {
@@ -110,8 +110,8 @@ class NlpSequenceRatio(Rule[NlpSequenceRatioParams, _State]):
                 "certainty": 0.0,
             }
         },
-        does_not_see="Tokens of an encoder that are neither its targets nor named; the padding "
-        "that the loss ignores.",
+        does_not_see="Tokens of an encoder that are neither targets nor named; padding that the "
+        "loss ignores.",
         params=NlpSequenceRatioParams,
         resolve_after_steps=0,
     )

@@ -1,21 +1,20 @@
-"""`target_leak`: the answer is among the inputs, so that a language model learns to copy it.
+"""`target_leak`: the inputs contain the answer, so a language model learns to copy it.
 
 In a few of the first steps the training process compares the targets of a cross-entropy with the
-ids that the model's embeddings were given in the same step, at the places whose next token is
-another one: there a target is the token itself, or the next one, or neither. And it notes whether
-attention over these places may look at the next one, as its mask or its probabilities say.
+ids that the model's embeddings received in the same step, at positions whose next token is
+different: there a target is the token itself, or the next one, or neither. It also records whether
+attention at these positions can see the next one, according to its mask or its probabilities.
 
-- `unshifted_targets`: at least `same` of the targets are the tokens themselves, and no place may
-  look at the next one: a model that reads in one direction is asked for what it has just read. Its
-  loss falls to zero, and it can continue no text.
+- `unshifted_targets`: at least `same` of the targets are the tokens themselves, and no position can
+  see the next one: a causal model must predict the token that it has just read. Its loss falls to
+  zero, but it cannot continue a text.
 - `no_causal_mask`: at least `following` of the targets are the next tokens, and at least `ahead` of
-  the places may look at the next one in each attention that was seen. The loss falls far below what
-  can be known, in the evaluation, too; text is produced without those tokens, and is nonsense.
+  the positions can see the next one in each captured attention. The loss falls far below what is
+  possible, in evaluations, too; at generation those tokens are missing, and the text is nonsense.
 
-Each is said after `for_looks` looks. An encoder that restores masked tokens has neither relation at
-the places that its loss counts; one that is given its own targets in both directions may be an
-autoencoder, and is left alone; a decoder whose attention to an encoder is open has a closed one, of
-its own, beside it.
+Each is reported after `for_looks` checks. A masked encoder has neither relation at the positions
+that its loss counts; one that receives its own targets in both directions may be an autoencoder and
+is ignored; a decoder with open attention to an encoder also has its own causal attention.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ from tocsin.stream_rules.rule import Clear, Finding, Moment, Outcome, Params, Ru
 _REASONS: Final = {
     "unshifted_targets": "the targets of {function} are the tokens that the model has just read: "
     "{share:.1f} % of {tokens} that differ from the next one",
-    "no_causal_mask": "the targets of {function} are the next tokens, and each attention may look "
-    "at them: at {ahead:.0f} % of {tokens} places or more",
+    "no_causal_mask": "the targets of {function} are the next tokens, and every attention can see "
+    "them, at {ahead:.0f} % or more of {tokens} positions",
 }
 _REMEDIES: Final = {
-    "unshifted_targets": "Shift them by one: logits[:, :-1] against tokens[:, 1:]. Models of "
-    "Hugging Face do it themselves when they are given labels.",
+    "unshifted_targets": "Shift them by one: logits[:, :-1] against tokens[:, 1:]. Hugging Face "
+    "models do this themselves when you pass labels.",
     "no_causal_mask": "Give the attention is_causal=True, or a mask that hides what comes later.",
 }
 _LIMITS: Final = {
@@ -52,13 +51,13 @@ class TargetLeakParams(Params):
     """Parameters of `target_leak`."""
 
     same: float = Field(default=0.999, gt=0.5, le=1)
-    """How many targets are the tokens themselves. Unit: share."""
+    """Share of targets that are the tokens themselves. Unit: share."""
     following: float = Field(default=0.9, gt=0.5, le=1)
-    """How many targets are the next tokens. Unit: share."""
+    """Share of targets that are the next tokens. Unit: share."""
     ahead: float = Field(default=0.9, gt=0, le=1)
-    """How many places may look at the next one. Unit: share."""
+    """Share of positions that can see the next one. Unit: share."""
     for_looks: int = Field(default=2, ge=1)
-    """How many looks in a row. Unit: looks."""
+    """Consecutive checks. Unit: looks."""
 
 
 @dataclass(slots=True)
@@ -77,22 +76,21 @@ class TargetLeak(Rule[TargetLeakParams, _State]):
         name="target_leak",
         version=1,
         family="data",
-        meaning="A language model is given the tokens that it is asked for.",
+        meaning="A language model can see the tokens that it must predict.",
         severity="warning",
         comes="maybe",
         inputs=(event(LossInputsSeen),),
-        capture_hint="the targets of a cross-entropy of torch.nn.functional are compared with what "
-        "an nn.Embedding is given in the first steps, unless the model is compiled",
-        remedy="Give the model only what comes before the token that it is asked for.",
+        capture_hint="the targets of a cross-entropy of torch.nn.functional are compared with the "
+        "inputs of an nn.Embedding in the first steps, unless the model is compiled",
+        remedy="Let the model see only what comes before the token that it must predict.",
         does_not_see="Attention in kernels of other packages, models in which only some attentions "
-        "lack the mask or which have recurrent layers, too, embeddings that are no nn.Embedding, "
-        "prefixes that are put in front of the embedded tokens, compiled models, and what changes "
-        "after the first steps. A mask that is multiplied to the probabilities behind the softmax "
-        "is taken for none.",
+        "lack the mask or which have recurrent layers, too, embeddings other than nn.Embedding, "
+        "prefixes before the embedded tokens, compiled models, and changes after the first steps. "
+        "A mask that multiplies the probabilities after the softmax does not count as a mask.",
         params=TargetLeakParams,
         branches={
             "unshifted_targets": "The targets are the tokens that were just read.",
-            "no_causal_mask": "Attention may look at the next token, which is the target.",
+            "no_causal_mask": "Attention can see the next token, which is the target.",
         },
         resolve_after_steps=0,
     )

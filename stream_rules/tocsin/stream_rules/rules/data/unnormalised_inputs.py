@@ -1,17 +1,18 @@
-"""`unnormalised_inputs`: what the first layer is given is not on the scale that it is made for.
+"""`unnormalised_inputs`: the inputs of the first layer are not on the expected scale.
 
-Where the first layer that is called is linear, a convolution or recurrent, a sample of what it is
-given is looked at in three of the first steps. With r the root of the mean square:
+If the first layer that is called is linear, convolutional or recurrent, the rule checks a sample of
+its inputs in three of the first steps. With r the root mean square:
 
-- `raw_pixels`: all numbers are whole, from 0 up to 50 … 255: bytes of images. A warning.
-- `large`: r > `large`, a warning; r > `notable`, an info. An initialisation is made for r = 1; the
-  outputs of the first layer, and the gradient of its weight, are r times as large. 100 is far above
-  what standardised data of any kind gives, also with heavy tails; 10 is what pixels from 0 to 16
-  (8) and most counts stay below.
-- `constant`: all samples of all looks are the same: the data are lost on their way. A warning where
-  there are targets to learn, else an info: a toy of reinforcement learning may have one state.
+- `raw_pixels`: all values are integers, from 0 up to 50 … 255: bytes of images. A warning.
+- `large`: r > `large`, a warning; r > `notable`, an info. Initialisations assume r = 1; the outputs
+  of the first layer, and the gradient of its weight, are r times as large. 100 is far above what
+  standardised data of any kind gives, also with heavy tails; 10 is what pixels from 0 to 16 (8) and
+  most counts stay below.
+- `constant`: all samples of all checks are the same: the data is lost before the model. A warning
+  if there are targets to learn, otherwise an info: a small reinforcement-learning problem may have
+  one state.
 
-A model that normalises first, or begins with an embedding, is not looked at.
+Models that normalise first, or start with an embedding, are not checked.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _BYTES_FROM: Final = 50.0
 _REMEDIES: Final = {
     "raw_pixels": "Divide by 255, and subtract the mean of the training data and divide by its "
     "standard deviation.",
-    "constant": "Look at what the data loader gives: each sample of a batch is the same.",
+    "constant": "Check the output of the data loader: all samples of a batch are the same.",
 }
 
 
@@ -41,11 +42,11 @@ class UnnormalisedInputsParams(Params):
     """Parameters of `unnormalised_inputs`."""
 
     large: float = Field(default=100.0, gt=0)
-    """Root mean square of the inputs that is a warning."""
+    """Root mean square of the inputs that causes a warning."""
     notable: float = Field(default=10.0, gt=0)
-    """Root mean square of the inputs that is an info."""
+    """Root mean square of the inputs that causes an info."""
     for_looks: int = Field(default=2, ge=1)
-    """How many looks in a row. Unit: looks."""
+    """Consecutive checks. Unit: looks."""
 
 
 @dataclass(slots=True)
@@ -69,16 +70,16 @@ class UnnormalisedInputs(Rule[UnnormalisedInputsParams, _State]):
         severity="warning",
         comes="maybe",
         inputs=(event(LayerInputsSeen), event(LossInputsSeen, beside=True)),
-        capture_hint="the inputs of the first linear, convolutional or recurrent layer are seen in "
-        "steps 2 to 4, unless the model is compiled",
+        capture_hint="the inputs of the first linear, convolutional or recurrent layer are "
+        "captured in steps 2 to 4, unless the model is compiled",
         remedy="Subtract the mean of the training data from the inputs and divide by its standard "
         "deviation, feature by feature.",
-        does_not_see="Inputs of further branches of a model, features of which only one is on "
-        "another scale, compiled models, and what changes after the first steps.",
+        does_not_see="Inputs of other branches of a model, a single feature on another scale, "
+        "compiled models, and changes after the first steps.",
         params=UnnormalisedInputsParams,
         branches={
             "raw_pixels": "Bytes of images.",
-            "large": "Numbers far from the scale of 1.",
+            "large": "Values far from a scale of 1.",
             "constant": "All samples are the same.",
         },
         resolve_after_steps=0,
@@ -119,11 +120,11 @@ class UnnormalisedInputs(Rule[UnnormalisedInputsParams, _State]):
     def _finding(self, data: LayerInputsSeen, branch: str, severity: Severity) -> Finding:
         rms = math.hypot(data.mean, data.std)
         reason = {
-            "raw_pixels": f"{data.layer} is given raw pixels, from {data.minimum:.0f} to "
+            "raw_pixels": f"{data.layer} receives raw pixels, from {data.minimum:.0f} to "
             f"{data.maximum:.0f}",
-            "large": f"{data.layer} is given inputs of size {rms:.3g} (from {data.minimum:.3g} to "
+            "large": f"{data.layer} receives inputs of size {rms:.3g} (from {data.minimum:.3g} to "
             f"{data.maximum:.3g})",
-            "constant": f"all samples that {data.layer} is given are the same",
+            "constant": f"all samples that {data.layer} receives are the same",
         }[branch]
         limit = self.params.large if severity == "warning" else self.params.notable
         return Finding(

@@ -1,25 +1,25 @@
-"""`attention_logit_growth`: attention whose logits grow until it sees one place only.
+"""`attention_logit_growth`: attention logits that grow until attention sees only one position.
 
 At due steps the training process computes the attention logits of some heads and queries of one
 sample again: their largest (`logit_max`) and the entropy of the probabilities, as a share of the
 largest possible one. Three conditions on a layer, by branch:
 
 - `limit`: the largest logit is above `limit` in two summaries in a row, or once above `factor`
-  times that. A softmax over logits that far apart is one place, and its gradient is none. With a
+  times that. A softmax over logits that far apart selects one position and has no gradient. With a
   scale of 1/sqrt(width) healthy trainings stay below some tens (of small GPTs at most 43, and 2,212
-  at thirty times the best learning rate); those that diverged had thousands
-  (Wortsman et al., "Small-scale proxies for large-scale Transformer training instabilities", 2023),
-  and Kimi K2 clips at 100.
+  at thirty times the best learning rate); those that diverged had thousands (Wortsman et al.,
+  "Small-scale proxies for large-scale Transformer training instabilities", 2023), and Kimi K2 clips
+  at 100.
 - `growth`: it is above `limit` / `factor`, has risen in each of the last three summaries, and is
   more than `factor` times what it was at most `window` steps ago: at this pace it meets the limit
-  within as many steps. From the small logits of the beginning each training grows, and is left
-  alone until it is half-way to the limit. An info.
+  within as many steps. Every training starts with small logits that grow, so the rule ignores them
+  until they are half-way to the limit. An info.
 - `entropy_collapse`: the entropy is below `least_entropy_percent` of the largest possible one in
   two summaries in a row, and less than a tenth of its highest (Zhai et al., "Stabilizing
-  Transformer training by preventing attention entropy collapse", 2023). Tasks of copying make such
-  heads as well, so this alone is an info.
+  Transformer training by preventing attention entropy collapse", 2023). Copying tasks also produce
+  such heads, so this alone is an info.
 
-Where no logit was sampled, their bound from the longest query and key (`qk_bound`) is taken.
+If no logit was sampled, the rule uses their bound from the longest query and key (`qk_bound`).
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class AttentionLogitGrowthParams(Params):
     """Parameters of `attention_logit_growth`."""
 
     limit: float = Field(default=100.0, gt=0)
-    """The largest logit that is no issue. Unit: that of the logits, after scaling."""
+    """The largest logit that is not an issue. Unit: that of the logits, after scaling."""
     factor: float = Field(default=2.0, gt=1)
-    """How much it grows within the window; above how many limits it is an issue at once. Unit: a
+    """Growth within the window; also the multiple of the limit that is an issue at once. Unit: a
     ratio."""
     window: int = Field(default=1000, ge=1)
-    """Within how many steps it grows that much. Unit: steps."""
+    """Number of steps for that growth. Unit: steps."""
     least_entropy_percent: float = Field(default=1.0, ge=0, le=100)
-    """How small the entropy of the attention may be. Unit: percent of the largest possible."""
+    """Smallest entropy of the attention. Unit: percent of the largest possible."""
 
 
 @dataclass(slots=True)
@@ -73,24 +73,25 @@ class _State:
 
 
 class AttentionLogitGrowth(Rule[AttentionLogitGrowthParams, _State]):
-    """An episode for each branch; it names the layer that is worst."""
+    """An episode for each branch; it names the worst layer."""
 
     meta = RuleMeta(
         name="attention_logit_growth",
         version=1,
         family="large_models",
-        meaning="The logits of an attention layer have grown so far that it sees one place only.",
+        meaning="The logits of an attention layer have grown so much that it sees only one "
+        "position.",
         severity="warning",
         comes="maybe",
         inputs=(tensors("attention"),),
-        capture_hint="attention is seen where scaled_dot_product_attention or "
+        capture_hint="attention is captured where scaled_dot_product_attention or "
         "torch.nn.MultiheadAttention is called, with the collection activations",
         remedy="Lower the learning rate or warm up for longer; normalise queries and keys "
         "(QK-norm), or cap the logits.",
         branches={
             "limit": "The largest attention logit is above the limit.",
             "growth": "The largest attention logit is half-way to the limit and grows fast.",
-            "entropy_collapse": "Hardly anything but one place is attended to any more.",
+            "entropy_collapse": "Attention is concentrated on almost a single position.",
         },
         does_not_see="Attention that is written by hand (a matrix product and a softmax); heads "
         "and queries that are not in the sample.",
@@ -173,7 +174,7 @@ class AttentionLogitGrowth(Rule[AttentionLogitGrowthParams, _State]):
             history, unit, limit = state.shares, "percent", params.least_entropy_percent
             percent = float(state.shares.values[-1, first])
             said = (
-                f"the attention of {name} sees one place: its entropy is {percent:.2g} % of the "
+                f"the attention of {name} sees one position: its entropy is {percent:.2g} % of the "
                 "largest possible"
             )
         steps, values = history.of(first)

@@ -6,15 +6,15 @@ table's rows. By branch:
 - `ratio`: the longest row is more than `ratio` times as long as the mean, in two summaries in a
   row.
 - `growth`: the mean length is more than `factor` times what it was at half as many steps, in two
-  summaries in a row. An embedding that begins with small numbers grows a lot in healthy trainings,
-  but not like that: steps of an even size add up to twice the length in twice the time at most, and
+  summaries in a row. An embedding with small initial values grows a lot in healthy trainings, but
+  not this fast: steps of an even size add up to twice the length in twice the time at most, and
   random ones to 1.4 times. More is a growth that feeds itself. The first 150 steps, in which a
-  warm-up may do the same, are left out.
+  warm-up may do the same, are ignored.
 
 Of a GPT, an LSTM and a factorised matrix the longest row was 7.5 times the mean at most, and the
 mean length grew by 1.4 times at most while the steps doubled, after the first 150.
 
-An info: what follows from it are large logits and activations, which have rules of their own.
+An info: it leads to large logits and activations, which have their own rules.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class EmbeddingNormGrowthParams(Params):
     """Parameters of `embedding_norm_growth`."""
 
     ratio: float = Field(default=50.0, gt=1)
-    """How many times as long as the mean row the longest one may be. Unit: a ratio."""
+    """Largest ratio of the longest row to the mean row. Unit: a ratio."""
     factor: float = Field(default=3.0, gt=2)
-    """How much the mean length may grow while the number of steps doubles. Unit: a ratio."""
+    """Largest growth of the mean length while the number of steps doubles. Unit: a ratio."""
 
 
 @dataclass(slots=True)
@@ -73,14 +73,15 @@ class EmbeddingNormGrowth(Rule[EmbeddingNormGrowthParams, _State]):
         name="embedding_norm_growth",
         version=1,
         family="large_models",
-        meaning="The rows of an embedding grow faster than training explains, or one outgrows all.",
+        meaning="The rows of an embedding grow faster than normal training explains, or one row "
+        "outgrows all others.",
         severity="info",
         comes="maybe",
         inputs=(tensors("embeddings"),),
-        capture_hint="tables of torch.nn.Embedding and EmbeddingBag are looked at with the "
+        capture_hint="tables of torch.nn.Embedding and EmbeddingBag are captured with the "
         "collection activations",
-        remedy="Give the embedding weight decay or a lower learning rate, clip gradients, and look "
-        "at the token of the longest row.",
+        remedy="Give the embedding weight decay or a lower learning rate, clip gradients, and "
+        "check the token of the longest row.",
         branches={
             "ratio": "One row is many times as long as the mean.",
             "growth": "The mean length grows faster than the number of steps.",

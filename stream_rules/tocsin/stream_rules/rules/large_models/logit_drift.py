@@ -1,6 +1,6 @@
-"""`logit_drift`: the output logits of a cross-entropy drift away all together.
+"""`logit_drift`: the output logits of a cross-entropy drift together.
 
-A cross-entropy does not see a constant that is added to all logits of a token: nothing holds their
+A cross-entropy ignores a constant that is added to all logits of a token: nothing fixes their
 level, and in half precision large logits lose the small differences that matter. The training
 process sends the log of the sum of their exponentials, log Z, averaged over a sample of tokens.
 Fine-tuned models begin at any level (that of GPT-2 is below -30), so it is measured from the first
@@ -12,9 +12,9 @@ summary. By branch:
   the same direction; and it is at least `slope` from where it began.
 
 Small language models went from 4.8 to 7.6 at most in 1,000 healthy steps. A classifier that grows
-certain has a rising log Z, too. So this is an info, unless it is further
-than ten times the limit. PaLM and others hold log Z at 0 by an auxiliary loss (z-loss, 1e-4 log²Z).
-Outputs without a cross-entropy (no labels, no tokens were seen) are no logits, and are left alone.
+certain has a rising log Z, too. So this is an info, unless it is further than ten times the limit.
+PaLM and others hold log Z at 0 by an auxiliary loss (z-loss, 1e-4 log²Z). Outputs without a
+cross-entropy (no labels, no tokens were seen) are not logits and are ignored.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class LogitDriftParams(Params):
     """Parameters of `logit_drift`."""
 
     limit: float = Field(default=20.0, gt=0)
-    """How far from where it began the mean log Z may be. Unit: nats."""
+    """Largest distance of the mean log Z from its initial value. Unit: nats."""
     slope: float = Field(default=5.0, gt=0)
-    """How much it may move. Unit: nats per 1,000 steps."""
+    """Largest drift. Unit: nats per 1,000 steps."""
     window: int = Field(default=2000, ge=_SHORTEST)
-    """Over how many steps that is measured. Unit: steps."""
+    """Number of steps over which the drift is measured. Unit: steps."""
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class LogitDrift(Rule[LogitDriftParams, _State]):
         name="logit_drift",
         version=1,
         family="large_models",
-        meaning="The level of the output logits drifts away from where it began.",
+        meaning="The level of the output logits drifts away from its initial value.",
         severity="info",
         comes="maybe",
         inputs=(
@@ -83,16 +83,16 @@ class LogitDrift(Rule[LogitDriftParams, _State]):
             tensors("labels", beside=True),
             tensors("tokens", beside=True),
         ),
-        capture_hint="the layer that puts out logits is the one that shares its weight with an "
-        "embedding, or the widest and last Linear; with the collection activations",
+        capture_hint="the output layer is the one that shares its weight with an embedding, or the "
+        "widest and last Linear; with the collection activations",
         remedy="Add a z-loss (1e-4 times the square of log Z), lower the learning rate, and leave "
         "the bias of the last layer out of it.",
         branches={
-            "limit": "The mean log Z is far from where it began.",
+            "limit": "The mean log Z is far from its initial value.",
             "slope": "The mean log Z moves steadily and fast.",
         },
-        does_not_see="A head that is no torch.nn.Linear; a level that was far off from the "
-        "beginning; a drift that ended before the first summary.",
+        does_not_see="A head that is not a torch.nn.Linear; a level that was wrong from the start; "
+        "a drift that ended before the first summary.",
         params=LogitDriftParams,
         resolve_after_steps=0,
     )

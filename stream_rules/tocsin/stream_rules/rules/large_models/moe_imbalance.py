@@ -1,4 +1,4 @@
-"""`moe_imbalance`: a mixture of experts in which some experts get too much, or nothing.
+"""`moe_imbalance`: a mixture of experts in which some experts get too many tokens, or none.
 
 At due steps the training process counts, for a sample of up to 4,096 tokens, how often a router
 chooses each expert. By branch:
@@ -12,9 +12,8 @@ chooses each expert. By branch:
   would have been at least 300 tokens. An info, a warning once that is half of the experts or more.
 
 At its first step a router is often as uneven as can be, in healthy trainings, too: two of four
-experts had each token of the mixture among the trainings that these thresholds were tried on, and
-1.2 to 1.7 times the mean from step 100 on, with a balancing loss or without one. So one summary is
-none.
+experts had every token in one of the trainings that these thresholds were tested on, and 1.2 to 1.7
+times the mean from step 100 on, with or without a balancing loss. So one summary is not enough.
 """
 
 from __future__ import annotations
@@ -51,11 +50,11 @@ class MoeImbalanceParams(Params):
     """Parameters of `moe_imbalance`."""
 
     ratio: float = Field(default=4.0, gt=1)
-    """How much more than the mean load one expert may have. Unit: a ratio."""
+    """Largest ratio of an expert's load to the mean load. Unit: a ratio."""
     for_summaries: int = Field(default=2, ge=1)
-    """In how many summaries in a row. Unit: summaries."""
+    """Consecutive summaries. Unit: summaries."""
     dead_for: int = Field(default=3, ge=1)
-    """For how many summaries an expert has had no token. Unit: summaries."""
+    """Number of summaries without a token for an expert. Unit: summaries."""
 
 
 @dataclass(slots=True)
@@ -83,20 +82,20 @@ class MoeImbalance(Rule[MoeImbalanceParams, _State]):
         name="moe_imbalance",
         version=1,
         family="large_models",
-        meaning="The experts of a mixture are used very unequally, or some not at all.",
+        meaning="The experts of a mixture get very unequal loads, or some get none.",
         severity="warning",
         comes="maybe",
         inputs=(tensors("routers"),),
-        capture_hint="routers are found by the type of the module (…Router, …Gate) or as a Linear "
-        "beside as many experts, with the collection activations",
+        capture_hint="routers are found by their module type (…Router, …Gate) or as a Linear next "
+        "to as many experts, with the collection activations",
         remedy="Raise the weight of the balancing loss, add noise to the router or a bias for each "
         "expert, and lower the learning rate of the router.",
         branches={
             "overload": "One expert gets many times the mean load.",
             "dead_expert": "An expert has had no token for some summaries.",
         },
-        does_not_see="Routers that are only functions; what an expert drops for want of capacity; "
-        "other ranks' tokens under expert parallelism.",
+        does_not_see="Routers that are only functions; tokens that an expert drops because of its "
+        "capacity; other ranks' tokens under expert parallelism.",
         params=MoeImbalanceParams,
         resolve_after_steps=0,
     )

@@ -1,13 +1,13 @@
-"""`batch_size`: a larger batch would fit, and would use what lies idle. Advice, not a fault.
+"""`batch_size`: a larger batch would fit and use idle resources. Advice, not a fault.
 
 The 95th percentiles of a GPU's utilisation, of its memory and of the node's processors are all
-below their thresholds, over the last `window` samples since the first step, once `patience` of them
-have come. The processors are all cores together, or the job against the cores that it may use,
-whichever is more. The part of the memory that is the model does not grow with the batch, so the
-factor that is named is a lower bound of what fits.
+below their thresholds, over the last `window` samples since the first step, once there are
+`patience` of them. CPU is the utilisation of all cores together, or of the job relative to the
+cores that it may use, whichever is higher. The model's part of the memory does not grow with the
+batch, so the reported factor is a lower bound.
 
 Thresholds are the documented defaults of SageMaker Debugger; `patience` is that of its source, the
-documentation says 100. A GPU that does nothing at all is `low_gpu_utilization`, unused.
+documentation says 100. `low_gpu_utilization` reports a GPU that is not used at all.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ class BatchSizeParams(Params):
     """Parameters of `batch_size`."""
 
     cpu_threshold_p95: float = Field(default=70.0, gt=0, le=100)
-    """Below it the processors have time. Unit: percent."""
+    """CPU utilisation below which the CPU is under-used. Unit: percent."""
     gpu_threshold_p95: float = Field(default=70.0, gt=0, le=100)
-    """Below it the GPU has time. Unit: percent."""
+    """Utilisation below which the GPU is under-used. Unit: percent."""
     gpu_memory_threshold_p95: float = Field(default=70.0, gt=0, le=100)
-    """Below it the GPU has memory to spare. Unit: percent."""
+    """Memory use below which the GPU has free memory. Unit: percent."""
     window: int = Field(default=500, ge=10, le=10_000)
-    """How many samples are looked at. Unit: samples of 0.5 s."""
+    """Number of samples that are checked. Unit: samples of 0.5 s."""
     patience: int = Field(default=1000, ge=0, le=100_000)
-    """How many samples must have come before the first look. Unit: samples of 0.5 s."""
+    """Number of samples before the first check. Unit: samples of 0.5 s."""
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class BatchSize(Rule[BatchSizeParams, _State]):
         name="batch_size",
         version=1,
         family="system",
-        meaning="GPU, its memory and the processors all have room: the batch could be larger.",
+        meaning="GPU compute, GPU memory and CPU are all under-used; a larger batch would fit.",
         severity="info",
         comes="later",
         inputs=(
@@ -92,7 +92,7 @@ class BatchSize(Rule[BatchSizeParams, _State]):
             event(DataLoaderSeen, beside=True),
         ),
         capture_hint=CAPTURE_HINT,
-        remedy="Try larger batches, with a learning rate that fits them, or run on a smaller GPU.",
+        remedy="Try larger batches, with a matching learning rate, or use a smaller GPU.",
         alias="BatchSize",
         params=BatchSizeParams,
         presets={
@@ -104,8 +104,8 @@ class BatchSize(Rule[BatchSizeParams, _State]):
                 "patience": 100,
             }
         },
-        does_not_see="Whether the training would learn as well with larger batches; and a GPU that "
-        "waits for the network counts as one that has room.",
+        does_not_see="Whether the training would learn as well with larger batches. A GPU that "
+        "waits for the network counts as under-used.",
         resolve_after_steps=0,
     )
     state_type = _State

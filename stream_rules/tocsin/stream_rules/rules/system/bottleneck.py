@@ -57,9 +57,9 @@ class BottleneckParams(Params):
     threshold: float = Field(default=50.0, ge=0, lt=100)
     """How many of the snapshots must be bottlenecks. Unit: percent."""
     gpu_threshold: float = Field(default=10.0, gt=0, le=100)
-    """Below it the GPUs wait: their mean utilisation. Unit: percent."""
+    """Mean utilisation below which the GPUs are waiting. Unit: percent."""
     patience: int = Field(default=1000, ge=10, le=100_000)
-    """How many samples are looked at, since the first step. Unit: samples of 0.5 s."""
+    """Number of samples that are checked, since the first step. Unit: samples of 0.5 s."""
 
 
 @dataclass(slots=True)
@@ -176,7 +176,7 @@ class Bottleneck(Rule[P, BottleneckState]):
                 ),
                 series=recent.series(f"mean utilisation of the GPUs of {name}", "percent"),
                 explanation=f"of the last {len(recent.rows)} samples, over {recent.span_s:,.0f} s; "
-                "medians of those in which the GPUs waited; the time is that of the steps which "
-                "ended then",
+                "medians of the samples in which the GPUs waited; the times are those of the "
+                "steps that ended then",
             ),
         )

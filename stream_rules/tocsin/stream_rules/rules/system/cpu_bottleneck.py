@@ -1,14 +1,14 @@
-"""`cpu_bottleneck`: the GPUs wait, and the processors are what they wait for.
+"""`cpu_bottleneck`: the GPUs wait for the CPU.
 
 A sample of a node is a bottleneck when the mean utilisation of the job's GPUs is below
-`gpu_threshold` and the processors are above `cpu_threshold`: the job's busiest thread (so much of
-one core cannot be spread over others), or all cores together, or the job against the cores that it
-may use. The rule fires when more than `threshold` percent of the last `patience` samples were, none
-of them from before the first step: while data are prepared no GPU is expected to work. The evidence
-names the phases of the steps that ended in these samples.
+`gpu_threshold` and the processors are above `cpu_threshold`: the job's busiest thread (this share
+of one core cannot be spread over others), or all cores together, or the job relative to the cores
+that it may use. The rule fires when more than `threshold` percent of the last `patience` samples
+were, none of them from before the first step, because no GPU works while data is prepared. The
+evidence names the phases of the steps that ended in these samples.
 
-Thresholds are the documented defaults of SageMaker Debugger, but for `patience`, which its source
-has as 1000. There any one GPU below the threshold counts, and any hot core of any node.
+Thresholds are the documented defaults of SageMaker Debugger, except for `patience`, which is 1000
+in its source. There any one GPU below the threshold counts, and any hot core of any node.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class CpuBottleneckParams(BottleneckParams):
     """Parameters of `cpu_bottleneck`."""
 
     cpu_threshold: float = Field(default=90.0, ge=0, lt=100)
-    """Above it the processors are busy. Unit: percent."""
+    """CPU utilisation above which the CPU is busy. Unit: percent."""
 
 
 class CpuBottleneck(Bottleneck[CpuBottleneckParams]):
-    """One episode for each node; it names the phase in which most of the time goes."""
+    """One episode for each node; it names the phase that takes most of the time."""
 
     meta = RuleMeta(
         name="cpu_bottleneck",
@@ -47,8 +47,8 @@ class CpuBottleneck(Bottleneck[CpuBottleneckParams]):
             system("cpu.limit_cores", beside=True),
         ),
         capture_hint=CAPTURE_HINT,
-        remedy="If it is data loading: give the loader more workers, or prepare the data once. "
-        "Else take larger batches, compile the model, and move work off the training thread.",
+        remedy="If it is data loading, give the loader more workers, or prepare the data once. "
+        "Otherwise use larger batches, compile the model, and move work off the training thread.",
         alias="CPUBottleneck",
         params=CpuBottleneckParams,
         presets={
@@ -59,9 +59,8 @@ class CpuBottleneck(Bottleneck[CpuBottleneckParams]):
                 "patience": 100,
             }
         },
-        does_not_see="A thread that waits for a lock or for the network is not busy, and a GPU "
-        "that is kept from work by it is seen by low_gpu_utilization only. Without a GPU there is "
-        "nothing to see.",
+        does_not_see="A thread that waits for a lock or for the network is not busy; only "
+        "low_gpu_utilization sees a GPU that waits for it. The rule needs a GPU.",
         resolve_after_steps=0,
     )
 

@@ -1,19 +1,19 @@
-"""`dataloader`: the training waits for its next batch, or its loader is set up against the machine.
+"""`dataloader`: the training waits for its next batch, or the loader's settings do not fit the
+machine.
 
 - starvation: the wait for the next batch takes more than `share` percent of the step time, and 5 ms
   or more, in the last `for_steps` steps after the first ones. Workers deliver in rounds, and the
-  first batch of an epoch is waited for longer; so steps are taken in groups of as many as there are
-  workers, and the median of the groups decides. On a GPU the training thread may wait while the GPU
-  has work: no more counts than the share of the step in which the GPU had none. It is a warning
-  where a GPU is kept waiting, or more than four fifths of the time are lost, and a batch takes 8 ms
-  and 40 µs more for each of its samples; where it is more than half of the time, 60 µs more for
-  each. What is less is an info, and so is what tensors in memory (a TensorDataset) take on a CPU.
-  A loader whose batch size is not known is taken to give 1,024 samples.
+  first batch of an epoch takes longer; so steps are grouped by the number of workers, and the
+  median of the groups decides. On a GPU the training thread may wait while the GPU has work: only
+  the share of the step without GPU work counts. It is a warning if a GPU has to wait, or more than
+  four fifths of the time are lost, and a batch takes 8 ms and 40 µs more for each of its samples;
+  where it is more than half of the time, 60 µs more for each. Anything less is an info, and so are
+  tensors in memory (a TensorDataset) on a CPU. An unknown batch size counts as 1,024 samples.
 - workers: the worker processes of the node's ranks together are more than `max_threshold` percent
-  of its cores; with `few`, also fewer than `min_threshold` percent of them. An info. Where the
-  training starves, the remedy says that there are few.
-- pin_memory: the model is on a GPU, and batches are copied there from memory that is not pinned.
-  An info: right where the data set is on the GPU already.
+  of its cores; with `few`, also fewer than `min_threshold` percent of them. An info. If the
+  training starves, the remedy mentions that there are too few.
+- pin_memory: the model is on a GPU, and batches are copied there from memory that is not pinned. An
+  info: this is correct if the data set is already on the GPU.
 
 The limits of the workers and the alias come from SageMaker Debugger, where few workers are a
 finding even if nothing waits; most healthy trainings would have one. A fifth of the time is where a
@@ -71,15 +71,15 @@ class DataloaderParams(Params):
     """Parameters of `dataloader`."""
 
     share: float = Field(default=20.0, gt=0, lt=100)
-    """How much of the step time is spent waiting for the next batch. Unit: percent."""
+    """Share of the step time spent waiting for the next batch. Unit: percent."""
     for_steps: int = Field(default=20, ge=5, le=10_000)
-    """How many steps are looked at, at least. Unit: steps."""
+    """Minimum number of steps that are checked. Unit: steps."""
     min_threshold: float = Field(default=70.0, ge=0)
-    """Fewer workers are few. Unit: percent of the cores."""
+    """Fewer workers are too few. Unit: percent of the cores."""
     max_threshold: float = Field(default=200.0, gt=0)
     """More workers are too many. Unit: percent of the cores."""
     few: bool = False
-    """Whether few workers are worth a word although nothing waits for them."""
+    """Whether to report too few workers although nothing waits for them."""
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ class _State:
 
 
 class Dataloader(Rule[DataloaderParams, _State]):
-    """One episode for each branch, by what the lowest rank says."""
+    """One episode for each branch, based on the lowest rank."""
 
     meta = RuleMeta(
         name="dataloader",
@@ -125,7 +125,7 @@ class Dataloader(Rule[DataloaderParams, _State]):
             event(DataLoaderSeen, beside=True),
             event(RunStarted, beside=True),
         ),
-        capture_hint="the wait is seen where batches come from a torch.utils.data.DataLoader",
+        capture_hint="the wait is captured when batches come from a torch.utils.data.DataLoader",
         remedy="Give the DataLoader num_workers and persistent_workers=True, prepare samples once "
         "instead of each time, store many in one file, and keep the data on a local disk.",
         alias="Dataloader",
@@ -139,11 +139,11 @@ class Dataloader(Rule[DataloaderParams, _State]):
         },
         branches={
             "starvation": "the training waits for its next batch",
-            "workers": "too many worker processes, or too few, an info",
-            "pin_memory": "batches are copied to the GPU from unpinned memory, an info",
+            "workers": "too many worker processes, or too few (info)",
+            "pin_memory": "batches are copied to the GPU from unpinned memory (info)",
         },
-        does_not_see="Data that come from anything but PyTorch's DataLoader; the loaders of higher "
-        "ranks, whose wait straggler_rank sees.",
+        does_not_see="Data from anything but PyTorch's DataLoader, and the loaders of higher "
+        "ranks; straggler_rank sees their wait.",
         resolve_after_steps=0,
     )
     state_type = _State
@@ -277,7 +277,7 @@ class Dataloader(Rule[DataloaderParams, _State]):
             about="starvation",
             branch="starvation",
             subject=Subject(kind="rank", name=f"rank {state.lead.rank}"),
-            reason=f"{share:.0f} % of the step time goes into waiting for the next batch: "
+            reason=f"{share:.0f} % of the step time is spent waiting for the next batch: "
             f"{1000 * wait_s:,.0f} ms a step over {window} steps",
             first_step=state.steps[-window],
             first_rank=state.lead.rank,
@@ -315,7 +315,7 @@ class Dataloader(Rule[DataloaderParams, _State]):
                     step,
                     f"{loader.workers * ranks} data-loader workers on {loader.cores} cores: "
                     + ("more than they can feed" if many else "fewer than could load"),
-                    "Take fewer workers: they take the cores, and memory, from each other and from "
+                    "Use fewer workers: they compete for cores and memory with each other and with "
                     "the training."
                     if many
                     else "Give the DataLoader more workers, and persistent_workers=True.",

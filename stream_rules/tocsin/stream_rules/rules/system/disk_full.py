@@ -1,13 +1,13 @@
 """`disk_full`: the disk that the job writes to is full, or will be soon.
 
-Watched is the disk of the working folder, and that of each folder in `capture.system.folders`; of
-two folders on one disk the first is named.
+The rule watches the disk of the working folder, and of each folder in `capture.system.folders`; if
+two folders are on one disk, it names the first.
 
 Full is less than `floor` percent free and less than 10 GB: two percent of a large array are no
-emergency. It is over when there has been a tenth more than that for five minutes. Soon is when a
+emergency. It resolves when a tenth more than that has been free for five minutes. Soon means that a
 steady decline, over at least five minutes, reaches zero within `horizon`; a single checkpoint is
-none. It is over when the disk is not full, and nothing points to zero within twice the horizon for
-20 minutes.
+not a decline. It resolves when the disk is not full, and for 20 minutes no trend reaches zero
+within twice the horizon.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DiskFullParams(Params):
     """Parameters of `disk_full`."""
 
     horizon: Duration = Field(default=timedelta(hours=1), examples=["1h"])
-    """How far ahead the disk must be full. Unit: a duration."""
+    """Time within which the disk will be full. Unit: a duration."""
     floor: float = Field(default=2.0, ge=0, le=100)
     """Free space below which it counts as full. Unit: percent."""
 
@@ -65,7 +65,8 @@ class _State:
 
 
 class DiskFull(Rule[DiskFullParams, _State]):
-    """A warning while it is ahead, critical when it is here; a stop frees no space."""
+    """A warning before the disk is full, critical once it is; it requests no stop, since that frees
+    no space."""
 
     meta = RuleMeta(
         name="disk_full",
@@ -81,9 +82,12 @@ class DiskFull(Rule[DiskFullParams, _State]):
         ),
         capture_hint="the node is sampled by the launcher, or by `tocsin sample`",
         remedy="Delete old checkpoints or keep fewer of them; a checkpoint that does not fit is "
-        "lost, and often the job with it.",
+        "lost, and often the whole job.",
         params=DiskFullParams,
-        branches={"soon": "it will be full within the horizon", "full": "it is full: critical"},
+        branches={
+            "soon": "the disk will be full within the horizon",
+            "full": "the disk is full (critical)",
+        },
         does_not_see="Quotas, and file systems of other folders than the working folder and those "
         "in capture.system.folders; a disk that runs out of inodes.",
         resolve_after_steps=0,

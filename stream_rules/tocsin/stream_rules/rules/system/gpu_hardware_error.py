@@ -1,19 +1,19 @@
-"""`gpu_hardware_error`: a GPU reports an error that no program can mend.
+"""`gpu_hardware_error`: a GPU reports an error that no program can fix.
 
-Counts are compared with the first ones of the run: an error from before it is no news. A sampler
-counts Xids from its own beginning; its first count is news only where the node was sampled within
-30 s of the run's beginning, so that the sampler is no older than the run. Branches:
+Counts are compared with the first ones of the run: earlier errors do not count. A sampler counts
+Xids from its own start; its first count only matters if sampling of the node began within 30 s of
+the run's start, so that the sampler is no older than the run. Branches:
 
-- ecc: uncorrectable memory errors (a wrong number was found, and could not be put right);
+- ecc: uncorrectable memory errors (a corrupt value was found but could not be corrected);
 - retired_pages: pages of its memory were retired, rows remapped after an uncorrectable error, or a
   remapping has failed;
 - xid: the driver has written an error (Xid) into the kernel log, where that may be read. Some are
   most often a program's own (an illegal address, an exception of a kernel, a process that was
-  killed): 8, 13, 31, 32, 43, 45, 68, 69 and 109, by NVIDIA's table, which are a warning; so are
-  63 and 92, memory that was put right in time.
+  killed): 8, 13, 31, 32, 43, 45, 68, 69 and 109, by NVIDIA's table, which are a warning; so are 63
+  and 92, memory that was repaired in time.
 
-Nothing makes such an error undone, so an issue stays open until the run ends; later ones of the
-same GPU and branch are told with it.
+Such an error cannot be undone, so an issue stays open until the run ends; later errors of the same
+GPU and branch are part of it.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class _State:
 
 
 class GpuHardwareError(Rule[GpuHardwareErrorParams, _State]):
-    """One episode for each GPU and branch; a stop mends no GPU."""
+    """One episode for each GPU and branch; it requests no stop, since that fixes no GPU."""
 
     meta = RuleMeta(
         name="gpu_hardware_error",
@@ -114,8 +114,8 @@ class GpuHardwareError(Rule[GpuHardwareErrorParams, _State]):
         ),
         capture_hint="NVIDIA GPUs are sampled on the node through its driver; Xid errors where the "
         "kernel log may be read",
-        remedy="Numbers since then may be wrong: go back to a checkpoint from before. Drain the "
-        "node, reset the GPU, and have it tested (dcgmi diag) before it is used again.",
+        remedy="Results since then may be wrong: go back to an earlier checkpoint. Drain the node, "
+        "reset the GPU, and have it tested (dcgmi diag) before it is used again.",
         params=GpuHardwareErrorParams,
         branches={
             "ecc": "uncorrectable errors of its memory",
@@ -213,8 +213,8 @@ class GpuHardwareError(Rule[GpuHardwareErrorParams, _State]):
             episode=count.begun,
             onset_ms=count.first_ms,
             severity=severity,
-            remedy="If the program has failed with a CUDA error, look there first; if it comes "
-            "again with another program, have the GPU tested."
+            remedy="If the program failed with a CUDA error, check that first; if it happens again "
+            "with another program, test the GPU."
             if severity == "warning"
             else None,
             evidence=Evidence(

@@ -1,17 +1,17 @@
 """`gpu_memory_increase`: the memory of a GPU fills up.
 
 - predicted: a steady growth over at least five minutes, measured as `host_memory_increase` does,
-  meets the size of the memory within `horizon`. It is over when nothing has pointed to it within
-  twice the horizon for 20 minutes.
+  meets the size of the memory within `horizon`. It resolves when for 20 minutes no trend reaches
+  the limit within twice the horizon.
 - step: the median of the last `window` samples is more than `increase` points above that of the
   `window` before. Caching allocators take memory in steps, and an evaluation or a longer sequence
-  may bring one that is meant: an info. It is over when neighbouring windows are alike. Where the
-  growth is steady, that is said, and no step.
+  may cause an intended one: an info. It resolves when neighbouring windows are alike. If the growth
+  is steady, only that is reported, and no step.
 
-Samples from before the first step do not count, and nothing is said before `patience` samples have
-come. Those are the parameters of SageMaker Debugger; its own test compares two windows that overlap
-in all but one sample, so that with its documented defaults the difference cannot be larger than 0.4
-points, and the rule can never fire. Here the windows are neighbours.
+Samples from before the first step do not count, and the rule does not fire before there are
+`patience` samples. Those are the parameters of SageMaker Debugger; its own test compares two
+windows that overlap in all but one sample, so that with its documented defaults the difference
+cannot be larger than 0.4 points, and the rule can never fire. Here the windows are neighbours.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class GpuMemoryIncreaseParams(Params):
     """Parameters of `gpu_memory_increase`."""
 
     increase: float = Field(default=5.0, gt=0, lt=100)
-    """How much a step must bring. Unit: points of percent of the GPU's memory."""
+    """Minimum size of a step. Unit: points of percent of the GPU's memory."""
     window: int = Field(default=500, ge=10, le=10_000)
-    """How many samples are compared with as many before them. Unit: samples of 0.5 s."""
+    """Number of samples that are compared with as many earlier ones. Unit: samples of 0.5 s."""
     horizon: Duration = Field(default=timedelta(hours=2), examples=["2h"])
-    """How far ahead the memory must be full. Unit: a duration."""
+    """Time within which the memory will be full. Unit: a duration."""
     patience: int = Field(default=1000, ge=0, le=100_000)
-    """How many samples must have come before the first look. Unit: samples of 0.5 s."""
+    """Number of samples before the first check. Unit: samples of 0.5 s."""
 
 
 @dataclass(slots=True)
@@ -80,7 +80,7 @@ class GpuMemoryIncrease(Rule[GpuMemoryIncreaseParams, _State]):
         name="gpu_memory_increase",
         version=1,
         family="system",
-        meaning="The memory of a GPU grows so that it will be full soon, or has jumped up.",
+        meaning="The memory of a GPU will be full soon, or has jumped.",
         severity="warning",
         comes="later",
         inputs=(
@@ -96,11 +96,11 @@ class GpuMemoryIncrease(Rule[GpuMemoryIncreaseParams, _State]):
         presets={"sagemaker": {"increase": 10.0, "window": 500, "patience": 100}},
         branches={
             "predicted": "a steady growth fills it within the horizon",
-            "step": "a jump of its level, an info",
+            "step": "a jump in memory use (info)",
         },
-        does_not_see="What an allocator holds in reserve counts as used: a leak inside of its pool "
-        "shows when the pool grows. A program that fills the memory in less than five minutes is "
-        "too quick for a prediction.",
+        does_not_see="Memory that an allocator reserves counts as used: a leak inside its pool "
+        "shows only when the pool grows. A program that fills the memory in less than five minutes "
+        "is too fast for a prediction.",
         resolve_after_steps=0,
     )
     state_type = _State

@@ -1,15 +1,15 @@
-"""`gpu_thermal_throttle`: a GPU runs slower than it could, for heat or for want of power.
+"""`gpu_thermal_throttle`: a GPU is throttled because it is too hot or lacks power.
 
-In more than `share` percent of its last `window` samples the driver says that the clocks are held
-down. It is over when that was true of less than half as many for a whole window. Branches:
+In more than `share` percent of its last `window` samples the driver reports that the clocks are
+throttled. It resolves when less than half as many were, for a whole window. Branches:
 
 - thermal: the GPU or its memory is too hot (NVML's software and hardware thermal slowdown);
-- power_brake: the power supply or the rack asks for it.
+- power_brake: the power supply or the rack requests it.
 
-Where its clock is less than 15 % below what it was when nothing held it down, it is an info: small
-machines run like that all day. A GPU at its own power limit runs as it was set to, and is no issue.
-That two different reasons are kept apart, and which bits of the driver they are, comes from NVML's
-documentation; a share of 20 % of a minute leaves out the moment at which a fan begins to turn.
+If its clock is less than 15 % below its unthrottled clock, it is an info: small machines run like
+that all day. A GPU at its own power limit runs as configured, and is not an issue. NVML's
+documentation defines the two reasons and their bits in the driver; a share of 20 % of a minute
+ignores the moment in which a fan starts.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class GpuThermalThrottleParams(Params):
     """Parameters of `gpu_thermal_throttle`."""
 
     share: float = Field(default=20.0, ge=0, lt=100)
-    """In how many of the samples the clocks are held down. Unit: percent."""
+    """Share of the samples with throttled clocks. Unit: percent."""
     window: int = Field(default=120, ge=10, le=10_000)
-    """How many samples are looked at. Unit: samples of 0.5 s."""
+    """Number of samples that are checked. Unit: samples of 0.5 s."""
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class GpuThermalThrottle(Rule[GpuThermalThrottleParams, _State]):
         name="gpu_thermal_throttle",
         version=1,
         family="system",
-        meaning="The clocks of a GPU are held down, because it is too hot or lacks power.",
+        meaning="The clocks of a GPU are throttled, because it is too hot or lacks power.",
         severity="warning",
         comes="later",
         inputs=(
@@ -83,12 +83,12 @@ class GpuThermalThrottle(Rule[GpuThermalThrottleParams, _State]):
             system("gpu.*.of_job", beside=True),
         ),
         capture_hint=CAPTURE_HINT,
-        remedy="Look at fans, dust, air flow and the GPU's neighbours; for a power brake, at the "
-        "power supply and the rack's budget. All ranks of a job go as slowly as this one.",
+        remedy="Check fans, dust, air flow and the neighbouring GPUs; for a power brake, the power "
+        "supply and the rack's power budget. All ranks of a job run as slowly as this one.",
         params=GpuThermalThrottleParams,
         branches={
-            "thermal": "it or its memory is too hot",
-            "power_brake": "the power supply or the rack asks for it",
+            "thermal": "the GPU or its memory is too hot",
+            "power_brake": "the power supply or the rack requests it",
         },
         does_not_see="A power limit that was set low on purpose, and GPUs of other makers.",
         resolve_after_steps=0,
@@ -144,14 +144,14 @@ class GpuThermalThrottle(Rule[GpuThermalThrottleParams, _State]):
             facts.append(Fact(name="sm_clock", value=clock / _MHZ, limit=most, unit="MHz"))
         if celsius > 0:
             facts.append(Fact(name="temperature", value=celsius, unit="celsius"))
-        cause = "it is too hot" if why == "thermal" else "its power is held back from outside"
+        cause = "it is too hot" if why == "thermal" else "its power is limited from outside"
         at_heat = f" ({celsius:.0f} °C)" if why == "thermal" and celsius > 0 else ""
         return Finding(
             about=f"{why} {gpu.name}",
             branch=why,
             subject=Subject(kind="device", name=gpu.name),
-            reason=f"{gpu.name} is held down for {share:.0f} % of the last {recent.span_s:,.0f} s"
-            f"{slower}, because {cause}{at_heat}",
+            reason=f"{gpu.name} was throttled for {share:.0f} % of the last {recent.span_s:,.0f} "
+            f"s{slower}, because {cause}{at_heat}",
             episode=known.latches[why].episode,
             onset_ms=known.latches[why].first_ms,
             severity="info" if 0 < _SLOWER * known.fastest < clock else None,

@@ -1,20 +1,20 @@
 """`host_memory_increase`: the job's memory grows towards the limit in force.
 
-Used is the resident memory of the job's processes together, at most what the whole node uses
-(pages that workers share are counted for each of them). The limit is that of the control group,
-else the machine's memory. What grows before the first step (a data set that is read) predicts
-nothing and is left out; a job without steps is watched after its first ten minutes. Branches,
-`steady` and `fast` with half of the limit in use:
+Used is the resident memory of the job's processes together, at most what the whole node uses (pages
+that workers share are counted for each of them). The limit is that of the control group, otherwise
+the machine's memory. Growth before the first step (such as reading a data set) predicts nothing and
+is ignored; a job without steps is checked after its first ten minutes. Branches, `steady` and
+`fast` with half of the limit in use:
 
 - steady: a growth over at least five minutes, measured over five or 20, meets the limit within
   `horizon`;
-- graphs: the graphs of at least ten of the last losses are still in memory, in two looks in a row:
-  something keeps them, whatever the size of a graph and wherever the limit is; it is over when
-  they are gone;
-- fast: a growth over at least half a minute, by a tenth of the limit, meets it within the time
-  that was seen. Who waits for five minutes then is too late.
+- graphs: the graphs of at least ten of the last losses are still in memory, in two consecutive
+  checks: something keeps them, whatever the size of a graph and the limit; it resolves when they
+  are gone;
+- fast: a growth over at least half a minute, by a tenth of the limit, meets it within as much time
+  again. Five minutes would be too late.
 
-It is over when nothing has pointed to the limit within twice the horizon for 20 minutes.
+It resolves when for 20 minutes no trend reaches the limit within twice the horizon.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class HostMemoryIncreaseParams(Params):
     """Parameters of `host_memory_increase`."""
 
     horizon: Duration = Field(default=timedelta(hours=1), examples=["1h"])
-    """How far ahead the limit must be met. Unit: a duration."""
+    """Time within which the limit will be reached. Unit: a duration."""
     least_percent: float = Field(default=50.0, ge=0, le=100)
-    """How much of the limit must be in use. Unit: percent."""
+    """Share of the limit that must be in use. Unit: percent."""
 
 
 @dataclass(slots=True)
@@ -88,8 +88,8 @@ class HostMemoryIncrease(Rule[HostMemoryIncreaseParams, _State]):
         name="host_memory_increase",
         version=3,
         family="system",
-        meaning="The job's memory grows so that it meets its limit within the hour, or the graphs "
-        "of past steps are kept.",
+        meaning="The job's memory will reach its limit within the hour, or the graphs of past "
+        "steps are kept in memory.",
         severity="warning",
         comes="later",
         inputs=(
@@ -108,8 +108,8 @@ class HostMemoryIncrease(Rule[HostMemoryIncreaseParams, _State]):
             "fast": "over half a minute, and full in about as long",
             _GRAPHS: "the graphs of past steps are still in memory",
         },
-        does_not_see="A limit of the process itself (ulimit -v), and memory that is neither "
-        "resident nor in the control group; a leak that is far from its limit, unless it is of "
+        does_not_see="A limit of the process itself (ulimit -v), memory that is neither resident "
+        "nor in the control group, and a leak that is far from the limit, unless it is one of "
         "graphs.",
         resolve_after_steps=0,
     )
@@ -204,17 +204,17 @@ def _of_graphs(rank: int, kept: int, step: int) -> Finding:
         about=_GRAPHS,
         branch=_GRAPHS,
         subject=Subject(kind="rank", name=f"rank {rank}"),
-        reason=f"the graphs of {kept} of the last 20 losses that were looked at, ten steps apart, "
+        reason=f"the graphs of {kept} of the last 20 losses that were checked, ten steps apart, "
         "are still in memory: each step adds one",
         first_step=max(0, step - 10 * kept),
         first_rank=rank,
-        remedy="Look for what keeps a loss or an output with its graph: a list, or a running sum "
-        "such as `total += loss`. Keep `loss.item()` or `loss.detach()`.",
+        remedy="Find what keeps a loss or an output with its graph: a list, or a running sum such "
+        "as `total += loss`. Keep `loss.item()` or `loss.detach()`.",
         evidence=Evidence(
             facts=(
                 Fact(name="graphs_kept", value=float(kept), limit=float(_MOST_GRAPHS)),
                 Fact(name="looked_at_steps", value=float(step)),
             ),
-            explanation="a mark that was left in a graph is gone with it",
+            explanation="a marker in a graph disappears together with it",
         ),
     )

@@ -1,15 +1,15 @@
-"""`io_bottleneck`: the GPUs wait, and so does the node, for its disks or a network file system.
+"""`io_bottleneck`: the GPUs wait, while the node waits for its disks or a network file system.
 
 A sample of a node is a bottleneck when the mean utilisation of the job's GPUs is below
 `gpu_threshold` and the node waits for input and output for more than `io_threshold` percent of the
-time. That wait is the share of all cores' time, or what the kernel tells of pressure: the share of
-the last ten seconds in which at least one task waited. The first alone can hardly reach its
-threshold on a machine of many cores: one reader of 64 cores makes 1.6 %. The rule fires when more
-than `threshold` percent of the last `patience` samples were bottlenecks, none of them from before
-the first step.
+time. That wait is the share of all cores' time, or the kernel's pressure metric: the share of the
+last ten seconds in which at least one task waited. The first alone can hardly reach its threshold
+on a machine of many cores: one reader on 64 cores causes 1.6 %. The rule fires when more than
+`threshold` percent of the last `patience` samples were bottlenecks, none of them from before the
+first step.
 
-Thresholds are the documented defaults of SageMaker Debugger, but for `gpu_threshold`: 70 there, 10
-in its source and here.
+Thresholds are the documented defaults of SageMaker Debugger, except for `gpu_threshold`: 70 there,
+10 in its source and here.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class IoBottleneckParams(BottleneckParams):
     """Parameters of `io_bottleneck`."""
 
     io_threshold: float = Field(default=50.0, ge=0, lt=100)
-    """Above it the node waits for input and output. Unit: percent of the time."""
+    """I/O wait above which the node is waiting for input and output. Unit: percent of the time."""
 
 
 class IoBottleneck(Bottleneck[IoBottleneckParams]):
-    """One episode for each node; it names the phase in which most of the time goes."""
+    """One episode for each node; it names the phase that takes most of the time."""
 
     meta = RuleMeta(
         name="io_bottleneck",
@@ -47,7 +47,8 @@ class IoBottleneck(Bottleneck[IoBottleneckParams]):
         ),
         capture_hint=CAPTURE_HINT,
         remedy="Copy the data to a local disk or into memory before training, store many samples "
-        "in one file, read ahead with more workers, and write checkpoints less often or beside.",
+        "in one file, read ahead with more workers, and write checkpoints less often or "
+        "asynchronously.",
         alias="IOBottleneck",
         params=IoBottleneckParams,
         presets={
@@ -58,8 +59,8 @@ class IoBottleneck(Bottleneck[IoBottleneckParams]):
                 "patience": 1000,
             }
         },
-        does_not_see="Data that come over a socket (object stores) are no input or output for the "
-        "kernel: the loader waits for the network, which `dataloader` sees.",
+        does_not_see="For the kernel, data from a socket (object stores) is not disk I/O: the "
+        "loader waits for the network, which `dataloader` sees.",
         resolve_after_steps=0,
     )
 

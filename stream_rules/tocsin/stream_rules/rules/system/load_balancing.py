@@ -5,11 +5,11 @@ percent, both ends within. For two GPUs with the histograms P and Q and M = (P +
 distance is the root of the Jensen-Shannon divergence, sqrt((KL(P‖M) + KL(Q‖M)) / 2) with natural
 logarithms, between 0 and 0.83. All pairs are compared, across nodes, too; of more than 64 GPUs the
 32 least and the 32 most busy ones. A pair counts when its distance is above `threshold` and its
-means are at least `least_points` apart: one GPU always at 95 % and one always at 99 % have nothing
-in common, and are well balanced.
+means are at least `least_points` apart: the histograms of a GPU always at 95 % and one always at 99
+% do not overlap, although the two are well balanced.
 
-Only GPUs that are known to be the job's are compared: on a node where nobody knows, those of two
-jobs would be. Samples from before the first step do not count, and each GPU must have `patience` of
+The rule only compares GPUs that are known to belong to the job; otherwise it could compare those of
+two jobs. Samples from before the first step do not count, and each GPU must have `patience` of
 them. What SageMaker Debugger shipped last compares each GPU with itself alone, and leaves a GPU at
 100 % out of its histogram: with any parameters it never fires. Here the distance is between
 different GPUs. Its documented defaults are 0.5 and 10 samples.
@@ -55,13 +55,13 @@ class LoadBalancingParams(Params):
     """Parameters of `load_balancing`."""
 
     threshold: float = Field(default=0.5, gt=0, lt=0.832)
-    """How far apart two histograms are, at most 0.83. Unit: Jensen-Shannon distance, nats."""
+    """Distance of two histograms, at most 0.83. Unit: Jensen-Shannon distance, nats."""
     least_points: float = Field(default=20.0, ge=0, lt=100)
-    """How far apart the means of two GPUs are. Unit: points of percent."""
+    """Minimum difference of the means of two GPUs. Unit: points of percent."""
     window: int = Field(default=500, ge=10, le=10_000)
-    """How many samples make the histogram. Unit: samples of 0.5 s."""
+    """Number of samples in the histogram. Unit: samples of 0.5 s."""
     patience: int = Field(default=1000, ge=0, le=100_000)
-    """How many samples of a GPU must have come. Unit: samples of 0.5 s."""
+    """Number of samples needed for each GPU. Unit: samples of 0.5 s."""
 
 
 @dataclass(slots=True)
@@ -73,13 +73,13 @@ class _State:
 
 
 class LoadBalancing(Rule[LoadBalancingParams, _State]):
-    """One episode for the run; it names the least busy GPU and the one it is furthest from."""
+    """One episode for the run; it names the least busy GPU and the most different one."""
 
     meta = RuleMeta(
         name="load_balancing",
         version=1,
         family="system",
-        meaning="Some GPUs of the job are busy while others wait for them, or do nothing.",
+        meaning="Some GPUs of the job are busy while others wait or are idle.",
         severity="warning",
         comes="later",
         inputs=(
@@ -89,14 +89,14 @@ class LoadBalancing(Rule[LoadBalancingParams, _State]):
         capture_hint=f"{CAPTURE_HINT}; which are the job's is known from CUDA_VISIBLE_DEVICES or "
         "its processes",
         remedy="Give each GPU the same share of the batch and stages of equal cost; use "
-        "DistributedDataParallel rather than DataParallel, which gathers all on one GPU.",
+        "DistributedDataParallel rather than DataParallel, which gathers everything on one GPU.",
         alias="LoadBalancing",
         params=LoadBalancingParams,
         presets={
             "sagemaker": {"threshold": 0.5, "least_points": 0.0, "window": 10, "patience": 10}
         },
-        does_not_see="A GPU that waits inside of a collective counts as busy: of ranks that wait "
-        "for one another see straggler_rank. One GPU alone is never out of balance.",
+        does_not_see="A GPU that waits inside a collective counts as busy: see straggler_rank for "
+        "ranks that wait for each other. A single GPU is never out of balance.",
         resolve_after_steps=0,
     )
     state_type = _State

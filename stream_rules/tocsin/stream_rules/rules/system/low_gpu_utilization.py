@@ -1,18 +1,18 @@
-"""`low_gpu_utilization`: a GPU that the job has taken and does not use well.
+"""`low_gpu_utilization`: a GPU of the job that is poorly used.
 
-For each GPU of the job, or of the node where nobody knows which are the job's, over its last
+For each GPU of the job, or of the node if it is unknown which ones belong to the job, over its last
 `window` samples, once `patience` samples have come; p5 and p95 are percentiles of its utilisation,
 the share of time in which a kernel ran:
 
-- unused: never above zero. Only of a GPU that holds memory of some process: one that is empty may
-  be for another job.
+- unused: never above zero. Only for a GPU with memory of some process: an empty one may belong to
+  another job.
 - underused: p95 below `threshold_p95`.
 - fluctuating: p95 at or above it, and p5 below `threshold_p5`: an info.
 
-A reason must hold for a tenth of a window: on the way from busy to idle a GPU passes through all of
-them. At most one is open for a GPU; the info gives way to a warning at once. It is over when the
-GPU has been well off it for a whole further window: p95 a tenth above `threshold_p95`, or the 2.5th
-percentile at or above `threshold_p5`.
+A reason must be true for a tenth of a window, because a GPU passes through all of them on its way
+from busy to idle. At most one is open per GPU; a warning replaces the info at once. It resolves
+when the GPU has clearly left the condition for another whole window: p95 a tenth above
+`threshold_p95`, or the 2.5th percentile at or above `threshold_p5`.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class LowGpuUtilizationParams(Params):
     """Parameters of `low_gpu_utilization`."""
 
     threshold_p95: float = Field(default=70.0, gt=0, le=100)
-    """Below it the GPU is underused. Unit: percent."""
+    """Utilisation (p95) below which the GPU is underused. Unit: percent."""
     threshold_p5: float = Field(default=10.0, ge=0, le=100)
-    """Below it the GPU is fluctuating. Unit: percent."""
+    """Utilisation (p5) below which the GPU is fluctuating. Unit: percent."""
     window: int = Field(default=500, ge=10, le=10_000)
-    """How many samples are looked at. Unit: samples of 0.5 s."""
+    """Number of samples that are checked. Unit: samples of 0.5 s."""
     patience: int = Field(default=1000, ge=0)
-    """How many samples must have come before the first look. Unit: samples of 0.5 s."""
+    """Number of samples before the first check. Unit: samples of 0.5 s."""
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class LowGpuUtilization(Rule[LowGpuUtilizationParams, _State]):
         name="low_gpu_utilization",
         version=1,
         family="system",
-        meaning="A GPU that the job has taken is idle, or busy for a part of the time only.",
+        meaning="A GPU of the job is idle, or busy for only a part of the time.",
         severity="warning",
         comes="later",
         inputs=(
@@ -86,8 +86,8 @@ class LowGpuUtilization(Rule[LowGpuUtilizationParams, _State]):
             system("gpu.*.of_job", beside=True),
         ),
         capture_hint=CAPTURE_HINT,
-        remedy="Give the data loader more workers, pin its memory, take larger batches; an idle "
-        "GPU belongs in CUDA_VISIBLE_DEVICES of another job.",
+        remedy="Give the data loader more workers, pin its memory, use larger batches; give an "
+        "idle GPU to another job with CUDA_VISIBLE_DEVICES.",
         alias="LowGPUUtilization",
         params=LowGpuUtilizationParams,
         presets={
@@ -99,12 +99,12 @@ class LowGpuUtilization(Rule[LowGpuUtilizationParams, _State]):
             }
         },
         branches={
-            "unused": "never above zero, though a process holds its memory",
+            "unused": "never above zero, although a process uses its memory",
             "underused": "busy for less than threshold_p95 of the time",
-            "fluctuating": "between busy and idle, an info",
+            "fluctuating": "switches between busy and idle (info)",
         },
-        does_not_see="A GPU is busy for the driver while any kernel runs on it, however small, and "
-        "while it waits inside of a collective; GPUs of other makers are not sampled.",
+        does_not_see="For the driver, a GPU is busy while any kernel runs on it, however small, "
+        "and while it waits inside a collective. GPUs of other vendors are not sampled.",
         resolve_after_steps=0,
     )
     state_type = _State
@@ -175,7 +175,7 @@ class LowGpuUtilization(Rule[LowGpuUtilizationParams, _State]):
         text = {
             "unused": "was not used at all",
             "underused": f"was busy for at most {high:.0f} % of the time (95th percentile)",
-            "fluctuating": f"goes back and forth between {low:.0f} % and {high:.0f} %",
+            "fluctuating": f"alternates between {low:.0f} % and {high:.0f} %",
         }[why]
         every = max(1, len(gpu.values) // SERIES_POINTS + 1)
         return Finding(

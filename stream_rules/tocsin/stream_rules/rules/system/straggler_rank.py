@@ -1,24 +1,25 @@
-"""`straggler_rank`: one rank is slower than the others at its own work, and all wait for it.
+"""`straggler_rank`: one rank is slower than the others at its own work, so all wait for it.
 
 Ranks that average their gradients make their steps together: the step time of all of them is that
 of the slowest, and the others spend the difference inside of their backward pass, where the
-collective is. So neither the step time nor the backward pass tells who is slow. What is certainly a
-rank's own is the wait for its batch and its forward pass. A rank is slow at a step when
+collective is. So neither the step time nor the backward pass shows which rank is slow. Only the
+wait for its batch and the forward pass are certainly a rank's own work. A rank is slow at a step
+when
 
 - own > `factor` · median of the other ranks' own, and
 - the excess own - median is at least `least_percent` of the step time, and 3 ms, and
 - the others' backward pass is longer than this rank's by at least half of the excess: they wait.
 
-It is named when that was so at four of five of the last `for_steps` steps that all ranks have told
-of. The first ten steps do not count. Branches: `data` (its own wait for batches alone is enough;
-the others may then wait in their forward pass, too) and `compute`.
+The rule names it when that was true at four of five of the last `for_steps` steps that all ranks
+have reported. The first ten steps do not count. Branches: `data` (its own wait for batches alone is
+enough; the others may then wait in their forward pass, too) and `compute`.
 
-On GPUs the host's clock says little: there the GPU's own times decide, which each tenth step has,
-and a quarter as many of them. Where the model lies in parts on the ranks (FSDP, tensor and pipeline
-parallel), forward passes contain collectives, and stages differ by design: only `data` is looked
-at. Ranks that do not wait for each other have no straggler. The factor and for_steps are of the
-rule's definition; four of five steps, because the own times of two even ranks on two busy cores
-differ by 12 ms at one step in ten, and by 0.2 ms in the median (gloo, steps of 8 ms).
+On GPUs the host's clock means little: there the GPU's own times decide, which every tenth step has,
+and a quarter as many of them. If the model is sharded over the ranks (FSDP, tensor and pipeline
+parallel), forward passes contain collectives, and stages differ by design, so the rule only checks
+`data`. Ranks that do not wait for each other have no straggler. The rule requires four of five
+steps because the own times of two equal ranks on two busy cores differ by 12 ms at one step in ten,
+and by 0.2 ms in the median (gloo, steps of 8 ms).
 """
 
 from __future__ import annotations
@@ -77,12 +78,12 @@ class StragglerRankParams(Params):
     """Parameters of `straggler_rank`."""
 
     factor: float = Field(default=1.2, gt=1)
-    """How much longer its own work takes than that of the other ranks. Unit: a factor."""
+    """Ratio of its own work to that of the other ranks. Unit: a factor."""
     for_steps: int = Field(default=20, ge=5, le=1000)
-    """How many steps are looked at; for more than 65 ranks no more than 65,536 / ranks, or 20.
+    """Number of steps that are checked; for more than 65 ranks no more than 65,536 / ranks, or 20.
     Unit: steps; on GPUs a quarter as many timed ones."""
     least_percent: float = Field(default=10.0, ge=0, lt=100)
-    """How much of the step time is lost. Unit: percent."""
+    """Minimum share of the step time that is lost. Unit: percent."""
 
 
 @dataclass(slots=True)
@@ -120,18 +121,18 @@ class StragglerRank(Rule[StragglerRankParams, _State]):
             scalar("gradient_norm_local_part", beside=True),
             event(RunStarted, beside=True),
         ),
-        capture_hint="each rank of a job is captured; the times of a step are seen where "
+        capture_hint="each rank of a job is captured; the times of a step are captured when "
         "backward() is called",
-        remedy="Look at that rank's node and GPU (clocks, other processes, its data path), and "
-        "give it no more work than the others; replace the node if it stays.",
+        remedy="Check that rank's node and GPU (clocks, other processes, its data path), and give "
+        "it no more work than the others; replace the node if the problem remains.",
         params=StragglerRankParams,
         branches={
-            "data": "it waits longer for its batches",
-            "compute": "its batch and its forward pass take longer",
+            "data": "the rank waits longer for its batches",
+            "compute": "the rank's batch and forward pass take longer",
         },
-        does_not_see="A rank that is slow in its backward pass alone, in its optimizer or between "
-        "steps; in pipeline, tensor and sharded parallelism a slow forward pass; one that is slow "
-        "now and then.",
+        does_not_see="A rank that is slow only in its backward pass, in its optimizer or between "
+        "steps; a slow forward pass in pipeline, tensor and sharded parallelism; a rank that is "
+        "slow only occasionally.",
     )
     state_type = _State
 
@@ -268,14 +269,13 @@ class StragglerRank(Rule[StragglerRankParams, _State]):
             evidence=Evidence(
                 facts=tuple(facts),
                 series=Series(
-                    name=f"time that rank {rank} needs longer",
+                    name=f"extra time of rank {rank}",
                     unit="ms",
                     steps=tuple(state.steps[-SERIES_POINTS:]),
                     values=tuple((1000 * lost_s[-SERIES_POINTS:]).tolist()),
                 ),
-                explanation="own work is what no other rank is waited for in: the wait for the "
-                "batch and the forward pass; the median of the other ranks is what it is "
-                "compared with",
+                explanation="own work is the part without waiting for other ranks: the wait for "
+                "the batch and the forward pass; it is compared with the median of the other ranks",
             ),
         )
 

@@ -1,14 +1,13 @@
-"""`feature_importance_overweight`: a model rests on a few of its features.
+"""`feature_importance_overweight`: a model relies on a few of its features.
 
 With the importances of all features made to sum to 1, the condition is that the `nfeatures` largest
-have more than `threshold` together, in `for_steps` looks in a row, from `start_step` on: the first
-trees have seen few features by nature. With fewer than `least_features` features it says nothing:
-of four features three have most of the weight in any model. SageMaker Debugger has no such limits.
+together exceed `threshold`, in `for_steps` consecutive checks, from `start_step` on: the first
+trees naturally use few features. With fewer than `least_features` features it does not fire: of
+four features, three have most of the weight in any model. SageMaker Debugger has no such limits.
 
 Read from the collection `feature_importance`, one row for each feature, with the column
-`importance` (gain, weight, cover: whatever is at hand), or from scalars:
-`run.log({f"feature_importance.{name}": value, …})`. Importances that are negative or no numbers
-count as zero.
+`importance` (gain, weight or cover), or from scalars: `run.log({f"feature_importance.{name}":
+value, …})`. Importances that are negative or NaN count as zero.
 """
 
 from __future__ import annotations
@@ -45,15 +44,15 @@ class FeatureImportanceOverweightParams(Params):
     """Parameters of `feature_importance_overweight`."""
 
     nfeatures: int = Field(default=3, ge=1)
-    """How many of the largest importances are added up. Unit: features."""
+    """Number of the largest importances that are added. Unit: features."""
     threshold: float = Field(default=0.8, gt=0, le=1)
-    """What they may have together. Unit: share, 1 is all."""
+    """Largest allowed sum. Unit: share, 1 is all."""
     least_features: int = Field(default=10, ge=1)
-    """With fewer features nothing is said. Unit: features."""
+    """With fewer features the rule does not fire. Unit: features."""
     start_step: int = Field(default=10, ge=0)
-    """Steps before it are not judged. Unit: steps."""
+    """Earlier steps do not count. Unit: steps."""
     for_steps: int = Field(default=3, ge=1)
-    """How many looks in a row. Unit: looks."""
+    """Consecutive checks. Unit: looks."""
 
 
 @dataclass(slots=True)
@@ -67,7 +66,7 @@ class _State:
 
 
 class FeatureImportanceOverweight(Rule[FeatureImportanceOverweightParams, _State]):
-    """An info: a few features may well be what there is to know."""
+    """An info: a few features may contain all the information."""
 
     meta = RuleMeta(
         name="feature_importance_overweight",
@@ -80,9 +79,9 @@ class FeatureImportanceOverweight(Rule[FeatureImportanceOverweightParams, _State
         history_steps=0,
         capture_hint="importances are not captured by themselves: "
         'run.log({f"feature_importance.{name}": value, ...}) after some rounds',
-        remedy="See whether one of them gives the answer away (an id, a date, something that is "
-        "known only afterwards); else drop what is not used, or sample columns for each tree.",
-        does_not_see="Features that say the same: they share their importance.",
+        remedy="Check whether one of them leaks the answer (an id, a date, something known only "
+        "afterwards); otherwise drop unused features, or sample columns for each tree.",
+        does_not_see="Correlated features: they share their importance.",
         alias="FeatureImportanceOverweight",
         presets={
             "sagemaker": {

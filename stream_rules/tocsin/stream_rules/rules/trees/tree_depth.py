@@ -1,13 +1,13 @@
 """`tree_depth`: a new tree of a boosted model is deeper than it should be.
 
-A deep tree has so many leaves that few samples are left for each: it learns them by heart. Read
-from the collection `trees`, one row for each tree that the step has added, with the count `depth`
-(edges from the root to the deepest leaf), or from the scalar `log.tree_depth`, the deepest of the
-step: `run.log({"tree_depth": depth})`. SageMaker Debugger derives the depth from the largest id of
-a node, the logarithm to the base 2, which is the same for XGBoost's numbering.
+A deep tree has so many leaves that few samples are left for each, so it memorises them. Read from
+the collection `trees`, one row for each tree that the step has added, with the count `depth` (edges
+from the root to the deepest leaf), or from the scalar `log.tree_depth`, the deepest of the step:
+`run.log({"tree_depth": depth})`. SageMaker Debugger derives the depth from the largest id of a
+node, the logarithm to the base 2, which is the same for XGBoost's numbering.
 
-It runs where the configuration names it: how deep is right is for its user to say. The default is
-XGBoost's own `max_depth`, so that it tells of models that were allowed more.
+It runs only if the configuration names it: the right depth depends on your task. The default is
+XGBoost's own `max_depth`, so it reports models that were allowed more.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TreeDepthParams(Params):
     """Parameters of `tree_depth`."""
 
     depth: int = Field(default=6, ge=1)
-    """A tree that is deeper is too deep. Unit: levels below the root."""
+    """Largest allowed depth of a tree. Unit: levels below the root."""
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class _State:
 
 
 class TreeDepth(Rule[TreeDepthParams, _State]):
-    """A warning; over when new trees have been shallow enough for some steps."""
+    """A warning; it resolves when new trees have been shallow enough for some steps."""
 
     meta = RuleMeta(
         name="tree_depth",
@@ -68,11 +68,11 @@ class TreeDepth(Rule[TreeDepthParams, _State]):
         comes="later",
         by_default=False,
         history_steps=0,
-        capture_hint='trees are not captured by themselves: run.log({"tree_depth": depth}) after '
+        capture_hint='trees are not captured automatically: run.log({"tree_depth": depth}) after '
         "each round",
-        remedy="Lower max_depth, raise min_child_weight or gamma, or take fewer samples and "
-        "columns for each tree.",
-        does_not_see="A tree with many leaves that is not deep. Trees that were there before.",
+        remedy="Lower max_depth, raise min_child_weight or gamma, or use fewer samples and columns "
+        "for each tree.",
+        does_not_see="A tree with many leaves that is not deep. Trees that existed before.",
         alias="TreeDepth",
         presets={"sagemaker": {"depth": 4}},
         params=TreeDepthParams,

@@ -180,7 +180,7 @@ def test_a_class_taken_for_another() -> None:
     assert [i.state for i in issues] == ["firing", "resolved"]
     issue = issues[0]
     assert (issue.branch, issue.severity, issue.first_step) == ("off_diagonal", "info", 100)
-    assert issue.reason.startswith("80 % of class 1 are taken for class 2")
+    assert issue.reason.startswith("80 % of class 1 are predicted as class 2")
     assert [f.value for f in issue.evidence.facts[1:3]] == [1.0, 2.0]
 
 

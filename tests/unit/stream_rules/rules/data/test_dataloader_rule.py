@@ -64,7 +64,7 @@ def firing(made: RunBuilder) -> IssueFiring:
 def test_most_of_the_time_is_waited_for_a_batch() -> None:
     issue = firing(run(0.06, workers=0))
     assert (issue.branch, issue.severity, issue.stop_worthy) == ("starvation", "warning", False)
-    assert issue.reason.startswith("60 % of the step time goes into waiting for the next batch: 60")
+    assert issue.reason.startswith("60 % of the step time is spent waiting for the next batch: 60")
     assert "more workers than 0 (there are 8 cores)" in issue.remedy
     assert issue.step is not None
     assert issue.step < 30

@@ -101,8 +101,8 @@ def test_the_reference_wants_the_same_to_the_last_bit() -> None:
 @pytest.mark.parametrize(
     ("other_run", "reason"),
     [
-        ("before", "nothing is known of the run before: there is nothing to compare with"),
-        ("", "no run is named that this one is to be compared with"),
+        ("before", "the run before is unknown: there is nothing to compare with"),
+        ("", "no run is configured for comparison"),
     ],
 )
 def test_a_run_that_is_not_there_is_said_once(other_run: str, reason: str) -> None:
