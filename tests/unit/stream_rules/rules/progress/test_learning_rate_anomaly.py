@@ -71,7 +71,8 @@ def test_it_goes_on_since_the_step_at_which_it_began() -> None:
     run.steps(range(150, 160), columns={"lr.0": [1e-3] * 5 + [math.nan] * 5})
     issues = issues_of(run.records, specs=SPECS)
     assert [i.state for i in issues] == ["firing", "ongoing"]
-    assert [i.reason for i in issues] == ["the learning rate of lr.0 has been nan since step 50"] * 2
+    reason = "the learning rate of lr.0 has been nan since step 50"
+    assert [i.reason for i in issues] == [reason] * 2
 
 
 def test_all_nan_is_one_issue() -> None:
