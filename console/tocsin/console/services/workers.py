@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
@@ -95,9 +96,10 @@ async def _run(
     crash = CrashPoints.from_environment(os.environ)
     stopping = asyncio.Event()
     with stop_signals(stopping):
-        async with setting.open_bus() as bus:
-            if setting.embedded:
-                await bus.init(setting.topics.specs())
+        async with contextlib.AsyncExitStack() as stack:
+            bus = await _connected(stack, setting, stopping)
+            if bus is None:
+                return 0
             worker = Worker(
                 bus,
                 build(bus, metrics, crash),
@@ -114,6 +116,20 @@ async def _run(
                 parts.append(HttpEndpoints(host, port, metrics, [worker.ready.is_set]))
             logger.info("working on %s as %s", bus.url, group, extra={"action": "start"})
             return await serve(parts, stopping)
+
+
+async def _connected(
+    stack: contextlib.AsyncExitStack, setting: Setting, stopping: asyncio.Event
+) -> Bus | None:
+    """The bus, entered; None if `stopping` was set before brokers answered."""
+    if setting.embedded:
+        bus = await stack.enter_async_context(setting.open_bus())
+        await bus.init(setting.topics.specs())
+        return bus
+    # Here, since it needs the extra of Kafka.
+    from tocsin.console.services.broker_connection import connect
+
+    return await connect(stack, setting.open_bus, stopping)
 
 
 def _held_by_its_helper(bus: Bus) -> Callable[[str], Awaitable[bool]]:
