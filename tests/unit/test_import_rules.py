@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
+import sys
+import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from importlib.metadata import packages_distributions
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,6 +46,7 @@ ADAPTERS: dict[str, set[str]] = {
         "tocsin.emitter.hooks",
         "tocsin.emitter.integrations",
         "tocsin.emitter.lightning",
+        "tocsin.emitter.transformers",
         "tocsin.emitter.model",
         "tocsin.emitter.probes",
         "tocsin.emitter.statistics.async_copy",
@@ -49,10 +57,7 @@ ADAPTERS: dict[str, set[str]] = {
         "tocsin.emitter.statistics.reductions",
         "tocsin.emitter.statistics.tensor_quantiles",
         "tocsin.emitter.statistics.tensor_rows",
-        "tocsin.emitter.transformers",
     },
-    "torchvision": set(),
-    "lightning": set(),
     "aiokafka": {
         "tocsin.bus.kafka.bus",
         "tocsin.bus.kafka.clients",
@@ -61,16 +66,11 @@ ADAPTERS: dict[str, set[str]] = {
         "tocsin.bus.kafka.topic_admin",
     },
     "aiohttp": {"tocsin.console.demo*"},
-    "boto3": set(),
-    "botocore": set(),
-    "apprise": set(),
+    "transformers": {"tocsin.emitter.transformers"},
+    "tenacity": {"tocsin.console.services.broker_connection"},
     "prometheus_client": {"tocsin.runtime.prometheus_metrics"},
-    "aiosmtplib": set(),
     "aiosmtpd": {"tocsin.console.demo*"},
     "sklearn": {"tocsin.console.demo.trainings"},
-    "matplotlib": set(),
-    "tenacity": set(),
-    "jinja2": set(),
 }
 
 
@@ -124,6 +124,35 @@ MAX_MODULES = 25
 
 CIRCLE = {"fast_path", "checkpoint_writes", "state"}
 """Of `emitter.hooks`: the only modules that know one another, for types."""
+
+
+PROJECT: Final[dict[str, Any]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS: Final[dict[str, list[str]]] = {
+    name: found for name, found in PROJECT["optional-dependencies"].items() if name != "all"
+}
+
+# What comes with a declared dependency, and with which.
+BROUGHT_BY = {
+    "annotated_types": "pydantic",
+    "botocore": "boto3",
+    "pydantic_core": "pydantic",
+    "requests": "apprise",
+}
+
+# A training may have these, and the emitter serves them if it has.
+USERS_OWN = {"transformers"}
+
+OWNERS: Final = packages_distributions()
+
+
+def modules_of(requirements: Iterable[str]) -> set[str]:
+    """The names under which the distributions of these requirements are imported."""
+    wanted = {canonicalize_name(Requirement(one).name) for one in requirements}
+    return {
+        module
+        for module, owners in OWNERS.items()
+        if any(canonicalize_name(owner) in wanted for owner in owners)
+    }
 
 
 @dataclass(frozen=True)
@@ -307,18 +336,57 @@ def test_torch_is_known_only_on_the_training_side(portion: str) -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("library", ADAPTERS)
-def test_what_may_be_missing_is_imported_lazily_outside_its_adapters(library: str) -> None:
+def test_only_what_is_always_installed_is_imported_outside_adapters() -> None:
+    base = modules_of(PROJECT["dependencies"])
     wrong = [
         str(found)
         for portion in PORTIONS
         for found in imports(portion)
-        if found.eager and found.top == library and not inside(found.importer, ADAPTERS[library])
+        if found.eager
+        and found.top not in sys.stdlib_module_names | base | {"tocsin"}
+        and BROUGHT_BY.get(found.top) not in base
+        and not inside(found.importer, ADAPTERS.get(found.top, set()))
     ]
     assert wrong == []
 
 
-@pytest.mark.parametrize("library", [name for name in ADAPTERS if ADAPTERS[name]])
+def test_each_adapter_imports_its_library() -> None:
+    """Itself, or by way of another adapter of it."""
+    idle = [
+        (library, pattern)
+        for library, patterns in ADAPTERS.items()
+        for pattern in patterns
+        if not any(
+            inside(found.importer, {pattern})
+            and (found.top == library or inside(found.module, patterns))
+            for portion in PORTIONS
+            for found in imports(portion)
+        )
+    ]
+    assert idle == []
+
+
+def test_each_declared_dependency_is_imported() -> None:
+    imported = {found.top for portion in PORTIONS for found in imports(portion) if not found.typing}
+    declared = [*PROJECT["dependencies"], *itertools.chain(*EXTRAS.values())]
+    idle = [one for one in declared if not modules_of([one]) & imported]
+    assert idle == []
+
+
+def test_each_import_is_declared() -> None:
+    """What one of them brings along may be named beside it, here alone."""
+    declared = modules_of([*PROJECT["dependencies"], *itertools.chain(*EXTRAS.values())])
+    known = sys.stdlib_module_names | declared | USERS_OWN | {"tocsin"}
+    wrong = [
+        str(found)
+        for portion in PORTIONS
+        for found in imports(portion)
+        if found.top not in known and BROUGHT_BY.get(found.top) not in declared
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("library", ADAPTERS)
 def test_an_adapter_is_imported_lazily_outside_itself(library: str) -> None:
     wrong = [
         str(found)
