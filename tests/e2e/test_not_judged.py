@@ -28,7 +28,7 @@ def test_on_kafka_without_a_rules_worker(
 
     assert finished.exit_code == 0, finished
     assert (finished.summary["steps"], finished.summary["judged_steps"]) == (50, 0), finished
-    assert "50 steps recorded, none of them judged: no rules have read them" in finished.stderr
+    assert "50 steps recorded, none checked: no rules worker has read them" in finished.stderr
     assert "0 issues" not in finished.stderr
     ignored = f"{site.config}: rules, receivers have no effect here: on Kafka"
     assert finished.stderr.count(ignored) == 1, finished
@@ -72,7 +72,7 @@ def test_the_line_about_what_is_left_finishes_it(tmp_path: Path, sick_receiver: 
     sick_receiver.status = 204
     assert finished.exit_code == 79, finished
     assert "SECRET" not in finished.stderr
-    printed = re.search(r"`(tocsin actions [^`]*)` finishes what is left", finished.stderr)
+    printed = re.search(r"to finish, run `(tocsin actions [^`]*)`", finished.stderr)
     assert printed is not None, finished
     (kept,) = tmp_path.glob("left-over/*.json")
     assert kept.stat().st_mode & 0o077 == 0

@@ -55,14 +55,14 @@ def test_a_person_stops_a_run_by_hand_and_a_stranger_does_not(bare_site: Site) -
     assert said[0].startswith(f"asked run {run_id} to stop"), stopped
     assert "acknowledged by" in said[1]
     assert re.search(r"rank 0 left its loop at step \d", stopped.stdout), stopped
-    assert "the job left with 79" in said[-1]
+    assert "the job exited cleanly with 79" in said[-1]
 
     finished = running.finish()
     assert finished.exit_code == 79, finished
     stop = finished.summary["stop"]
     assert (stop["reason"], stop["how"], stop["issue"]) == (reason, "edge", None), finished
     assert "@" in stop["requested_by"]
-    assert f"asked by {stop['requested_by']}: {reason}" in finished.stderr
+    assert f"requested by {stop['requested_by']}: {reason}" in finished.stderr
     assert f"stopped by {stop['requested_by']}: {reason}" in finished.stderr.splitlines()[-1]
     if site.kind == "embedded":
         again = site.tocsin("stop", named, "--reason", reason, *options)
@@ -107,7 +107,7 @@ def test_what_was_found_is_listed_and_told(site: Site) -> None:
         "decided by tocsin.yaml:8:",
         "acknowledged",
         "left at step",
-        "exited from its loop with 79",
+        "exited cleanly with 79",
         issue_id,
     ):
         assert said in told.stdout, told.stdout

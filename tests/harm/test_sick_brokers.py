@@ -96,7 +96,7 @@ def test_a_broker_that_takes_connections_and_never_answers(
         ends_soon(sender)
     (line,) = told
     assert "no answer within 0.5 s" in line
-    assert "trying again" in line
+    assert "retrying" in line
 
 
 def test_a_broker_that_is_not_there(caplog: pytest.LogCaptureFixture) -> None:

@@ -76,7 +76,7 @@ def test_a_run_in_such_a_project_is_watched_and_stopped(tmp_path: Path, started:
     assert ended.returncode == 79, ended.stderr
     told = json.loads(summary.read_text())
     assert (told["outcome"], told["stop"]["rule"]) == ("stopped", "nonfinite"), told
-    assert "starting it again" not in ended.stderr
+    assert "restarting it" not in ended.stderr
 
 
 def test_of_the_user_s_path_only_installed_packages_are_kept(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ class Run:
             try:
                 numbers.append(float(value))
             except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-                raise ConfigurationError(f"log: {name!r} is no number: {error}") from error
+                raise ConfigurationError(f"log: {name!r} is not a number: {error}") from error
             columns.append(name)
         if step is not None and (not isinstance(step, int) or step < 0):
             raise ConfigurationError(f"log: expected a step of 0 or more, found {step!r}")
@@ -380,7 +380,10 @@ def start(
             added = environment(run_id, loaded, os.environ, capture=over)
             services_here = Services(os.environ, added, loaded, helper=services)
         except OSError as error:
-            say(f"start: services could not be started, so nothing judges this run: {error}")
+            say(
+                "start(): could not start the rule and action services; no rules will run for "
+                f"this training: {error}"
+            )
     elif run_id is not None and run_id != launched:
         raise ConfigurationError(
             f"this job was launched as run {launched!r}: start() cannot call it {run_id!r}; "
@@ -395,7 +398,7 @@ def start(
     if launched is not None:
         session.capture = over
     if over and session.training is not None:
-        say("start: this training has begun: what it captures stays as it is")
+        say("start(): training is already running, so its capture settings were not changed")
     current.session = session
     _run = Run(session)
     if services_here is not None:

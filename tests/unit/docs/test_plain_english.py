@@ -1,10 +1,54 @@
-"""The word list itself: it finds what it names, also across lines, and leaves plain text alone."""
+"""The word list itself, and the lines that commands and the launcher print."""
 
 from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from support.plain_english import PATTERNS, found_in
+
+ROOT = Path(__file__).resolve().parents[3]
+PRINTING = sorted(
+    path
+    for pattern in (
+        "console/tocsin/console/*.py",
+        "console/tocsin/console/[!dcs]*/*.py",  # of the demo, configuration and sagemaker: pages
+        "console/tocsin/console/commands/*.py",
+        "console/tocsin/console/services/*.py",
+        "console/tocsin/console/stop/*.py",
+        "emitter/tocsin/emitter/api.py",
+        "emitter/tocsin/emitter/launch/*.py",
+        "emitter/tocsin/emitter/process/isolation.py",
+        "emitter/tocsin/emitter/send/bus_connection.py",
+        "emitter/tocsin/emitter/stop/unwatched.py",
+    )
+    for path in ROOT.glob(pattern)
+)
+
+
+def printed(source: str) -> Iterator[str]:
+    """The texts of a module that are no docstrings; what an f-string fills in is `X`."""
+    tree = ast.parse(source)
+    inner = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr)
+        for part in ast.walk(node)
+        if part is not node
+    }
+    inner |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if id(node) in inner:
+            continue
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        elif isinstance(node, ast.JoinedStr):
+            yield "".join(
+                str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values
+            )
 
 
 @pytest.mark.parametrize(
@@ -29,3 +73,13 @@ def test_the_list_names_each_pattern_once() -> None:
     patterns = [pattern for pattern, _ in PATTERNS]
     assert len(patterns) == len(set(patterns))
     assert len(patterns) >= 40
+
+
+def test_texts_are_found_and_docstrings_are_not() -> None:
+    source = '"""Of a module."""\nprint(f"a {1 + 1} b" " c", {"key": "d"})'
+    assert sorted(printed(source)) == ["a X b c", "d", "key"]
+
+
+@pytest.mark.parametrize("path", PRINTING, ids=lambda path: str(path.relative_to(ROOT)))
+def test_printed_lines_are_plain_english(path: Path) -> None:
+    assert [place for text in printed(path.read_text()) for place in found_in(text)] == []

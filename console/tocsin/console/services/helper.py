@@ -64,7 +64,7 @@ class Orders:
                 line = await reader.readline()
             except ValueError:
                 # Longer than the reader's limit: it has thrown that part away.
-                logger.warning("an order that is too long", extra={"action": "order"})
+                logger.warning("order too long", extra={"action": "order"})
                 continue
             if not line:
                 break
@@ -85,7 +85,7 @@ class Orders:
             elif word == "left":
                 self.stops.append(_pid(value))
         except ValueError:
-            logger.warning("an order that is none: %r", line[:100], extra={"action": "order"})
+            logger.warning("unknown order: %r", line[:100], extra={"action": "order"})
         self.changed.set()
 
 
@@ -235,7 +235,7 @@ class _Enforcement:
             try:
                 self._producer = await self._bus.producer()
             except BusError as error:
-                logger.warning("stops are not told yet: %s", error, extra={"action": "stop"})
+                logger.warning("stops are not reported yet: %s", error, extra={"action": "stop"})
             else:
                 publishing = self._voice.publish(self._producer)
                 self._publishing = asyncio.create_task(publishing, name="answers")
@@ -287,7 +287,7 @@ async def _lease(bus: Bus, run_id: str, over: Callable[[], bool]) -> Lease | Non
     while (lease := await bus.lease(run_lease(run_id))) is None:
         if over():
             return None
-        logger.info("somebody else still serves run %s", run_id, extra={"action": "lease"})
+        logger.info("another process still serves run %s", run_id, extra={"action": "lease"})
         await asyncio.sleep(0.25)
     return lease
 

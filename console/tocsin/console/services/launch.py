@@ -148,7 +148,7 @@ def _check_receivers(setting: Setting, notify: Sequence[str], env: Mapping[str, 
             # Said now rather than in a log, a day later, when the mail did not come.
             if not _answers(server.host, server.port):
                 raise ConfigurationError(
-                    f"--notify mailto:{','.join(address.to)}: nobody answers{server.advice}"
+                    f"--notify mailto:{','.join(address.to)}: no reply{server.advice}"
                 )
 
 
@@ -163,7 +163,7 @@ def _check_summary(path: Path | None) -> None:
     folder = path.absolute().parent
     if not folder.is_dir():
         raise ConfigurationError(
-            f"--summary {path}: there is no folder {folder}: make it, or name another file"
+            f"--summary {path}: folder {folder} does not exist: create it, or name another file"
         )
     if path.is_dir() or not os.access(folder, os.W_OK):
         raise ConfigurationError(

@@ -123,7 +123,7 @@ class _Finder:
                 raise
             logger.log(
                 logging.DEBUG if self._away else logging.WARNING,
-                "the bus cannot be asked for run %s: %s",
+                "cannot look up run %s on the bus: %s",
                 run_id,
                 error,
                 extra={"action": "sample"},
@@ -133,7 +133,7 @@ class _Finder:
         self._away = False
         if view is None:
             logger.info(
-                "no run %s on %s yet: nothing is sampled until there is",
+                "no run %s on %s yet; sampling starts once it is there",
                 run_id,
                 url,
                 extra={"action": "sample"},

@@ -85,7 +85,7 @@ class Target:
         if self.over:
             raise ConfigurationError(
                 f"run {plain_line(self.run_id)} {self.over}; there is nothing to stop; "
-                "`tocsin status` says what runs"
+                "`tocsin status` lists what is running"
             )
 
 
@@ -191,9 +191,9 @@ class Answers:
             case StopExited():
                 self.ending = "stopped"
                 return {
-                    "edge": f"the job left with {data.exit_code}",
-                    "itself": f"the job had ended by itself with {data.exit_code}",
-                }.get(data.how, f"the job was ended by {data.how}, exit code {data.exit_code}")
+                    "edge": f"the job exited cleanly with {data.exit_code}",
+                    "itself": f"the job had already exited with {data.exit_code}",
+                }.get(data.how, f"the job was stopped by {data.how}, exit code {data.exit_code}")
             case StopRefused() if self.view.state == "refused":
                 self.ending = "refused"
                 advice = _ADVICE.get(data.why, "").format(key=self._key)
@@ -203,7 +203,7 @@ class Answers:
                 return f"rank {data.rank} refused ({data.why}): {plain_line(data.reason)}"
             case StopExpired():
                 self.ending = "expired"
-                return f"expired: {plain_line(data.reason) or 'nobody answered in time'}"
+                return f"expired: {plain_line(data.reason) or 'no reply in time'}"
             case _:
                 return None
 
@@ -216,11 +216,11 @@ class Answers:
         """What to say when the wait is over and the job has not gone."""
         run = "tocsin status"
         if self.heard:
-            return f"not confirmed within {waited_s:g} s, but {self.view.state}; `{run}` says more"
-        line = f"nobody answered within {waited_s:g} s: {LISTENERS}"
+            return f"not confirmed within {waited_s:g} s, but {self.view.state}; see `{run}`"
+        line = f"no reply within {waited_s:g} s: {LISTENERS}"
         if self._asked is not None:
             until = datetime.fromtimestamp(self._asked.command.not_after_ms / 1000, UTC)
-            line += f". The command holds until {until:%H:%M:%S} UTC for a listener that comes back"
+            line += f". The command is valid until {until:%H:%M:%S} UTC, in case the run reconnects"
         return line
 
     def as_json(self, *, sent: bool, said: str) -> str:
@@ -240,8 +240,8 @@ class Answers:
 
 
 LISTENERS: Final = (
-    "does its `tocsin run` (or `start()`) still live, and reach this bus? `tocsin status` says "
-    "when it was last heard"
+    "check that its `tocsin run` (or `start()`) is running and reaches this bus; `tocsin status` "
+    "shows when it last reported"
 )
 """What to look at when nobody answers."""
 
@@ -254,26 +254,26 @@ def requested_line(target: Target, command_id: str) -> str:
 def unsure_line(error: BusUnavailable) -> str:
     """That the bus went away while it was to take the command."""
     return (
-        f"the bus did not confirm the command: {plain_line(str(error))}; it may be there all the "
-        "same: once the bus is back, `tocsin status` says what became of it"
+        f"the bus did not confirm the command: {plain_line(str(error))}; it may have "
+        "arrived: once the bus is back, see `tocsin status`"
     )
 
 
 def away_line(error: BusError) -> str:
     """That the bus went away before the job was seen to leave."""
     return (
-        f"a stop is asked for, but the bus cannot be read any more: {plain_line(str(error))}; once "
-        "it is back, `tocsin status` says what became of it"
+        f"the stop was requested, but the bus is unreachable: {plain_line(str(error))}; once it is "
+        "back, see `tocsin status`"
     )
 
 
 def under_way_line(target: Target, stop: StopView, asked: CommandSeen | None) -> str:
     """That somebody else was first."""
     who = StopWay(stop, asked).asked
-    by = f", asked for by {who}" if who else ""
+    by = f", requested by {who}" if who else ""
     return (
-        f"a stop of run {plain_line(target.run_id)} is under way already ({stop.state}{by}); "
-        "nothing was sent, this one is followed"
+        f"a stop of run {plain_line(target.run_id)} is already in progress ({stop.state}{by}); "
+        "no other was sent, waiting for this one"
     )
 
 
@@ -290,7 +290,7 @@ _ADVICE: Final[Mapping[str, str]] = {
     ),
     "bad_signature": "something changed the command or the key {key}; try again",
     "stops_off": "end it where it runs: Ctrl-C, kill, or its scheduler",
-    "other_incarnation": "another training of the run has begun meanwhile, or its last is over; "
+    "other_incarnation": "another training of the run has started, or its last has ended; "
     "try again",
     "expired": "the clocks of the two machines are minutes apart, or the bus is slow",
 }

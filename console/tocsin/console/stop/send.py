@@ -68,7 +68,7 @@ def read_options(run: str, reason: str, *, grace: str, wait_s: float | None) -> 
     """
     if not reason.strip():
         raise ConfigurationError(
-            "--reason: expected a few words; they stand in the run's summary and in `tocsin why`"
+            "--reason: expected a few words; the run's summary and `tocsin why` show them"
         )
     try:
         grace_s = parse_duration(grace) / timedelta(seconds=1)
@@ -183,7 +183,7 @@ async def _follow(
                 say(f"  {line}")
         if quiet and not answers.heard and time.monotonic() - began_s > QUIET_S:
             quiet = False
-            say(f"  no answer after {QUIET_S:g} s: {LISTENERS}")
+            say(f"  no reply after {QUIET_S:g} s: {LISTENERS}")
     if answers.ending is None and wait_s > 0:
         last = answers.unconfirmed(wait_s)
         say(f"  {last}")

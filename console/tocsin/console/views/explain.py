@@ -114,7 +114,7 @@ def _paragraphs(story: Story) -> Iterator[tuple[str, list[str]]]:
         began.append(time_text(issue.onset_ms))
     if evidence.explanation:
         began.append(evidence.explanation)
-    yield "Where it began", began
+    yield "Where it started", began
     shown = [fact_text(fact) for fact in evidence.facts]
     if evidence.series is not None and evidence.series.values:
         shown += _series_lines(evidence.series)
@@ -134,12 +134,12 @@ def _paragraphs(story: Story) -> Iterator[tuple[str, list[str]]]:
             [f"{plain_line(good.path)} ({step}), the newest from before the onset"],
         )
     if story.states:
-        yield "How it went on", [_state_line(seen) for seen in story.states]
+        yield "History", [_state_line(seen) for seen in story.states]
     yield "What was done", list(_done_lines(story.deliveries))
     if story.stop is not None:
         heading = "The stop"
         if not story.stop.is_for(issue.issue_id, [d.delivery_id for d in story.deliveries]):
-            heading = "The stop of this run, which was not for this issue"
+            heading = "The stop of this run, requested for another reason"
         yield heading, way_lines(story.stop)
 
 
@@ -167,7 +167,7 @@ def _followed_lines(story: Story) -> Iterator[str]:
     if count:
         rest = count - len(also)
         named = ", ".join(also) + (f" and {rest:,} more" if also and rest else "")
-        yield f"{count:,} more went the same way" + (f": {named}" if named else "")
+        yield f"{count:,} more affected" + (f": {named}" if named else "")
     for one in story.consequences[:_NAMED]:
         yield _other(one.issue_id, one)
     if len(story.consequences) > _NAMED:
@@ -176,7 +176,7 @@ def _followed_lines(story: Story) -> Iterator[str]:
 
 def _other(issue_id: str, issue: IssueFiring | None) -> str:
     if issue is None:
-        return f"issue {plain_line(issue_id)}, which is not on this bus any more"
+        return f"issue {plain_line(issue_id)}, no longer on this bus"
     return (
         f"{issue.severity} {plain_line(issue.rule)}: {plain_line(issue.reason)} "
         f"(tocsin why {issue.short_id})"
@@ -191,7 +191,7 @@ def _state_line(seen: StateSeen) -> str:
 
 def _done_lines(deliveries: Sequence[Delivery]) -> Iterator[str]:
     if not deliveries:
-        yield "nobody was told and nothing was stopped: no receiver or stop was asked for"
+        yield "no notice was sent and nothing was stopped: the configuration requests neither"
         return
     for delivery in deliveries:
         about = "" if delivery.issue_state == "firing" else f" ({delivery.issue_state})"
@@ -212,4 +212,4 @@ def _done_lines(deliveries: Sequence[Delivery]) -> Iterator[str]:
                 took = f"after {attempt.duration_ms:,} ms"
                 yield f"{'':<{_LABEL}}{time_text(attempt.at_ms)}  {result} {took}"
         if delivery.next_attempt_ms is not None:
-            yield f"{'':<{_LABEL}}{time_text(delivery.next_attempt_ms)}  the next attempt"
+            yield f"{'':<{_LABEL}}{time_text(delivery.next_attempt_ms)}  next attempt"

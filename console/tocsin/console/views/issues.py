@@ -111,7 +111,7 @@ def no_issues_line(view: BusView, wanted: IssueFilter, bus_url: str) -> str:
         return no_runs_line(bus_url)
     if words and view.issues:
         found = len(view.issues)
-        return f"no issues {words}; there {'is' if found == 1 else 'are'} {found:,} without that"
+        return f"no issues {words}; {found:,} without this filter"
     watched = len(view.runs)
     return f"no issues {words or f'in {watched:,} run' + 's' * (watched != 1)}"
 

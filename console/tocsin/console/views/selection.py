@@ -44,7 +44,7 @@ def choose_issue(view: BusView, text: str) -> IssueFiring | RunView:
         )
     raise ConfigurationError(
         f"no issue or run {_quoted(text)} on this bus; `tocsin issues` lists the issues, "
-        "`tocsin status` the runs; was it on another bus (--bus)?"
+        "`tocsin status` the runs; is it on another bus (--bus)?"
     )
 
 
@@ -72,7 +72,7 @@ def _begun(issues: Sequence[IssueFiring], text: str) -> IssueFiring | None:
         for issue in found
     )
     raise ConfigurationError(
-        f"{len(found)} issues begin with {_quoted(text)}: {listed}; give more of the id"
+        f"{len(found)} issues start with {_quoted(text)}: {listed}; give more of the id"
     )
 
 
@@ -92,14 +92,14 @@ def choose_run(runs: Sequence[RunView], text: str) -> RunView:
     if begin_so:
         listed = _listed(plain_line(run.run_id) for run in alive or begin_so)
         raise ConfigurationError(
-            f"{len(alive or begin_so)} runs begin with {_quoted(text)}: {listed}; "
+            f"{len(alive or begin_so)} runs start with {_quoted(text)}: {listed}; "
             "give more of the id"
         )
     running = [plain_line(run.run_id) for run in reversed(runs) if run.state == "running"]
-    now = f"running now: {_listed(running)}" if running else "nothing runs there now"
+    now = f"running now: {_listed(running)}" if running else "no run is active"
     raise ConfigurationError(
         f"no run {_quoted(text)} on this bus; {now}; `tocsin status` lists all; "
-        "was it on another bus (--bus)?"
+        "is it on another bus (--bus)?"
     )
 
 

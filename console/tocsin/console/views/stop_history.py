@@ -51,7 +51,7 @@ def stop_way(run: RunView, commands: Mapping[str, CommandSeen], incarnation: str
 
 def way_lines(way: StopWay) -> list[str]:
     """For people: who asked, then a line for each state with the milliseconds since the last."""
-    lines = [f"asked for by {way.asked}"] if way.asked else []
+    lines = [f"requested by {way.asked}"] if way.asked else []
     before: int | None = None
     for state, at_ms in way.moments:
         since = time_text(at_ms) if before is None else f"{at_ms - before:,} ms later"
@@ -85,7 +85,7 @@ def _said(view: StopView, state: str) -> str:
     if state == "escalated" and view.how in ("SIGTERM", "SIGKILL"):
         return f"escalated: {view.how}"
     if state == "exited":
-        how = {"edge": " from its loop", "itself": " by itself", None: ""}.get(
+        how = {"edge": " cleanly", "itself": " before the stop", None: ""}.get(
             view.how, f" by {view.how}"
         )
         code = "" if view.exit_code is None else f" with {view.exit_code}"

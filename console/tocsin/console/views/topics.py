@@ -54,7 +54,7 @@ def print_topics(url: str, states: Sequence[TopicState], console: Console) -> No
         for difference in state.differs:
             console.print(f"{state.spec.name}: {escape(difference)}", highlight=False)
     if not all(state.exists for state in states):
-        console.print("create what is missing with: tocsin bus init", highlight=False)
+        console.print("to create missing topics: tocsin bus init", highlight=False)
 
 
 def _verdict(state: TopicState) -> str:

@@ -44,7 +44,7 @@ def check_loss(name: object, value: SupportsFloat) -> Loss:
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise ConfigurationError(f"loss: {name!r} is no number: {error}") from error
+        raise ConfigurationError(f"loss: {name!r} is not a number: {error}") from error
 
 
 def check_labels(labels: Mapping[str, str] | None) -> dict[str, str]:

@@ -194,7 +194,7 @@ class Stopper:
             )
         elif living:
             unheard = ", ".join(str(trainer.rank) for trainer in living)
-            reason = f"rank {unheard} could not be told: its socket took nothing"
+            reason = f"rank {unheard} could not be reached: its socket accepted no data"
         elif self._members.ranks(command.incarnation):
             reason = "no rank of that training is there any more, but the job is"
         else:

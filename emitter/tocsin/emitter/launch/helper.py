@@ -108,7 +108,7 @@ class HelperProcess:
                 pause_s = FIRST_PAUSE_S
             if self.restarts == 0:
                 self._say(
-                    f"the helper ended with {self.returncode}, starting it again ({self._why()})"
+                    f"the helper exited with {self.returncode}; restarting it ({self._why()})"
                 )
             self.restarts += 1
             await asyncio.sleep(pause_s)

@@ -208,11 +208,11 @@ class Services:
 
     def _report(self, code: int | None) -> None:
         if code == LEFTOVERS:
-            say("some deliveries are not done; `tocsin actions` on the same bus finishes them")
+            say("some deliveries are pending; to finish, run `tocsin actions` on the same bus")
         elif code is None:
             say(
                 f"rules and actions did not finish within {DRAIN_S:g} s; "
-                "`tocsin rules` and `tocsin actions` on the same bus finish their work"
+                "to finish, run `tocsin rules` and `tocsin actions` on the same bus"
             )
         elif code != 0:
             try:
@@ -220,4 +220,4 @@ class Services:
             except OSError:
                 lines = []
             last = f": {lines[-1]}" if lines else ""
-            say(f"the helper with rules and actions ended with {code}{last}")
+            say(f"the helper, which runs rules and actions, exited with {code}{last}")

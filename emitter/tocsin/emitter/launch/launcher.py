@@ -78,7 +78,7 @@ def launch(plan: LaunchPlan) -> int:
         job = launcher.job
         if job is None:
             raise
-        launcher.say("watching ended by a failure of tocsin itself; the job goes on")
+        launcher.say("monitoring stopped because of an internal error; the job is not affected")
         job.wait_blocking()
         return launcher.sum_up(job)
 
@@ -208,7 +208,7 @@ class _Launch:
                 logger.exception("watching cannot begin")
             reason = str(error) or f"{plan.bus_url} did not answer within {OPEN_S:g} s"
             if plan.require_bus:
-                self.say(f"the bus cannot be opened: {reason}")
+                self.say(f"cannot open the bus: {reason}")
                 return None
             await self._let_go()
             self._watch = self._helper = None
@@ -253,7 +253,7 @@ class _Launch:
             self._helper.start()
         except OSError as error:
             self._helper = None
-            self.say(f"the helper cannot be started: {error}; records are kept, nobody reads them")
+            self.say(f"cannot start the helper: {error}; records are kept, but no rule reads them")
 
     def _begin_tasks(self, watch: Watch) -> Listener:
         watch.begin("publish", watch.voice.publish(watch.producer))
@@ -318,7 +318,7 @@ class _Launch:
             log = None if self._helper is None else self._helper.log
             self.say(messages.unjudged_line(self._watch.bus.url, silent_s, log))
         else:
-            self.say("the rules report on this run again")
+            self.say("this run's rules are reporting again")
 
     def _take_record(self, record: Record) -> None:
         news = self._own.apply(record, self._members.incarnations(), unix_ms())
@@ -341,7 +341,9 @@ class _Launch:
         """What the stop has to say: on the bus and on the terminal."""
         if self._watch is not None:
             self._watch.voice.say(data)
-        self.note(messages.stop_line(data, command=self._stopper.command), wrong=True)
+        command, figures = self._stopper.command, self._stopper.figures
+        step = None if figures is None else figures.step
+        self.note(messages.stop_line(data, command=command, step=step), wrong=True)
 
     def _keeping(self) -> frozenset[int]:
         """Children of ours that are not the job's."""
@@ -401,8 +403,8 @@ class _Launch:
             self.plan.kept.keep(incarnations)
         except OSError as error:
             self.say(
-                f"the addresses of --notify cannot be kept ({error.strerror or error}): what is "
-                "not delivered at the end of this run is lost"
+                f"cannot save the addresses of --notify ({error.strerror or error}): notices still "
+                "pending at the end of this run are lost"
             )
 
     def _is_settled(self) -> bool:
@@ -436,7 +438,7 @@ class _Launch:
             try:
                 summary.write(plan.summary)
             except (OSError, ValueError) as error:
-                self.say(f"the summary cannot be written: {error}")
+                self.say(f"cannot write the summary: {error}")
         if self._watch is not None:
             unsaid = self._watch.voice.unsaid
             line = messages.end_line(

@@ -51,24 +51,29 @@ def delivery_line(delivery: Delivery) -> str | None:
     return f"  {plain_line(about)}"
 
 
-def stop_line(data: Data, *, command: StopRequested | None = None) -> str | None:
-    """How a stop goes on; None for what needs no line. `command` is the one that is obeyed."""
+def stop_line(
+    data: Data, *, command: StopRequested | None = None, step: int | None = None
+) -> str | None:
+    """The progress of a stop; None for what needs no line.
+
+    `command` is the one that is obeyed, `step` the last that the ranks made.
+    """
     match data:
         case StopAcknowledged():
             person = "" if command is None else asked_by(command)
             reason = "" if command is None else plain_line(command.reason)
-            return f"  stopping the job{f', asked by {person}' if person else ''}: {reason}"
+            return f"  stopping the job{f', requested by {person}' if person else ''}: {reason}"
         case StopEscalated():
             return f"  {data.how} to the job: {plain_line(data.reason)}"
         case StopExited(how="itself"):
-            return f"  the job had ended by itself with {data.exit_code} when the stop came"
+            return f"  the job had already exited with code {data.exit_code} when the stop arrived"
         case StopExited():
-            how = "at an edge of its loop" if data.how == "edge" else f"by {data.how}"
-            return f"  the job is stopped: it left {how}"
+            cleanly = "cleanly" if step is None else f"cleanly after step {step:,}"
+            return f"  job stopped {cleanly if data.how == 'edge' else f'by {data.how}'}"
         case StopRefused():
-            return f"a stop was refused ({data.why}): {plain_line(data.reason)}"
+            return f"stop refused ({data.why}): {plain_line(data.reason)}"
         case StopExpired():
-            return f"a stop had expired: {plain_line(data.reason)}"
+            return f"stop expired: {plain_line(data.reason)}"
         case _:
             return None
 
@@ -104,9 +109,10 @@ def end_line(
     elif summary.judged_steps >= steps:
         line = f"{_count(steps, 'step')} watched, {found}"
     elif summary.judged_steps == 0 and not issues:
-        line = f"{_count(steps, 'step')} recorded, none of them judged: no rules have read them"
+        line = f"{_count(steps, 'step')} recorded, none checked: no rules worker has read them"
     else:
-        line = f"{_count(steps, 'step')} recorded, only {summary.judged_steps:,} judged, {found}"
+        checked = f"only {summary.judged_steps:,} checked by rules"
+        line = f"{_count(steps, 'step')} recorded, {checked}, {found}"
     if capture is not None and steps:
         line += f", {overhead(capture)}"
         if capture.dropped:
@@ -114,7 +120,7 @@ def end_line(
         if capture.not_watched:
             line += f"; not watched: {plain_line(', '.join(capture.not_watched))}"
     if unsaid:
-        line += f", {_count(unsaid, 'record')} of the launcher not sent"
+        line += f", {_count(unsaid, 'launcher record')} not sent"
     if unwatched:
         line += f", not watched: {', '.join(_unwatched(*each) for each in unwatched.items())}"
     if stop is not None and (person := asked_by(stop)):
@@ -183,41 +189,44 @@ def left_over_line(
     options = [*again, *(() if "--bus" in again else ("--bus", bus_url))]
     if not ended:
         how = (
-            f"`{shlex.join(['tocsin', 'rules', *options])}` goes on with it"
+            f"run `{shlex.join(['tocsin', 'rules', *options])}` to finish it"
             if bus_url.startswith("embedded:")
-            else f"look whether `tocsin rules` runs on {bus_url}"
+            else f"check that `tocsin rules` is running on {bus_url}"
         )
-        return f"the rules have not seen the end of this run within {drain_s:g} s; {how}"
+        return f"the rules did not finish reading this run within {drain_s:g} s; {how}"
     names = plain_line(", ".join(sorted({delivery.action for delivery in open_deliveries})))
     count = _count(len(open_deliveries), "delivery", "deliveries")
-    what = f"{count} not final ({names})" if open_deliveries else "deliveries may be left"
+    what = f"{count} pending ({names})" if open_deliveries else "deliveries may be pending"
     command = shlex.join(["tocsin", "actions", *options])
-    return f"{what} after {drain_s:g} s; `{command}` finishes what is left"
+    return f"{what} after {drain_s:g} s; to finish, run `{command}`"
 
 
 def unjudged_line(bus_url: str, seconds: float, log: Path | None) -> str:
     """Nobody judges the run, though it is recorded. `log` is that of the run's own helper."""
     if log is not None:
         return (
-            f"NOT JUDGED: this run's rules have reported nothing for {seconds:.0f} s; the run is "
-            f"recorded, but nothing is found or stopped (see {log})"
+            f"RULES NOT RUNNING: this run's rules have not reported for {seconds:.0f} s; the run "
+            f"is recorded, but no issue is reported and no stop is sent (see {log})"
         )
     return (
-        f"NOT JUDGED: no rules worker has reported on this run for {seconds:.0f} s; the run is "
-        f"recorded, but nothing is found or stopped until `tocsin rules` runs on {bus_url}"
+        f"RULES NOT RUNNING: no rules worker has reported on this run for {seconds:.0f} s; the run "
+        f"is recorded, but no issue is reported and no stop is sent until `tocsin rules` runs on "
+        f"{bus_url}"
     )
 
 
 def unheard_line(command: Sequence[str]) -> str:
     """The hook never spoke, though the job ran."""
     interpreter = interpreter_of(command)
-    who = interpreter or "if it runs python, that"
+    who = interpreter or "its Python, if it has one,"
     line = (
-        f"nothing was heard from the job: {who} lacks tocsin's hook (-I, -E and -S leave it out, "
-        "and so does an environment without our PYTHONPATH); try without that, or "
+        f"no data from the job: {who} runs without tocsin's hook (`-I`, `-E`, `-S` and an "
+        "environment without tocsin's PYTHONPATH disable it); remove the cause, or call "
         "tocsin.emitter.start() in the script"
     )
-    return line if interpreter else f"{line}. A program that is no python is watched from outside"
+    if interpreter:
+        return line
+    return f"{line}. Programs other than Python are monitored from outside only (CPU, memory, GPU)"
 
 
 def unwatched_line(reason: str) -> str:

@@ -37,7 +37,7 @@ def to_stderr(probe: str, reason: str) -> None:
 
 def switched_off(probe: str, reason: str) -> str:
     """The line for people."""
-    return f"capture of {probe} was switched off ({reason}); the training goes on"
+    return f"capture of {probe} was switched off ({reason}); training is not affected"
 
 
 def from_signal(error: BaseException) -> bool:

@@ -62,6 +62,6 @@ def advice(error: Exception, waited_s: float) -> str:
     elif isinstance(error, ConfigurationError) and ":" not in reason:
         hint = "check the bus URL; "
     return (
-        f"the bus takes no records ({reason}); {hint}trying again. The training goes on; what does "
-        "not fit the queue is dropped and counted"
+        f"cannot publish to the bus ({reason}); {hint}retrying. Training is not affected; records "
+        "that do not fit the queue are dropped and counted"
     )

@@ -22,11 +22,11 @@ Kind = Literal["no_step", "child", "thread"]
 
 LINES: Final[Mapping[str, str]] = {
     "no_step": "backward() was called many times and no torch.optim.Optimizer has made a step, so "
-    "losses are not judged; try run.log({'loss': loss}) in each step, with "
+    "rules have no loss to check; try run.log({'loss': loss}) in each step, with "
     "run = tocsin.emitter.start()",
     "child": "a child process trains and is not watched; try tocsin.emitter.start() in it, or one "
     "such process at a time",
-    "thread": "another thread of this process trains, too, and is not watched; try a process for "
+    "thread": "another thread of this process also trains and is not watched; try one process for "
     "each training",
 }
 """What was seen, and what to do."""

@@ -118,7 +118,7 @@ def test_each_state_is_said_with_the_time_since_the_one_before() -> None:
     ]
     assert heard.ending is None
     line = heard.take(said(StopExited, how="edge", exit_code=79), NOW_MS + 109)
-    assert line == "the job left with 79  (100 ms later)"
+    assert line == "the job exited cleanly with 79  (100 ms later)"
     assert heard.ending == "stopped"
     facts = json.loads(heard.as_json(sent=True, said=line or ""))
     assert (facts["version"], facts["sent"], facts["confirmed"]) == (1, True, True)
@@ -168,8 +168,8 @@ def test_with_a_launcher_that_has_not_answered_yet_the_end_of_the_job_is_awaited
     [
         (said(StopEscalated, how="SIGTERM", reason="late"), "SIGTERM to the job: late", None),
         (said(StopExited, how="SIGKILL", exit_code=137), "by SIGKILL, exit code 137", "stopped"),
-        (said(StopExited, how="itself", exit_code=0), "had ended by itself with 0", "stopped"),
-        (said(StopExpired, not_after_ms=1), "expired: nobody answered in time", "expired"),
+        (said(StopExited, how="itself", exit_code=0), "had already exited with 0", "stopped"),
+        (said(StopExpired, not_after_ms=1), "expired: no reply in time", "expired"),
         (said(StopRefused, why="untrusted_key"), "copy /keys/actions.pub into", "refused"),
         (said(StopRefused, why="stops_off", reason="--no-stop"), "where it runs", "refused"),
         (said(StopRefused, why="other_incarnation"), "try again", "refused"),
@@ -192,14 +192,14 @@ def test_a_refusal_by_one_rank_does_not_end_an_acknowledged_stop() -> None:
     assert line.startswith("rank 3 refused (untrusted_key): key k")
     assert heard.ending is None
     assert heard.unconfirmed(5) == (
-        "not confirmed within 5 s, but acknowledged; `tocsin status` says more"
+        "not confirmed within 5 s, but acknowledged; see `tocsin status`"
     )
 
 
 def test_silence_says_until_when_the_command_holds() -> None:
     line = answers().unconfirmed(30)
-    assert line.startswith("nobody answered within 30 s")
-    assert "UTC for a listener that comes back" in line
+    assert line.startswith("no reply within 30 s")
+    assert "UTC, in case the run reconnects" in line
 
 
 def test_options_that_cannot_be_meant_are_sentences() -> None:
@@ -312,7 +312,7 @@ async def test_a_run_without_a_view_is_found_and_its_answers_are_followed(room: 
     assert room.judged == ["obey"]
     assert [line.split("  (")[0].strip() for line in room.lines[1:]] == [
         "acknowledged by its launcher",
-        "the job left with 79",
+        "the job exited cleanly with 79",
     ]
     stop = json.loads(outcome.document)["stop"]
     assert (stop["reason"], stop["state"]) == ("wrong data", "exited")
@@ -324,7 +324,7 @@ async def test_a_stop_under_way_is_followed_and_nothing_is_sent(room: Room) -> N
     exited = EXITED.model_copy(update={"command_id": "other"})
     outcome = await room.stop([view(stop=other, next_offset=0)], [exited])
     assert outcome.exit_code == 0
-    assert "is under way already (acknowledged); nothing was sent" in room.lines[0]
+    assert "is already in progress (acknowledged); no other was sent" in room.lines[0]
     assert room.judged == []
     assert json.loads(outcome.document)["sent"] is False
 
@@ -338,7 +338,7 @@ async def test_a_refusal_is_said_with_what_to_try(room: Room) -> None:
 
 async def test_nobody_answers(room: Room) -> None:
     assert (await room.stop([view(next_offset=0)], wait_s=0.1)).exit_code == 1
-    assert "nobody answered within 0.1 s" in room.lines[-1]
+    assert "no reply within 0.1 s" in room.lines[-1]
     assert room.judged == ["obey"]
 
 
@@ -346,8 +346,8 @@ async def test_a_command_that_nobody_has_answered_yet_is_followed(room: Room) ->
     await room.stop([view(next_offset=0)], wait_s=0)
     outcome = await room.stop([], [ACKNOWLEDGED, EXITED])
     assert outcome.exit_code == 0
-    assert "under way already (requested, asked for by " in room.lines[0]
-    assert "wrong data); nothing was sent" in room.lines[0]
+    assert "already in progress (requested, requested by " in room.lines[0]
+    assert "wrong data); no other was sent" in room.lines[0]
     assert json.loads(outcome.document)["sent"] is False
     assert room.judged == ["obey"]
 
@@ -387,7 +387,7 @@ async def test_a_bus_that_goes_away_after_the_command_is_no_stop_that_was_not_se
     outcome = await room.stop([view(next_offset=0)])
     assert outcome.exit_code == 1
     assert room.lines[0].startswith("asked run run-1 to stop")
-    assert "a stop is asked for, but the bus cannot be read any more: no broker" in room.lines[1]
+    assert "the stop was requested, but the bus is unreachable: no broker" in room.lines[1]
     assert json.loads(outcome.document)["sent"] is True
     assert room.judged == ["obey"]
 
@@ -413,7 +413,7 @@ async def test_a_bus_that_goes_away_under_the_command_may_have_it(
     monkeypatch.setattr(Setting, "open_bus", open_away)
     outcome = await room.stop([view(next_offset=0)])
     assert outcome.exit_code == 1
-    assert "did not confirm the command: no broker answers; it may be there" in room.lines[0]
+    assert "did not confirm the command: no broker answers; it may have" in room.lines[0]
     assert json.loads(outcome.document)["sent"] is False
 
 

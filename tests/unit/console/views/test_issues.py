@@ -129,7 +129,7 @@ def test_where_there_is_nothing_one_line_helps() -> None:
     wanted = IssueFilter(run_id="run-1", rule="overfit", severity="info", state="open")
     assert issue_table(VIEW, wanted) is None
     words = "no issues in run run-1 of rule overfit of severity info that are open"
-    assert no_issues_line(VIEW, wanted, "b") == f"{words}; there are 2 without that"
+    assert no_issues_line(VIEW, wanted, "b") == f"{words}; 2 without this filter"
     assert "tocsin run" in no_issues_line(BusView([], [], []), IssueFilter(), "embedded:x.db")
     assert no_issues_line(BusView([view()], [], []), IssueFilter(), "b") == "no issues in 1 run"
 
@@ -143,7 +143,7 @@ def test_the_story_has_all_that_is_known() -> None:
         "ratio 41.25 (limit 20)",
         "loss  ▁█x  limit 1.5 %",
         "1 % (step 7), 2 % (step 8), NaN % (step 9)",
-        "9 more went the same way: a, b and 7 more",
+        "9 more affected: a, b and 7 more",
         f"warning loss_spike: {LOSS.reason} (tocsin why {LOSS.issue_id[:8]})",
         "Lower the learning rate.",
         "/data/1000.pt (step 1,000)",
@@ -152,17 +152,15 @@ def test_the_story_has_all_that_is_known() -> None:
         "decided by tocsin.yaml:14:3",
         "pending: 503, 2 attempts",
         "503 Busy after 12 ms",
-        "asked for by actions@node-1: NaN",
+        "requested by actions@node-1: NaN",
         f"issue {NAN.issue_id}",
     ):
         assert said in text, text
-    steps = re.findall(
-        r"(acknowledged|left at step 1,203|exited from its loop with 79) +(.*)", text
-    )
+    steps = re.findall(r"(acknowledged|left at step 1,203|exited cleanly with 79) +(.*)", text)
     assert steps == [
         ("acknowledged", "4 ms later"),
         ("left at step 1,203", "6 ms later"),
-        ("exited from its loop with 79", "140 ms later"),
+        ("exited cleanly with 79", "140 ms later"),
     ]
 
 
@@ -176,8 +174,8 @@ def test_the_values_of_a_second_are_not_called_those_of_a_step() -> None:
 def test_the_story_of_a_cause_names_what_it_caused() -> None:
     text = told(story_of(VIEW, COMMANDS, LOSS))
     assert f"(tocsin why {NAN.issue_id[:8]})" in text
-    assert "nobody was told and nothing was stopped" in text
-    assert "The stop of this run, which was not for this issue" in text
+    assert "no notice was sent and nothing was stopped" in text
+    assert "The stop of this run, requested for another reason" in text
 
 
 def test_the_story_as_json_has_the_same_facts_without_payloads() -> None:
@@ -205,7 +203,7 @@ def test_a_run_without_issues_tells_who_stopped_it() -> None:
     commands = {"d-stop": CommandSeen(by_ana, NOW_MS)}
     text = "\n".join(line.plain for line in run_story_lines(VIEW.runs[0], commands))
     assert text.startswith("no issues in run run-1 (stopped)")
-    assert "asked for by ana@node-1: NaN" in text
+    assert "requested by ana@node-1: NaN" in text
     facts = json.loads(run_story_json(VIEW.runs[0], commands))
     assert (facts["issue"], facts["stop"]["exit_code"]) == (None, 79)
     assert json.loads(run_story_json(view(), {}))["stop"] is None
@@ -230,7 +228,7 @@ def test_an_issue_is_meant_by_the_beginning_of_its_runs_id() -> None:
     assert choose_issue(known, "vit") == other
     short = view(NAN.issue_id[:4] + "-run")
     assert choose_issue(BusView([short], VIEW.issues, []), NAN.issue_id[:4]) == NAN
-    with pytest.raises(ConfigurationError, match="2 runs begin with 'vit': vit-1, vit-2"):
+    with pytest.raises(ConfigurationError, match="2 runs start with 'vit': vit-1, vit-2"):
         choose_issue(BusView([view("vit-1"), view("vit-2")], [], []), "vit")
     with pytest.raises(ConfigurationError, match="at least 4 characters"):
         choose_issue(known, "")
@@ -239,7 +237,7 @@ def test_an_issue_is_meant_by_the_beginning_of_its_runs_id() -> None:
 def test_what_cannot_be_meant_says_what_to_try() -> None:
     twin = LOSS.model_copy(update={"issue_id": NAN.issue_id[:12] + "0" * 24})
     twins = BusView([], [NAN, twin], [])
-    with pytest.raises(ConfigurationError, match=r"2 issues begin with .*give more of the id"):
+    with pytest.raises(ConfigurationError, match=r"2 issues start with .*give more of the id"):
         choose_issue(twins, NAN.issue_id[:6])
     with pytest.raises(ConfigurationError, match="at least 4 characters"):
         choose_issue(VIEW, NAN.issue_id[:3])
@@ -254,7 +252,7 @@ def test_a_run_is_meant_by_the_beginning_of_its_id() -> None:
     assert choose_run(runs, "gpt-1").run_id == "gpt-1"
     with pytest.raises(ConfigurationError, match="running now: res-1, gpt-2"):
         choose_run(runs, "vit")
-    with pytest.raises(ConfigurationError, match="2 runs begin with 'gpt': gpt-1, gpt-2b"):
+    with pytest.raises(ConfigurationError, match="2 runs start with 'gpt': gpt-1, gpt-2b"):
         choose_run([runs[0], runs[2]], "gpt")
-    with pytest.raises(ConfigurationError, match="nothing runs there now"):
+    with pytest.raises(ConfigurationError, match="no run is active"):
         choose_run([], "")

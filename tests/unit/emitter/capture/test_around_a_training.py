@@ -246,7 +246,7 @@ def test_what_the_user_names(tmp_path: Path) -> None:
     [
         ("", 1.0, "a name of 1 to 200 characters"),
         ("aux", torch.zeros(2), r"one number, found a tensor of \(2,\)"),
-        ("aux", "much", "is no number"),
+        ("aux", "much", "is not a number"),
     ],
 )
 def test_what_is_no_loss_is_told(

@@ -129,7 +129,7 @@ async def test_a_stop_of_a_second_training_leaves_the_first_ones_state(place: Pl
     ("hello", "reason"),
     [
         (None, "no training said hello from this job"),
-        ("/nowhere.sock", "rank 0 could not be told: its socket took nothing"),
+        ("/nowhere.sock", "rank 0 could not be reached: its socket accepted no data"),
     ],
 )
 async def test_why_nobody_was_told(place: Place, hello: str | None, reason: str) -> None:

@@ -357,14 +357,14 @@ def test_a_helper_that_dies_is_started_again_and_told_again(tmp_path: Path) -> N
     assert first.startswith("job ")
     (tmp_path / "go").touch()
     assert job.wait() == 0
-    assert "starting it again" in job.err
+    assert "restarting it" in job.err
 
 
 def test_a_run_that_nobody_judges_is_not_called_watched(tmp_path: Path) -> None:
     helper = f"{PYTHON} -c 'raise SystemExit(1)'"
     job = start(tmp_path, "sleep", "2", helper=helper, judged_within_s="0.3", quiet="yes")
     assert job.wait() == 0
-    assert job.err.count("NOT JUDGED: this run's rules have reported nothing") == 1
+    assert job.err.count("RULES NOT RUNNING: this run's rules have not reported") == 1
     assert str(tmp_path / "helper.log") in job.err
 
 

@@ -153,7 +153,7 @@ def test_what_is_off_is_told_once_when_it_happens() -> None:
     )  # fmt: skip
     told: set[str] = set()
     assert messages.switched_off_lines(figures, told) == [
-        "capture of gradients was switched off (OSError: planted); the training goes on"
+        "capture of gradients was switched off (OSError: planted); training is not affected"
     ]
     assert messages.switched_off_lines(figures, told) == []
 
@@ -173,11 +173,11 @@ def test_the_lines_for_people() -> None:
     more = "1 step watched, 1 issue; tocsin why 0a1b2c3d"
     found = issue(issue_id="0a1b2c3d-4e5f")
     assert end_line(1, [found]) == more
-    blind = "1,200 steps recorded, none of them judged: no rules have read them, overhead 0.3 %"
+    blind = "1,200 steps recorded, none checked: no rules worker has read them, overhead 0.3 %"
     assert end_line(1200, [], figures, judged=0) == blind
-    half = "1,200 steps recorded, only 1,100 judged, 0 issues"
+    half = "1,200 steps recorded, only 1,100 checked by rules, 0 issues"
     assert end_line(1200, judged=1100) == half
-    lost = "1 step watched, 0 issues, 2 records of the launcher not sent"
+    lost = "1 step watched, 0 issues, 2 launcher records not sent"
     assert end_line(1, unsaid=2) == lost
     assert end_line(0, [], figures) == "no training seen, 0 issues"
     seen = "no training seen, 0 issues, not watched: trainings in 2 child processes"
@@ -224,31 +224,33 @@ def test_the_end_says_who_stopped_the_run_and_which_issue_to_read() -> None:
 
 def test_the_lines_about_a_stop() -> None:
     heard = StopAcknowledged(run_id="r1", incarnation="i1", role="launcher", command_id="c")
-    by_ana = "  stopping the job, asked by ana@node-1: wrong data"
+    by_ana = "  stopping the job, requested by ana@node-1: wrong data"
     assert messages.stop_line(heard, command=command()) == by_ana
     by_rule = "  stopping the job: wrong data"
     assert messages.stop_line(heard, command=command(issue_id="x")) == by_rule
     who = {"run_id": "r1", "incarnation": "i1", "command_id": "c"}
     exited = StopExited.model_validate({**who, "how": "SIGTERM", "exit_code": 143})
-    assert messages.stop_line(exited) == "  the job is stopped: it left by SIGTERM"
+    assert messages.stop_line(exited) == "  job stopped by SIGTERM"
+    cleanly = StopExited.model_validate({**who, "how": "edge", "exit_code": 79})
+    assert messages.stop_line(cleanly) == "  job stopped cleanly"
+    assert messages.stop_line(cleanly, step=1041) == "  job stopped cleanly after step 1,041"
     refused = StopRefused.model_validate({**who, "why": "expired", "reason": "too late"})
-    assert messages.stop_line(refused) == "a stop was refused (expired): too late"
+    assert messages.stop_line(refused) == "stop refused (expired): too late"
 
 
 def test_the_lines_that_say_what_to_do() -> None:
     unheard = messages.unheard_line(["/opt/python"])
-    assert "from the job: /opt/python lacks tocsin's hook (-I, -E and -S" in unheard
-    assert "no python" not in unheard
+    assert "from the job: /opt/python runs without tocsin's hook (`-I`, `-E`, `-S`" in unheard
+    assert "other than Python" not in unheard
     unknown = messages.unheard_line(["no-such-program"])
-    assert "from the job: if it runs python, that lacks tocsin's hook" in unknown
-    assert unknown.endswith("A program that is no python is watched from outside")
+    assert "from the job: its Python, if it has one, runs without tocsin's hook" in unknown
+    assert unknown.endswith("monitored from outside only (CPU, memory, GPU)")
     left = messages.left_over_line([delivery()], True, 15, "embedded:/b")
     assert left == (
-        "1 delivery not final (chat) after 15 s; `tocsin actions --bus embedded:/b` finishes "
-        "what is left"
+        "1 delivery pending (chat) after 15 s; to finish, run `tocsin actions --bus embedded:/b`"
     )
     again = ["--config", "my file.yaml", "--bus", "embedded:b"]
     left = messages.left_over_line([], True, 15, "embedded:/b", again)
-    assert "`tocsin actions --config 'my file.yaml' --bus embedded:b` finishes" in left
+    assert "to finish, run `tocsin actions --config 'my file.yaml' --bus embedded:b`" in left
     assert messages.interpreter_of(["python3", "x.py"]) == "python3"
     assert messages.interpreter_of(["/bin/true"]) is None

@@ -83,7 +83,7 @@ def test_what_a_training_captures_does_not_change_while_it_runs(
 
     with settings_of({"budget": "1%"}) as (_, settings):
         assert settings == CaptureSettings()
-    assert "this training has begun" in capsys.readouterr().err
+    assert "training is already running" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
