@@ -163,7 +163,7 @@ def _check_summary(path: Path | None) -> None:
     folder = path.absolute().parent
     if not folder.is_dir():
         raise ConfigurationError(
-            f"--summary {path}: folder {folder} does not exist: create it, or name another file"
+            f"--summary {path}: no folder {folder}: create it, or name another file"
         )
     if path.is_dir() or not os.access(folder, os.W_OK):
         raise ConfigurationError(
