@@ -46,7 +46,7 @@ MISTAKES: Final = [
     Mistake("run --config mixed.yaml -- true", ["try: - {name: stalled_training, params: …}"]),
     Mistake("check none.yaml", ["none.yaml", "`tocsin init` writes one"]),
     Mistake("run --drain soon -- true", ["--drain", "number"]),
-    Mistake("run --summary no/x.json -- true", ["no folder", "make it, or name another"]),
+    Mistake("run --summary no/x.json -- true", ["no folder", "create it, or name another"]),
     Mistake("run --summary . -- true", ["expected a file", "summary.json"]),
     Mistake("run --bus nonsense -- true", ["embedded:PATH or kafka://"]),
     Mistake("status", ["TOCSIN_BUS", "embedded:PATH or kafka://"], {"TOCSIN_BUS": "nonsense"}),
