@@ -28,9 +28,9 @@ COMMAND: Final = "python tools/docs/config_page.py docs"
 _HEAD: Final = """\
 # Configuration
 
-None is needed. What follows is all that a `tocsin.yaml` can say. `tocsin init` writes one with
-what is needed first in comments, `tocsin init --full` with everything; `tocsin check` says all that
-is wrong with one, with line and column, or what holds with it:
+You need none. This page lists every key of `tocsin.yaml`. `tocsin init` generates a file with the
+most common settings in comments, `tocsin init --full` with all of them; `tocsin check` prints every
+problem with line and column, or the settings in effect:
 
 ```console
 $ tocsin init
@@ -41,8 +41,8 @@ $ tocsin schema > tocsin.schema.json   # for completion in an editor
 
 The file is `--config FILE`, else what `TOCSIN_CONFIG` names, else `tocsin.yaml` in the working
 folder. For each setting the flag comes first, then the environment (`TOCSIN_BUS`, `TOCSIN_LABELS`),
-then the file, then the default. Relative paths start at the folder of the file. With a mistake in
-it nothing is started, and the exit code is 2.
+then the file, then the default. Relative paths start at the folder of the file. If it has a
+mistake, nothing starts, and the exit code is 2.
 
 ```yaml
 version: 1
@@ -73,7 +73,7 @@ are a mistake. A number with a unit is text:
 | name | `ml-hook` | lower-case letters, digits, `-`, `_`, `.`; 64 characters at most |
 | secret | `{secret: NAME}` | NAME is one of the section `secrets` |
 
-Where no default is shown, the meaning says what holds without the key.
+Where no default is shown, the meaning describes the effect without the key.
 
 ## Top level
 

@@ -33,12 +33,12 @@ COMMAND: Final = "python tools/docs/rule_pages.py docs"
 _HEAD: Final = """\
 # Rules
 
-Those below run by default, each for every run that has what it reads, but for a few that must be
-told what to watch. Their defaults are chosen so that healthy trainings stay quiet.
+These rules run by default, each for every run that has its input; a few run only if the
+configuration names what to watch. The defaults keep healthy trainings quiet.
 
-An issue fires, is repeated while it goes on, and is resolved when its condition is gone. If that
-comes back soon, the same issue fires again. A rule can be switched off, given other parameters,
-begin with a preset, or run a second time under another name:
+An issue fires, repeats while it is active, and resolves when its condition is false. If the
+condition recurs soon, the same issue fires again. You can switch a rule off, change its parameters,
+start from a preset, or run it a second time under another name:
 
 ```yaml
 version: 1
@@ -52,27 +52,26 @@ rules:
     params: {for_steps: 3}
 ```
 
-Everywhere below, a summary is one row of statistics for each tensor, made every so many steps
-(`capture.collections`); ranks are told apart, and of several that tell the same story the lowest is
-read. The names of SageMaker Debugger's rules are accepted, and its presets have the conditions that
-it documents: [from SageMaker Debugger](../from-sagemaker.md). A rule of your own is a class in
-Python: [custom rules](../custom-rules.md).
+Everywhere below, a summary is one row of statistics for each tensor, computed at intervals of
+several steps (`capture.collections`). Ranks are separate; if several report the same, the rules
+read the lowest one. The names of SageMaker Debugger's rules are accepted, and its presets have the
+conditions that it documents: [from SageMaker Debugger](../from-sagemaker.md). You can write your
+own rule as a Python class: [custom rules](../custom-rules.md).
 
 ```console
 $ tocsin catalog list --family numerical
 $ tocsin catalog show vanishing_gradient
-$ tocsin catalog new my_rule   # a template for one of your own
+$ tocsin catalog new my_rule   # a template for your own rule
 ```
 """
 
 _STOPS_HEAD: Final = """
 ## Which rules may stop a run
 
-Critical issues of these stop the run that they are of, unless the configuration says otherwise.
-Everything else is told, and stops nothing: a spike that recovers, a plateau or an idle GPU is for
-people to decide upon.
+By default, critical issues of these rules stop their run. All other issues are only reported: you
+decide what to do about a spike that recovers, a plateau or an idle GPU.
 
-| rule | how grave its issues are | why it may |
+| rule | severity | why it may stop |
 | --- | --- | --- |
 """
 
@@ -120,7 +119,7 @@ def index_page(catalogue: Catalogue) -> str:
         out.append("| --- | --- | --- | --- | --- |\n")
         out += [_row(rule) for rule in rules]
     if any(not rule.meta.by_default for rule in catalogue):
-        out.append("\nThose that are *named only* do not run until the configuration lists them.\n")
+        out.append("\nRules that are *named only* do not run until the configuration lists them.\n")
     out.append(_STOPS_HEAD)
     out += [_stop_row(rule) for rule in catalogue if rule.meta.stop_worthy]
     quiet = [rule.meta.name for rule in catalogue if not rule.meta.stop_worthy]
@@ -142,7 +141,7 @@ def rule_page(
     if text := definition(rule):
         out.append(f"\n## When it fires\n\n{text}\n")
     if meta.branches:
-        out.append("\nAn issue says which of its conditions it was, as `branch`:\n\n")
+        out.append("\nThe field `branch` of an issue names the condition:\n\n")
         out += [f"- `{name}`: {text}\n" for name, text in meta.branches.items()]
     if example is not None:
         out += _example(example)
@@ -177,11 +176,13 @@ def _facts(rule: type[AnyRule]) -> Iterator[str]:
     facts = {
         "severity": meta.severity,
         "stops the run": f"{stop}{because}",
-        "runs by default": "yes" if meta.by_default else "no: it must be told what to watch",
+        "runs by default": "yes"
+        if meta.by_default
+        else "no: the configuration must name what to watch",
         "reads": reads_text(rule),
-        "when that is there": comes_text(rule) if meta.inputs else "",
-        "to capture it": meta.capture_hint,
-        "said again": repeat_text(rule),
+        "when available": comes_text(rule) if meta.inputs else "",
+        "capture": meta.capture_hint,
+        "repeats": repeat_text(rule),
         "also called": f"`{meta.alias}`, in SageMaker Debugger" if meta.alias else "",
         "version": str(meta.version),
     }
@@ -210,7 +211,7 @@ def _parameters(rule: type[AnyRule]) -> Iterator[str]:
     fields = field_texts(rule.meta.params)
     yield "\n## Parameters\n"
     if not fields:
-        yield "\nIt has none.\n"
+        yield "\nNone.\n"
         return
     yield "\n| parameter | type | unit | default | meaning |\n| --- | --- | --- | --- | --- |\n"
     for field in fields:
@@ -224,7 +225,7 @@ def _presets(rule: type[AnyRule]) -> Iterator[str]:
     for preset, values in meta.presets.items():
         other = f", which calls it `{meta.alias}`" if meta.alias and preset == "sagemaker" else ""
         whose = "What SageMaker Debugger documents" if preset == "sagemaker" else "Other values"
-        yield f"\n## Preset `{preset}`\n\n{whose}{other}; `params` beside it come after it:\n\n"
+        yield f"\n## Preset `{preset}`\n\n{whose}{other}; `params` override it:\n\n"
         yield f"```yaml\nversion: 1\nrules:\n  - {{name: {meta.name}, preset: {preset}}}\n```\n\n"
         yield "| parameter | here |\n| --- | --- |\n"
         yield from (f"| `{key}` | {_cell(_value(value))} |\n" for key, value in values.items())
@@ -243,12 +244,12 @@ def _story(name: str, known: Catalogue) -> Iterator[str]:
         return
     yield "\n## Causes and consequences\n"
     if causes:
-        yield "\nAn issue of it is the consequence of one of these, where that comes before it:\n\n"
+        yield "\nIts issue is a consequence of one of these, if that came first:\n\n"
         for how, names in causes.items():
             yield f"- {', '.join(_links(names, known))}: {how}.\n"
     if effects:
         others = [effect for effect in dict.fromkeys(effects) if effect.partition("/")[0] != name]
-        yield f"\nWhat may follow from it: {', '.join(_links(others, known))}.\n"
+        yield f"\nPossible consequences: {', '.join(_links(others, known))}.\n"
 
 
 def _links(conditions: Iterable[str], known: Catalogue) -> Iterator[str]:

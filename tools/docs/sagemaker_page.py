@@ -47,7 +47,7 @@ $ tocsin check tocsin.yaml
 ```
 
 The file is a request of CreateTrainingJob, or what DescribeTrainingJob answers; a list of
-`DebugRuleConfigurations` or `ProfilerRuleConfigurations`; or one of them. What cannot be taken over
+`DebugRuleConfigurations` or `ProfilerRuleConfigurations`; or one of them. What cannot be converted
 is a line on the standard error, with its place, and a comment in the file. Rules that it does not
 name run as well, at tocsin's defaults, unless `--only` is given.
 
@@ -61,7 +61,7 @@ _PARAMETERS: Final = """
 ## Parameters
 
 Theirs are texts; here they are numbers, durations and lists. Where a parameter has no counterpart,
-a value other than its default is said and left out.
+a value other than its default is reported and omitted.
 
 | rule | parameter | documented default | here | |
 | --- | --- | --- | --- | --- |
@@ -70,7 +70,7 @@ a value other than its default is said and left out.
 _ACTIONS: Final = """
 ## Actions
 
-They stand in `action_json` of the rule's parameters, or in `Actions`. A rule may have any number.
+They are in `action_json` of the rule's parameters, or in `Actions`. A rule may have any number.
 What is sent is one message for each issue, with step, rank, tensor, value and remedy; one that
 fails is tried again, and its outcome is recorded.
 
@@ -116,10 +116,10 @@ Four of its profiler rules cannot do what they are for with their own defaults. 
 _TAIL: Final = """
 ## What else is different
 
-- A rule does not end when it first fires: its issue goes on, is said again, and is resolved.
-- An issue has a severity. Without `actions`, a critical one of a few rules stops its run
-  ([which, and why](rules/index.md#which-rules-may-stop-a-run)); with `actions`, that list alone
-  decides. The converter writes an empty list where a rule of these had no StopTraining.
+- A rule does not end when it first fires: its issue stays active, repeats, and resolves.
+- An issue has a severity. Without `actions`, a critical one of a few rules stops its run ([which,
+  and why](rules/index.md#which-rules-may-stop-a-run)); with `actions`, that list alone decides. The
+  converter writes an empty list where a rule of these had no StopTraining.
 - A rule that has nothing to read does not end in an error: `rule_has_no_input` says what is missing
   and how to capture it.
 - The statuses are `waiting_for_input`, `in_progress`, `no_issues_found`, `issues_found`, `error`

@@ -1,8 +1,9 @@
-"""The word list itself, and the lines that commands and the launcher print."""
+"""The word list itself, the lines that commands and the launcher print, and the pages."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +52,15 @@ def printed(source: str) -> Iterator[str]:
             )
 
 
+_FENCE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
+PAGES = [
+    ROOT / "README.md",
+    # `rule-quality.md` quotes the trainings of the tests.
+    *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.stem != "rule-quality"),
+    *sorted((ROOT / "docs" / "rules").glob("*.md")),
+]
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -83,3 +93,11 @@ def test_texts_are_found_and_docstrings_are_not() -> None:
 @pytest.mark.parametrize("path", PRINTING, ids=lambda path: str(path.relative_to(ROOT)))
 def test_printed_lines_are_plain_english(path: Path) -> None:
     assert [place for text in printed(path.read_text()) for place in found_in(text)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_is_plain_english(page: Path) -> None:
+    """A rule's page is made of its texts, and the page of the configuration of its fields'."""
+    # Blocks are what a terminal shows; each paragraph is read for itself.
+    paragraphs = _FENCE.sub("", page.read_text()).split("\n\n")
+    assert [line for text in paragraphs for line in found_in(text)] == []

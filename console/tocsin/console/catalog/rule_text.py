@@ -35,9 +35,9 @@ _KINDS: Final = {
     "event": "event",
 }
 _COMES: Final = {
-    "always": "every run has it from its first steps on",
-    "maybe": "a run has it from its first steps on, or not at all",
-    "later": "it may come at any time, or not at all",
+    "always": "every run has it from its first steps",
+    "maybe": "a run has it from its first steps, or never",
+    "later": "it may appear at any time, or never",
 }
 
 
@@ -73,7 +73,7 @@ def reads_text(rule: type[AnyRule]) -> str:
     """Its inputs: which records, of which names, in which mode; alike ones together."""
     first = "; ".join(_together(one for one in rule.meta.inputs if not one.beside))
     beside = "; ".join(_together(one for one in rule.meta.inputs if one.beside))
-    return f"{first}; beside that, {beside}" if beside else first
+    return f"{first}; in addition, {beside}" if beside else first
 
 
 def _together(inputs: Iterable[Input]) -> Iterator[str]:
@@ -98,12 +98,12 @@ def comes_text(rule: type[AnyRule]) -> str:
 
 
 def repeat_text(rule: type[AnyRule]) -> str:
-    """How often an issue is said again, and when it is over."""
+    """How often an issue repeats, and when it resolves."""
     meta = rule.meta
     repeat = format_duration(timedelta(milliseconds=meta.repeat_ms))
     after = meta.resolve_after_steps
-    gone = f"after {after} steps without it" if after else "as soon as it is gone"
-    return f"every {repeat} while it goes on; resolved {gone}"
+    gone = f"after {after} clean steps" if after else "as soon as the condition is false"
+    return f"every {repeat} while active; resolves {gone}"
 
 
 def preset_text(values: Mapping[str, object]) -> str:

@@ -161,7 +161,7 @@ def _facts(rule: type[AnyRule]) -> Table:
         ("reads", reads_text(rule).replace("`", "")),
         ("when it is there", comes_text(rule) if meta.inputs else ""),
         ("to capture it", meta.capture_hint),
-        ("said again", repeat_text(rule)),
+        ("repeats", repeat_text(rule)),
         ("what to try", meta.remedy),
         ("does not see", meta.does_not_see.replace("`", "")),
         *((f"preset {name}", preset_text(values)) for name, values in meta.presets.items()),

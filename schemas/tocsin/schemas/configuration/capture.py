@@ -90,12 +90,11 @@ class ScheduleConfig(Section):
     start: StepNumber = Field(default=0, examples=[1000])
     """The first step. Unit: steps."""
     end: StepNumber | None = Field(default=None, examples=[2000])
-    """The first step that is not captured any more; absent: never. Unit: steps."""
+    """The first step that is no longer captured; absent: never. Unit: steps."""
     steps: tuple[StepNumber, ...] = Field(
         default=(), strict=False, max_length=10_000, examples=[[0, 1, 500]]
     )
-    """Steps that are summarised whatever the others say; without `every`, only those. Unit:
-    steps."""
+    """Steps that are summarised in any case; without `every`, only those. Unit: steps."""
 
 
 class CollectionConfig(ScheduleConfig):
@@ -104,7 +103,7 @@ class CollectionConfig(ScheduleConfig):
     of: (
         Literal["gradients", "weights", "biases", "activations", "inputs", "optimizer_state"] | None
     ) = Field(default=None, examples=["weights"])
-    """What a collection with a name of your own is made of. It needs one of the three below."""
+    """The source of a custom collection. It needs one of the three keys below."""
     match: Texts = Field(default=(), examples=["(query|key)"])
     """Regular expressions, one of which is found in the tensor's name."""
     module_types: Texts = Field(default=(), examples=[["LayerNorm", "Embedding"]])
@@ -116,8 +115,8 @@ class CollectionConfig(ScheduleConfig):
     modes: Mapping[Mode, Off | ScheduleConfig] = Field(
         default_factory=dict, examples=[{"eval": "off"}]
     )
-    """`train`, `eval`, `predict` and `global`, each with its schedule or `off`; that of `global`
-    holds in each of the three that is not named. In `eval` and `predict` there are `losses`,
+    """`train`, `eval`, `predict` and `global`, each with its schedule or `off`; `global` applies to
+    every mode without a section of its own. In `eval` and `predict` there are `losses`,
     `activations` and `inputs`; the latter two count batches of these evaluations, not steps."""
 
 

@@ -87,11 +87,11 @@ class Config(Section):
     capture: CaptureConfig = Field(default_factory=CaptureConfig)
     """What the training process records."""
     defaults: DefaultsConfig = Field(default_factory=DefaultsConfig)
-    """What holds where a rule says nothing else."""
+    """Defaults for rules without their own settings."""
     receivers: Mapping[str, Receiver] = Field(default_factory=dict)
-    """Whom issues are sent to, by name."""
+    """Receivers of issues, by name."""
     rules: tuple[RuleEntry, ...] = ()
-    """Rules with their actions; those not listed follow `defaults.rules`."""
+    """Rules with their actions; rules that are not listed follow `defaults.rules`."""
     stop: StopTrust = Field(default_factory=StopTrust)
     """Whose stop commands a training process obeys."""
 

@@ -38,7 +38,7 @@ class SignConfig(Section):
 
 
 class RetryConfig(Section):
-    """When a delivery that fails is given up."""
+    """When to give up a failing delivery."""
 
     give_up_after: Duration = Field(default=timedelta(hours=24), examples=["24h"])
     """How long after the first attempt. Unit: a duration."""
@@ -58,7 +58,7 @@ class WebhookReceiver(Section):
     sign: SignConfig | None = None
     """How to sign; absent: not at all."""
     send_resolved: bool = Field(default=True, examples=[False])
-    """Whether it is told, too, when an issue is over."""
+    """Whether to notify when an issue resolves, too."""
     retry: RetryConfig = Field(default_factory=RetryConfig)
     """When to give up."""
 
@@ -96,7 +96,7 @@ class SmtpConfig(Section):
 
 
 class EmailReceiver(Section):
-    """Sends each issue as a mail, with a picture of what decided it; needs the extra `actions`."""
+    """Sends each issue as an e-mail, with a plot of its data; needs the extra `actions`."""
 
     type: Literal["email"] = Field(examples=["email"])
     """The kind of receiver."""
@@ -111,7 +111,7 @@ class EmailReceiver(Section):
     smtp: SmtpConfig | None = None
     """The mail server. Absent: the variable `TOCSIN_SMTP`, else the one of this machine."""
     send_resolved: bool = Field(default=True, examples=[False])
-    """Whether to write, too, when an issue is over; that mail answers the first one."""
+    """Whether to send an e-mail when an issue resolves, too, as a reply to the first one."""
     retry: RetryConfig = Field(default_factory=RetryConfig)
     """When to give up."""
 
@@ -130,7 +130,7 @@ class ChatReceiver(Section):
     """URL of apprise, like `slack://TOKEN_A/TOKEN_B/TOKEN_C`, `discord://ID/TOKEN` or
     `tgram://BOT_TOKEN/CHAT_ID`; or the webhook URL that Slack or Discord give."""
     send_resolved: bool = Field(default=True, examples=[False])
-    """Whether it is told, too, when an issue is over."""
+    """Whether to notify when an issue resolves, too."""
     retry: RetryConfig = Field(default_factory=RetryConfig)
     """When to give up."""
 
@@ -156,7 +156,7 @@ class SmsReceiver(Section):
     )
     """Name shown as the sender, where the country allows it. Absent: as AWS has it."""
     send_resolved: bool = Field(default=True, examples=[False])
-    """Whether it is told, too, when an issue is over."""
+    """Whether to notify when an issue resolves, too."""
     retry: RetryConfig = Field(default_factory=RetryConfig)
     """When to give up."""
 
@@ -181,7 +181,7 @@ class LambdaReceiver(Section):
     )
     """AWS region. Absent: that of the AWS configuration."""
     send_resolved: bool = Field(default=True, examples=[False])
-    """Whether it is told, too, when an issue is over."""
+    """Whether to notify when an issue resolves, too."""
     retry: RetryConfig = Field(default_factory=RetryConfig)
     """When to give up."""
 

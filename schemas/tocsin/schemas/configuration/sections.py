@@ -144,7 +144,7 @@ class SecretSource(Section):
 
 
 class DefaultsConfig(Section):
-    """What holds where a rule says nothing else."""
+    """Defaults for rules without their own settings."""
 
     rules: Literal["all", "none"] = Field(default="all", examples=["none"])
     """Whether rules that the file does not list run: `all` or `none`."""

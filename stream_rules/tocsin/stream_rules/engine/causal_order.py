@@ -111,7 +111,7 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
             "overfit",
             "overtraining",
         ),
-        how="a model that has seen one class only learns to say that class",
+        how="a model that sees only one class learns to predict that class",
     ),
     Link(
         cause="class_imbalance",
@@ -124,7 +124,7 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
         effects=("exploding_gradient", "weight_update_ratio", *_LOSS_RISES),
         lasting=(*_NO_PROGRESS, "vanishing_gradient", "overfit"),
         within=LATER,
-        how="the loss then measures something else than the error",
+        how="the loss then does not measure the error",
     ),
     Link(
         cause="gradients_not_cleared",
@@ -139,7 +139,7 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
         ),
         lasting=_NO_PROGRESS,
         within=LATER,
-        how="the sum of all earlier gradients grows and points where the loss fell long ago",
+        how="the sum of all earlier gradients grows and points in an outdated direction",
     ),
     Link(
         cause="no_gradient",
@@ -187,14 +187,14 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
                 "weight_update_ratio/small",
                 "unchanged_tensor",
             ),
-            how="an update of no size moves nothing",
+            how="an update of zero changes nothing",
         )
         for branch in ("zero", "vanished")
     ),
     Link(
         cause="learning_rate_anomaly/unstepped",
         effects=_NO_PROGRESS,
-        how="the rate stays what it was at the beginning of its schedule",
+        how="the rate stays at the start of its schedule",
     ),
     Link(
         cause="learning_rate_anomaly/constant",
@@ -236,7 +236,7 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
     Link(
         cause="attention_logit_growth",
         effects=("exploding_gradient", *_LOSS_RISES),
-        how="attention that looks at one place only passes on a gradient that jumps",
+        how="attention that sees only one position passes on a gradient that jumps",
         within=LATER,
     ),
     Link(
@@ -279,7 +279,7 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
             "unchanged_tensor",
         ),
         lasting=("poor_weight_initialization/flat_loss", *_NO_PROGRESS),
-        how="a step that moves weights too far leaves the loss where it should not be",
+        how="a step that changes weights too much raises the loss",
         within=LATER,
     ),
     Link(
@@ -290,17 +290,17 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
     Link(
         cause="excessive_clipping",
         effects=("vanishing_gradient", "unchanged_tensor", *_NO_PROGRESS),
-        how="next to nothing of the gradient is left for the update",
+        how="almost nothing of the gradient is left for the update",
     ),
     Link(
         cause="dead_optimizer_state",
         effects=("unchanged_tensor", *_NO_PROGRESS),
-        how="the optimizer does not use what it is given",
+        how="the optimizer does not use the gradients that it gets",
     ),
     Link(
         cause="evaluation_in_train_mode/training_in_eval_mode",
         effects=("loss_not_decreasing",),
-        how="statistics that are not learned do not fit what is",
+        how="frozen statistics do not match the weights that are learned",
     ),
     Link(
         cause="loss_diverged/wrong_sign",
@@ -316,7 +316,7 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
             "overfit",
             "overtraining",
         ),
-        how="climbing the loss has no end",
+        how="maximising the loss has no end",
         within=LATER,
     ),
     Link(
@@ -335,38 +335,38 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
     Link(
         cause="exploding_gradient",
         effects=(*_LOSS_RISES, "dead_relu", "saturated_activation", "scaler_skips"),
-        how="one step along a gradient of that size throws the weights far away",
+        how="one step along a gradient of that size moves the weights far away",
         within=SOON,
     ),
     Link(
         cause="all_zero/gradients",
         effects=("vanishing_gradient", "unchanged_tensor", "dead_optimizer_state", *_NO_PROGRESS),
-        how="a gradient of zero moves nothing",
+        how="a gradient of zero changes nothing",
     ),
     Link(
         cause="vanishing_gradient/depth",
         effects=("vanishing_gradient/share",),
-        how="what the first layers miss, the others miss in time",
+        how="what the first layers lack, the others eventually lack, too",
     ),
     Link(
         cause="vanishing_gradient/share",
         effects=("vanishing_gradient/depth",),
-        how="where most gradients are nothing, those of the first layers are",
+        how="where most gradients are almost zero, so are those of the first layers",
     ),
     Link(
         cause="vanishing_gradient",
         effects=("unchanged_tensor", *_NO_PROGRESS),
-        how="without a gradient the weights do not move",
+        how="without a gradient the weights do not change",
     ),
     Link(
         cause="unchanged_tensor",
         effects=_NO_PROGRESS,
-        how="a model whose weights do not move does not learn",
+        how="a model whose weights do not change does not learn",
     ),
     Link(
         cause="scaler_skips",
         effects=("unchanged_tensor", *_NO_PROGRESS),
-        how="a step that is skipped moves nothing",
+        how="a skipped step changes nothing",
     ),
     Link(
         cause="loss_diverged",
@@ -380,7 +380,7 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
         effects=("loss_diverged",),
         lasting=("loss_not_decreasing",),
         within=LATER,
-        how="it has not come back",
+        how="the loss has not recovered",
     ),
     Link(
         cause="nonfinite",
@@ -414,7 +414,7 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
     Link(
         cause="overfit",
         effects=("overtraining",),
-        how="the evaluation cannot improve while the model learns its training data by heart",
+        how="the evaluation cannot improve while the model memorises its training data",
     ),
     # -- the machine -----------------------------------------------------------------------
     Link(
@@ -426,19 +426,19 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
             *_LOSS_RISES,
             *_SLOWER,
         ),
-        how="a device that fails computes wrongly, slowly or not at all",
+        how="a failing device computes wrongly, slowly or not at all",
         within=LATER,
     ),
     Link(
         cause="replica_divergence",
         effects=("exploding_gradient", *_LOSS_RISES),
-        how="ranks that hold other weights give gradients for another model",
+        how="ranks with different weights compute gradients for another model",
         within=LATER,
     ),
     Link(
         cause="disk_full",
         effects=("checkpoint_stall", "stalled_training", "telemetry_lost", "io_bottleneck"),
-        how="what must be written waits or fails",
+        how="writes wait or fail",
     ),
     Link(
         cause="host_memory_increase",
@@ -478,17 +478,17 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
     Link(
         cause="low_gpu_utilization/unused",
         effects=("load_balancing",),
-        how="a GPU that does nothing leaves all to the others",
+        how="an idle GPU leaves all work to the others",
     ),
     Link(
         cause="load_balancing",
         effects=("low_gpu_utilization", "batch_size"),
-        how="GPUs that have less to do are idle for the rest",
+        how="GPUs with less work are idle for the rest",
     ),
     Link(
         cause="straggler_rank",
         effects=("throughput_regression", "step_outlier", *_IDLE),
-        how="the others wait for it at each reduce",
+        how="the others wait for it at each reduction",
     ),
 )
 

@@ -17,7 +17,7 @@ class _State:
 
 
 class RuleFailed(Rule[RuleFailedParams, _State]):
-    """Switching it off silences the issue; a rule that fails is quarantined all the same."""
+    """Switching it off silences the issue; a rule that fails is quarantined anyway."""
 
     meta = RuleMeta(
         name="rule_failed",

@@ -85,8 +85,8 @@ class LogitDrift(Rule[LogitDriftParams, _State]):
         ),
         capture_hint="the output layer is the one that shares its weight with an embedding, or the "
         "widest and last Linear; with the collection activations",
-        remedy="Add a z-loss (1e-4 times the square of log Z), lower the learning rate, and leave "
-        "the bias of the last layer out of it.",
+        remedy="Add a z-loss (1e-4 times the square of log Z), lower the learning rate, and remove "
+        "the bias of the last layer.",
         branches={
             "limit": "The mean log Z is far from its initial value.",
             "slope": "The mean log Z moves steadily and fast.",

@@ -2,8 +2,8 @@
 
 The training process checks the parameters of its optimizers after a step: after each of the first
 ten, every tenth of the first 200, and every fiftieth after that. The backward pass did not reach a
-parameter whose `.grad` is None. It counts after `for_steps` consecutive checks, and after three
-times its longest earlier gap, because an expert or a head that is used occasionally gets a gradient
+parameter without a `.grad`. It counts after `for_steps` consecutive checks, and after three times
+its longest earlier gap, because an expert or a head that is used occasionally gets a gradient
 again. For some of these steps it is also known which modules were called, with gradients on or off,
 unless the model is compiled.
 
@@ -113,8 +113,8 @@ class NoGradient(Rule[NoGradientParams, _State]):
         "these layers and the loss.",
         does_not_see="A gradient that arrives and is zero: vanishing_gradient and dead_relu cover "
         "those. In a compiled model the calls of layers are not seen; only a cut through most of "
-        "the model can be distinguished from unused layers. Frozen weights of a custom "
-        "initialisation, of a compiled or sharded model, or of less than `frozen_share` of it.",
+        "the model can be distinguished from unused layers. Frozen weights with a custom "
+        "initialisation, in a compiled or sharded model, or below `frozen_share`.",
         params=NoGradientParams,
         branches={
             "nothing": "No parameter of the optimizer has a gradient.",

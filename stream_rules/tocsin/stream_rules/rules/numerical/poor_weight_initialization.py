@@ -134,7 +134,7 @@ class PoorWeightInitialization(Rule[PoorWeightInitializationParams, _State]):
         branches={
             VARIANCE: "The variance of the activations grows or shrinks from layer to layer.",
             NARROW: "Most gradients are tiny compared with the largest one.",
-            FLAT: "The first losses are all the same.",
+            FLAT: "The first losses are identical.",
         },
         alias="PoorWeightInitialization",
         params=PoorWeightInitializationParams,

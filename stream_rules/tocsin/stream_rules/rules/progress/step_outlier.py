@@ -3,7 +3,7 @@
 Every 50 steps, from 100 on, the rule checks the last `window` steps; the time of a step is its
 `step_time_s` without evaluations. A step is an outlier when it takes longer than median + `stddev`
 · 1.4826 · MAD, of the median absolute deviation, and than twice the median. The condition is that
-there are more than `n_outliers` of them, and that what they took beyond the median, without the
+the number of outliers exceeds `n_outliers`, and that what they took beyond the median, without the
 `n_outliers` longest, is at least `least_percent` of the time of all, and `least`: in a training of
 seconds it does not matter. SageMaker Debugger's rule uses mean and standard deviation, which the
 outliers themselves raise: if each tenth step is 20 times slower, it finds nothing. The rule

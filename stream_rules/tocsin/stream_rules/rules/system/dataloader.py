@@ -11,16 +11,16 @@ machine.
   tensors in memory (a TensorDataset) on a CPU. An unknown batch size counts as 1,024 samples.
 - workers: the worker processes of the node's ranks together are more than `max_threshold` percent
   of its cores; with `few`, also fewer than `min_threshold` percent of them. An info. If the
-  training starves, the remedy mentions that there are too few.
+  training starves, the remedy asks for more.
 - pin_memory: the model is on a GPU, and batches are copied there from memory that is not pinned. An
   info: this is correct if the data set is already on the GPU.
 
 The limits of the workers and the alias come from SageMaker Debugger, where few workers are a
 finding even if nothing waits; most healthy trainings would have one. A fifth of the time is where a
 better loader is worth the work. The limits of a warning come from 700 healthy trainings of the
-repository's fixtures: small models on a CPU wait for tensors that lie in memory for up to 83 % of
-their time, 4 to 23 µs a sample (medians of 30 steps), and up to 64 µs on a machine with five times
-as much work as cores.
+repository's fixtures: small models on a CPU wait for tensors in memory for up to 83 % of their
+time, 4 to 23 µs a sample (medians of 30 steps), and up to 64 µs on a machine with five times as
+much work as cores.
 """
 
 from __future__ import annotations

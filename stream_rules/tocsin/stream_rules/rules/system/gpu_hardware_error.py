@@ -12,8 +12,8 @@ the run's start, so that the sampler is no older than the run. Branches:
   killed): 8, 13, 31, 32, 43, 45, 68, 69 and 109, by NVIDIA's table, which are a warning; so are 63
   and 92, memory that was repaired in time.
 
-Such an error cannot be undone, so an issue stays open until the run ends; later errors of the same
-GPU and branch are part of it.
+Such an error cannot be undone, so an issue stays open until the run ends; it also covers later
+errors of the same GPU and branch.
 """
 
 from __future__ import annotations
