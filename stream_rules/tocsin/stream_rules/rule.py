@@ -159,7 +159,7 @@ class RuleMeta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """Where in the record stream a call stands. `now_ms` is the partition's clock: the highest
+    """The position of a call in the record stream. `now_ms` is the partition's clock: the highest
     append time so far."""
 
     now_ms: int

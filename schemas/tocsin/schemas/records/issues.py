@@ -87,7 +87,7 @@ class Evidence(Model):
 
 
 class Origin(Model):
-    """Where an issue first began, if it has come back since."""
+    """The first start of an issue that has recurred since."""
 
     step: Step | None = None
     rank: Whole | None = None
