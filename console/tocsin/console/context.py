@@ -27,7 +27,7 @@ from tocsin.schemas.topics import Topics
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class CommandContext:
     """A validated configuration, what was laid over it, and the secrets' values."""
 
     loaded: LoadedConfig
@@ -70,7 +70,7 @@ def read_setting(
     *,
     labels: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
-) -> Setting:
+) -> CommandContext:
     """Read and check the configuration, with all services' own checks.
 
     Raises:
@@ -84,10 +84,10 @@ def read_setting(
     loaded = replace(loaded, config=with_own_names(loaded.config))
     settings = resolve_settings(loaded.config, env, bus=bus, labels=labels)
     secrets = resolve_secrets(loaded.config, env, folder=loaded.folder)
-    return Setting(loaded, settings, secrets)
+    return CommandContext(loaded, settings, secrets)
 
 
-def check_custom_rules(setting: Setting) -> None:
+def check_custom_rules(setting: CommandContext) -> None:
     """Load the custom rules of the configuration, in a process of their own that ends with it.
 
     For who is going to run them: it runs their code. It blocks for half a second, and may for half

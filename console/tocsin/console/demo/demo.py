@@ -23,7 +23,7 @@ from rich.table import Table
 from tocsin.bus.port import Bus, Partition
 from tocsin.bus.urls import open_bus
 from tocsin.console.demo.mailbox import DemoMailbox
-from tocsin.console.demo.timeline import Moment, Told, timeline
+from tocsin.console.demo.timeline import Moment, TimelineEntry, timeline
 from tocsin.console.demo.webhook_receiver import DemoReceiver
 from tocsin.console.views.bus_view import read_all
 from tocsin.schemas.errors import RecordError
@@ -240,7 +240,7 @@ class Demo:
     ) -> list[Moment]:
         if ended.scenario.fault is None:
             return []
-        told: list[Told] = []
+        told: list[TimelineEntry] = []
         run_id = ended.run_id
         partitions = [
             Partition(self._topics.telemetry, telemetry_partition(run_id)),
@@ -254,7 +254,7 @@ class Demo:
                 value = decode(read_meta(record.headers), record.value)
             except RecordError:
                 continue
-            told.append(Told(record.append_ms, value))
+            told.append(TimelineEntry(record.append_ms, value))
         return timeline(
             told,
             receiver.received,

@@ -16,7 +16,7 @@ from tocsin.schemas.records.stops import StopAcknowledged, StopEscalated, StopEx
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class TimelineEntry:
     """A record of a run with its append time (Unix, milliseconds)."""
 
     append_ms: int
@@ -33,7 +33,7 @@ class Moment:
 
 
 def timeline(
-    told: Iterable[Told],
+    told: Iterable[TimelineEntry],
     received: Sequence[Received],
     mails: Sequence[Mail] = (),
     *,

@@ -19,7 +19,7 @@ from typing import Final
 
 from tocsin.actions.service import build_actions_service
 from tocsin.bus.port import Bus, BusError, From, Lease, Producer
-from tocsin.console.context import Setting, read_setting
+from tocsin.console.context import CommandContext, read_setting
 from tocsin.console.services.workers import SOFTWARE, run_lease
 from tocsin.emitter.launch.enforcer import Enforcer, StopOrder
 from tocsin.emitter.node.publisher import NodePlan, NodeReport
@@ -107,7 +107,7 @@ class Helper:
     def __init__(
         self,
         bus: Bus,
-        setting: Setting,
+        setting: CommandContext,
         *,
         run_id: str,
         since_ms: int,
@@ -217,7 +217,7 @@ class Helper:
 class _Enforcement:
     """Ends ranks that do not leave; what it tells is published from the first order on."""
 
-    def __init__(self, bus: Bus, setting: Setting, run_id: str) -> None:
+    def __init__(self, bus: Bus, setting: CommandContext, run_id: str) -> None:
         self._bus = bus
         self._enforcer = Enforcer(run_id, self._answer)
         self._voice = Voice(setting.topics, run_id, who="helper")
@@ -271,7 +271,7 @@ def _signing_key() -> SigningKey:
         return SigningKey.generate()
 
 
-def _report(bus: Bus, setting: Setting, arguments: argparse.Namespace) -> NodeReport | None:
+def _report(bus: Bus, setting: CommandContext, arguments: argparse.Namespace) -> NodeReport | None:
     if arguments.incarnation is None:
         return None
     speaker = Speaker(run_id=arguments.run_id, incarnation=arguments.incarnation)
@@ -292,7 +292,7 @@ async def _lease(bus: Bus, run_id: str, over: Callable[[], bool]) -> Lease | Non
     return lease
 
 
-async def serve(setting: Setting, arguments: argparse.Namespace) -> int:
+async def serve(setting: CommandContext, arguments: argparse.Namespace) -> int:
     """Open the bus and serve. The exit code."""
     orders, stopping = Orders(), asyncio.Event()
     listening = asyncio.create_task(orders.listen(), name="orders")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tocsin.bus.embedded.bus import EmbeddedBus
-from tocsin.console.context import Setting, check_custom_rules, read_setting
+from tocsin.console.context import CommandContext, check_custom_rules, read_setting
 from tocsin.console.services.notify_addresses import KeptAddresses
 from tocsin.emitter.launch.helper import DRAIN_S
 from tocsin.emitter.launch.helper_child import helper_command
@@ -106,7 +106,7 @@ def plan_run(
     )
 
 
-def _without_effect(setting: Setting) -> tuple[str, ...]:
+def _without_effect(setting: CommandContext) -> tuple[str, ...]:
     """Lines about sections of the file that a run on Kafka does not read."""
     config, defaults = setting.config, Config()
     sections = ("rules", "receivers", "defaults")
@@ -119,7 +119,9 @@ def _without_effect(setting: Setting) -> tuple[str, ...]:
     )
 
 
-def _check_receivers(setting: Setting, notify: Sequence[str], env: Mapping[str, str]) -> None:
+def _check_receivers(
+    setting: CommandContext, notify: Sequence[str], env: Mapping[str, str]
+) -> None:
     """Whether notices can be sent, as far as that is known before anything is.
 
     Raises:
@@ -181,7 +183,7 @@ def _answers(host: str, port: int) -> bool:
 
 
 def _helper(
-    setting: Setting, options: RunOptions, run_id: str, url: str, incarnation: str
+    setting: CommandContext, options: RunOptions, run_id: str, url: str, incarnation: str
 ) -> tuple[str, ...]:
     """The command line of the helper process that serves this run on the embedded bus."""
     # Everything of this job comes later than now; the bus may hold days of other runs.

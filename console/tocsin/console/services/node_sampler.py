@@ -14,7 +14,7 @@ from typing import Final
 
 from tocsin.bus.configured import open_configured_bus
 from tocsin.bus.port import Bus, BusError, BusUnavailable
-from tocsin.console.context import Setting
+from tocsin.console.context import CommandContext
 from tocsin.console.views.bus_view import read_view
 from tocsin.emitter.node.agent import NodeAgent
 from tocsin.emitter.node.publisher import NodePlan
@@ -30,7 +30,7 @@ VIEW_S: Final = 30.0
 """How often the bus is asked which incarnation of a run is the newest, seconds."""
 
 
-def plan_samples(setting: Setting, interval: str | None) -> NodePlan:
+def plan_samples(setting: CommandContext, interval: str | None) -> NodePlan:
     """What `--interval` and the configuration say. Raises ConfigurationError."""
     plan = NodePlan.of(setting.config.capture.system, setting.loaded.folder)
     if interval is None:
@@ -44,7 +44,7 @@ def plan_samples(setting: Setting, interval: str | None) -> NodePlan:
     return replace(plan, interval_s=section.interval / timedelta(seconds=1))
 
 
-async def sample_node(setting: Setting, run_id: str | None, plan: NodePlan) -> int:
+async def sample_node(setting: CommandContext, run_id: str | None, plan: NodePlan) -> int:
     """Sample until SIGTERM or SIGINT. The exit code.
 
     Raises:
@@ -81,7 +81,7 @@ async def sample_node(setting: Setting, run_id: str | None, plan: NodePlan) -> i
     return 0
 
 
-def _open(setting: Setting, found: Registration) -> Bus:
+def _open(setting: CommandContext, found: Registration) -> Bus:
     """The bus that a run's records go to; how to log in is in this command's configuration."""
     config = setting.settings.bus.model_copy(update={"url": found.bus, "prefix": found.prefix})
     return open_configured_bus(config, setting.secrets, folder=setting.loaded.folder, explicit=True)
@@ -90,7 +90,7 @@ def _open(setting: Setting, found: Registration) -> Bus:
 class _Finder:
     """Which runs are to be sampled: those that are registered, or one that was named."""
 
-    def __init__(self, setting: Setting, folder: NodeFolder, run_id: str | None) -> None:
+    def __init__(self, setting: CommandContext, folder: NodeFolder, run_id: str | None) -> None:
         self._setting = setting
         self._folder = folder
         self._run_id = run_id

@@ -14,7 +14,7 @@ from typing import Final
 from tocsin.actions.service import build_actions_service
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Bus
-from tocsin.console.context import Setting, check_custom_rules
+from tocsin.console.context import CommandContext, check_custom_rules
 from tocsin.console.services.notify_addresses import kept_addresses
 from tocsin.runtime.http import HttpEndpoints, open_metrics
 from tocsin.runtime.metrics import Metrics
@@ -36,7 +36,7 @@ def run_lease(run_id: str) -> str:
     return f"run/{run_id}"
 
 
-async def run_rules(setting: Setting, *, http: str | None = None) -> int:
+async def run_rules(setting: CommandContext, *, http: str | None = None) -> int:
     """Telemetry in, issues out, until SIGTERM or SIGINT. The exit code.
 
     Raises:
@@ -52,7 +52,7 @@ async def run_rules(setting: Setting, *, http: str | None = None) -> int:
 
 
 async def run_actions(
-    setting: Setting, *, allow_cidr: Sequence[str] = (), http: str | None = None
+    setting: CommandContext, *, allow_cidr: Sequence[str] = (), http: str | None = None
 ) -> int:
     """Issues in, notices and stops out, until SIGTERM or SIGINT. The exit code.
 
@@ -84,7 +84,7 @@ async def run_actions(
 
 
 async def _run(
-    setting: Setting,
+    setting: CommandContext,
     build: Callable[[Bus, Metrics, CrashPoints], Service],
     *,
     group: str,
@@ -119,7 +119,7 @@ async def _run(
 
 
 async def _connected(
-    stack: contextlib.AsyncExitStack, setting: Setting, stopping: asyncio.Event
+    stack: contextlib.AsyncExitStack, setting: CommandContext, stopping: asyncio.Event
 ) -> Bus | None:
     """The bus, entered; None if `stopping` was set before brokers answered."""
     if setting.embedded:

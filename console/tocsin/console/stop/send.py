@@ -13,7 +13,7 @@ from typing import Final
 
 from tocsin.actions.delivery.stop import signed_record
 from tocsin.bus.port import Bus, BusError, BusUnavailable, Outgoing, Reader
-from tocsin.console.context import Setting
+from tocsin.console.context import CommandContext
 from tocsin.console.stop.answers import (
     find_target,
     find_unanswered,
@@ -88,7 +88,7 @@ class StopOutcome:
 
 
 async def stop_run(
-    setting: Setting,
+    setting: CommandContext,
     options: StopOptions,
     environ: Mapping[str, str],
     say: Callable[[str], None],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tocsin.console.context import Setting
+from tocsin.console.context import CommandContext
 from tocsin.console.views.bus_view import CommandSeen, read_commands, read_view
 from tocsin.console.views.explain import (
     run_story_json,
@@ -20,7 +20,7 @@ from tocsin.console.views.terminal import standard_output
 from tocsin.schemas.records.runs import RunView
 
 
-async def print_issues(setting: Setting, wanted: IssueFilter, *, as_json: bool) -> None:
+async def print_issues(setting: CommandContext, wanted: IssueFilter, *, as_json: bool) -> None:
     """List the issues that are wanted.
 
     Raises:
@@ -41,7 +41,7 @@ async def print_issues(setting: Setting, wanted: IssueFilter, *, as_json: bool) 
         standard_output().print(table)
 
 
-async def print_story(setting: Setting, text: str, *, as_json: bool) -> None:
+async def print_story(setting: CommandContext, text: str, *, as_json: bool) -> None:
     """Tell the issue that `text` names.
 
     Raises:

@@ -25,7 +25,7 @@ from tocsin.bus.port import (
     UnknownTopic,
 )
 from tocsin.bus.reading import read_to_end
-from tocsin.console.context import Setting
+from tocsin.console.context import CommandContext
 from tocsin.console.views.status import ago
 from tocsin.console.watch.frame import Situation
 from tocsin.console.watch.state import BACK_MS, MAX_RUNS, WatchState
@@ -61,7 +61,7 @@ QUIET_S: Final = 5.0
 class Follower:
     """The state of a bus, kept up to date. `changed` is set with each change."""
 
-    def __init__(self, setting: Setting, run_id: str | None) -> None:
+    def __init__(self, setting: CommandContext, run_id: str | None) -> None:
         self._setting = setting
         self._run_id = run_id
         self.state = WatchState(setting.topics, run_id)

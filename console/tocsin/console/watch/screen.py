@@ -16,7 +16,7 @@ from typing import Final
 from rich.console import Console
 from rich.live import Live
 
-from tocsin.console.context import Setting
+from tocsin.console.context import CommandContext
 from tocsin.console.watch.follower import Follower
 from tocsin.console.watch.frame import Frame, draw
 from tocsin.schemas.steady_clock import unix_ms
@@ -31,7 +31,7 @@ _ONCE_LINES: Final = 1_000
 _EXIT: Final = {signal.SIGINT: 0, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
 
-def watch(setting: Setting, run_id: str | None, *, once: bool, console: Console) -> int:
+def watch(setting: CommandContext, run_id: str | None, *, once: bool, console: Console) -> int:
     """Show the bus until Ctrl-C; one picture if `once`, or if there is no terminal. Exit code.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from support.issue_records import incarnation, issue
-from tocsin.console.demo.timeline import Told, timeline
+from tocsin.console.demo.timeline import TimelineEntry, timeline
 from tocsin.console.demo.webhook_receiver import Received
 from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.frames import Speaker, StepFrame
@@ -16,12 +16,12 @@ RUN = "run-1"
 INCARNATION = incarnation()
 
 
-def told(at_ms: int, data: Data) -> Told:
+def told(at_ms: int, data: Data) -> TimelineEntry:
     event = Event.of(data, id="x/0", source="/runs/run-1", time_ms=at_ms)
-    return Told(at_ms, event)
+    return TimelineEntry(at_ms, event)
 
 
-def steps(first: int, end_ms: int) -> Told:
+def steps(first: int, end_ms: int) -> TimelineEntry:
     frame = StepFrame(
         speaker=Speaker(run_id=RUN, incarnation=INCARNATION),
         steps=np.array([first], np.uint64),
@@ -29,7 +29,7 @@ def steps(first: int, end_ms: int) -> Told:
         columns=("loss",),
         values=np.ones((1, 1), np.float32),
     )
-    return Told(end_ms + 50, frame)
+    return TimelineEntry(end_ms + 50, frame)
 
 
 def test_moments_stand_in_order_of_time_from_the_last_good_step_on() -> None:

@@ -14,7 +14,7 @@ from support.issue_records import NOW_MS, incarnation, record, view
 from support.waiting import until
 from tocsin.bus.port import Bus, BusUnavailable, Outgoing, Partition
 from tocsin.bus.urls import open_bus
-from tocsin.console.context import Setting, read_setting
+from tocsin.console.context import CommandContext, read_setting
 from tocsin.console.stop import send
 from tocsin.console.stop.progress import Answers, Target
 from tocsin.console.stop.send import StopOutcome, read_options, stop_run
@@ -217,7 +217,7 @@ def test_options_that_cannot_be_meant_are_sentences() -> None:
 class Room:
     """A bus with one run on it, whose listener answers, and a person who stops it."""
 
-    def __init__(self, setting: Setting, folder: Path) -> None:
+    def __init__(self, setting: CommandContext, folder: Path) -> None:
         self.lines: list[str] = []
         self.judged: list[str] = []
         self._setting = setting
@@ -402,7 +402,7 @@ async def test_a_bus_that_goes_away_under_the_command_may_have_it(
         async def close(self) -> None:
             pass
 
-    def open_away(setting: Setting, *, create: bool) -> Bus:
+    def open_away(setting: CommandContext, *, create: bool) -> Bus:
         async def producer() -> Away:
             return Away()
 
@@ -410,7 +410,7 @@ async def test_a_bus_that_goes_away_under_the_command_may_have_it(
         monkeypatch.setattr(bus, "producer", producer, raising=False)
         return bus
 
-    monkeypatch.setattr(Setting, "open_bus", open_away)
+    monkeypatch.setattr(CommandContext, "open_bus", open_away)
     outcome = await room.stop([view(next_offset=0)])
     assert outcome.exit_code == 1
     assert "did not confirm the command: no broker answers; it may have" in room.lines[0]
