@@ -50,9 +50,10 @@ def test_a_compiled_training_has_the_same_graphs_breaks_and_losses(
     for case, found in compiled(tmp_path, cases).items():
         breaks = found["with"].pop("breaks"), found["without"].pop("breaks")
         assert found["with"] == found["without"], case
-        # Around an optimizer's step there is a break anyway, and no graph between that and ours.
+        # Around an optimizer's step there is a break anyway, and no graph between that and ours:
+        # there may be up to two breaks more, or one less.
         more = breaks[0] - breaks[1]
-        assert more in (range(3) if case == "optimizer_too" else (0,)), case
+        assert more in (range(-1, 3) if case == "optimizer_too" else (0,)), case
         assert found["without"]["graphs"] >= 1
         own = case in ("with_a_break_of_its_own", "optimizer_too")
         assert bool(breaks[1]) == own
