@@ -33,6 +33,7 @@ OUTSIDE = frozenset(
     {
         # Called by torch or the user; the wall is inside.
         "emitter.stop.exit_points.check",
+        "emitter.hooks.checkpoint_writes.Saves._write",
         "emitter.hooks.loss_functions._is_fake",
         "emitter.training.session.Session.__init__",
         "emitter.training.session.Session._watch_the_end",

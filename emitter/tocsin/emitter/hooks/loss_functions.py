@@ -22,6 +22,7 @@ from torch.nn.modules import loss as loss_modules
 
 from tocsin.emitter.hooks.kept_functions import held
 from tocsin.emitter.plan.collections import PREDICT
+from tocsin.emitter.probes.program_checks.checks import LOSSES
 from tocsin.emitter.statistics.async_copy import is_recording
 from tocsin.emitter.statistics.readable import readable
 
@@ -143,7 +144,7 @@ class Evaluation:
             if looks:
                 hooks.wall.call("labels", self.on_classes, args, kwargs)
             if trains and checks.losses.due:
-                checks.loss(name, args, kwargs)
+                hooks.wall.call(LOSSES, checks.loss, name, args, kwargs)
             if self._inside or trains:
                 return result
             if hooks.wall.call("evaluation", self.on_function, name, result, args, kwargs):

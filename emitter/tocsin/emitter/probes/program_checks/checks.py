@@ -132,9 +132,12 @@ class SourceChecks:
             self._wall.call(GRADIENTS, self._uncleared.backward, step)
 
     def loss(self, name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
-        """A loss function was called with gradients on, in a step whose losses are looked at."""
+        """A loss function was called with gradients on, in a step whose losses are looked at.
+
+        To be called within the wall.
+        """
         if self._training is not None:
-            self._wall.call(LOSSES, self.losses.see, name, args, kwargs, self._calls.tokens)
+            self.losses.see(name, args, kwargs, self._calls.tokens)
 
     def silent_loss(self, *, evaluating: bool) -> None:
         """A loss was computed without gradients."""
