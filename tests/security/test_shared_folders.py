@@ -44,7 +44,7 @@ def shared(short: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     folder.chmod(0o1777)
     monkeypatch.setattr(private_folders, "SHARED", folder)
-    monkeypatch.setattr(datagrams, "SHARED", folder)
+    monkeypatch.setattr(runtime_folder, "SHARED", folder)
     return folder
 
 

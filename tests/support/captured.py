@@ -24,7 +24,7 @@ from tocsin.schemas.topics import Topics, telemetry_partition
 
 D = TypeVar("D", bound=Data)
 
-HOOK = Path(__file__).parents[2] / "emitter" / "tocsin" / "emitter" / "hook"
+HOOK = Path(__file__).parents[2] / "emitter" / "tocsin" / "emitter" / "hooks" / "startup"
 
 
 @dataclass

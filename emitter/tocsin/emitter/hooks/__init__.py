@@ -1,1 +1,1 @@
-"""In PyTorch. The only room that patches it."""
+"""Hooks in PyTorch: on steps, backward calls, losses and checkpoint writes."""
