@@ -32,6 +32,8 @@ EACH = 5
 OUTSIDE = frozenset(
     {
         # Called by torch or the user; the wall is inside.
+        "emitter.probes.activations.call_patches.Seer.called",
+        "emitter.probes.activations.call_patches.Seer.traced",
         "emitter.stop.exit_points.check",
         "emitter.hooks.checkpoint_writes.Saves._write",
         "emitter.hooks.loss_functions._is_fake",

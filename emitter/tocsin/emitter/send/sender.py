@@ -259,7 +259,9 @@ class Sender:
                     self.failed = reason
                     self._tell(f"sending has failed ({reason}); the training goes on unwatched")
                     break
-                self._degrade("sending", error)
+                # What cannot be reported must not end the thread, which goes on sending.
+                with suppress(Exception):
+                    self._degrade("sending", error)
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         self._over = True
