@@ -59,6 +59,7 @@ OUTSIDE = frozenset(
         "bus.embedded.spool.SpooledBus.__aexit__",
         "bus.embedded.spool.SpooledBus.producer",
         "emitter.send.bus_connection.BusLink.drop",
+        "emitter.send.daemon_pool.DaemonPool.shutdown",
         "emitter.send.sender.Sender._notify",
         "emitter.send.sender.Sender._run",
         "emitter.send.sender.Sender.close",
