@@ -212,7 +212,7 @@ class StepPhases:
 
     @property
     def usual_columns(self) -> tuple[str, ...]:
-        """The names that belong to `take_usual`."""
+        """The names that belong to `usual_step_ends`."""
         return _LOADING if self._loads else _USUAL
 
     def usual_step_ends(self, now: float) -> tuple[float, ...]:

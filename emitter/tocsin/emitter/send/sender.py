@@ -146,6 +146,7 @@ class Sender:
 
     def row(self, row: StepRow, *, urgent: bool = False) -> None:
         """Send the scalars of one step."""
+        # As `_put` does it, without its call: each short step passes here.
         inbox = self._inbox
         if (
             urgent

@@ -109,7 +109,7 @@ class SourceChecks:
         self._training, self._optimizers = training, optimizers
         self.modes.begin(training, optimizers.root)
         by_steps = training.settings.pacing == "steps"
-        self.losses.by_steps = self._graphs.by_steps = by_steps
+        self.losses.spacing.by_steps = self._graphs.spacing.by_steps = by_steps
 
     # -- what the hooks see ----------------------------------------------------------------------
 

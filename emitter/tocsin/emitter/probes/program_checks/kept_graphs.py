@@ -7,7 +7,6 @@ it to a sum, or keeps the output that it was computed from, keeps the marker. We
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections import deque
 from typing import Final
@@ -15,15 +14,15 @@ from typing import Final
 import torch
 
 from tocsin.emitter.probes.losses import only
+from tocsin.emitter.probes.program_checks.spacing import LATE, Spacing
 from tocsin.emitter.statistics.async_copy import is_recording
 
 EVERY: Final = 10
 """Steps between two marks."""
 
 LATE_EVERY: Final = 50
-LATE_APART_S: Final = 0.05
-"""From the step `LATE` on where steps are short: a mark costs some 20 µs, and there are as many in
-a second as where they take longer."""
+EVERY_S: Final = 0.05
+"""Each `LATE_EVERY` steps where `EVERY` take less than that: a mark costs some 20 µs."""
 
 MARKS: Final = 20
 """Marks that are remembered."""
@@ -31,7 +30,6 @@ MARKS: Final = 20
 LOOK_EVERY: Final = 50
 """Steps between two looks."""
 
-LATE: Final = 1000
 LOOK_LATE_EVERY: Final = 100
 """The same from the step `LATE` on: where others look, too."""
 
@@ -58,20 +56,13 @@ class KeptGraphs:
         self.next_look = LOOK_EVERY
         self._marks: deque[tuple[int, weakref.ref[_Mark]]] = deque(maxlen=MARKS)
         self._told = False
-        self._marked_s = 0.0
-        self._apart = EVERY
-        self.by_steps = False
-        """Whether no clock decides which are marked."""
+        self.spacing = Spacing(EVERY, LATE_EVERY, EVERY_S)
 
     def backward(self, tensors: object, step: int) -> None:
         """A backward call of a step that is to be marked is about to begin."""
         if torch.compiler.is_compiling():
             return  # traced with the training: nothing of ours may be in its graph
-        now = time.perf_counter()
-        apart_s = LATE_APART_S * (self._apart / EVERY)
-        short = step >= LATE and now - self._marked_s < apart_s and not self.by_steps
-        self._apart = LATE_EVERY if short else EVERY
-        self.next_mark, self._marked_s = step + self._apart, now
+        self.next_mark = step + self.spacing.looked(step)
         loss = only(tensors)
         if not isinstance(loss, torch.Tensor) or is_recording():
             return

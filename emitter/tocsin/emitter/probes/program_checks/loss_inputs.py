@@ -9,13 +9,13 @@ seen.
 from __future__ import annotations
 
 import re
-import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import torch
 
+from tocsin.emitter.probes.program_checks.spacing import Spacing
 from tocsin.emitter.probes.program_checks.token_targets import PendingTargets, StepTokens
 from tocsin.emitter.statistics.async_copy import HostCopy, is_recording
 from tocsin.emitter.statistics.readable import NUMBERS, is_readable, readable
@@ -35,10 +35,9 @@ AT: Final = (0, 1, 2, 3, 4, 5, 8, 12, 20, 30, 50, 75, 100)
 """Steps that are looked at; then each 200th, and of short ones fewer."""
 
 APART: Final = 200
-LATE: Final = 1000
 LATE_APART: Final = 1000
-LATE_APART_S: Final = 0.25
-"""From the step `LATE` on each 1000th, where 200 take less than a quarter of a second."""
+APART_S: Final = 0.25
+"""Each 1000th, later on, where 200 take less than a quarter of a second."""
 
 CALLS: Final = 4
 """Calls of one step that are looked at."""
@@ -80,10 +79,7 @@ class LossInputs:
         self.wakes = 0
         """The step behind which there is something to do."""
         self._calls = 0
-        self._looked_s = 0.0
-        self.by_steps = False
-        """Whether no clock decides what is looked at."""
-        self._apart = APART
+        self.spacing = Spacing(APART, LATE_APART, APART_S)
         self._waiting: deque[_Look] = deque(maxlen=MAX_WAITING)
 
     def see(
@@ -126,11 +122,9 @@ class LossInputs:
             training.emit(look.said(training))
         following = step + 1
         if self.due:
-            now = time.perf_counter()
-            lasted, self._looked_s = now - self._looked_s, now
-            short = step >= LATE and lasted < LATE_APART_S * self._apart / APART
-            self._apart = LATE_APART if short and not self.by_steps else APART
-        later = next((at for at in AT if at >= following), following + -following % self._apart)
+            self.spacing.looked(step)
+        apart = self.spacing.steps
+        later = next((at for at in AT if at >= following), following + -following % apart)
         self.due, self._calls = later == following, 0
         self.wakes = 0 if self._waiting else max(0, later - 1) if not self.due else following
 

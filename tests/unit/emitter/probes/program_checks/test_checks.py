@@ -494,7 +494,7 @@ def test_late_marks_of_short_steps_are_rarer(
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(
-        "tocsin.emitter.probes.program_checks.kept_graphs.time.perf_counter", lambda: clock[0]
+        "tocsin.emitter.probes.program_checks.spacing.time.perf_counter", lambda: clock[0]
     )
     graphs, marked = KeptGraphs(), []
     for step in range(1500):
@@ -514,7 +514,7 @@ def test_late_looks_at_what_losses_are_given_are_rarer_where_steps_are_short(
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(
-        "tocsin.emitter.probes.program_checks.loss_inputs.time.perf_counter", lambda: clock[0]
+        "tocsin.emitter.probes.program_checks.spacing.time.perf_counter", lambda: clock[0]
     )
     losses, looked = LossInputs(), []
     for step in range(5001):
