@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from support.kafka_broker import Broker, skip_or_fail, unavailable
 
@@ -46,6 +47,21 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         del os.environ["TOCSIN_TEST_KAFKA"]
         broker.stop(hard=True)
         shutil.rmtree(broker.folder, ignore_errors=True)
+
+
+@pytest.fixture
+def parser_events(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many events of the YAML parser were taken."""
+    count = [0]
+    parse = yaml.parse
+
+    def counting(text: str, Loader: object) -> object:
+        for event in parse(text, Loader=Loader):  # type: ignore[arg-type]
+            count[0] += 1
+            yield event
+
+    monkeypatch.setattr(yaml, "parse", counting)
+    return count
 
 
 @pytest.fixture
