@@ -12,10 +12,10 @@ help:
 	@echo 'make first-ten-minutes  type what README.md shows, in a fresh environment, and see whether it is true'
 	@echo 'make picture  make docs/images/demo.svg from a real run of the demo'
 	@echo 'make docs     the documentation as a site, in docs/_build'
-	@echo 'make bench    the benchmarks of docs/performance.md (long)'
+	@echo 'make bench    the benchmarks of docs/explanation/performance.md (long)'
 	@echo 'make torture  the long forms of the tests that kill things (long)'
 	@echo 'make matrix   rule-quality, then tests/matrix with each torch from 2.4 to the newest; some GB each, in TOCSIN_MATRIX'
-	@echo 'make rule-quality  all rules on all small trainings, healthy and with faults; writes docs/rule-quality.md'
+	@echo 'make rule-quality  all rules on all small trainings, healthy and with faults; writes docs/explanation/rule-quality.md'
 	@echo 'make clean    remove .venv and all caches'
 
 setup:
@@ -57,7 +57,7 @@ torture: setup
 	@TOCSIN_TORTURE=1 .venv/bin/python -m pytest -m torture $(ARGS)
 
 rule-quality: setup
-	@PYTHONPATH=tests .venv/bin/python -m fixtures.runs.matrix docs/rule-quality.md
+	@PYTHONPATH=tests .venv/bin/python -m fixtures.runs.matrix docs/explanation/rule-quality.md
 
 matrix: rule-quality
 	@.venv/bin/python tools/matrix $(ARGS)

@@ -1,4 +1,4 @@
-"""Run all benchmarks of docs/performance.md in turn, on a machine that does nothing else.
+"""Run all benchmarks of docs/explanation/performance.md in turn, on an otherwise idle machine.
 
 python benchmarks/all.py                        # about half an hour
 python benchmarks/all.py --kafka kafka://127.0.0.1:9092

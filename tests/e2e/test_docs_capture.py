@@ -1,4 +1,4 @@
-"""The examples of docs/capture.md, in their order: one run under the launcher, and a loop."""
+"""The examples on capture, in the order of their page: one run under the launcher, and a loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.site import Site
 from support.telemetry import frames, said
 from tocsin.schemas.records.runs import RunStarted
 
-PAGE = Path(__file__).parents[2] / "docs" / "capture.md"
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "capture.md"
 
 
 def blocks(language: str) -> list[str]:

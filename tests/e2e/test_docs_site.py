@@ -27,21 +27,22 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_each_page_is_reached_and_loads_nothing_from_elsewhere(site: Path) -> None:
     contents = (site / "index.html").read_text()
-    for page in DOCS.glob("*.md"):
-        assert f'href="{page.stem}.html"' in contents or page.stem == "index"
-        html = (site / f"{page.stem}.html").read_text()
+    for page in sorted(DOCS.rglob("*.md")):
+        name = page.relative_to(DOCS).with_suffix("").as_posix()
+        html = (site / f"{name}.html").read_text()
+        assert f'href="{name}.html"' in contents or name == "index" or name.startswith("rules/")
         loaded = re.findall(r"<(?:script|img|link|iframe)[^>]*(?:src|href)=\"([^\"]+)\"", html)
         assert [address for address in loaded if address.startswith(("http", "//"))] == []
 
 
 def test_each_schema_is_listed_and_is_there_to_be_loaded(site: Path) -> None:
-    html = (site / "schemas.html").read_text()
+    html = (site / "reference" / "records.html").read_text()
     files = sorted((DOCS / "schemas").glob("*.json"))
     assert files
     for file in files:
         found = re.search(rf'href="([^"]+/{re.escape(file.name)})"', html)
-        assert found is not None, f"docs/schemas.md does not link {file.name}"
-        assert (site / found[1]).read_text() == file.read_text()
+        assert found is not None, f"docs/reference/records.md does not link {file.name}"
+        assert (site / "reference" / found[1]).read_text() == file.read_text()
 
 
 def test_the_architecture_names_files_that_there_are() -> None:
@@ -54,7 +55,7 @@ def test_the_architecture_names_files_that_there_are() -> None:
 
 
 def test_a_page_knows_all_names_of_the_rules_of_sagemaker_debugger() -> None:
-    text = (DOCS / "from-sagemaker.md").read_text()
+    text = (DOCS / "how-to" / "from-sagemaker.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| \[`(\w+)`\]", text, re.MULTILINE)
     aliases = {rule.meta.alias: rule.meta.name for rule in built_in() if rule.meta.alias}
     assert dict(rows) == aliases

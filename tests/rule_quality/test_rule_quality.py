@@ -12,7 +12,7 @@ from fixtures.runs.judgement import healthy, judge, sample
 from fixtures.runs.program_names import MODULES
 from fixtures.runs.recorded import Request
 
-PAGE = Path(__file__).parents[2] / "docs" / "rule-quality.md"
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "rule-quality.md"
 
 
 @pytest.mark.parametrize("request_", sample(), ids=lambda request: "-".join(map(str, request)))

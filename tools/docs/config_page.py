@@ -1,4 +1,4 @@
-"""`docs/config.md` and `docs/schemas/config.json`, made of the models.
+"""`docs/reference/configuration.md` and `docs/schemas/config.json`, made of the models.
 
 `python tools/docs/config_page.py DOCS` writes both into the folder of the docs.
 """
@@ -117,7 +117,7 @@ _RULE_KEYS: Final = frozenset({"name", "use", "match", "preset", "params", "seve
 
 
 def config_page(catalogue: Catalogue | None = None) -> str:
-    """The text of `docs/config.md`. Pure."""
+    """The text of `docs/reference/configuration.md`. Pure."""
     out = [_HEAD, _table(field_texts(Config))]
     for field in field_texts(Config):
         if field.key == "rules":
@@ -135,8 +135,9 @@ def config_page(catalogue: Catalogue | None = None) -> str:
 
 def write_docs(folder: Path) -> None:
     """Write both files into the folder of the docs."""
-    (folder / "schemas").mkdir(parents=True, exist_ok=True)
-    (folder / "config.md").write_text(config_page(), encoding="utf-8")
+    for name in ("reference", "schemas"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / "reference" / "configuration.md").write_text(config_page(), encoding="utf-8")
     schema = as_text(editor_schema(built_in()))
     (folder / "schemas" / "config.json").write_text(schema, encoding="utf-8")
 

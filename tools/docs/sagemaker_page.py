@@ -1,4 +1,4 @@
-"""`docs/from-sagemaker.md`, made of the tables that the converter reads.
+"""`docs/how-to/from-sagemaker.md`, made of the tables that the converter reads.
 
 `python tools/docs/sagemaker_page.py DOCS` writes it into the folder of the docs.
 """
@@ -118,8 +118,8 @@ _TAIL: Final = """
 
 - A rule does not end when it first fires: its issue stays active, repeats, and resolves.
 - An issue has a severity. Without `actions`, a critical one of a few rules stops its run ([which,
-  and why](rules/index.md#which-rules-may-stop-a-run)); with `actions`, that list alone decides. The
-  converter writes an empty list where a rule of these had no StopTraining.
+  and why](../rules/index.md#which-rules-may-stop-a-run)); with `actions`, that list alone decides.
+  The converter writes an empty list where a rule of these had no StopTraining.
 - A rule that has nothing to read does not end in an error: `rule_has_no_input` says what is missing
   and how to capture it.
 - The statuses are `waiting_for_input`, `in_progress`, `no_issues_found`, `issues_found`, `error`
@@ -130,7 +130,7 @@ _TAIL: Final = """
 
 
 def page(catalogue: Catalogue | None = None) -> str:
-    """The text of `docs/from-sagemaker.md`. Pure."""
+    """The text of `docs/how-to/from-sagemaker.md`. Pure."""
     known = catalogue or built_in()
     out = [_HEAD]
     out += [_rule_row(old, _counterpart(old, known)) for old in RULES]
@@ -150,7 +150,8 @@ def page(catalogue: Catalogue | None = None) -> str:
 
 def write_page(docs: Path) -> None:
     """Write it into the folder of the docs."""
-    (docs / "from-sagemaker.md").write_text(page(), encoding="utf-8")
+    (docs / "how-to").mkdir(parents=True, exist_ok=True)
+    (docs / "how-to" / "from-sagemaker.md").write_text(page(), encoding="utf-8")
 
 
 def _counterpart(old: OldRule, catalogue: Catalogue) -> type[AnyRule] | None:
@@ -166,7 +167,7 @@ def _rule_row(old: OldRule, rule: type[AnyRule] | None) -> str:
     name = rule.meta.name
     on = "" if rule.meta.by_default else "It runs only where the configuration names it."
     text = " ".join(filter(None, (rule.meta.meaning, old.note, on)))
-    return f"| `{old.name}` | [`{name}`](rules/{name}.md) | {_cell(text)} |\n"
+    return f"| `{old.name}` | [`{name}`](../rules/{name}.md) | {_cell(text)} |\n"
 
 
 def _parameter_rows(old: OldRule) -> Iterator[str]:
@@ -187,7 +188,7 @@ def _here(parameter: OldParameter) -> str:
 
 def _link(name: str, catalogue: Catalogue) -> str:
     rule = _counterpart(BY_NAME[name], catalogue)
-    return f"`{name}`" if rule is None else f"[`{name}`](rules/{rule.meta.name}.md)"
+    return f"`{name}`" if rule is None else f"[`{name}`](../rules/{rule.meta.name}.md)"
 
 
 def _cell(text: str) -> str:

@@ -1,4 +1,4 @@
-"""`docs/config.md` and `docs/schemas/config.json` are what the models say."""
+"""`docs/reference/configuration.md` and `docs/schemas/config.json` are what the models say."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ SCHEMA: Any = editor_schema(built_in())
 
 
 def test_the_page_is_current() -> None:
-    assert (DOCS / "config.md").read_text() == config_page(), f"write it with: {COMMAND}"
+    written = (DOCS / "reference" / "configuration.md").read_text()
+
+    assert written == config_page(), f"write it with: {COMMAND}"
 
 
 def test_the_schema_is_current() -> None:
@@ -43,7 +45,7 @@ def test_the_schema_is_current() -> None:
 def test_both_are_written(tmp_path: Path) -> None:
     write_docs(tmp_path)
 
-    assert (tmp_path / "config.md").read_text() == config_page()
+    assert (tmp_path / "reference" / "configuration.md").read_text() == config_page()
     assert json.loads((tmp_path / "schemas" / "config.json").read_text()) == SCHEMA
 
 

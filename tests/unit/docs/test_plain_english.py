@@ -56,8 +56,7 @@ _FENCE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 PAGES = [
     ROOT / "README.md",
     # `rule-quality.md` quotes the trainings of the tests.
-    *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.stem != "rule-quality"),
-    *sorted((ROOT / "docs" / "rules").glob("*.md")),
+    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.stem != "rule-quality"),
 ]
 
 

@@ -135,7 +135,7 @@ def test_without_the_extra_nothing_is_counted_and_nothing_fails(
 
 
 def test_each_metric_is_in_the_documentation() -> None:
-    page = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/how-to/operate-kafka.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| `tocsin_")]
     assert [tuple(cell.strip(" `") for cell in row.split("|")[1:5]) for row in rows] == [
         (name, metric.kind, ", ".join(metric.labels), metric.help)

@@ -1,6 +1,6 @@
-"""`tocsin init`: a configuration with examples in comments, of what is needed first or of all.
+"""`tocsin init`: a configuration with examples in comments, of the common settings or of all.
 
-A comment that begins with "# " explains; any other is an example, which works once its "#" is
+A comment that starts with "# " explains; any other is an example, which works once its "#" is
 removed. An example may use what those above it define.
 """
 
@@ -23,73 +23,73 @@ EXAMPLE: Final = re.compile(r"^( *)#(?! \S)(?=.)", re.MULTILINE)
 _WIDTH: Final = 100
 
 _FIRST: Final = """\
-# What tocsin watches, whom it tells and what it may stop. Nothing here is needed: as it stands,
-# this file changes nothing, and all rules run at their defaults.
+# What tocsin monitors, whom it notifies and what it may stop. Every key is optional: unchanged,
+# this file has no effect, and all rules run at their defaults.
 #
-# A line that begins with "# " explains. One that begins with "#" and anything else is an example:
-# remove the "#" to use it. An example may use names from examples above it.
+# Lines that start with "# " are explanations. Lines that start with "#" and no space are examples:
+# remove the "#" to use them. An example may use names from the examples above it.
 #
-# What is wrong with this file, or what holds with it:  tocsin check
-# All keys and all rules, as examples like these:       tocsin init --full everything.yaml
+# Problems in this file, or the settings in effect:  tocsin check
+# All keys and all rules, as examples like these:    tocsin init --full everything.yaml
 version: 1
 
 # Labels of each run. Rules can match them; --label adds to them.
 labels:
   #team: vision
 
-# Secrets have a name here and their value in a file or a variable of the environment.
+# Secrets: their names are here, their values in files or environment variables.
 secrets:
   #mail-password: {env: TOCSIN_MAIL_PASSWORD}
   #slack-url: {file: secrets/slack-url}
 
-# What the parts of tocsin talk over. Default: embedded:.tocsin/bus.db, one file, no server. With
-# Kafka, `tocsin rules` and `tocsin actions` run as workers for all machines.
+# The bus carries all records. Default: embedded:.tocsin/bus.db, one file, no server. With Kafka,
+# `tocsin rules` and `tocsin actions` run as workers for all machines.
 bus:
   #url: kafka://kafka-1:9092,kafka-2:9092
 
-# Whom issues are sent to. `tocsin run --notify URL|ADDRESS` adds one for a single run.
+# Where notifications go. `tocsin run --notify URL|ADDRESS` adds one for a single run.
 receivers:
-  # A mail through the server of TOCSIN_SMTP (smtp://USER:PASSWORD@HOST:PORT), or one of its own.
+  # E-mail, through the server in TOCSIN_SMTP (smtp://USER:PASSWORD@HOST:PORT) or the one in `smtp`.
   #ml-mail: {type: email, to: [me@example.com]}
   #vision-mail:
   #  type: email
   #  to: [vision@example.com]
   #  smtp: {host: mail.example.com, username: tocsin, password: {secret: mail-password}}
-  # A message to Slack, Discord, Telegram and others; the URL is a secret.
+  # Slack, Discord, Telegram and other chats; the URL is a secret.
   #ml-chat: {type: chat, url: {secret: slack-url}}
-  # A webhook posts each issue as a CloudEvent.
+  # A webhook: posts each issue as a CloudEvent.
   #ml-hook: {type: webhook, url: "https://hooks.example.com/ml"}
 
-# What is done about the issues of a rule, beside the line on the terminal: stop, and names of
-# receivers. The list alone decides. A rule that is not listed runs at its defaults. All rules:
-# tocsin catalog list; one with its parameters: tocsin catalog show nonfinite
+# The actions of each rule, in addition to the line on the terminal: `stop`, and names of receivers.
+# Only this list decides. Rules that are not listed run at their defaults. All rules:
+# tocsin catalog list; one rule with its parameters: tocsin catalog show nonfinite
 rules:
   # NaN or infinity in the loss, a gradient or a weight. Stops the run by default.
   #- nonfinite: [stop, ml-mail]
-  # The loss is far above where it was. Stops the run by default once that is critical.
+  # The loss is far above its past values. Stops the run by default when it is critical.
   #- loss_diverged: [stop, ml-mail]
-  # Issues that never stop a run by themselves: whom to tell.
+  # These rules never stop a run by default.
   #- exploding_gradient: [ml-mail]
   #- stalled_training: [ml-mail]
-  # Parameters and severity of a rule.
+  # A rule with other parameters and another severity.
   #- name: loss_spike
   #  params: {k: 12.0}
   #  severity: info
   #  actions: [ml-mail]
-  # A rule that shall not run.
+  # Switch a rule off.
   #- overtraining: off
 """
 
 _HEAD: Final = """\
-# What tocsin watches, whom it tells and what it may stop. Nothing here is needed: what a key is not
-# given for holds as it stands in the comments.
+# What tocsin monitors, whom it notifies and what it may stop. Every key is optional; the comments
+# show the defaults.
 #
-# A line that begins with "# " explains. One that begins with "#" and anything else is an example:
-# remove the "#" to use it. An example may use names from examples above it.
+# Lines that start with "# " are explanations. Lines that start with "#" and no space are examples:
+# remove the "#" to use them. An example may use names from the examples above it.
 #
-# `tocsin check` says what is wrong with this file, or what holds with it. docs/config.md has all
-# keys one by one. For completion in an editor: tocsin schema > tocsin.schema.json, and as the first
-# line here: # yaml-language-server: $schema=tocsin.schema.json
+# `tocsin check` prints every problem in this file, or the settings in effect. All keys:
+# docs/reference/configuration.md. For completion in an editor: tocsin schema > tocsin.schema.json,
+# and as the first line here: # yaml-language-server: $schema=tocsin.schema.json
 version: 1
 
 # Labels of each run; TOCSIN_LABELS and --label add to them. Rules can match them.
@@ -97,42 +97,42 @@ labels:
   #env: prod
   #team: vision
 
-# The only place where secrets are named; elsewhere {secret: NAME} stands for the value. The value
-# comes from a file or from a variable of the environment, never from here.
+# Secrets: their names are here, their values in files or environment variables, never in this file.
+# Everywhere else, write {secret: NAME} in place of the value.
 secrets:
-  # A relative path starts at the folder of this file. One line break at the end is left out.
+  # A relative path starts at the folder of this file. One line break at the end is removed.
   #kafka-password: {file: secrets/kafka-password}
-  # optional: what uses it goes without where it is missing. Default: false.
+  # optional: true allows it to be missing; its users then do without it. Default: false.
   #hook-url: {env: TOCSIN_HOOK_URL, optional: true}
   #hook-key: {env: TOCSIN_HOOK_KEY}
   #hook-key-before: {env: TOCSIN_HOOK_KEY_BEFORE, optional: true}
   #mail-password: {env: TOCSIN_MAIL_PASSWORD}
   #slack-url: {env: TOCSIN_SLACK_URL}
 
-# What all parts of tocsin talk over: one SQLite file (embedded:PATH, no server, one machine) or
-# Kafka (a fleet). Default: embedded:.tocsin/bus.db; --bus and TOCSIN_BUS come before this.
+# The bus carries all records: one SQLite file (embedded:PATH, no server, one machine) or Kafka (a
+# fleet). Default: embedded:.tocsin/bus.db; --bus and TOCSIN_BUS override this.
 bus:
-  # First part of the topics' names: one per team.
+  # Prefix of the topic names: one for each team.
   #prefix: tocsin
   # Kafka, with `tocsin rules` and `tocsin actions` as workers. sasl: PLAIN, SCRAM-SHA-256 or
-  # SCRAM-SHA-512. tls: {} takes the system's authorities.
+  # SCRAM-SHA-512. tls: {} trusts the system's certificate authorities.
   #url: kafka://kafka-1:9092,kafka-2:9092
   #sasl: {mechanism: SCRAM-SHA-512, username: tocsin, password: {secret: kafka-password}}
   #tls: {ca: tls/ca.pem, certificate: tls/client.pem, key: tls/client.key}
 
 # What the training process records.
 capture:
-  # What it may cost, as a share of the step time: 0.01% to 100%. It decides how often collections
-  # with `every: auto` are summarised.
+  # The share of the step time that capture may take: 0.01% to 100%. It determines how often
+  # collections with `every: auto` are summarised.
   #budget: 0.5%
-  # What is summarised, and when. The kinds are losses, gradients, weights, activations and
-  # optimizer_state, and biases and inputs, which are off until they are named here. every: each
-  # n-th step from start on, or auto (default); end: the first step that is left out again; steps:
-  # steps that are summarised in any case, without `every` only those; columns: those that are
-  # computed. This holds for training; modes: likewise for eval and predict, where activations and
-  # inputs count batches, and global: for each mode that is not named. A collection with a name of
-  # your own says what it is made of, and which tensors belong to it: by regular expressions that
-  # are found in their names (match), by the classes of their modules, or by name.
+  # What is summarised, and when. Built-in collections: losses, gradients, weights, activations,
+  # optimizer_state, and, off unless named here, biases and inputs.
+  # every: the interval in steps, counted from `start`, or auto (default). end: the first step that
+  # is not captured any more. steps: single steps, captured in any case; without `every`, only
+  # those. columns: the statistics to compute. These apply to training; `modes` has the same keys
+  # for eval and predict, where activations and inputs count batches, and for global: every mode
+  # without a section. A custom collection names its source (of) and selects tensors by regular
+  # expressions on their names (match), by the classes of their modules, or by name.
   #collections:
   #  gradients: {every: 10, columns: [l2, absmax]}
   #  weights: {every: 100, start: 1000, end: 2000, steps: [0, 1]}
@@ -140,25 +140,25 @@ capture:
   #  losses: {modes: {eval: off}}
   #  inputs: {steps: [1, 500]}
   #  heads: {of: weights, match: "(query|key)", module_types: Embedding, tensors: [head.weight]}
-  # How often the node is sampled (100ms to 60s), and folders whose free disk space is sampled
-  # beside the job's working folder.
+  # How often the node is sampled (100ms to 60s), and folders whose free disk space is sampled in
+  # addition to that of the job's working folder.
   #system: {interval: 500ms, folders: [/data]}
 
-# What holds where a rule says nothing else.
+# Defaults for rules without their own settings.
 defaults:
   # Whether rules that are not listed below run: all or none.
   #rules: all
-  # What a stop does: enforce stops the job.
+  # The effect of a stop: enforce stops the job.
   #mode: enforce
 
-# Whom issues are sent to, by name. `tocsin run --notify URL|ADDRESS` adds one for a single run.
+# Where notifications go, by name. `tocsin run --notify URL|ADDRESS` adds one for a single run.
 receivers:
-  # A mail with a picture of what decided the issue. The server is that of TOCSIN_SMTP
-  # (smtp://USER:PASSWORD@HOST:PORT), else the one of this machine.
+  # E-mail with a plot of the data behind the issue. The server is the one in TOCSIN_SMTP
+  # (smtp://USER:PASSWORD@HOST:PORT), otherwise the one on this machine.
   #ml-mail: {type: email, to: [vision@example.com]}
-  # With all that can be said. starttls: encrypt, or do not send (default, except on this machine);
-  # tls: encrypt from the first byte. send_resolved: whether to tell, too, when an issue is over
-  # (default true; each kind of receiver has it).
+  # All keys. starttls: encrypt, or do not send (default, except to a server on this machine); tls:
+  # encrypt from the first byte. send_resolved: also notify when an issue resolves (default true;
+  # all receivers have this key).
   #vision-mail:
   #  type: email
   #  to: [vision@example.com, ana@example.com]
@@ -174,17 +174,16 @@ receivers:
   #  send_resolved: true
   #  retry: {give_up_after: 24h}
   # A chat message: slack://TOKEN_A/TOKEN_B/TOKEN_C, discord://ID/TOKEN, tgram://BOT_TOKEN/CHAT_ID
-  # and others; or the webhook URL that Slack or Discord give. Such a URL is a secret.
+  # and others, or a webhook URL of Slack or Discord. Such a URL is a secret.
   #vision-chat: {type: chat, url: {secret: slack-url}}
-  # A short message through AWS SNS, and a call of an AWS Lambda function, with the machine's AWS
+  # A text message through AWS SNS, and a call of an AWS Lambda function, with the machine's AWS
   # credentials.
   #on-call: {type: sms, to: ["+4915112345678"], region: eu-central-1, sender_id: tocsin}
   #ml-lambda: {type: lambda, function: ml-alerts, region: eu-central-1}
-  # A webhook posts each issue as a CloudEvent.
+  # A webhook: posts each issue as a CloudEvent.
   #ml-hook: {type: webhook, url: "https://hooks.example.com/ml"}
-  # With all that can be said: the URL from a secret, headers, a signature (Standard Webhooks; the
-  # key before is used beside the new one while it is being replaced), and how long to try (ms, s,
-  # m, h or d; default 24h).
+  # All keys: the URL from a secret, headers, a signature (Standard Webhooks; while you replace a
+  # key, previous_key signs as well), and how long to retry (ms, s, m, h or d; default 24h).
   #signed-hook:
   #  type: webhook
   #  url: {secret: hook-url}
@@ -192,26 +191,25 @@ receivers:
   #  sign: {scheme: standard, key: {secret: hook-key}, previous_key: {secret: hook-key-before}}
   #  retry: {give_up_after: 24h}
 
-# Whose stop commands a training process obeys: files of public keys. Default: those in tocsin's key
-# folder, ~/.config/tocsin/keys.
+# Files of the public keys whose stop commands a training process obeys. Default: all public keys in
+# ~/.config/tocsin/keys.
 stop:
   #trusted_keys: [keys/actions.pub]
 
-# Rules, each with what is done about its issues beside the line on the terminal: stop, and names of
-# receivers. The list alone decides; without one a run is stopped where it says so below. Forms:
-# "- RULE: [stop, RECEIVER]", "- RULE: off", and with all keys as below, where the values are the
-# defaults.
+# Rules and their actions, in addition to the line on the terminal: `stop`, and names of receivers.
+# Only this list decides; without a list, the rules that are marked below stop their run. Forms:
+# "- RULE: [stop, RECEIVER]", "- RULE: off", and the long form below, which shows the defaults.
 rules:
 """
 
 _INSTANCE: Final = """
-  # With a preset, parameters to begin with: sagemaker has what SageMaker Debugger documents.
+  # A preset is a set of parameters: sagemaker has those that SageMaker Debugger documents.
   #- {name: overfit-as-there, use: overfit, preset: sagemaker, params: {patience: 2}}
-  # A further instance: only for runs whose labels match (* and ? stand for any characters), with
-  # another severity (info, warning, critical), and a stop with all its options. checkpoint:
+  # A second instance: only for runs whose labels match (* and ? match any characters), with another
+  # severity (info, warning, critical), and a stop with all its options. checkpoint:
   # protect_last_good names the newest checkpoint from before the onset, skip does not. grace: the
-  # time between asking, SIGTERM and SIGKILL (ms, s, m, h or d; 1d at most; default 30s). at: the
-  # severity from which an issue stops its run.
+  # time before SIGTERM, and again before SIGKILL (ms, s, m, h or d; at most 1d; default 30s). at:
+  # the lowest severity at which an issue stops its run.
   #- name: exploding-in-prod
   #  use: exploding_gradient
   #  match: {env: prod, team: [vision, "speech-*"]}

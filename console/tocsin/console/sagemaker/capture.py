@@ -64,7 +64,11 @@ def _collection(placed: Placed, collections: dict[str, Section], notes: Notes) -
     ours = COLLECTIONS.get(name)
     if ours is None:
         message = f"there is no collection like {name[:60]!r}"
-        notes.add(placed.loc, message, "capture.collections can have your own: docs/config.md")
+        notes.add(
+            placed.loc,
+            message,
+            "capture.collections can have your own: docs/reference/configuration.md",
+        )
         return
     if ours == "losses":
         # Losses are captured at every step, in every mode: they cost next to nothing.

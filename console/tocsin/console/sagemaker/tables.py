@@ -1,8 +1,8 @@
 """SageMaker Debugger's rules and their parameters, and what each is here.
 
-The converter reads these tables, and so does the page `docs/from-sagemaker.md`; a test converts
-every rule with every documented default. A rule that has a counterpart is found by its alias, so
-that only its parameters stand here.
+The converter reads these tables, and so does the page `docs/how-to/from-sagemaker.md`; a test
+converts every rule with every documented default. A rule that has a counterpart is found by its
+alias, so that only its parameters are listed here.
 """
 
 from __future__ import annotations
