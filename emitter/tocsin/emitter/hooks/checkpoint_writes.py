@@ -28,7 +28,7 @@ from tocsin.emitter.probes.checkpoint_files import target_path
 
 if TYPE_CHECKING:
     from tocsin.emitter.capture.capture import Capture
-    from tocsin.emitter.hooks.state import Hooks
+    from tocsin.emitter.hooks.loop_state import LoopState
 
 Arguments: TypeAlias = "Sequence[object]"
 Named: TypeAlias = "Mapping[str, object]"
@@ -96,8 +96,8 @@ FUNCTIONS: Final[tuple[tuple[str, str, Target], ...]] = (
 class Saves:
     """Notices what this process saves."""
 
-    def __init__(self, hooks: Hooks) -> None:
-        self._hooks: Final = hooks
+    def __init__(self, loop: LoopState) -> None:
+        self._loop: Final = loop
         self._known: Final[set[object]] = set()
         self._inside: Final = threading.local()
 
@@ -123,7 +123,7 @@ class Saves:
     def _wrapped(self, original: Callable[..., object], target: Target) -> Callable[..., object]:
         @functools.wraps(original)
         def save(*args: object, **kwargs: object) -> object:
-            capture = self._hooks.capture
+            capture = self._loop.capture
             if capture is None or getattr(self._inside, "now", False):
                 return original(*args, **kwargs)
             return self._write(capture, original, target, args, kwargs)
@@ -138,7 +138,7 @@ class Saves:
         args: Arguments,
         kwargs: Named,
     ) -> object:
-        wall = self._hooks.wall
+        wall = self._loop.wall
         place = wall.call("checkpoints", _path, target, args, kwargs, None)
         if place is False:  # a buffer, a pipe: no checkpoint, and what it is part of may be one
             return original(*args, **kwargs)
@@ -152,8 +152,8 @@ class Saves:
         finally:
             ended = time.perf_counter()
             self._inside.now = False
-            if self._hooks.around.on_its_thread:
-                wall.call("phases", self._hooks.around.phases.wrote, began, ended)
+            if self._loop.around.on_its_thread:
+                wall.call("phases", self._loop.around.phases.wrote, began, ended)
             wall.call("checkpoints", training.phase, "checkpoint", "end", ended - began)
         written = wall.call("checkpoints", target, args, kwargs, result)
         # Of a write that ends later, too: the weights may be others by then.

@@ -39,14 +39,14 @@ _row: Final[Callable[[tuple[object, ...]], StepRow]] = partial(tuple.__new__, St
 
 if TYPE_CHECKING:
     from tocsin.emitter.capture.capture import Capture
-    from tocsin.emitter.hooks.state import Hooks
+    from tocsin.emitter.hooks.loop_state import LoopState
 
 
 class QuickSteps:
     """Those of this process. `until` is the first step that goes the long way again."""
 
-    def __init__(self, hooks: Hooks) -> None:
-        self._hooks: Final = hooks
+    def __init__(self, loop: LoopState) -> None:
+        self._loop: Final = loop
         self.until = 0
         self.forget()
 
@@ -70,26 +70,26 @@ class QuickSteps:
         if self._optimizer is None or self._optimizer() is not optimizer:
             self._optimizer = weakref.ref(optimizer)
         self._capture = capture
-        groups, usual = len(optimizer.param_groups), self._hooks.around.phases.usual_columns
+        groups, usual = len(optimizer.param_groups), self._loop.around.phases.usual_columns
         if groups != self._groups or usual != self._usual:
             self._groups, self._usual = groups, usual
             self._rated = tuple(f"lr.{i}" for i in range(groups))
             self._columns.clear()
-        off = self._groups > MAX_GROUPS or self._hooks.wall.rests(PROBE)
+        off = self._groups > MAX_GROUPS or self._loop.wall.rests(PROBE)
         self.until = 0 if off else until
 
     def backward(self, tensors: object) -> bool:
         """In front of a backward call; whether it is usual, and all is done that it asks for: up to
         a step that is quick, from one finite number on the CPU.
         """
-        capture, hooks = self._capture, self._hooks
-        if capture is None or hooks.stepping or hooks.threads.any or self._now is not None:
+        capture, loop = self._capture, self._loop
+        if capture is None or loop.stepping or loop.threads.any or self._now is not None:
             return False
         training = capture.training
         if training.next_step >= self.until:
             return False
         began = perf_counter()
-        scaled = hooks.scaled
+        scaled = loop.scaled
         loss: Any = tensors
         if scaled is not None and scaled[0] == id(tensors):
             loss = scaled[1]
@@ -98,41 +98,41 @@ class QuickSteps:
         number = loss.item()
         if type(number) is not float or number - number != 0.0:
             return False
-        hooks.scaled = None
-        if hooks.cleared.had:
-            hooks.look_for_skipped()
-        around, held = hooks.around, hooks.losses.held
+        loop.scaled = None
+        if loop.cleared.had:
+            loop.look_for_skipped()
+        around, held = loop.around, loop.losses.held
         if around.loaders.undecided:
             around.loaders.backward()
         around.checks.backward(tensors)
         # Last: if anything fails before, the long way counts it.
         if len(held) < MAX_LOSSES:
             held.append(number)
-        hooks.backwards += 1
+        loop.backwards += 1
         training.activity += 1
         ended = perf_counter()
         around.phases.backward_begins(ended)
         lasted = ended - began
-        hooks.wall.seconds += lasted if lasted < BRIEF_S else BRIEF_S
+        loop.wall.seconds += lasted if lasted < BRIEF_S else BRIEF_S
         return True
 
     def before(self, optimizer: torch.optim.Optimizer, given: int) -> bool:
         """In front of a step with so many arguments; whether it is quick."""
-        capture, hooks = self._capture, self._hooks
+        capture, loop = self._capture, self._loop
         if self._now is not None:
             # Inside of a quick step of another optimizer, which is the one that counts; or that one
             # has raised, which the long way finds out.
             outer, self._now, self.until = self._now(), None, 0
             if outer is not None:
-                hooks.stepping.append(outer)
+                loop.stepping.append(outer)
             return False
         if capture is None or capture.training.next_step >= self.until:
             return False
         began = perf_counter()
-        around = hooks.around
+        around = loop.around
         if (
             given > 1
-            or hooks.stepping
+            or loop.stepping
             or around.thread != get_ident()
             or getattr(optimizer, "found_inf", None) is not None
         ):
@@ -149,15 +149,15 @@ class QuickSteps:
         ended = perf_counter()
         around.phases.step_begins(ended)
         lasted = ended - began
-        hooks.wall.seconds += lasted if lasted < BRIEF_S else BRIEF_S
+        loop.wall.seconds += lasted if lasted < BRIEF_S else BRIEF_S
         return True
 
     def _take_numbers(self, optimizer: torch.optim.Optimizer, capture: Capture) -> bool:
         """What is known in front of the step; whether all of it is usual."""
-        hooks, groups = self._hooks, optimizer.param_groups
-        losses = hooks.losses.held or capture.shared
-        clipped = hooks.clipped.any
-        if not hooks.around.phases.is_usual(self._usual) or len(groups) != self._groups:
+        loop, groups = self._loop, optimizer.param_groups
+        losses = loop.losses.held or capture.shared
+        clipped = loop.clipped.any
+        if not loop.around.phases.is_usual(self._usual) or len(groups) != self._groups:
             return False
         count = len(losses)
         front: tuple[float, ...] = ()
@@ -174,7 +174,7 @@ class QuickSteps:
                 return False
             front = (total, total / count, float(count))
         if clipped:
-            norms = hooks.clipped.quick
+            norms = loop.clipped.quick
             if norms is None:
                 return False
             front += norms.norms()
@@ -199,22 +199,22 @@ class QuickSteps:
         if self._now is None:
             return None
         self._now = None
-        hooks, capture = self._hooks, self._capture
+        loop, capture = self._loop, self._capture
         if capture is None:
             return None
         now = perf_counter()
-        around, training = hooks.around, capture.training
+        around, training = loop.around, capture.training
         phases = around.phases
-        hooks.made_step = True
-        if hooks.backwards > hooks.most_backwards:
-            hooks.most_backwards = hooks.backwards
-        hooks.backwards = 0
-        hooks.cleared.had = False
+        loop.made_step = True
+        if loop.backwards > loop.most_backwards:
+            loop.most_backwards = loop.backwards
+        loop.backwards = 0
+        loop.cleared.had = False
         if self._optimizer is None or self._optimizer() is not optimizer:
             phases.step_ends(now)
             # Looked at closely now and then, too, and before the long way reads gradients again.
             quick = training.next_step % ENDS_EVERY > 0 and training.next_step + 1 < self.until
-            made = hooks.wall.call("steps", capture.stepped, optimizer, quick=quick) is not None
+            made = loop.wall.call("steps", capture.stepped, optimizer, quick=quick) is not None
             phases.step_ends(perf_counter())
             return made
         step_time = capture.settled(now)
@@ -228,7 +228,7 @@ class QuickSteps:
         values = (*self._front, *phases.usual_step_ends(now), step_time, *self._back)
         # Never urgent: all of it is usual.
         training.sender.row(_row((step, at_us, columns, values, "train")))
-        wall = hooks.wall
+        wall = loop.wall
         if step > 1 and capture.agenda.stepped(step_time, wall.seconds) and self.until:
             self.until = capture.quiet_until(step + 1)  # the intervals were chosen anew
         ended = perf_counter()

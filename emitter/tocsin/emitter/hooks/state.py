@@ -10,24 +10,19 @@ import math
 import os
 import sys
 import weakref
-from collections.abc import Iterator
 from time import perf_counter
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 import torch
 
-from tocsin.emitter.capture.surroundings import Around
 from tocsin.emitter.hooks.checkpoint_writes import Saves
 from tocsin.emitter.hooks.fast_path import QuickSteps
-from tocsin.emitter.hooks.threads import OtherThreads
+from tocsin.emitter.hooks.loop_state import LoopState
 from tocsin.emitter.hooks.uncompiled import leave_uncompiled
-from tocsin.emitter.model.cleared_gradients import Cleared
 from tocsin.emitter.model.mesh_names import is_distributed
 from tocsin.emitter.probes.activations.watch import activations
-from tocsin.emitter.probes.clipped_norms import ClippedNorms
-from tocsin.emitter.probes.local_gradients import LocalGradients
-from tocsin.emitter.probes.losses import LossBuffer, loss_of, only
+from tocsin.emitter.probes.losses import loss_of, only
 from tocsin.emitter.process.environment import RUN_ID
 from tocsin.emitter.process.isolation import to_stderr
 from tocsin.emitter.stop import unwatched
@@ -49,13 +44,12 @@ between them; `NO_STEP_AT_ALL` of them where they were not."""
 NO_STEP_AT_ALL: Final = 500
 
 
-class Hooks:
+class Hooks(LoopState):
     """The state behind the hooks of this process."""
 
     def __init__(self) -> None:
-        self.wall: Final = current.wall
+        super().__init__()
         self.wall.report = to_stderr
-        self.capture: Capture | None = None
         self.preferred: weakref.ref[torch.optim.Optimizer] | None = None
         """The optimizer whose steps count, if the user has said so."""
         self.model: weakref.ref[torch.nn.Module] | None = None
@@ -63,23 +57,10 @@ class Hooks:
         self.asleep = False
         """True for good in a process that is not to be captured."""
         self.forked = False
-        self.losses: Final = LossBuffer()
-        self.cleared: Final = Cleared()
-        self.local: Final = LocalGradients()
-        self.clipped: Final = ClippedNorms()
-        self.around: Final = Around(self.wall)
         self.quick: Final = QuickSteps(self)
         self.saves: Final = Saves(self)
         self.used: Final[weakref.WeakSet[torch.optim.Optimizer]] = weakref.WeakSet()
         """Optimizers of trainings that are over, as far as they are alive."""
-        self.stepping: list[torch.optim.Optimizer] = []
-        self.made_step = False
-        self.backwards = 0
-        self.most_backwards = 0
-        self.threads: Final = OtherThreads()
-        self.discarded = False
-        """Whether gradients were cleared without a step."""
-        self.scaled: tuple[int, torch.Tensor] | None = None
 
     def begin(self, optimizer: torch.optim.Optimizer) -> Capture | None:
         """The first optimizer step of this process is about to happen."""
@@ -271,12 +252,9 @@ class Hooks:
         if self.threads.any and self.threads.train_here(self.around.thread):
             return
         if not self.stepping and self.losses.held and not self.cleared.is_left():
-            self.cleared.backward_ended(self._parameters())
+            self.cleared.backward_ended(self.parameters())
         if self.capture is not None:
             self.around.phases.backward_ends(perf_counter())
-
-    def _parameters(self) -> Iterator[torch.Tensor]:
-        return iter(()) if self.capture is None else self.capture.optimizers.each_parameter()
 
     def _look_for_steps(self) -> None:
         """Before the first step: say it where none of an optimizer seems to come."""
@@ -284,18 +262,6 @@ class Hooks:
         job = current.session is not None or os.environ.get(RUN_ID)
         if self.backwards == enough and job and not _is_worker() and not self.forked:
             unwatched.tell("no_step", os.environ)
-
-    def look_for_skipped(self) -> None:
-        """In front of a backward call: whether the loop has cleared the gradients in place of a
-        step.
-        """
-        if not self.cleared.is_gone(self._parameters()):
-            return
-        self.discarded = True
-        if self.capture is None:
-            self.losses.take()
-        else:
-            self.capture.batch_skipped()
 
     def on_scale(self, before: object, after: object) -> None:
         """Behind `GradScaler.scale`."""
