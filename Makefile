@@ -34,12 +34,12 @@ test: setup
 	@.venv/bin/python -m pytest --numprocesses 4 --dist worksteal --durations=25 $(ARGS)
 
 lint: setup
-	@.venv/bin/ruff check . tools/first-ten-minutes tools/matrix tools/rule-examples
-	@.venv/bin/ruff format --check . tools/first-ten-minutes tools/matrix tools/rule-examples
+	@.venv/bin/ruff check . tools/first-ten-minutes tools/matrix tools/recorded-issues tools/rule-examples
+	@.venv/bin/ruff format --check . tools/first-ten-minutes tools/matrix tools/recorded-issues tools/rule-examples
 
 format: setup
-	@.venv/bin/ruff check --fix . tools/first-ten-minutes tools/matrix tools/rule-examples
-	@.venv/bin/ruff format . tools/first-ten-minutes tools/matrix tools/rule-examples
+	@.venv/bin/ruff check --fix . tools/first-ten-minutes tools/matrix tools/recorded-issues tools/rule-examples
+	@.venv/bin/ruff format . tools/first-ten-minutes tools/matrix tools/recorded-issues tools/rule-examples
 
 type: setup
 	@.venv/bin/mypy

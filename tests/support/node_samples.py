@@ -13,7 +13,8 @@ from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.records.frames import StepFrame, SystemFrame
 from tocsin.schemas.records.runs import RunData
 from tocsin.stream_rules.engine.specs import RuleSpec, rule_specs
-from tocsin.stream_rules.rule import AnyRule, Moment, Outcome
+from tocsin.stream_rules.outcomes import Moment, Outcome
+from tocsin.stream_rules.rule import AnyRule
 from tocsin.stream_rules.testing import RunBuilder, issues_of
 
 GIB = float(1 << 30)

@@ -12,16 +12,8 @@ from typing import Literal
 
 from tocsin.schemas.records.frames import StepFrame
 from tocsin.schemas.records.issues import Subject
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    scalar,
-)
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcome
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
 
 _KEPT: list[bytearray] = []
 

@@ -99,6 +99,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
     ),
     "stream_rules": (
         {"__init__", "reading"},
+        {"outcomes"},
         {"rule"},
         {"rules"},
         {"catalogue"},

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, TypeVar
@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, TypeVa
 from pydantic import BaseModel, ConfigDict
 
 from tocsin.schemas.records.frames import Mode, StepFrame, SystemFrame, TensorFrame
-from tocsin.schemas.records.issues import Evidence, Severity, Subject
+from tocsin.schemas.records.issues import Severity
 from tocsin.schemas.records.runs import RunData
+from tocsin.stream_rules.outcomes import Moment, Outcomes
 from tocsin.stream_rules.reading.state_codec import dump_state, load_state
 
 if TYPE_CHECKING:
     from tocsin.stream_rules.reading.other_runs import References
-    from tocsin.stream_rules.reading.run_facts import RunFacts
 
 
 MINUTE_MS: Final = 60_000
@@ -158,72 +158,6 @@ class RuleMeta:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
-    """The position of a call in the record stream. `now_ms` is the partition's clock: the highest
-    append time so far."""
-
-    now_ms: int
-    run: RunFacts
-    rank: int = 0
-    boot: str = ""
-    seq: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """The condition holds: a new episode, or news of the open one of the same `about`.
-
-    Attributes:
-        about: what has episodes of its own: "" for a rule with one condition for the run.
-        branch: which of the rule's conditions, where it has several: one snake_case word.
-        episode: what makes the episode's id beside first step and subject: for timer rules the boot
-            and seq of the last record before.
-        onset_ms: append time of the record that began it; None: of this one.
-        severity, stop_worthy: other than the rule's own. Where a finding is graver than those
-            before it, its episode is as grave from then on, and people are told if it turns
-            critical.
-        remedy: other than the rule's own.
-    """
-
-    subject: Subject
-    reason: str
-    first_step: int | None = None
-    first_rank: int | None = None
-    evidence: Evidence = field(default_factory=Evidence)
-    about: str = ""
-    branch: str = ""
-    episode: str = ""
-    onset_ms: int | None = None
-    severity: Severity | None = None
-    stop_worthy: bool | None = None
-    remedy: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Holds:
-    """The condition of an open episode still holds at `step`. Nothing happens if none is open."""
-
-    step: int | None = None
-    about: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Clear:
-    """The condition does not hold at `step`, nor at any step since `since` (default: `step`).
-
-    Nothing happens if no episode is open. `reason`: how it ended, where there is more to say than
-    that the condition with which the issue began is gone."""
-
-    step: int | None = None
-    about: str = ""
-    since: int | None = None
-    reason: str = ""
-
-
-Outcome = Finding | Holds | Clear
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
     """What a rule about rules knows of another instance."""
 
@@ -281,11 +215,11 @@ class Rule(ABC, Generic[P, S]):
         """Called once, before anything of the run, if it names `other_runs`: what is known of them,
         now and from then on. Read only."""
 
-    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+    def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         """Scalars of some steps of one rank; the frame has a column that `inputs` name."""
         return ()
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         """Summaries of a collection that `inputs` name, at one step of one rank."""
         return ()
 
@@ -294,15 +228,15 @@ class Rule(ABC, Generic[P, S]):
         part, no copy is made for the rank if not."""
         return True
 
-    def on_system(self, frame: SystemFrame, at: Moment) -> Iterable[Outcome]:
+    def on_system(self, frame: SystemFrame, at: Moment) -> Outcomes:
         """System samples of one node."""
         return ()
 
-    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+    def on_event(self, data: RunData, at: Moment) -> Outcomes:
         """An event that `inputs` name. The end of a rank or of the run comes to every rule."""
         return ()
 
-    def on_timer(self, at: Moment) -> Iterable[Outcome]:
+    def on_timer(self, at: Moment) -> Outcomes:
         """`next_due_ms` has come; `at.now_ms` is exactly that time, live as in replay."""
         return ()
 

@@ -20,21 +20,12 @@ A rule to begin with: change what it reads, what it remembers and when it finds 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pydantic import Field
-from tocsin.schemas import Evidence, Fact, StepFrame, Subject
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    scalar,
-)
+from tocsin.schemas import Evidence, StepFrame, Subject
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
 
 
 class {cls}Params(Params):
@@ -72,7 +63,7 @@ class {cls}(Rule[{cls}Params, {cls}State]):
     )
     state_type = {cls}State
 
-    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+    def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         """Called with the scalars of some steps of one rank; no clock, no chance, no files here."""
         losses = frame.column("loss")
         if losses is None or frame.speaker.rank != 0:
@@ -92,9 +83,7 @@ class {cls}(Rule[{cls}Params, {cls}State]):
                     reason=f"the loss is {{loss:.4g}} at step {{step}}, and has been above "
                     f"{{self.params.limit:g}} for {{self.state.in_a_row}} steps",
                     first_step=self.state.first_step,
-                    evidence=Evidence(
-                        facts=(Fact(name="loss", value=loss, limit=self.params.limit),)
-                    ),
+                    evidence=Evidence(facts=(fact("loss", loss, limit=self.params.limit),)),
                 )
 '''
 

@@ -14,7 +14,8 @@ from tocsin.schemas.records.runs import RunData
 from tocsin.stream_rules.custom.current_call import Marker
 from tocsin.stream_rules.custom.protocol import Used, Verdict
 from tocsin.stream_rules.engine.spec import RuleSpec
-from tocsin.stream_rules.rule import AnyRule, Moment, Outcome, Params, Rule
+from tocsin.stream_rules.outcomes import Moment, Outcome
+from tocsin.stream_rules.rule import AnyRule, Params, Rule
 
 T = TypeVar("T")
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from tocsin.stream_rules.engine.episodes import Told
 from tocsin.stream_rules.engine.instance import Instance
 from tocsin.stream_rules.engine.spec import RuleSpec
-from tocsin.stream_rules.rule import AnyRule, Moment, Outcome
+from tocsin.stream_rules.outcomes import Moment, Outcome
+from tocsin.stream_rules.rule import AnyRule
 from tocsin.stream_rules.rules.about_rules.cold_start import ColdStart
 
 

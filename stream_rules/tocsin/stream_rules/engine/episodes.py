@@ -28,8 +28,9 @@ from tocsin.schemas.records.issues import (
 from tocsin.schemas.records.stops import LookCloser
 from tocsin.stream_rules.engine.causes import SAMPLED, Attribution, Known
 from tocsin.stream_rules.engine.recurrence import AGAIN_MS, MAX_HOLD_STEPS, Past
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcome
 from tocsin.stream_rules.reading.run_facts import RunFacts
-from tocsin.stream_rules.rule import Clear, Finding, Moment, Outcome, RuleMeta
+from tocsin.stream_rules.rule import RuleMeta
 
 MAX_OPEN: Final = 64
 """Open episodes of one rule instance at once; further ones are not opened."""

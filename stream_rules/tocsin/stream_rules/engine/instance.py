@@ -17,9 +17,10 @@ from tocsin.schemas.records.runs import RuleStatus
 from tocsin.stream_rules.engine.causes import Attribution, Known
 from tocsin.stream_rules.engine.episodes import Episodes, Told
 from tocsin.stream_rules.engine.spec import RuleSpec
+from tocsin.stream_rules.outcomes import Finding, Holds, Moment, Outcome
 from tocsin.stream_rules.reading.state_codec import dump_state, load_state
 from tocsin.stream_rules.reading.tensor_rows import begin_afresh
-from tocsin.stream_rules.rule import AnyRule, Finding, Holds, Moment, Outcome, Rule
+from tocsin.stream_rules.rule import AnyRule, Rule
 from tocsin.stream_rules.rules.about_rules.rule_failed import RuleFailed
 
 logger = logging.getLogger(__name__)

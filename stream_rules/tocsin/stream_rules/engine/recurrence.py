@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tocsin.schemas.records.issues import Origin, Severity
-from tocsin.stream_rules.rule import Finding, Moment
+from tocsin.stream_rules.outcomes import Finding, Moment
 
 AGAIN: Final = 10
 """A condition that comes again within so many times the time for which its issue was open is

@@ -19,9 +19,10 @@ from tocsin.stream_rules.engine.episodes import Told
 from tocsin.stream_rules.engine.instance import Instance
 from tocsin.stream_rules.engine.run_state import RunState, Value
 from tocsin.stream_rules.engine.spec import RuleSpec
+from tocsin.stream_rules.outcomes import Moment, Outcome
 from tocsin.stream_rules.reading.other_runs import References
 from tocsin.stream_rules.reading.state_codec import dump_state, load_state
-from tocsin.stream_rules.rule import AnyRule, Input, Moment, Outcome
+from tocsin.stream_rules.rule import AnyRule, Input
 
 logger = logging.getLogger(__name__)
 

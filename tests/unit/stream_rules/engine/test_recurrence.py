@@ -18,18 +18,9 @@ from tocsin.stream_rules.engine.episodes import MAX_NOTICES, Episodes
 from tocsin.stream_rules.engine.partitions import Engine
 from tocsin.stream_rules.engine.recurrence import AGAIN_STEPS, Past
 from tocsin.stream_rules.engine.run_state import RunState
+from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcome
 from tocsin.stream_rules.reading.state_codec import dump_state, load_state
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Holds,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    scalar,
-)
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
 from tocsin.stream_rules.testing import RunBuilder, issues_of, only
 
 

@@ -11,8 +11,8 @@ import pytest
 from support.counted import add
 from tocsin.schemas.records.frames import StepFrame
 from tocsin.schemas.records.issues import IssueFiring
+from tocsin.stream_rules.outcomes import Finding, Moment
 from tocsin.stream_rules.reading.state_codec import dump_state, load_state
-from tocsin.stream_rules.rule import Finding, Moment
 from tocsin.stream_rules.rules.data.class_tally import ClassTally, Recent
 from tocsin.stream_rules.rules.system.straggler_rank import StragglerRank, StragglerRankParams
 from tocsin.stream_rules.testing import RunBuilder, issues_of, only

@@ -12,21 +12,13 @@ none yet.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tocsin.schemas.records.frames import StepFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Subject
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    scalar,
-)
+from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
 
 
 class ColdStartParams(Params):
@@ -61,9 +53,7 @@ class ColdStart(Rule[ColdStartParams, _State]):
     )
     state_type = _State
 
-    def lost(
-        self, why: Mapping[str, str], history: int, *, grave: bool, at: Moment
-    ) -> Iterable[Outcome]:
+    def lost(self, why: Mapping[str, str], history: int, *, grave: bool, at: Moment) -> Outcomes:
         """The engine's word: rules and why they begin anew, and the steps that they must see."""
         state = self.state
         state.names = sorted({*state.names, *why})
@@ -79,15 +69,13 @@ class ColdStart(Rule[ColdStartParams, _State]):
             episode=f"{at.boot}/{at.seq}",
             severity="warning" if grave else None,
             evidence=Evidence(
-                facts=tuple(Fact(name=name, value=reason) for name, reason in sorted(why.items()))[
-                    :32
-                ],
+                facts=tuple(fact(name, reason) for name, reason in sorted(why.items()))[:32],
                 followed=len(why) - 1,
                 also=tuple(sorted(why)[1:33]),
             ),
         )
 
-    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+    def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         state, step = self.state, at.run.last_step
         if not state.open or step is None:
             return

@@ -10,13 +10,11 @@ from typing import Final
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame, SystemFrame, TensorFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.schemas.records.runs import RunData, RunEnded
+from tocsin.stream_rules.outcomes import Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import (
-    Finding,
     Input,
-    Moment,
-    Outcome,
     Params,
     Rule,
     RuleMeta,
@@ -75,7 +73,7 @@ class RuleHasNoInput(Rule[RuleHasNoInputParams, _State]):
     def beside(self, watched: tuple[Watched, ...]) -> None:
         self._watched = watched
 
-    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+    def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         _note(self.state.scalars, (f"{frame.mode}/{name}" for name in frame.columns))
         if self.state.said or frame.mode != "train" or not frame.steps.size:
             return
@@ -88,15 +86,15 @@ class RuleHasNoInput(Rule[RuleHasNoInputParams, _State]):
             ]
             yield from self._missing(waiting, int(frame.steps[-1]), at)
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         _note(self.state.collections, (f"{frame.mode}/{frame.collection}",))
         return ()
 
-    def on_system(self, frame: SystemFrame, at: Moment) -> Iterable[Outcome]:
+    def on_system(self, frame: SystemFrame, at: Moment) -> Outcomes:
         _note(self.state.samples, frame.columns)
         return ()
 
-    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+    def on_event(self, data: RunData, at: Moment) -> Outcomes:
         _note(self.state.events, (data.event_type,))
         if isinstance(data, RunEnded) and at.run.ended and at.run.last_step is not None:
             late = [one for one in self._watched if one.listed and one.comes == "later"]
@@ -104,7 +102,7 @@ class RuleHasNoInput(Rule[RuleHasNoInputParams, _State]):
 
     def _missing(
         self, watched: Iterable[Watched], step: int, at: Moment, *, about: str = ""
-    ) -> Iterable[Outcome]:
+    ) -> Outcomes:
         here = [one for one in watched if one.inputs and labels_fit(one.match, at.run.labels)]
         waiting = [one for one in here if not self._has_input(one)]
         listed = [one for one in waiting if one.listed]
@@ -125,7 +123,7 @@ class RuleHasNoInput(Rule[RuleHasNoInputParams, _State]):
             or None,
             evidence=Evidence(
                 facts=tuple(
-                    Fact(name=one.name, value="needs " + " or ".join(str(i) for i in one.inputs))
+                    fact(one.name, "needs " + " or ".join(str(i) for i in one.inputs))
                     for one in waiting[:32]
                 ),
                 followed=len(others),

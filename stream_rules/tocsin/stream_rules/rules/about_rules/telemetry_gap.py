@@ -13,7 +13,6 @@ costs a run of minutes about one record in a hundred.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal
@@ -21,20 +20,11 @@ from typing import Literal
 from pydantic import Field
 
 from tocsin.schemas.configuration.values import Duration
-from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.schemas.records.runs import Heartbeat, RunData, RunEnded, RunStarted
 from tocsin.schemas.text import share_text
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Holds,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    event,
-)
+from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event
 
 Branch = Literal["dropped", "missing"]
 
@@ -94,7 +84,7 @@ class TelemetryGap(Rule[TelemetryGapParams, _State]):
     )
     state_type = _State
 
-    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+    def on_event(self, data: RunData, at: Moment) -> Outcomes:
         state = self.state
         first = state.missing_before is None
         if state.missing_before is None:
@@ -110,7 +100,7 @@ class TelemetryGap(Rule[TelemetryGapParams, _State]):
         missing, state.missing_before = at.run.missing - state.missing_before, at.run.missing
         yield from self._count("missing", max(0, missing), at)
 
-    def _count(self, branch: Branch, more: int, at: Moment) -> Iterable[Outcome]:
+    def _count(self, branch: Branch, more: int, at: Moment) -> Outcomes:
         loss = self.state.losses.get(branch)
         if not more:
             if loss is None or not loss.open:
@@ -155,10 +145,10 @@ class TelemetryGap(Rule[TelemetryGapParams, _State]):
             severity="warning" if grave else None,
             evidence=Evidence(
                 facts=(
-                    Fact(name="lost", value=float(loss.lost), unit="records"),
-                    Fact(name="lost_in_all", value=float(loss.counted), unit="records"),
-                    Fact(name="share", value=percent, limit=params.percent, unit="percent"),
-                    Fact(name="arrived", value=float(sent), unit="records"),
+                    fact("lost", loss.lost, unit="records"),
+                    fact("lost_in_all", loss.counted, unit="records"),
+                    fact("share", percent, limit=params.percent, unit="percent"),
+                    fact("arrived", sent, unit="records"),
                 )
             ),
         )

@@ -16,27 +16,18 @@ others normalise within the model. So this is an info.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import TensorFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.records.issues import Evidence, Series, Subject
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
 from tocsin.stream_rules.reading.state_codec import StateArray
 from tocsin.stream_rules.reading.tensor_rows import WholeFrames
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    tensors,
-)
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, tensors
 
 
 class CheckInputImagesParams(Params):
@@ -110,7 +101,7 @@ class CheckInputImages(Rule[CheckInputImagesParams, _State]):
     )
     state_type = _State
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         whole = self.state.frames.take(frame)
         if whole is None:
             return
@@ -137,7 +128,7 @@ class CheckInputImages(Rule[CheckInputImagesParams, _State]):
         std: StateArray,
         values: float,
         step: int,
-    ) -> Iterable[Outcome]:
+    ) -> Outcomes:
         if not (np.isfinite(mean).all() and np.isfinite(std).all()):
             return  # nonfinite says that; in the means it would stay for ever
         known = self.state.inputs.setdefault(name, _Input())
@@ -181,9 +172,9 @@ class CheckInputImages(Rule[CheckInputImagesParams, _State]):
             first_rank=self.state.frames.rank,
             evidence=Evidence(
                 facts=(
-                    Fact(name="mean", value=float(known.mean[first]), limit=params.threshold_mean),
-                    Fact(name="std", value=float(known.std[first]), limit=params.largest_std),
-                    Fact(name="values_seen", value=known.seen),
+                    fact("mean", known.mean[first], limit=params.threshold_mean),
+                    fact("std", known.std[first], limit=params.largest_std),
+                    fact("values_seen", known.seen),
                 ),
                 series=Series(
                     name="distance of the worst mean from 0",

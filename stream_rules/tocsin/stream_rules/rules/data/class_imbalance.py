@@ -27,7 +27,6 @@ reference's values; the preset has its conditions, without the exceptions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -35,19 +34,11 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import TensorFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.records.issues import Evidence, Series, Subject
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
 from tocsin.stream_rules.reading.tensor_rows import Doubles
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    tensors,
-)
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, tensors
 from tocsin.stream_rules.rules.data.class_tally import ClassTally
 from tocsin.stream_rules.rules.data.output_width import OutputWidth
 from tocsin.stream_rules.rules.data.shares import at_least, count_at_most
@@ -137,7 +128,7 @@ class ClassImbalance(Rule[ClassImbalanceParams, _State]):
     )
     state_type = _State
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         state = self.state
         if frame.collection == "embeddings":
             state.vocabulary.learn(frame)
@@ -159,7 +150,7 @@ class ClassImbalance(Rule[ClassImbalanceParams, _State]):
 
     # -- one class -------------------------------------------------------------------------
 
-    def _one_class(self, tally: ClassTally, step: int, at: Moment) -> Iterable[Outcome]:
+    def _one_class(self, tally: ClassTally, step: int, at: Moment) -> Outcomes:
         classes, seen = len(tally.labels), float(tally.labels.sum())
         if classes < 2 or seen == 0:
             return
@@ -185,9 +176,9 @@ class ClassImbalance(Rule[ClassImbalanceParams, _State]):
             "a conversion that loses it, or data that is sorted instead of shuffled.",
             evidence=Evidence(
                 facts=(
-                    Fact(name="labels_seen", value=seen, limit=float(least)),
-                    Fact(name="classes", value=float(classes)),
-                    Fact(name="classes_with_labels", value=1.0),
+                    fact("labels_seen", seen, limit=least),
+                    fact("classes", classes),
+                    fact("classes_with_labels", 1.0),
                 ),
                 explanation="labels are counted in a sample of the batches; if one of two classes "
                 "may be rare, or a batch has thousands of labels, a warning needs more of them",
@@ -196,7 +187,7 @@ class ClassImbalance(Rule[ClassImbalanceParams, _State]):
 
     # -- unequal classes -------------------------------------------------------------------
 
-    def _imbalance(self, tally: ClassTally, step: int) -> Iterable[Outcome]:
+    def _imbalance(self, tally: ClassTally, step: int) -> Outcomes:
         params, labels = self.params, tally.labels
         present = np.flatnonzero(labels)
         if labels.sum() < params.samples or len(present) < 2:
@@ -217,12 +208,12 @@ class ClassImbalance(Rule[ClassImbalanceParams, _State]):
             first_rank=tally.frames.rank,
             evidence=Evidence(
                 facts=(
-                    Fact(name="ratio", value=most / least, limit=params.threshold_imbalance),
-                    Fact(name="labels_of_most", value=most),
-                    Fact(name="labels_of_least", value=least),
-                    Fact(name="labels_seen", value=float(labels.sum())),
-                    Fact(name="classes", value=float(len(labels))),
-                    Fact(name="classes_with_labels", value=float(len(present))),
+                    fact("ratio", most / least, limit=params.threshold_imbalance),
+                    fact("labels_of_most", most),
+                    fact("labels_of_least", least),
+                    fact("labels_seen", labels.sum()),
+                    fact("classes", len(labels)),
+                    fact("classes_with_labels", len(present)),
                 ),
                 also=tuple(str(i) for i in present[np.argsort(labels[present])][1:9]),
             ),
@@ -230,7 +221,7 @@ class ClassImbalance(Rule[ClassImbalanceParams, _State]):
 
     # -- a class left behind ---------------------------------------------------------------
 
-    def _mispredicted(self, tally: ClassTally, step: int, mode: str) -> Iterable[Outcome]:
+    def _mispredicted(self, tally: ClassTally, step: int, mode: str) -> Outcomes:
         state, params = self.state, self.params
         about = f"misprediction/{mode}"
         if tally.recent.seen < params.samples:
@@ -282,14 +273,10 @@ class ClassImbalance(Rule[ClassImbalanceParams, _State]):
             first_rank=tally.frames.rank,
             evidence=Evidence(
                 facts=(
-                    Fact(
-                        name="misprediction",
-                        value=float(shares[worst]),
-                        limit=self.params.threshold_misprediction,
-                    ),
-                    Fact(name="labels_of_class", value=float(labels[worst])),
-                    Fact(name="accuracy", value=accuracy),
-                    Fact(name="labels_seen", value=float(labels.sum())),
+                    fact("misprediction", shares[worst], limit=self.params.threshold_misprediction),
+                    fact("labels_of_class", labels[worst]),
+                    fact("accuracy", accuracy),
+                    fact("labels_seen", labels.sum()),
                 ),
                 series=Series(
                     name="misprediction of the worst class",

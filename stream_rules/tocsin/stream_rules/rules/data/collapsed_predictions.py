@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,22 +19,12 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import TensorFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.schemas.records.program_facts import LayerInputsSeen, LossInputsSeen
 from tocsin.schemas.records.runs import RunData
+from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.tensor_rows import WholeFrames
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Holds,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    event,
-    tensors,
-)
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event, tensors
 
 _SAME: Final = 1e-6
 _ROWS: Final = 4
@@ -107,7 +96,7 @@ class CollapsedPredictions(Rule[CollapsedPredictionsParams, _State]):
     )
     state_type = _State
 
-    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+    def on_event(self, data: RunData, at: Moment) -> Outcomes:
         state = self.state
         if isinstance(data, LayerInputsSeen):
             state.inputs_same = data.sample_std == 0.0
@@ -146,19 +135,15 @@ class CollapsedPredictions(Rule[CollapsedPredictionsParams, _State]):
             first_rank=data.rank,
             evidence=Evidence(
                 facts=(
-                    Fact(
-                        name="looks",
-                        value=float(state.same[key]),
-                        limit=float(self.params.for_looks),
-                    ),
-                    Fact(name="spread", value=data.spread),
-                    Fact(name="smallest", value=data.minimum),
-                    Fact(name="largest", value=data.maximum),
+                    fact("looks", state.same[key], limit=self.params.for_looks),
+                    fact("spread", data.spread),
+                    fact("smallest", data.minimum),
+                    fact("largest", data.maximum),
                 ),
             ),
         )
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         mode = frame.mode
         if mode not in ("train", "eval"):
             return
@@ -205,11 +190,11 @@ class CollapsedPredictions(Rule[CollapsedPredictionsParams, _State]):
             first_rank=kept.frames.rank,
             evidence=Evidence(
                 facts=(
-                    Fact(name="class", value=whole.rows[top]),
-                    Fact(name="predicted", value=taken, limit=params.share),
-                    Fact(name="labelled", value=true, limit=params.label_share),
-                    Fact(name="records", value=float(kept.records)),
-                    Fact(name="samples", value=float(all_predictions)),
+                    fact("class", whole.rows[top]),
+                    fact("predicted", taken, limit=params.share),
+                    fact("labelled", true, limit=params.label_share),
+                    fact("records", kept.records),
+                    fact("samples", all_predictions),
                 ),
             ),
         )

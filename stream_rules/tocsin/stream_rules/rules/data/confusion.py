@@ -17,7 +17,6 @@ Labels that are the model's own tokens do not count.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,20 +24,12 @@ import numpy.typing as npt
 from pydantic import Field
 
 from tocsin.schemas.records.frames import TensorFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.records.issues import Evidence, Series, Subject
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
 from tocsin.stream_rules.reading.state_codec import StateArray
 from tocsin.stream_rules.reading.tensor_rows import Doubles, WholeFrames
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    tensors,
-)
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, tensors
 from tocsin.stream_rules.rules.data.class_tally import Recent
 from tocsin.stream_rules.rules.data.shares import at_least, at_most
 from tocsin.stream_rules.rules.data.vocabulary import Vocabulary
@@ -120,7 +111,7 @@ class Confusion(Rule[ConfusionParams, _State]):
     )
     state_type = _State
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         state, params = self.state, self.params
         if frame.collection == "embeddings":
             state.vocabulary.learn(frame)
@@ -138,7 +129,7 @@ class Confusion(Rule[ConfusionParams, _State]):
             return
         yield from self._judge(of, table, whole.step, frame.mode)
 
-    def _judge(self, of: _Table, table: Doubles, step: int, mode: str) -> Iterable[Outcome]:
+    def _judge(self, of: _Table, table: Doubles, step: int, mode: str) -> Outcomes:
         params, z = self.params, self.params.certainty
         labels = np.repeat(table.sum(1, keepdims=True), table.shape[1], axis=1)
         own = np.eye(len(table), dtype=bool)
@@ -195,12 +186,12 @@ class Confusion(Rule[ConfusionParams, _State]):
             first_rank=of.frames.rank,
             evidence=Evidence(
                 facts=(
-                    Fact(name="share", value=float(shares[i, j]), limit=limit),
-                    Fact(name="of_class", value=float(i)),
-                    Fact(name="taken_for", value=float(j)),
-                    Fact(name="rightly", value=float(shares[i, i]), limit=self.params.min_diag),
-                    Fact(name="labels_of_class", value=float(table[i].sum())),
-                    Fact(name="accuracy", value=accuracy),
+                    fact("share", shares[i, j], limit=limit),
+                    fact("of_class", i),
+                    fact("taken_for", j),
+                    fact("rightly", shares[i, i], limit=self.params.min_diag),
+                    fact("labels_of_class", table[i].sum()),
+                    fact("accuracy", accuracy),
                 ),
                 series=Series(
                     name="largest share of a class that is predicted as another",

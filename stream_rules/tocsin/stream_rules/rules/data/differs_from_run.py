@@ -17,27 +17,18 @@ itself, with the same configuration, is not compared with anything.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.stream_rules.outcomes import Finding, Holds, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.other_runs import COLLECTIONS, Reference, References, differs
 from tocsin.stream_rules.reading.rank_series import Lead
 from tocsin.stream_rules.reading.tensor_rows import WholeFrames
-from tocsin.stream_rules.rule import (
-    Finding,
-    Holds,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    scalar,
-    tensors,
-)
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar, tensors
 
 
 class DiffersFromRunParams(Params):
@@ -96,7 +87,7 @@ class DiffersFromRun(Rule[DiffersFromRunParams, _State]):
     def on_references(self, references: References) -> None:
         self._other = references.of(self.params.other_run)
 
-    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+    def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         state = self.state
         if not state.lead.takes(frame):
             return
@@ -113,7 +104,7 @@ class DiffersFromRun(Rule[DiffersFromRunParams, _State]):
             subject = Subject(kind="loss", name="loss")
             yield from self._differs(step, subject, "the loss", loss, other, 0)
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         state = self.state
         whole = state.frames.setdefault(frame.collection, WholeFrames()).take(frame)
         if whole is None:
@@ -130,7 +121,7 @@ class DiffersFromRun(Rule[DiffersFromRunParams, _State]):
             what = f"{statistic} of {whole.collection}/{name}"
             yield from self._differs(whole.step, subject, what, ours, theirs, len(found) - 1)
 
-    def _look(self, at: Moment) -> Iterable[Outcome]:
+    def _look(self, at: Moment) -> Outcomes:
         """Once: whether the other run is there."""
         state, name = self.state, self.params.other_run
         if state.looked:
@@ -153,7 +144,7 @@ class DiffersFromRun(Rule[DiffersFromRunParams, _State]):
 
     def _differs(
         self, step: int, subject: Subject, what: str, ours: float, theirs: float, others: int
-    ) -> Iterable[Outcome]:
+    ) -> Outcomes:
         state = self.state
         if state.different:
             yield Holds(step)
@@ -169,10 +160,10 @@ class DiffersFromRun(Rule[DiffersFromRunParams, _State]):
             first_rank=state.lead.rank,
             evidence=Evidence(
                 facts=(
-                    Fact(name="here", value=ours),
-                    Fact(name="there", value=theirs),
-                    Fact(name="compared_before", value=float(state.compared - 1)),
-                    Fact(name="other_run", value=self.params.other_run),
+                    fact("here", ours),
+                    fact("there", theirs),
+                    fact("compared_before", state.compared - 1),
+                    fact("other_run", self.params.other_run),
                 ),
                 followed=others,
                 explanation=f"values are the same up to {self.params.rtol:g} of the larger one",

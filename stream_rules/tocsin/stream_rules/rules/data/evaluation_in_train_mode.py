@@ -13,28 +13,17 @@ Both are facts that the training process sees: the calls of the layers, and `mod
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.schemas.records.program_facts import ModeSeen
 from tocsin.schemas.records.runs import RunData
+from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import Lead
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Holds,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    event,
-    scalar,
-)
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event, scalar
 
 EVALUATION = "evaluation_in_train_mode"
 TRAINING = "training_in_eval_mode"
@@ -83,7 +72,7 @@ class EvaluationInTrainMode(Rule[EvaluationInTrainModeParams, _State]):
     )
     state_type = _State
 
-    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+    def on_event(self, data: RunData, at: Moment) -> Outcomes:
         state = self.state
         if not isinstance(data, ModeSeen) or (state.rank is not None and data.rank > state.rank):
             return
@@ -101,7 +90,7 @@ class EvaluationInTrainMode(Rule[EvaluationInTrainModeParams, _State]):
             state.since = data.step
             state.layers, state.first, state.kind = data.layers, data.first, data.kind
 
-    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+    def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         state = self.state
         if not state.lead.takes(frame) or not len(frame.steps):
             return
@@ -136,8 +125,8 @@ class EvaluationInTrainMode(Rule[EvaluationInTrainModeParams, _State]):
             severity="info" if freezes else None,
             evidence=Evidence(
                 facts=(
-                    Fact(name="layers", value=float(layers)),
-                    Fact(name="class", value=kind),
+                    fact("layers", layers),
+                    fact("class", kind),
                 ),
                 explanation="the `training` flag of the layers when they were called",
             ),

@@ -24,26 +24,16 @@ after `for_looks` of them, counting each step once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 from pydantic import Field
 
-from tocsin.schemas.records.issues import Evidence, Fact, Severity, Subject
+from tocsin.schemas.records.issues import Evidence, Severity, Subject
 from tocsin.schemas.records.program_facts import LossInputsSeen
 from tocsin.schemas.records.runs import RunData
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Holds,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    event,
-)
+from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event
 
 _CERTAIN: Final = 1e-6
 _ABOVE: Final = 1e-3
@@ -138,7 +128,7 @@ class LossInputMismatch(Rule[LossInputMismatchParams, _State]):
     )
     state_type = _State
 
-    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+    def on_event(self, data: RunData, at: Moment) -> Outcomes:
         if not isinstance(data, LossInputsSeen) or data.mode != "train":
             return
         state = self.state
@@ -152,9 +142,7 @@ class LossInputMismatch(Rule[LossInputMismatchParams, _State]):
             if branch in found or key in state.watched:
                 yield from self._look(key, branch, data, found.get(branch))
 
-    def _look(
-        self, key: str, branch: str, data: LossInputsSeen, needed: int | None
-    ) -> Iterable[Outcome]:
+    def _look(self, key: str, branch: str, data: LossInputsSeen, needed: int | None) -> Outcomes:
         watched = self.state.watched.setdefault(key, _Watched())
         if data.step < watched.step:
             return
@@ -219,19 +207,19 @@ class LossInputMismatch(Rule[LossInputMismatchParams, _State]):
         severity: Severity | None = "info" if branch == "logarithms_as_logits" else None
         made = f" by {data.made_by}" if data.made_by else ""
         facts = [
-            Fact(name="looks", value=float(watched.looks), limit=float(needed)),
-            Fact(name="smallest", value=data.minimum),
-            Fact(name="largest", value=data.maximum),
+            fact("looks", watched.looks, limit=needed),
+            fact("smallest", data.minimum),
+            fact("largest", data.maximum),
         ]
         if data.made_by:
-            facts.insert(0, Fact(name="made_by", value=data.made_by))
+            facts.insert(0, fact("made_by", data.made_by))
         optional = {
             "row_sum_smallest": data.row_sum_min,
             "row_sum_largest": data.row_sum_max,
             "target_smallest": data.target_min,
             "target_largest": data.target_max,
         }
-        facts += [Fact(name=n, value=v) for n, v in optional.items() if v is not None]
+        facts += [fact(n, v) for n, v in optional.items() if v is not None]
         return Finding(
             about=key,
             branch=branch,

@@ -14,7 +14,6 @@ the loss is mostly that of the padding, but training continues.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Self
 
@@ -22,19 +21,11 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from tocsin.schemas.records.frames import TensorFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.records.issues import Evidence, Series, Subject
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
 from tocsin.stream_rules.reading.tensor_rows import WholeFrames
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    tensors,
-)
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, tensors
 from tocsin.stream_rules.rules.data.shares import at_least
 from tocsin.stream_rules.rules.data.vocabulary import Vocabulary
 
@@ -117,7 +108,7 @@ class NlpSequenceRatio(Rule[NlpSequenceRatioParams, _State]):
     )
     state_type = _State
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         state = self.state
         if frame.collection == "embeddings":
             state.vocabulary.learn(frame)
@@ -137,7 +128,7 @@ class NlpSequenceRatio(Rule[NlpSequenceRatioParams, _State]):
         if total >= self.params.samples:
             yield from self._judge(total, whole.step)
 
-    def _judge(self, total: float, step: int) -> Iterable[Outcome]:
+    def _judge(self, total: float, step: int) -> Outcomes:
         state, params = self.state, self.params
         limits = params.token_thresholds_percent
         if params.token_values:
@@ -172,8 +163,8 @@ class NlpSequenceRatio(Rule[NlpSequenceRatioParams, _State]):
             first_rank=state.rank,
             evidence=Evidence(
                 facts=(
-                    Fact(name="share", value=percent, limit=limit, unit="percent"),
-                    Fact(name="tokens_seen", value=total),
+                    fact("share", percent, limit=limit, unit="percent"),
+                    fact("tokens_seen", total),
                 ),
                 series=Series(
                     name="share of the most frequent token that is watched",

@@ -19,16 +19,16 @@ is ignored; a decoder with open attention to an encoder also has its own causal 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from pydantic import Field
 
-from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.schemas.records.program_facts import LossInputsSeen
 from tocsin.schemas.records.runs import RunData
-from tocsin.stream_rules.rule import Clear, Finding, Moment, Outcome, Params, Rule, RuleMeta, event
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event
 
 _REASONS: Final = {
     "unshifted_targets": "the targets of {function} are the tokens that the model has just read: "
@@ -96,7 +96,7 @@ class TargetLeak(Rule[TargetLeakParams, _State]):
     )
     state_type = _State
 
-    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+    def on_event(self, data: RunData, at: Moment) -> Outcomes:
         if not isinstance(data, LossInputsSeen) or data.mode != "train":
             return
         state = self.state
@@ -146,9 +146,9 @@ class TargetLeak(Rule[TargetLeakParams, _State]):
             remedy=_REMEDIES[branch],
             evidence=Evidence(
                 facts=(
-                    Fact(name="looks", value=float(state.looks), limit=float(params.for_looks)),
+                    fact("looks", state.looks, limit=params.for_looks),
                     *(
-                        Fact(name=name, value=share, limit=limit if name in limits else None)
+                        fact(name, share, limit=limit if name in limits else None)
                         for name, (share, limit) in shares.items()
                     ),
                 ),

@@ -18,16 +18,16 @@ Models that normalise first, or start with an embedding, are not checked.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from pydantic import Field
 
-from tocsin.schemas.records.issues import Evidence, Fact, Severity, Subject
+from tocsin.schemas.records.issues import Evidence, Severity, Subject
 from tocsin.schemas.records.program_facts import LayerInputsSeen, LossInputsSeen
 from tocsin.schemas.records.runs import RunData
-from tocsin.stream_rules.rule import Finding, Moment, Outcome, Params, Rule, RuleMeta, event
+from tocsin.stream_rules.outcomes import Finding, Moment, Outcomes, fact
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event
 
 _BYTE: Final = 255.0
 _BYTES_FROM: Final = 50.0
@@ -86,7 +86,7 @@ class UnnormalisedInputs(Rule[UnnormalisedInputsParams, _State]):
     )
     state_type = _State
 
-    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+    def on_event(self, data: RunData, at: Moment) -> Outcomes:
         state = self.state
         if isinstance(data, LossInputsSeen):
             state.supervised = True
@@ -137,12 +137,12 @@ class UnnormalisedInputs(Rule[UnnormalisedInputsParams, _State]):
             remedy=_REMEDIES.get(branch),
             evidence=Evidence(
                 facts=(
-                    Fact(name="class", value=data.kind),
-                    Fact(name="mean", value=data.mean),
-                    Fact(name="std", value=data.std),
-                    Fact(name="smallest", value=data.minimum),
-                    Fact(name="largest", value=data.maximum),
-                    Fact(name="root_mean_square", value=rms, limit=limit),
+                    fact("class", data.kind),
+                    fact("mean", data.mean),
+                    fact("std", data.std),
+                    fact("smallest", data.minimum),
+                    fact("largest", data.maximum),
+                    fact("root_mean_square", rms, limit=limit),
                 ),
                 explanation=f"a sample of {data.values:,} numbers of a batch, at step {data.step}",
             ),

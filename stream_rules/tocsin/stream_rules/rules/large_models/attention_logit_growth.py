@@ -24,7 +24,6 @@ If no logit was sampled, the rule uses their bound from the longest query and ke
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -32,18 +31,10 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import TensorFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.records.issues import Evidence, Series, Subject
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.tensor_rows import Doubles, WholeFrames, named
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    tensors,
-)
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, tensors
 from tocsin.stream_rules.rules.large_models.layer_history import Flags, LayerHistory
 
 _LASTING: Final = 2
@@ -101,7 +92,7 @@ class AttentionLogitGrowth(Rule[AttentionLogitGrowthParams, _State]):
     state_type = _State
     by_part = True
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         state = self.state
         whole = state.frames.take(frame)
         bound = None if whole is None else whole.column("qk_bound")
@@ -145,7 +136,7 @@ class AttentionLogitGrowth(Rule[AttentionLogitGrowthParams, _State]):
             fallen = _FALL * values[-1] < np.nanmax(np.nan_to_num(values), axis=0)
         return np.asarray(low[-_LASTING:].all(0) & (len(values) >= _LASTING) & fallen)
 
-    def _branch(self, branch: str, bad: Flags, step: int, worth: Doubles) -> Iterable[Outcome]:
+    def _branch(self, branch: str, bad: Flags, step: int, worth: Doubles) -> Outcomes:
         state = self.state
         found = [int(i) for i in np.flatnonzero(bad)]
         if not found:
@@ -189,11 +180,11 @@ class AttentionLogitGrowth(Rule[AttentionLogitGrowthParams, _State]):
             severity="warning" if branch == "limit" else "info",
             evidence=Evidence(
                 facts=(
-                    Fact(name="largest_logit", value=level, limit=params.limit),
+                    fact("largest_logit", level, limit=params.limit),
                     *(
-                        Fact(
-                            name="entropy",
-                            value=float(state.shares.values[-1, row]),
+                        fact(
+                            "entropy",
+                            state.shares.values[-1, row],
                             limit=params.least_entropy_percent,
                             unit="percent",
                         )

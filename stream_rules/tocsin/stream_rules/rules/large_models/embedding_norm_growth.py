@@ -19,7 +19,6 @@ An info: it leads to large logits and activations, which have their own rules.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,19 +26,11 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import TensorFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.records.issues import Evidence, Series, Subject
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.state_codec import StateArray
 from tocsin.stream_rules.reading.tensor_rows import Doubles, WholeFrames, aligned, named
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    tensors,
-)
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, tensors
 from tocsin.stream_rules.rules.large_models.layer_history import Flags, LayerHistory
 
 _LASTING: Final = 2
@@ -94,7 +85,7 @@ class EmbeddingNormGrowth(Rule[EmbeddingNormGrowthParams, _State]):
     state_type = _State
     by_part = True
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         state, params = self.state, self.params
         whole = state.frames.take(frame)
         mean = None if whole is None else whole.column("row_norm_mean")
@@ -127,7 +118,7 @@ class EmbeddingNormGrowth(Rule[EmbeddingNormGrowthParams, _State]):
 
     def _branch(
         self, branch: str, bad: Flags, frame: TensorFrame, worth: Doubles, before: Doubles
-    ) -> Iterable[Outcome]:
+    ) -> Outcomes:
         state = self.state
         streak = state.streaks.get(branch, np.zeros(0))
         streak = np.nan_to_num(aligned(frame.rows, state.rows, streak))
@@ -170,12 +161,9 @@ class EmbeddingNormGrowth(Rule[EmbeddingNormGrowthParams, _State]):
             first_rank=state.frames.rank,
             evidence=Evidence(
                 facts=(
-                    Fact(name="mean_length", value=mean),
-                    Fact(name="longest_to_mean", value=ratio, limit=params.ratio),
-                    *(
-                        Fact(name="longest_row", value=float(r))
-                        for r in ([] if row is None else [row[i]])
-                    ),
+                    fact("mean_length", mean),
+                    fact("longest_to_mean", ratio, limit=params.ratio),
+                    *(fact("longest_row", r) for r in ([] if row is None else [row[i]])),
                 ),
                 series=Series(name=series, steps=steps, values=values, limit=limit),
                 followed=len(found) - 1,

@@ -19,7 +19,6 @@ cross-entropy (no labels, no tokens were seen) are not logits and are ignored.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,18 +26,10 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import TensorFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.records.issues import Evidence, Series, Subject
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.tensor_rows import Doubles, WholeFrames, aligned
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    tensors,
-)
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, tensors
 from tocsin.stream_rules.rules.large_models.layer_history import Flags, LayerHistory
 
 _LASTING: Final = 2
@@ -99,7 +90,7 @@ class LogitDrift(Rule[LogitDriftParams, _State]):
     state_type = _State
     by_part = True
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         state = self.state
         if frame.collection != "logits":
             state.cross_entropy = True
@@ -145,7 +136,7 @@ class LogitDrift(Rule[LogitDriftParams, _State]):
 
     def _branch(
         self, branch: str, bad: Flags, step: int, start: Doubles, slopes: Doubles
-    ) -> Iterable[Outcome]:
+    ) -> Outcomes:
         state, params = self.state, self.params
         found = [int(i) for i in np.flatnonzero(bad)]
         if not found:
@@ -169,9 +160,9 @@ class LogitDrift(Rule[LogitDriftParams, _State]):
             severity="warning" if abs(away) > _FAR * params.limit else None,
             evidence=Evidence(
                 facts=(
-                    Fact(name="log_z", value=level),
-                    Fact(name="drift", value=away, limit=params.limit),
-                    Fact(name="slope", value=slope, limit=params.slope, unit="per 1,000 steps"),
+                    fact("log_z", level),
+                    fact("drift", away, limit=params.limit),
+                    fact("slope", slope, limit=params.slope, unit="per 1,000 steps"),
                 ),
                 series=Series(name="mean log Z", steps=steps, values=values),
             ),

@@ -18,7 +18,6 @@ times the mean from step 100 on, with or without a balancing loss. So one summar
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -26,19 +25,11 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import TensorFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.records.issues import Evidence, Series, Subject
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.state_codec import StateArray
 from tocsin.stream_rules.reading.tensor_rows import Doubles, WholeFrames, aligned, named
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    tensors,
-)
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, tensors
 from tocsin.stream_rules.rules.large_models.layer_history import LayerHistory
 
 _NEARLY_ALL: Final = 0.9
@@ -102,7 +93,7 @@ class MoeImbalance(Rule[MoeImbalanceParams, _State]):
     state_type = _State
     by_part = True
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         columns = [i for i, name in enumerate(frame.count_columns) if name.startswith(_EXPERT)]
         if len(columns) < 2:
             return
@@ -132,9 +123,7 @@ class MoeImbalance(Rule[MoeImbalanceParams, _State]):
         yield from self._overload(of, whole.step, limit, counts)
         yield from self._dead(of, whole.step, len(columns))
 
-    def _overload(
-        self, of: _Routers, step: int, limit: Doubles, counts: Doubles
-    ) -> Iterable[Outcome]:
+    def _overload(self, of: _Routers, step: int, limit: Doubles, counts: Doubles) -> Outcomes:
         about = f"overload/{counts.shape[1]}"
         bad = [int(i) for i in np.flatnonzero(of.high >= self.params.for_summaries)]
         if not bad:
@@ -158,9 +147,9 @@ class MoeImbalance(Rule[MoeImbalanceParams, _State]):
             first_rank=of.frames.rank,
             evidence=Evidence(
                 facts=(
-                    Fact(name="load", value=float(load[first]), limit=float(limit[first])),
-                    Fact(name="expert", value=float(expert)),
-                    Fact(name="experts", value=float(counts.shape[1])),
+                    fact("load", load[first], limit=limit[first]),
+                    fact("expert", expert),
+                    fact("experts", counts.shape[1]),
                 ),
                 series=Series(
                     name="load of the most chosen expert",
@@ -174,7 +163,7 @@ class MoeImbalance(Rule[MoeImbalanceParams, _State]):
             ),
         )
 
-    def _dead(self, of: _Routers, step: int, experts: int) -> Iterable[Outcome]:
+    def _dead(self, of: _Routers, step: int, experts: int) -> Outcomes:
         about = f"dead_expert/{experts}"
         if len(of.recent) < self.params.dead_for or sum(of.tokens) < _EXPECTED:
             return
@@ -200,9 +189,9 @@ class MoeImbalance(Rule[MoeImbalanceParams, _State]):
             severity="warning" if 2 * len(dead) >= experts else "info",
             evidence=Evidence(
                 facts=(
-                    Fact(name="dead_experts", value=float(len(dead))),
-                    Fact(name="experts", value=float(experts)),
-                    Fact(name="summaries", value=float(len(of.recent))),
+                    fact("dead_experts", len(dead)),
+                    fact("experts", experts),
+                    fact("summaries", len(of.recent)),
                 ),
                 followed=len(rows) - 1,
                 also=tuple(f"{name}: expert {i}" for i in dead[:32]),

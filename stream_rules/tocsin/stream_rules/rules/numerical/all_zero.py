@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,20 +18,11 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import Lead
 from tocsin.stream_rules.reading.tensor_rows import WholeFrames, is_asked_for, named
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    scalar,
-    tensors,
-)
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar, tensors
 from tocsin.stream_rules.rules.numerical.streaks import Streaks
 
 GRADIENTS, TENSORS = "gradients", "tensors"
@@ -96,7 +86,7 @@ class AllZero(Rule[AllZeroParams, _State]):
     state_type = _State
     by_part = True
 
-    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+    def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         state = self.state
         if state.norms.overtaken_by(frame):
             self.state = state = _State(norms=state.norms)
@@ -111,7 +101,7 @@ class AllZero(Rule[AllZeroParams, _State]):
             if norms is not None and state.norms.add(step, float(norms[i])):
                 yield from self._look(step, zero=norms[i] == 0, at=at)
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         numel, zeros = frame.count("numel"), frame.count("zeros")
         if numel is None or zeros is None or not len(frame.rows):
             return
@@ -122,7 +112,7 @@ class AllZero(Rule[AllZeroParams, _State]):
         if self.params.tensors:
             yield from self._named(frame)
 
-    def _look(self, step: int, *, zero: bool, at: Moment) -> Iterable[Outcome]:
+    def _look(self, step: int, *, zero: bool, at: Moment) -> Outcomes:
         """Norm and summary of one step are one look."""
         state = self.state
         if not zero or self._solved():
@@ -145,8 +135,8 @@ class AllZero(Rule[AllZeroParams, _State]):
                 onset_ms=state.since_ms,
                 evidence=Evidence(
                     facts=(
-                        Fact(name="gradient_norm", value=0.0),
-                        *(() if state.loss is None else (Fact(name="loss", value=state.loss),)),
+                        fact("gradient_norm", 0.0),
+                        *(() if state.loss is None else (fact("loss", state.loss),)),
                     ),
                     series=state.norms.series("gradient norm") if state.norms.steps else None,
                 ),
@@ -156,7 +146,7 @@ class AllZero(Rule[AllZeroParams, _State]):
         loss, first = self.state.loss, self.state.first_loss
         return loss is not None and first is not None and abs(loss) <= _SOLVED * abs(first)
 
-    def _named(self, frame: TensorFrame) -> Iterable[Outcome]:
+    def _named(self, frame: TensorFrame) -> Outcomes:
         params = self.params
         key = f"{frame.collection}|{','.join(frame.columns)}"
         watched = self.state.watched.get(key)
@@ -190,13 +180,8 @@ class AllZero(Rule[AllZeroParams, _State]):
             first_rank=watched.frames.rank,
             evidence=Evidence(
                 facts=(
-                    Fact(
-                        name="zeros",
-                        value=float(percent[first]),
-                        limit=params.threshold,
-                        unit="percent",
-                    ),
-                    Fact(name="summaries", value=float(length[first])),
+                    fact("zeros", percent[first], limit=params.threshold, unit="percent"),
+                    fact("summaries", length[first]),
                 ),
                 followed=len(found) - 1,
                 also=named(whole.rows, found[1:].tolist()),

@@ -18,7 +18,6 @@ in float32 trainings of any kind.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
@@ -28,20 +27,11 @@ import numpy.typing as npt
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import Lead
 from tocsin.stream_rules.reading.tensor_rows import Marked, WholeFrames, named
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    scalar,
-    tensors,
-)
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar, tensors
 
 RENEWED: Final = "optimizer_renewed"
 _FIRST: Final = ("exp_avg", "momentum_buffer")
@@ -126,7 +116,7 @@ class DeadOptimizerState(Rule[DeadOptimizerStateParams, _State]):
     state_type = _State
     by_part = True
 
-    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+    def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         lead = self.state.lead
         if not lead.takes(frame):
             return
@@ -144,18 +134,11 @@ class DeadOptimizerState(Rule[DeadOptimizerStateParams, _State]):
                 first_step=first,
                 first_rank=lead.rank,
                 evidence=Evidence(
-                    facts=(
-                        Fact(
-                            name="renewed",
-                            value=float(streak),
-                            limit=float(self.params.for_steps),
-                            unit="steps",
-                        ),
-                    ),
+                    facts=(fact("renewed", streak, limit=self.params.for_steps, unit="steps"),),
                 ),
             )
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         state = self.state
         if frame.collection == "gradients":
             whole = state.gradients.take(frame)
@@ -178,7 +161,7 @@ class DeadOptimizerState(Rule[DeadOptimizerStateParams, _State]):
         yield from self._judge("empty", whole, momenta, (empty >= 1.0) & momenta)
         yield from self._judge("underflow", whole, squares, (behind > _MOSTLY) & squares)
 
-    def _judge(self, branch: str, frame: TensorFrame, asked: Mask, bad: Mask) -> Iterable[Outcome]:
+    def _judge(self, branch: str, frame: TensorFrame, asked: Mask, bad: Mask) -> Outcomes:
         among, found = int(asked.sum()), np.flatnonzero(bad)
         if not among:
             return
@@ -200,8 +183,8 @@ class DeadOptimizerState(Rule[DeadOptimizerStateParams, _State]):
             first_rank=self.state.frames.rank,
             evidence=Evidence(
                 facts=(
-                    Fact(name="tensors", value=float(len(found))),
-                    Fact(name="watched", value=float(among), unit="tensors"),
+                    fact("tensors", len(found)),
+                    fact("watched", among, unit="tensors"),
                 ),
                 followed=len(found) - 1,
                 also=named(frame.rows, found[1:].tolist()),

@@ -17,28 +17,18 @@ not a parameter of the rule.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import TensorFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.records.issues import Evidence, Series, Subject
+from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
 from tocsin.stream_rules.reading.state_codec import StateArray
 from tocsin.stream_rules.reading.tensor_rows import Doubles, WholeFrames, aligned, named
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Holds,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    tensors,
-)
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, tensors
 
 
 class DeadReluParams(Params):
@@ -87,7 +77,7 @@ class DeadRelu(Rule[DeadReluParams, _State]):
     state_type = _State
     by_part = True
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         state, params = self.state, self.params
         # A step has one frame for each set of columns; the others are not of ReLUs.
         whole = state.frames.take(frame) if "dead" in frame.columns else None
@@ -128,13 +118,8 @@ class DeadRelu(Rule[DeadReluParams, _State]):
             first_rank=state.frames.rank,
             evidence=Evidence(
                 facts=(
-                    Fact(
-                        name="dead",
-                        value=float(percent[first]),
-                        limit=self.params.threshold_layer,
-                        unit="percent",
-                    ),
-                    Fact(name="summaries", value=float(state.high[first])),
+                    fact("dead", percent[first], limit=self.params.threshold_layer, unit="percent"),
+                    fact("summaries", state.high[first]),
                 ),
                 series=Series(
                     name="dead units of the worst layer",

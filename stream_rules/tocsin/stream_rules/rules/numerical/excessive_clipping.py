@@ -15,16 +15,16 @@ loss that is a sum instead of a mean).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import Lead
-from tocsin.stream_rules.rule import Clear, Finding, Moment, Outcome, Params, Rule, RuleMeta, scalar
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
 
 BEFORE: Final = "gradient_norm"
 AFTER: Final = "gradient_norm_clipped"
@@ -79,7 +79,7 @@ class ExcessiveClipping(Rule[ExcessiveClippingParams, _State]):
     )
     state_type = _State
 
-    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+    def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         state = self.state
         before, after = frame.column(BEFORE), frame.column(AFTER)
         if before is None or after is None:
@@ -96,7 +96,7 @@ class ExcessiveClipping(Rule[ExcessiveClippingParams, _State]):
             if state.lead.add(step, share):
                 yield from self._step(step, whole, left, share)
 
-    def _step(self, step: int, whole: float, left: float, share: float) -> Iterable[Outcome]:
+    def _step(self, step: int, whole: float, left: float, share: float) -> Outcomes:
         state, params = self.state, self.params
         little = share < params.ratio and left < params.floor
         if little and not state.little:
@@ -128,10 +128,10 @@ class ExcessiveClipping(Rule[ExcessiveClippingParams, _State]):
             severity=None if branch == "nothing_left" else "info",
             evidence=Evidence(
                 facts=(
-                    Fact(name="norm_before", value=whole),
-                    Fact(name="norm_after", value=left),
-                    Fact(name="share_left", value=left / whole, limit=limit),
-                    Fact(name="for", value=float(steps), unit="steps"),
+                    fact("norm_before", whole),
+                    fact("norm_after", left),
+                    fact("share_left", left / whole, limit=limit),
+                    fact("for", steps, unit="steps"),
                 ),
                 series=self.state.lead.series("share of the norm that is left", limit=limit),
             ),

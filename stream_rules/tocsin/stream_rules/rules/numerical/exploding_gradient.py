@@ -38,20 +38,11 @@ from typing import Final
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import Lead
 from tocsin.stream_rules.reading.sharded_norms import PartedNorms
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Holds,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    scalar,
-)
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
 
 _TAMED: Final = 0.5
 """What is left of a norm that was clipped in earnest."""
@@ -124,7 +115,7 @@ class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
     )
     state_type = _State
 
-    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+    def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         state = self.state
         if state.lead.overtaken_by(frame):
             self.state = state = _State(lead=state.lead, parts=state.parts)
@@ -150,12 +141,12 @@ class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
             yield from self._follow(step, loss)
         yield from self._put_together(whole, at)
 
-    def _put_together(self, whole: Iterable[tuple[int, float]], at: Moment) -> Iterable[Outcome]:
+    def _put_together(self, whole: Iterable[tuple[int, float]], at: Moment) -> Outcomes:
         for step, norm in whole:
             if self.state.lead.add(step, norm) and math.isfinite(norm):
                 yield from self._point(step, norm, at, tamed=False)
 
-    def _point(self, step: int, norm: float, at: Moment, *, tamed: bool) -> Iterable[Outcome]:
+    def _point(self, step: int, norm: float, at: Moment, *, tamed: bool) -> Outcomes:
         state, params = self.state, self.params
         warm = state.seen >= params.warmup_steps
         over = norm > params.factor * state.average > 0
@@ -184,7 +175,7 @@ class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
         weight = max(2 / (self.params.ema_steps + 1), 1 / state.seen)
         state.average += weight * (norm - state.average)
 
-    def _follow(self, step: int, loss: float) -> Iterable[Outcome]:
+    def _follow(self, step: int, loss: float) -> Outcomes:
         """Take a loss: whether it stays up behind what was found."""
         state = self.state
         if not math.isfinite(loss):
@@ -232,12 +223,12 @@ class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
         state, params = self.state, self.params
         average = max(state.average, 1e-30)
         facts = [
-            Fact(name="gradient_norm", value=norm, limit=params.factor * average),
-            Fact(name="moving_average", value=average),
-            Fact(name="ratio", value=norm / average, limit=params.factor),
+            fact("gradient_norm", norm, limit=params.factor * average),
+            fact("moving_average", average),
+            fact("ratio", norm / average, limit=params.factor),
         ]
         if state.loss is not None:
-            facts.append(Fact(name="loss", value=state.loss))
+            facts.append(fact("loss", state.loss))
         reason = (
             f"the gradient norm is {norm:.4g}, {norm / average:,.0f} times its moving average of "
             f"{average:.4g}, since step {state.first_step}"

@@ -11,16 +11,16 @@ estimate: gradient accumulation and alternating optimizers start from a cleared 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import Lead
-from tocsin.stream_rules.rule import Clear, Finding, Moment, Outcome, Params, Rule, RuleMeta, scalar
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
 
 COLUMN: Final = "gradients_uncleared"
 
@@ -57,7 +57,7 @@ class GradientsNotCleared(Rule[GradientsNotClearedParams, _State]):
     )
     state_type = _State
 
-    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+    def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         if not self.state.lead.takes(frame):
             return
         for step, streak in self.state.lead.points(frame, COLUMN):
@@ -73,12 +73,7 @@ class GradientsNotCleared(Rule[GradientsNotClearedParams, _State]):
                 first_rank=self.state.lead.rank,
                 evidence=Evidence(
                     facts=(
-                        Fact(
-                            name="steps_uncleared",
-                            value=float(streak),
-                            limit=float(self.params.for_steps),
-                            unit="steps",
-                        ),
+                        fact("steps_uncleared", streak, limit=self.params.for_steps, unit="steps"),
                     ),
                     series=self.state.lead.series("steps in a row without clearing"),
                     explanation="at each backward call since the step before, the gradient of a "

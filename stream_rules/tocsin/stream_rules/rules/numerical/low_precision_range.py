@@ -15,27 +15,18 @@ tenths of the first one):
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import TensorFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.records.issues import Evidence, Series, Subject
 from tocsin.schemas.text import share_text
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
 from tocsin.stream_rules.reading.tensor_rows import Doubles, WholeFrames, named
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    tensors,
-)
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, tensors
 
 _BACK = 0.9
 
@@ -93,7 +84,7 @@ class LowPrecisionRange(Rule[LowPrecisionRangeParams, _State]):
     state_type = _State
     by_part = True
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         # The table of statistics comes in a frame of its own.
         if "underflow" not in frame.columns and "overflow" not in frame.columns:
             return
@@ -119,7 +110,7 @@ class LowPrecisionRange(Rule[LowPrecisionRangeParams, _State]):
         weights: Doubles,
         frame: TensorFrame,
         at: Moment,
-    ) -> Iterable[Outcome]:
+    ) -> Outcomes:
         side = self.state.sides.setdefault(name, _Side())
         side.steps = [*side.steps, frame.step][-SERIES_POINTS:]
         side.values = [*side.values, share][-SERIES_POINTS:]
@@ -161,7 +152,7 @@ class LowPrecisionRange(Rule[LowPrecisionRangeParams, _State]):
             first_rank=self.state.frames.rank,
             onset_ms=side.since_ms,
             evidence=Evidence(
-                facts=(Fact(name=name, value=share, limit=limit, unit="percent"),),
+                facts=(fact(name, share, limit=limit, unit="percent"),),
                 series=Series(
                     name=name,
                     unit="percent",

@@ -43,20 +43,10 @@ import numpy.typing as npt
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.tensor_rows import WholeFrames, named
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Holds,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    scalar,
-    tensors,
-)
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar, tensors
 
 _TURNS: Final = 3
 _REMEDIES: Final = {
@@ -128,12 +118,12 @@ class NoGradient(Rule[NoGradientParams, _State]):
     state_type = _State
     by_part = True
 
-    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+    def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         missing = frame.column("without_gradient")
         if missing is not None and len(missing) and missing[-1] == 0:
             yield from self._close(())
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         if frame.collection == UNTRAINED:
             yield from self._untrained(frame)
             return
@@ -157,7 +147,7 @@ class NoGradient(Rule[NoGradientParams, _State]):
             yield self._finding(whole, found, branch, chosen)
         yield from self._close(branches)
 
-    def _untrained(self, frame: TensorFrame) -> Iterable[Outcome]:
+    def _untrained(self, frame: TensorFrame) -> Outcomes:
         whole = self.state.untrained.take(frame)
         matrices = None if whole is None else whole.count("matrices")
         if whole is None or matrices is None or not len(whole.rows):
@@ -181,9 +171,9 @@ class NoGradient(Rule[NoGradientParams, _State]):
             remedy=_REMEDIES[UNTRAINED],
             evidence=Evidence(
                 facts=(
-                    Fact(name="frozen_share", value=share, limit=self.params.frozen_share),
-                    Fact(name="untrained", value=float(len(whole.rows)), unit="tensors"),
-                    *(Fact(name=n, value=float(v[0])) for n, v in shown if v is not None and v[0]),
+                    fact("frozen_share", share, limit=self.params.frozen_share),
+                    fact("untrained", len(whole.rows), unit="tensors"),
+                    *(fact(n, v[0]) for n, v in shown if v is not None and v[0]),
                 ),
                 followed=len(whole.rows) - 1,
                 also=named(whole.rows, range(1, len(whole.rows))),
@@ -209,7 +199,7 @@ class NoGradient(Rule[NoGradientParams, _State]):
         branch = "lost" if bool(found["had"][cut].all()) else "detached"
         return {branch: cut} if not len(rest) else {branch: cut, "unused": rest}
 
-    def _close(self, branches: Iterable[str]) -> Iterable[Outcome]:
+    def _close(self, branches: Iterable[str]) -> Outcomes:
         state = self.state
         still = list(branches)
         for branch in state.open:
@@ -244,14 +234,12 @@ class NoGradient(Rule[NoGradientParams, _State]):
             remedy=_REMEDIES.get(branch),
             evidence=Evidence(
                 facts=(
-                    Fact(name="looks_without", value=float(looks), limit=self.params.for_steps),
-                    Fact(name="without_gradient", value=float(len(rows)), unit="tensors"),
-                    Fact(name="trainable", value=float(trainable), unit="tensors"),
-                    Fact(name="called", value=float(found["called"][rows].max())),
-                    Fact(
-                        name="called_without_grad", value=float(found["silent_calls"][rows].max())
-                    ),
-                    Fact(name="watched", value=float(found["watched"][rows].max()), unit="steps"),
+                    fact("looks_without", looks, limit=self.params.for_steps),
+                    fact("without_gradient", len(rows), unit="tensors"),
+                    fact("trainable", trainable, unit="tensors"),
+                    fact("called", found["called"][rows].max()),
+                    fact("called_without_grad", found["silent_calls"][rows].max()),
+                    fact("watched", found["watched"][rows].max(), unit="steps"),
                 ),
                 followed=len(rows) - 1,
                 also=named(frame.rows, rows[1:].tolist()),

@@ -18,7 +18,6 @@ sends the loss.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -28,19 +27,10 @@ from pydantic import Field
 
 from tocsin.schemas.records.frames import Counts, Floats, StepFrame, TensorFrame
 from tocsin.schemas.records.runs import RunData, RunEnded
+from tocsin.stream_rules.outcomes import Clear, Holds, Moment, Outcome, Outcomes
 from tocsin.stream_rules.reading.rank_series import Lead
 from tocsin.stream_rules.reading.tensor_rows import is_asked_for
-from tocsin.stream_rules.rule import (
-    Clear,
-    Holds,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    scalar,
-    tensors,
-)
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar, tensors
 from tocsin.stream_rules.rules.numerical.nonfinite_evidence import (
     GRADIENTS,
     LOCAL,
@@ -136,7 +126,7 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
             return pending.since_ms + LATE_RANKS_HOLD_MS
         return pending.since_ms + HOLD_MS
 
-    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+    def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         yield from self._named_scalars(frame, at)
         if frame.mode != "train" or not frame.steps.size:
             return
@@ -168,7 +158,7 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
                 yield from self._healthy(step, step)
         yield from self._if_settled(at)
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         if frame.mode != "train":
             return
         state, rank = self.state, frame.speaker.rank
@@ -199,7 +189,7 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
             self._count_row(pending, rank, frame.step, at)
         yield from self._if_settled(at)
 
-    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+    def on_event(self, data: RunData, at: Moment) -> Outcomes:
         pending = self.state.pending
         if pending is None or not isinstance(data, RunEnded):
             return
@@ -210,7 +200,7 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
         else:
             yield from self._if_settled(at)
 
-    def on_timer(self, at: Moment) -> Iterable[Outcome]:
+    def on_timer(self, at: Moment) -> Outcomes:
         pending = self.state.pending
         if pending is None:
             return
@@ -224,7 +214,7 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
 
     def _bad_row(
         self, rank: int, step: int, loss: float | None, gradients: int, at: Moment
-    ) -> Iterable[Outcome]:
+    ) -> Outcomes:
         if self.state.open_since is not None:
             self.state.healthy_since = None
             yield Holds(step)
@@ -256,7 +246,7 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
         if not any(evidence.bad for evidence in pending.ranks.values()):
             self.state.pending = None
 
-    def _healthy(self, first: int, last: int) -> Iterable[Outcome]:
+    def _healthy(self, first: int, last: int) -> Outcomes:
         state = self.state
         if state.open_since is None:
             return
@@ -274,7 +264,7 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
         began = None if forward is None else forward.origin(step)
         return skipped_finding(frame, step, began)
 
-    def _no_more_skipped(self, step: int) -> Iterable[Outcome]:
+    def _no_more_skipped(self, step: int) -> Outcomes:
         since = self.state.skipped_at or 0
         if step - since >= self.meta.resolve_after_steps:
             self.state.skipped_at = None
@@ -305,14 +295,14 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
         if pending.since_ms is None and pending.ranks[rank].row >= self.params.for_steps:
             pending.since_ms = at.now_ms
 
-    def _if_settled(self, at: Moment) -> Iterable[Outcome]:
+    def _if_settled(self, at: Moment) -> Outcomes:
         pending = self.state.pending
         if pending is None or pending.since_ms is None or not pending.settled():
             return
         if not pending.several_ranks or at.run.all_reported(pending.step):
             yield from self._decide(pending, at)
 
-    def _decide(self, pending: Pending, at: Moment) -> Iterable[Outcome]:
+    def _decide(self, pending: Pending, at: Moment) -> Outcomes:
         self.state.pending = None
         self.state.open_since, self.state.healthy_since = pending.step, None
         forward = self.state.forward.get(pending.origin()[0])
@@ -357,7 +347,7 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
         watched = [is_asked_for(frame.collection, name, asked) for name in frame.rows]
         return counts * np.asarray(watched, np.uint64) if any(watched) else None
 
-    def _named_scalars(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+    def _named_scalars(self, frame: StepFrame, at: Moment) -> Outcomes:
         """Evaluation losses and `log.NAME`: warnings, each for itself."""
         for name in frame.columns:
             evaluation = name == "loss" and frame.mode != "train"

@@ -8,8 +8,8 @@ from typing import Final
 
 from tocsin.schemas.records.frames import StepFrame
 from tocsin.schemas.records.issues import Evidence, Fact, Subject, SubjectKind
+from tocsin.stream_rules.outcomes import Finding, fact
 from tocsin.stream_rules.reading.rank_series import Lead
-from tocsin.stream_rules.rule import Finding
 from tocsin.stream_rules.rules.numerical.nonfinite_evidence import (
     GRADIENTS,
     LOCAL,
@@ -101,7 +101,7 @@ def scalar_finding(
         first_rank=frame.speaker.rank,
         severity="warning",
         stop_worthy=False,
-        evidence=Evidence(facts=(Fact(name=shown, value=value),)),
+        evidence=Evidence(facts=(fact(shown, value),)),
     )
 
 
@@ -204,25 +204,25 @@ def _bad_row(began: Origin | None) -> tuple[Fact, ...]:
         return ()
     row = began.row
     return (
-        Fact(name="nans_at_origin", value=float(row.nans)),
-        Fact(name="infs_at_origin", value=float(row.infs)),
+        fact("nans_at_origin", row.nans),
+        fact("infs_at_origin", row.infs),
     )
 
 
 def _facts(evidence: RankEvidence, tensors: BadTensors | None, ranks: int) -> tuple[Fact, ...]:
     facts = []
     if evidence.loss is not None:
-        facts.append(Fact(name="loss", value=evidence.loss))
+        facts.append(fact("loss", evidence.loss))
     if tensors is not None:
         facts += [
-            Fact(name="nans", value=float(tensors.nans)),
-            Fact(name="infs", value=float(tensors.infs)),
-            Fact(name="bad_tensors", value=float(tensors.bad)),
-            Fact(name="tensors", value=float(tensors.rows)),
+            fact("nans", tensors.nans),
+            fact("infs", tensors.infs),
+            fact("bad_tensors", tensors.bad),
+            fact("tensors", tensors.rows),
         ]
     elif evidence.bad_gradients:
-        facts.append(Fact(name="bad_tensors", value=float(evidence.bad_gradients)))
-    facts.append(Fact(name="bad_ranks", value=float(ranks)))
+        facts.append(fact("bad_tensors", evidence.bad_gradients))
+    facts.append(fact("bad_ranks", ranks))
     return tuple(facts)
 
 

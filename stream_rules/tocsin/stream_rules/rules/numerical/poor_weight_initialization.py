@@ -29,7 +29,6 @@ of 2e-8 of the largest (a CNN) to 1e-11, and all zeros or one constant left zero
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -37,20 +36,11 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.records.issues import Evidence, Series, Subject
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import Lead
 from tocsin.stream_rules.reading.tensor_rows import WholeFrames, named
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    scalar,
-    tensors,
-)
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar, tensors
 
 VARIANCE, NARROW, FLAT = "variance_ratio", "narrow_gradients", "flat_loss"
 _LEAST_ROWS: Final = 4
@@ -172,14 +162,14 @@ class PoorWeightInitialization(Rule[PoorWeightInitializationParams, _State]):
         if branch not in self.state.found:
             self.state.found.append(branch)
 
-    def _clear(self, step: int, branch: str) -> Iterable[Outcome]:
+    def _clear(self, step: int, branch: str) -> Outcomes:
         if branch in self.state.found:
             self.state.found.remove(branch)
             yield Clear(step, about=branch)
 
     # -- losses ------------------------------------------------------------------------------
 
-    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+    def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         state, params = self.state, self.params
         if not frame.steps.size:
             return
@@ -247,13 +237,8 @@ class PoorWeightInitialization(Rule[PoorWeightInitializationParams, _State]):
             onset_ms=state.flat_ms,
             evidence=Evidence(
                 facts=(
-                    Fact(name="loss", value=loss),
-                    Fact(
-                        name="flat_for",
-                        value=float(state.flat),
-                        limit=float(self.params.patience),
-                        unit="steps",
-                    ),
+                    fact("loss", loss),
+                    fact("flat_for", state.flat, limit=self.params.patience, unit="steps"),
                 ),
                 series=state.lead.series("loss"),
             ),
@@ -261,7 +246,7 @@ class PoorWeightInitialization(Rule[PoorWeightInitializationParams, _State]):
 
     # -- tensors -----------------------------------------------------------------------------
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         branch = VARIANCE if frame.collection == "activations" else NARROW
         if not self._looks_at(frame.step, branch):
             return
@@ -270,7 +255,7 @@ class PoorWeightInitialization(Rule[PoorWeightInitializationParams, _State]):
         elif "std" in frame.columns:
             yield from self._activations(frame)
 
-    def _activations(self, frame: TensorFrame) -> Iterable[Outcome]:
+    def _activations(self, frame: TensorFrame) -> Outcomes:
         params, key = self.params, ",".join(frame.columns)
         frames = self.state.activations.get(key)
         if frames is None:
@@ -310,13 +295,13 @@ class PoorWeightInitialization(Rule[PoorWeightInitializationParams, _State]):
             first_rank=frames.rank,
             evidence=Evidence(
                 facts=(
-                    Fact(
-                        name="ratio",
-                        value=ratio,
+                    fact(
+                        "ratio",
+                        ratio,
                         limit=params.threshold if grows else params.threshold_shrinking,
                     ),
-                    Fact(name="std", value=float(np.sqrt(variance[last]))),
-                    Fact(name="std_before", value=float(np.sqrt(variance[first]))),
+                    fact("std", np.sqrt(variance[last])),
+                    fact("std_before", np.sqrt(variance[first])),
                 ),
                 followed=max(0, last - first - 1),
                 also=tuple(names[first:last][:32]),
@@ -324,7 +309,7 @@ class PoorWeightInitialization(Rule[PoorWeightInitializationParams, _State]):
             ),
         )
 
-    def _gradients(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+    def _gradients(self, frame: TensorFrame, at: Moment) -> Outcomes:
         state, params = self.state, self.params
         if "p95" not in frame.columns or "p05" not in frame.columns:
             return
@@ -380,8 +365,8 @@ class PoorWeightInitialization(Rule[PoorWeightInitializationParams, _State]):
             onset_ms=state.narrow_ms,
             evidence=Evidence(
                 facts=(
-                    Fact(name="range", value=float(width[worst]), limit=limit),
-                    Fact(name="share", value=count / len(narrow), limit=params.share),
+                    fact("range", width[worst], limit=limit),
+                    fact("share", count / len(narrow), limit=params.share),
                 ),
                 series=Series(
                     name="ranges of the gradients in backward order",

@@ -26,7 +26,6 @@ that writes the checkpoints may be correct.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -34,20 +33,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tocsin.schemas.records.frames import TensorFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.schemas.records.runs import RunData, RunEnded
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.state_codec import StateArray
 from tocsin.stream_rules.reading.tensor_rows import named
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    tensors,
-)
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, tensors
 
 CHECKSUMS: Final = "checksums"
 DIVERGED, NEVER = "diverged", "never_alike"
@@ -160,7 +151,7 @@ class ReplicaDivergence(Rule[ReplicaDivergenceParams, _State]):
         dues = [c.differs_ms for c in self.state.checks if c.differs_ms is not None]
         return min(dues) + HOLD_MS if dues else None
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         state, rank, sums = self.state, frame.speaker.rank, frame.count("checksum")
         kept = [i for i, name in enumerate(frame.rows) if _FLAT not in name]
         if sums is None or not kept or frame.step <= state.decided:
@@ -185,7 +176,7 @@ class ReplicaDivergence(Rule[ReplicaDivergenceParams, _State]):
         elif len(state.checks) > KEPT:
             yield from self._decide_until(state.checks[0].step)
 
-    def on_timer(self, at: Moment) -> Iterable[Outcome]:
+    def on_timer(self, at: Moment) -> Outcomes:
         due = [
             c.step
             for c in self.state.checks
@@ -193,18 +184,18 @@ class ReplicaDivergence(Rule[ReplicaDivergenceParams, _State]):
         ]
         yield from self._decide_until(max(due, default=-1))
 
-    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+    def on_event(self, data: RunData, at: Moment) -> Outcomes:
         if isinstance(data, RunEnded) and at.run.ended and self.state.checks:
             yield from self._decide_until(self.state.checks[-1].step)
 
-    def _decide_until(self, step: int) -> Iterable[Outcome]:
+    def _decide_until(self, step: int) -> Outcomes:
         state = self.state
         while state.checks and state.checks[0].step <= step:
             check = state.checks.pop(0)
             state.decided = check.step
             yield from self._decide(check)
 
-    def _decide(self, check: _Check) -> Iterable[Outcome]:
+    def _decide(self, check: _Check) -> Outcomes:
         several = {k: g for k, g in check.groups.items() if len(g.variant) > 1}
         if not several:
             return
@@ -304,10 +295,10 @@ class ReplicaDivergence(Rule[ReplicaDivergenceParams, _State]):
     ) -> Evidence:
         return Evidence(
             facts=(
-                Fact(name="replicas", value=float(len(group.variant))),
-                Fact(name="different_weights", value=float(len(set(group.variant.values())))),
-                Fact(name="tensors", value=float(rows)),
-                *((Fact(name="odd_ranks", value=_list(odd)),) if odd else ()),
+                fact("replicas", len(group.variant)),
+                fact("different_weights", len(set(group.variant.values()))),
+                fact("tensors", rows),
+                *((fact("odd_ranks", _list(odd)),) if odd else ()),
             ),
             followed=max(0, rows - 1),
             also=also,

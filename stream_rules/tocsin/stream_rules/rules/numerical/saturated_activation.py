@@ -20,7 +20,6 @@ was 0.26 to 0.28 (six tanh layers of 64 units), of 5 it was 0.8. Hence 20 %, whe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,20 +27,11 @@ import numpy.typing as npt
 from pydantic import Field
 
 from tocsin.schemas.records.frames import TensorFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.records.issues import Evidence, Series, Subject
+from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
 from tocsin.stream_rules.reading.tensor_rows import Doubles, WholeFrames, named
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Holds,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    tensors,
-)
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, tensors
 from tocsin.stream_rules.rules.numerical.streaks import Streaks
 
 HIDDEN, OUTPUT, SOFTMAX = "hidden", "output", "softmax"
@@ -104,7 +94,7 @@ class SaturatedActivation(Rule[SaturatedActivationParams, _State]):
     state_type = _State
     by_part = True
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         state = self.state
         # A step has one frame for each set of columns; the last module may stand in any of them.
         order = frame.count("order")
@@ -132,7 +122,7 @@ class SaturatedActivation(Rule[SaturatedActivationParams, _State]):
         known: npt.NDArray[np.bool_],
         *,
         softmax: bool,
-    ) -> Iterable[Outcome]:
+    ) -> Outcomes:
         params = self.params
         fresh = kind.first_step is None
         if kind.first_step is None:
@@ -164,7 +154,7 @@ class SaturatedActivation(Rule[SaturatedActivationParams, _State]):
         known: npt.NDArray[np.bool_],
         *,
         fresh: bool,
-    ) -> Iterable[Outcome]:
+    ) -> Outcomes:
         layers = np.flatnonzero(high & known)
         if len(layers):
             yield self._finding(branch, kind, frame, percent, [int(i) for i in layers])
@@ -190,13 +180,13 @@ class SaturatedActivation(Rule[SaturatedActivationParams, _State]):
             first_rank=kind.frames.rank,
             evidence=Evidence(
                 facts=(
-                    Fact(
-                        name="saturated",
-                        value=float(percent[first]),
+                    fact(
+                        "saturated",
+                        percent[first],
                         limit=self.params.threshold_layer,
                         unit="percent",
                     ),
-                    Fact(name="summaries", value=float(kind.streaks.length[first])),
+                    fact("summaries", kind.streaks.length[first]),
                 ),
                 series=Series(
                     name="saturated part of the worst layer",

@@ -14,15 +14,15 @@ searches for the scale. There are two conditions, each a separate episode:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import Lead
-from tocsin.stream_rules.rule import Clear, Finding, Moment, Outcome, Params, Rule, RuleMeta, scalar
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
 
 SKIPPED, SCALE = "scaler_skipped", "scaler_scale"
 
@@ -75,7 +75,7 @@ class ScalerSkips(Rule[ScalerSkipsParams, _State]):
     )
     state_type = _State
 
-    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+    def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         state = self.state
         if state.skips.overtaken_by(frame):
             self.state = state = _State(skips=state.skips, scales=state.scales)
@@ -95,7 +95,7 @@ class ScalerSkips(Rule[ScalerSkipsParams, _State]):
             else:
                 yield Clear(step, about="floor")
 
-    def _attempt(self, step: int, skipped: int, *, made: bool) -> Iterable[Outcome]:
+    def _attempt(self, step: int, skipped: int, *, made: bool) -> Outcomes:
         state, params = self.state, self.params
         if state.attempts and step < state.attempts[-1][0]:
             return
@@ -140,7 +140,7 @@ class ScalerSkips(Rule[ScalerSkipsParams, _State]):
             first_step=first,
             first_rank=state.skips.rank,
             evidence=Evidence(
-                facts=(Fact(name="skipped", value=share, limit=params.share, unit="percent"),),
+                facts=(fact("skipped", share, limit=params.share, unit="percent"),),
                 series=state.skips.series("attempts skipped before each step"),
                 explanation="a step is skipped if its scaled gradients are not finite",
             ),
@@ -156,7 +156,7 @@ class ScalerSkips(Rule[ScalerSkipsParams, _State]):
             first_step=step,
             first_rank=state.scales.rank,
             evidence=Evidence(
-                facts=(Fact(name="scale", value=scale, limit=floor),),
+                facts=(fact("scale", scale, limit=floor),),
                 series=state.scales.series("scale of the loss", limit=floor),
             ),
         )

@@ -8,7 +8,6 @@ outside after `for_summaries` consecutive summaries.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -16,19 +15,10 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from tocsin.schemas.records.frames import TensorFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.tensor_rows import Doubles, WholeFrames, is_asked_for, named
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Holds,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    tensors,
-)
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, tensors
 from tocsin.stream_rules.rules.numerical.streaks import Streaks
 
 LOW, HIGH = "below", "above"
@@ -94,7 +84,7 @@ class TensorVariance(Rule[TensorVarianceParams, _State]):
     state_type = _State
     by_part = True
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         params = self.params
         if "std" not in frame.columns or (
             params.min_threshold is None and params.max_threshold is None
@@ -154,7 +144,7 @@ class TensorVariance(Rule[TensorVarianceParams, _State]):
             first_step=since,
             first_rank=frame.speaker.rank,
             evidence=Evidence(
-                facts=(Fact(name="variance", value=float(variance[first]), limit=limit),),
+                facts=(fact("variance", variance[first], limit=limit),),
                 followed=len(found) - 1,
                 also=named(frame.rows, found[1:]),
             ),

@@ -23,7 +23,6 @@ frozen or not: there, you name the tensors to watch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -32,8 +31,9 @@ import numpy.typing as npt
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.records.issues import Evidence, Series, Subject
 from tocsin.schemas.records.runs import RunData, RunStarted
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.state_codec import StateArray
 from tocsin.stream_rules.reading.tensor_rows import (
     Marked,
@@ -43,18 +43,7 @@ from tocsin.stream_rules.reading.tensor_rows import (
     named,
     places,
 )
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    event,
-    scalar,
-    tensors,
-)
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event, scalar, tensors
 from tocsin.stream_rules.rules.numerical.pushed_weights import PushedWeights
 from tocsin.stream_rules.rules.numerical.resting_groups import RestingGroups
 from tocsin.stream_rules.rules.numerical.unowned_gradients import COLLECTION, UnownedGradients
@@ -137,11 +126,11 @@ class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
     state_type = _State
     by_part = True
 
-    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+    def on_event(self, data: RunData, at: Moment) -> Outcomes:
         self.state.groups.told(data)
         return ()
 
-    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+    def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         self.state.groups.take(frame)
         return ()
 
@@ -149,7 +138,7 @@ class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
         own = frame.collection in ("weights", "gradients", "updates", COLLECTION)
         return own or bool(self._asked(frame).any())
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         state = self.state
         if frame.collection == COLLECTION:
             yield from state.unowned.take(frame)
@@ -166,7 +155,7 @@ class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
         if frame.collection == "weights" or self._asked(frame).any():
             yield from self._look(frame)
 
-    def _look(self, frame: TensorFrame) -> Iterable[Outcome]:
+    def _look(self, frame: TensorFrame) -> Outcomes:
         state = self.state
         # Each call of `run.record` sends a frame of one row, several of them at one step.
         alone = frame.parts == 1 and len(frame.rows) == 1
@@ -254,7 +243,7 @@ class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
         seen = np.flatnonzero(np.isfinite(norms))
         steps = kept.steps[-len(norms) :]
         has = "gets gradients and " if frame.collection == "weights" else ""
-        at_rest = [Fact(name="at_rest", value=float(resting), unit="tensors")] if resting else []
+        at_rest = [fact("at_rest", resting, unit="tensors")] if resting else []
         others = f", nor do {len(unchanged) - 1} others" if len(unchanged) > 1 else ""
         return Finding(
             about=about,
@@ -264,13 +253,11 @@ class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
             first_rank=kept.frames.rank,
             evidence=Evidence(
                 facts=(
-                    Fact(
-                        name="equal_summaries",
-                        value=float(kept.equal[unchanged[0]] + 1),
-                        limit=float(self.params.num_steps),
+                    fact(
+                        "equal_summaries", kept.equal[unchanged[0]] + 1, limit=self.params.num_steps
                     ),
-                    Fact(name="unchanged", value=float(len(unchanged)), unit="tensors"),
-                    Fact(name="watched", value=float(len(frame.rows)), unit="tensors"),
+                    fact("unchanged", len(unchanged), unit="tensors"),
+                    fact("watched", len(frame.rows), unit="tensors"),
                     *at_rest,
                 ),
                 series=Series(

@@ -9,16 +9,15 @@ nobody uses.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
 from tocsin.schemas.records.frames import TensorFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Severity, Subject
+from tocsin.schemas.records.issues import Evidence, Severity, Subject
+from tocsin.stream_rules.outcomes import Finding, Outcomes, fact
 from tocsin.stream_rules.reading.tensor_rows import WholeFrames, named
-from tocsin.stream_rules.rule import Finding, Outcome
 
 COLLECTION: Final = "not_optimized"
 BRANCH: Final = "in_no_optimizer"
@@ -31,7 +30,7 @@ class UnownedGradients:
     frames: WholeFrames = field(default_factory=WholeFrames)
     before: list[str] = field(default_factory=list)
 
-    def take(self, frame: TensorFrame) -> Iterable[Outcome]:
+    def take(self, frame: TensorFrame) -> Outcomes:
         """Take a look's rows."""
         whole = self.frames.take(frame)
         if whole is None:
@@ -63,9 +62,9 @@ class UnownedGradients:
             "set requires_grad to False for those that should not be trained.",
             evidence=Evidence(
                 facts=(
-                    Fact(name="not_optimized", value=float(len(rows)), unit="tensors"),
-                    Fact(name="of_the_trained_model", value=float(inside[rows].sum())),
-                    Fact(name="replaced", value=float(replaced), unit="tensors"),
+                    fact("not_optimized", len(rows), unit="tensors"),
+                    fact("of_the_trained_model", inside[rows].sum()),
+                    fact("replaced", replaced, unit="tensors"),
                 ),
                 followed=len(rows) - 1,
                 also=named(whole.rows, rows[1:]),

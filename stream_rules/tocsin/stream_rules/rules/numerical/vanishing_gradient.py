@@ -19,7 +19,6 @@ summary, whatever the loss, and no form by depth.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -28,19 +27,10 @@ from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
 from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
 from tocsin.stream_rules.reading.tensor_rows import Doubles, WholeFrames, mean_abs, named
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    scalar,
-    tensors,
-)
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar, tensors
 
 _SMOOTH: Final = 0.1
 _LEAST: Final = 8
@@ -129,7 +119,7 @@ class VanishingGradient(Rule[VanishingGradientParams, _State]):
     state_type = _State
     by_part = True
 
-    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+    def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         state, losses = self.state, frame.column("loss")
         if losses is None or (state.rank is not None and frame.speaker.rank > state.rank):
             return ()
@@ -142,7 +132,7 @@ class VanishingGradient(Rule[VanishingGradientParams, _State]):
             state.loss += _SMOOTH * (loss - state.loss)
         return ()
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         if frame.collection == "updates":
             self._take_updates(frame)
             return
@@ -178,7 +168,7 @@ class VanishingGradient(Rule[VanishingGradientParams, _State]):
 
     def _judge(
         self, frame: TensorFrame, at: Moment, name: str, value: float, *, holds: bool
-    ) -> Iterable[Outcome]:
+    ) -> Outcomes:
         form = self.state.forms.setdefault(name, _Form())
         form.steps = [*form.steps, frame.step][-SERIES_POINTS:]
         form.values = [*form.values, value][-SERIES_POINTS:]
@@ -205,8 +195,8 @@ class VanishingGradient(Rule[VanishingGradientParams, _State]):
             f"{self.params.threshold:.3g} since step {form.first_step}: {frame.rows[bad[0]]} has "
             f"{size[bad[0]]:.3g}",
             (
-                Fact(name="share", value=form.values[-1], limit=self.params.share),
-                Fact(name="mean_abs", value=float(size[bad[0]]), limit=self.params.threshold),
+                fact("share", form.values[-1], limit=self.params.share),
+                fact("mean_abs", size[bad[0]], limit=self.params.threshold),
             ),
             Evidence(
                 followed=len(bad) - 1,
@@ -223,7 +213,7 @@ class VanishingGradient(Rule[VanishingGradientParams, _State]):
             Subject(kind="layer", name=frame.rows[-1], collection="gradients"),
             f"the gradients of the first layers are {ratio:.3g} of those of the last layers since "
             f"step {form.first_step}",
-            (Fact(name="depth_ratio", value=ratio, limit=self.params.depth_ratio),),
+            (fact("depth_ratio", ratio, limit=self.params.depth_ratio),),
             Evidence(
                 series=_series("first layers against last", form, self.params.depth_ratio),
                 explanation="medians of the mean absolute gradient over the first and the last "
@@ -240,7 +230,7 @@ class VanishingGradient(Rule[VanishingGradientParams, _State]):
         facts: tuple[Fact, ...],
         evidence: Evidence,
     ) -> Finding:
-        facts = (*facts, Fact(name="summaries", value=float(form.row)))
+        facts = (*facts, fact("summaries", form.row))
         return Finding(
             about=about,
             branch=about,

@@ -33,7 +33,6 @@ default 500 apart; here the change is that of one step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -42,22 +41,12 @@ import numpy.typing as npt
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.records.issues import Evidence, Series, Subject
 from tocsin.schemas.records.runs import RunData, RunStarted
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
 from tocsin.stream_rules.reading.tensor_rows import Doubles, WholeFrames, named
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    event,
-    scalar,
-    tensors,
-)
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event, scalar, tensors
 from tocsin.stream_rules.rules.numerical.first_steps import STRETCH, FirstSteps
 from tocsin.stream_rules.rules.numerical.pushed_weights import PushedWeights
 from tocsin.stream_rules.rules.numerical.resting_groups import Rest, RestingGroups
@@ -152,16 +141,16 @@ class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
     state_type = _State
     by_part = True
 
-    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+    def on_event(self, data: RunData, at: Moment) -> Outcomes:
         self.state.groups.told(data)
         return ()
 
-    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+    def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         self.state.groups.take(frame)
         self.state.first.take_losses(frame)
         return self._ruined(at)
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         state, params = self.state, self.params
         if frame.collection == "gradients":
             state.pushed.take(frame)
@@ -192,7 +181,7 @@ class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
         if not rest.everywhere:
             yield from self._side("small", small, pushed, rest.tensors, ratio, whole, at)
 
-    def _large(self, whole: TensorFrame, ratio: Doubles, at: Moment) -> Iterable[Outcome]:
+    def _large(self, whole: TensorFrame, ratio: Doubles, at: Moment) -> Outcomes:
         params = self.params
         numel = whole.count("numel") if params.only_pushed else None
         asked = np.ones(len(whole.rows), bool) if numel is None else numel >= _FEW
@@ -200,22 +189,22 @@ class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
             large = ratio > params.large_threshold
             yield from self._side("large", large, asked, 0, ratio, whole, at)
 
-    def _ruined(self, at: Moment) -> Iterable[Outcome]:
+    def _ruined(self, at: Moment) -> Outcomes:
         """Whether one of the first steps has thrown the weights away."""
         first = self.state.first
         found = first.ruined()
         if found is None or first.step is None:
             return
         facts = [
-            Fact(name="reason", value="large"),
-            Fact(name="ratio", value=first.worst_ratio),
-            Fact(name="median_ratio", value=first.ratio, limit=found.limit),
-            Fact(name="median_norm", value=first.norm, limit=STRETCH),
+            fact("reason", "large"),
+            fact("ratio", first.worst_ratio),
+            fact("median_ratio", first.ratio, limit=found.limit),
+            fact("median_norm", first.norm, limit=STRETCH),
         ]
         if found.first_loss is not None and found.loss is not None:
             facts[-1:] = [
-                Fact(name="first_loss", value=found.first_loss),
-                Fact(name="loss", value=found.loss, limit=found.loss_limit),
+                fact("first_loss", found.first_loss),
+                fact("loss", found.loss, limit=found.loss_limit),
             ]
         yield Finding(
             about="large",
@@ -237,7 +226,7 @@ class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
         ratio: npt.NDArray[np.float64],
         frame: TensorFrame,
         at: Moment,
-    ) -> Iterable[Outcome]:
+    ) -> Outcomes:
         kept = self.state.sides.setdefault(side, _Row())
         out, watched = over & among, int(among.sum())
         more, of = int(out.sum()) - resting, watched - resting
@@ -276,11 +265,11 @@ class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
             onset_ms=kept.first_ms,
             evidence=Evidence(
                 facts=(
-                    Fact(name="reason", value=side),
-                    Fact(name="ratio", value=float(ratio[worst]), limit=limit),
-                    Fact(name="share", value=len(out) / watched, limit=params.share),
-                    Fact(name="median_ratio", value=self.state.medians[-1]),
-                    Fact(name="summaries", value=float(kept.row)),
+                    fact("reason", side),
+                    fact("ratio", ratio[worst], limit=limit),
+                    fact("share", len(out) / watched, limit=params.share),
+                    fact("median_ratio", self.state.medians[-1]),
+                    fact("summaries", kept.row),
                 ),
                 series=Series(
                     name="median ratio of update to weight",

@@ -14,7 +14,6 @@ minutes loses an hour a day at a checkpoint every two and a half hours.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from statistics import median
@@ -23,10 +22,11 @@ from typing import Final
 from pydantic import Field
 
 from tocsin.schemas.configuration.values import Duration
-from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.records.issues import Evidence, Series, Subject
 from tocsin.schemas.records.runs import CheckpointWritten, Heartbeat, PhaseMark, RunData, RunEnded
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
-from tocsin.stream_rules.rule import Clear, Finding, Moment, Outcome, Params, Rule, RuleMeta, event
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event
 
 _PHASE: Final = "checkpoint"
 _BEFORE: Final = 6
@@ -110,7 +110,7 @@ class CheckpointStall(Rule[CheckpointStallParams, _State]):
     def grace_ms(self) -> int:
         return min(_MAX_GRACE_MS, self.params.threshold // timedelta(milliseconds=1))
 
-    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+    def on_event(self, data: RunData, at: Moment) -> Outcomes:
         if isinstance(data, CheckpointWritten):
             yield from self._written(data, at)
         elif isinstance(data, PhaseMark) and data.name == _PHASE:
@@ -127,7 +127,7 @@ class CheckpointStall(Rule[CheckpointStallParams, _State]):
             for rank in ranks:
                 yield from self._over(rank)
 
-    def on_timer(self, at: Moment) -> Iterable[Outcome]:
+    def on_timer(self, at: Moment) -> Outcomes:
         # In whole milliseconds, as `next_due_ms` says: what is due has to be told.
         threshold_ms = self.params.threshold // timedelta(milliseconds=1)
         for rank, write in self.state.under.items():
@@ -136,7 +136,7 @@ class CheckpointStall(Rule[CheckpointStallParams, _State]):
                 self.state.told.append(rank)
                 yield self._long(rank, write, lasted_ms / 1000, "is being written", at)
 
-    def _over(self, rank: int) -> Iterable[Outcome]:
+    def _over(self, rank: int) -> Outcomes:
         self.state.under.pop(rank, None)
         if rank in self.state.told:
             self.state.told.remove(rank)
@@ -154,9 +154,9 @@ class CheckpointStall(Rule[CheckpointStallParams, _State]):
             onset_ms=write.began_ms,
             evidence=Evidence(
                 facts=(
-                    Fact(
-                        name="lasts",
-                        value=lasted_s,
+                    fact(
+                        "lasts",
+                        lasted_s,
                         limit=self.params.threshold / timedelta(seconds=1),
                         unit="s",
                     ),
@@ -164,7 +164,7 @@ class CheckpointStall(Rule[CheckpointStallParams, _State]):
             ),
         )
 
-    def _written(self, data: CheckpointWritten, at: Moment) -> Iterable[Outcome]:
+    def _written(self, data: CheckpointWritten, at: Moment) -> Outcomes:
         state, rank = self.state, data.rank
         long = data.duration_s > self.params.threshold / timedelta(seconds=1)
         if long and rank not in state.told:
@@ -189,7 +189,7 @@ class CheckpointStall(Rule[CheckpointStallParams, _State]):
         state.seconds = [*state.seconds, data.duration_s][-SERIES_POINTS:]
         state.sizes = [*state.sizes, size][-SERIES_POINTS:]
 
-    def _grows(self, at: Moment) -> Iterable[Outcome]:
+    def _grows(self, at: Moment) -> Outcomes:
         """Look at the newest step: all that was written at it is there."""
         state, params = self.state, self.params
         before = len(state.seconds) - 1 - state.row
@@ -226,12 +226,10 @@ class CheckpointStall(Rule[CheckpointStallParams, _State]):
             severity=None if now >= _GRAVE_S else "info",
             evidence=Evidence(
                 facts=(
-                    Fact(
-                        name="takes", value=now, limit=usual * (1 + params.percent / 100), unit="s"
-                    ),
-                    Fact(name="usual", value=usual, unit="s"),
-                    Fact(name="size", value=bytes_now, unit="bytes"),
-                    Fact(name="usual_size", value=size, unit="bytes"),
+                    fact("takes", now, limit=usual * (1 + params.percent / 100), unit="s"),
+                    fact("usual", usual, unit="s"),
+                    fact("size", bytes_now, unit="bytes"),
+                    fact("usual_size", size, unit="bytes"),
                 ),
                 series=Series(
                     name="time to write a checkpoint",

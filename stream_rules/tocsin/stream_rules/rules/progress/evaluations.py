@@ -15,8 +15,8 @@ from typing import Final
 from tocsin.schemas.records.frames import StepFrame
 from tocsin.schemas.records.issues import Series
 from tocsin.schemas.records.runs import RunData, RunEnded
+from tocsin.stream_rules.outcomes import Moment
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
-from tocsin.stream_rules.rule import Moment
 
 PATIENCE_STEPS: Final = 20
 TRAIN_STEPS: Final = 100

@@ -28,28 +28,17 @@ It has these forms, each a separate episode:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Severity, Subject
+from tocsin.schemas.records.issues import Evidence, Severity, Subject
 from tocsin.schemas.records.runs import RunData, RunEnded, RunStarted
+from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import Lead
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Holds,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    event,
-    scalar,
-)
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event, scalar
 
 _ROUNDING: Final = 1.01
 _STEADY: Final = 1.5
@@ -142,7 +131,7 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
     )
     state_type = _State
 
-    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+    def on_event(self, data: RunData, at: Moment) -> Outcomes:
         if isinstance(data, RunStarted) and data.role == "trainer":
             for group in data.groups:
                 if group.initial_lr is not None and math.isfinite(group.initial_lr):
@@ -151,7 +140,7 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
         elif isinstance(data, RunEnded) and data.role == "trainer" and data.rank == 0:
             yield from self._at_the_end(data.last_step)
 
-    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+    def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         yield from self._schedule(frame)
         names = [name for name in frame.columns if name.startswith("lr.")]
         zeros: dict[int, bool] = {}
@@ -168,9 +157,7 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
             yield from self._zero(step, zero, at)
             yield from self._low(step, at)
 
-    def _point(
-        self, name: str, group: _Group, step: int, rate: float, at: Moment
-    ) -> Iterable[Outcome]:
+    def _point(self, name: str, group: _Group, step: int, rate: float, at: Moment) -> Outcomes:
         group.steps += 1
         if not math.isfinite(rate):
             group.bad_last = step
@@ -190,9 +177,7 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
             yield from self._constant(name, group, step, rate)
         group.highest = max(group.highest, rate)
 
-    def _jump(
-        self, name: str, group: _Group, step: int, last: float, rate: float
-    ) -> Iterable[Outcome]:
+    def _jump(self, name: str, group: _Group, step: int, last: float, rate: float) -> Outcomes:
         limit = self.params.factor * _ROUNDING
         before, group.jump = group.jump, None
         if before is not None and not _goes_on(before, rate):
@@ -225,7 +210,7 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
         severity: Severity | None = None if rate > last else "info"
         return self._finding("jump", name, step, reason, group, rate, edge, severity)
 
-    def _constant(self, name: str, group: _Group, step: int, rate: float) -> Iterable[Outcome]:
+    def _constant(self, name: str, group: _Group, step: int, rate: float) -> Outcomes:
         if rate != group.first:
             self.state.changed = True
             yield Clear(step, about="constant")
@@ -238,7 +223,7 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
             first = group.first_step
             yield self._finding("constant", name, first, reason, group, rate, None, "info")
 
-    def _schedule(self, frame: StepFrame) -> Iterable[Outcome]:
+    def _schedule(self, frame: StepFrame) -> Outcomes:
         made, epochs = frame.column("schedule_steps"), frame.column("epochs")
         if made is None or epochs is None or not len(made) or frame.speaker.rank:
             return
@@ -249,7 +234,7 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
         elif epochs[-1] >= self.params.unstepped_epochs and step >= _LEAST_STEPS:
             yield from self._unstepped(step, f"in {epochs[-1]:.0f} epochs")
 
-    def _at_the_end(self, last_step: int | None) -> Iterable[Outcome]:
+    def _at_the_end(self, last_step: int | None) -> Outcomes:
         """The run is over: a schedule that was not stepped by its end never will be."""
         known = self.state.schedule
         if known is None or last_step is None or known[1] > 0:
@@ -258,7 +243,7 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
         if last_step >= _LEAST_STEPS and known[0] >= last_step / 2:
             yield from self._unstepped(known[0], f"in {known[0] + 1:,} steps")
 
-    def _unstepped(self, step: int, how_long: str) -> Iterable[Outcome]:
+    def _unstepped(self, step: int, how_long: str) -> Outcomes:
         name = next(iter(self.state.groups), None)
         if name is None or self.state.changed:
             return
@@ -267,7 +252,7 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
         first = group.first_step
         yield self._finding("unstepped", name, first, reason, group, group.last or 0.0, None)
 
-    def _low(self, step: int, at: Moment) -> Iterable[Outcome]:
+    def _low(self, step: int, at: Moment) -> Outcomes:
         """Whether all groups are next to nothing at this step, and for how long."""
         state = self.state
         state.steps += 1
@@ -293,7 +278,7 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
         else:
             yield Holds(step, about="vanished")
 
-    def _zero(self, step: int, zero: bool, at: Moment) -> Iterable[Outcome]:
+    def _zero(self, step: int, zero: bool, at: Moment) -> Outcomes:
         state = self.state
         if state.first_step is None:
             state.first_step = step
@@ -327,11 +312,11 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
         limit: float | None,
         severity: Severity | None = None,
     ) -> Finding:
-        facts = [Fact(name="reason", value=why), Fact(name=name, value=rate, limit=limit)]
+        facts = [fact("reason", why), fact(name, rate, limit=limit)]
         base = self._base(name)
         if base is not None:
-            facts.append(Fact(name="base_of_schedule", value=base))
-        facts.append(Fact(name="highest_before", value=group.highest))
+            facts.append(fact("base_of_schedule", base))
+        facts.append(fact("highest_before", group.highest))
         return Finding(
             about=why if why in _FOR_ALL else f"{why} {name}",
             branch=why.replace(" ", "_"),

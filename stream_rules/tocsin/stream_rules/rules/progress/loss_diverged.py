@@ -63,7 +63,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -71,24 +70,13 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.schemas.records.program_facts import LossInputsSeen
 from tocsin.schemas.records.runs import RunData
+from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import Lead
 from tocsin.stream_rules.reading.tensor_rows import WholeFrames
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Holds,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    event,
-    scalar,
-    tensors,
-)
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event, scalar, tensors
 from tocsin.stream_rules.rules.numerical.first_steps import FirstSteps
 from tocsin.stream_rules.rules.progress.lost_progress import LEARNED, LEARNED_UNKNOWN, LostProgress
 
@@ -237,7 +225,7 @@ class LossDiverged(Rule[LossDivergedParams, _State]):
     )
     state_type = _State
 
-    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+    def on_event(self, data: RunData, at: Moment) -> Outcomes:
         state = self.state
         if isinstance(data, LossInputsSeen) and data.mode == "train" and not state.classes:
             state.classes = (
@@ -246,7 +234,7 @@ class LossDiverged(Rule[LossDivergedParams, _State]):
             # The losses may have come before it.
             yield from self._wrong_sign(at)
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         state = self.state
         if state.count >= _LEAST_LOSSES:
             return ()
@@ -258,7 +246,7 @@ class LossDiverged(Rule[LossDivergedParams, _State]):
             )
         return ()
 
-    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+    def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         state = self.state
         if state.lead.overtaken_by(frame):
             self.state = state = _State(
@@ -271,7 +259,7 @@ class LossDiverged(Rule[LossDivergedParams, _State]):
             if math.isfinite(loss):
                 yield from self._point(step, loss, at)
 
-    def _point(self, step: int, loss: float, at: Moment) -> Iterable[Outcome]:
+    def _point(self, step: int, loss: float, at: Moment) -> Outcomes:
         state, params = self.state, self.params
         if state.count == 0:
             state.first_step = step
@@ -335,7 +323,7 @@ class LossDiverged(Rule[LossDivergedParams, _State]):
             return state.lowest
         return min(state.lowest, state.lowest_short, max(state.begin[0], guess))
 
-    def _wrong_sign(self, at: Moment) -> Iterable[Outcome]:
+    def _wrong_sign(self, at: Moment) -> Outcomes:
         """Whether the first losses are minus those of a cross-entropy."""
         state, guess = self.state, self._guess()
         if state.count < _BURST or not guess or not at.run.one_loss:
@@ -350,7 +338,7 @@ class LossDiverged(Rule[LossDivergedParams, _State]):
         )
         yield self._below("wrong_sign", state.first_step, reason, state.begin[0], -guess)
 
-    def _falling(self, step: int) -> Iterable[Outcome]:
+    def _falling(self, step: int) -> Outcomes:
         """Whether it has no lower bound."""
         state, first = self.state, self._first()
         now = _median(state.recent[-_BURST:])
@@ -382,14 +370,14 @@ class LossDiverged(Rule[LossDivergedParams, _State]):
             stop_worthy=False,
             evidence=Evidence(
                 facts=(
-                    Fact(name="loss", value=now, limit=limit),
-                    Fact(name="first_loss", value=self._first()),
+                    fact("loss", now, limit=limit),
+                    fact("first_loss", self._first()),
                 ),
                 series=state.lead.series("loss", limit=limit),
             ),
         )
 
-    def _judge(self, step: int, median: float) -> Iterable[Outcome]:
+    def _judge(self, step: int, median: float) -> Outcomes:
         state, params = self.state, self.params
         full = len(state.recent) >= params.for_steps
         natural = self._natural()
@@ -488,11 +476,11 @@ class LossDiverged(Rule[LossDivergedParams, _State]):
             stop_worthy=critical,
             evidence=Evidence(
                 facts=(
-                    Fact(name="lost_share", value=lost.share, limit=limit),
-                    Fact(name="median", value=median, limit=level),
-                    Fact(name="lowest", value=lost.lowest),
-                    Fact(name="start", value=start),
-                    Fact(name="lost_for", value=float(lost.above_low), unit="losses"),
+                    fact("lost_share", lost.share, limit=limit),
+                    fact("median", median, limit=level),
+                    fact("lowest", lost.lowest),
+                    fact("start", start),
+                    fact("lost_for", lost.above_low, unit="losses"),
                 ),
                 series=state.lead.series("loss", limit=level),
                 explanation="the share is the rise since the lowest median, of the fall from the "
@@ -528,11 +516,11 @@ class LossDiverged(Rule[LossDivergedParams, _State]):
             stop_worthy=critical,
             evidence=Evidence(
                 facts=(
-                    Fact(name="median", value=median, limit=limit),
-                    Fact(name="reference", value=reference),
-                    Fact(name="scale", value=self._scale()),
-                    Fact(name="factor", value=times, limit=factor),
-                    Fact(name="median_over", value=float(over), unit="losses"),
+                    fact("median", median, limit=limit),
+                    fact("reference", reference),
+                    fact("scale", self._scale()),
+                    fact("factor", times, limit=factor),
+                    fact("median_over", over, unit="losses"),
                 ),
                 series=state.lead.series("loss", limit=limit),
                 explanation="the reference is the lowest running median, or, of a cross-entropy, "

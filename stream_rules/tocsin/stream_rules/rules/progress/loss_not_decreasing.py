@@ -33,7 +33,7 @@ flat if it is not lower by `diff_percent`, and rising if it is higher by more th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
@@ -41,10 +41,11 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.records.issues import Evidence, Series, Subject
 from tocsin.schemas.records.runs import RunData
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
-from tocsin.stream_rules.rule import Clear, Finding, Moment, Outcome, Params, Rule, RuleMeta, scalar
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
 from tocsin.stream_rules.rules.progress import beginning
 from tocsin.stream_rules.rules.progress.beginning import Beginning
 from tocsin.stream_rules.rules.progress.loss_before import LossBefore
@@ -151,16 +152,16 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
     )
     state_type = _State
 
-    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+    def on_event(self, data: RunData, at: Moment) -> Outcomes:
         self.state.beginning.told(data)
         return ()
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         if self.params.mode == "train" and self.params.against == "beginning":
             self.state.beginning.take(frame)
         return ()
 
-    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+    def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         losses = frame.column("loss")
         state, rank = self.state, frame.speaker.rank
         if frame.mode != self.params.mode or losses is None:
@@ -190,7 +191,7 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
                 state.next_look = math.ceil(state.next_look * _GROWTH)
                 yield from self._look(step)
 
-    def _look_back(self, step: int, loss: float) -> Iterable[Outcome]:
+    def _look_back(self, step: int, loss: float) -> Outcomes:
         """The condition against an earlier loss."""
         params, before = self.params, self.state.before
         seen = before.take(
@@ -218,10 +219,10 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
             first_rank=self.state.rank,
             evidence=Evidence(
                 facts=(
-                    Fact(name="reason", value=seen.why),
-                    Fact(name="loss", value=loss, limit=seen.limit),
-                    Fact(name="before", value=seen.before),
-                    Fact(name="looks", value=float(seen.row), limit=float(params.patience)),
+                    fact("reason", seen.why),
+                    fact("loss", loss, limit=seen.limit),
+                    fact("before", seen.before),
+                    fact("looks", seen.row, limit=params.patience),
                 ),
                 series=Series(
                     name="loss",
@@ -232,7 +233,7 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
             ),
         )
 
-    def _look_early(self, step: int, at: Moment) -> Iterable[Outcome]:
+    def _look_early(self, step: int, at: Moment) -> Outcomes:
         """Whether the run is stuck where it began."""
         state, params = self.state, self.params
         if state.has_learned or params.mode != "train":
@@ -253,7 +254,7 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
         if holds and state.early >= _EARLY_LOOKS and (state.stuck or certain):
             state.stuck, state.begin = True, begin
             finding = self._finding("flat", now, begin - needed)
-            facts = (*finding.evidence.facts, Fact(name="moved", value=moved, limit=params.moved))
+            facts = (*finding.evidence.facts, fact("moved", moved, limit=params.moved))
             yield replace(
                 finding,
                 branch="stuck",
@@ -282,7 +283,7 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
             state.bucket_steps = state.bucket_steps[::2]
             state.width *= 2
 
-    def _look(self, step: int) -> Iterable[Outcome]:
+    def _look(self, step: int) -> Outcomes:
         state, params = self.state, self.params
         if state.lowest < 0 < state.highest:
             return
@@ -336,10 +337,10 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
             onset_ms=state.first_ms if why == "flat" else None,
             evidence=Evidence(
                 facts=(
-                    Fact(name="reason", value=why),
-                    Fact(name="median", value=now, limit=limit),
-                    Fact(name="beginning", value=state.begin),
-                    Fact(name="lowest", value=state.best if state.best is not None else now),
+                    fact("reason", why),
+                    fact("median", now, limit=limit),
+                    fact("beginning", state.begin),
+                    fact("lowest", state.best if state.best is not None else now),
                 ),
                 series=self._series(limit),
                 explanation="medians of the first and the last third of the run, looked at each "

@@ -23,7 +23,6 @@ healthy.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -31,9 +30,10 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import Lead
-from tocsin.stream_rules.rule import Clear, Finding, Moment, Outcome, Params, Rule, RuleMeta, scalar
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
 
 _BACK: Final = 3
 _SIGMA: Final = 1.4826
@@ -118,7 +118,7 @@ class LossSpike(Rule[LossSpikeParams, _State]):
     )
     state_type = _State
 
-    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+    def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         if self.state.lead.overtaken_by(frame):
             self.state = _State(lead=self.state.lead)
         if not self.state.lead.takes(frame):
@@ -127,7 +127,7 @@ class LossSpike(Rule[LossSpikeParams, _State]):
             if math.isfinite(loss):
                 yield from self._point(step, loss, at)
 
-    def _point(self, step: int, loss: float, at: Moment) -> Iterable[Outcome]:
+    def _point(self, step: int, loss: float, at: Moment) -> Outcomes:
         state = self.state
         if len(state.begin) < _FIRST:
             state.begin.append(loss)
@@ -156,7 +156,7 @@ class LossSpike(Rule[LossSpikeParams, _State]):
             state.window, state.limit = state.high, None
             state.high, state.high_since = [], None
 
-    def _recovered(self, step: int, loss: float) -> Iterable[Outcome]:
+    def _recovered(self, step: int, loss: float) -> Outcomes:
         """Which unrecovered spikes are over after all; a higher one is no later than a lower."""
         state = self.state
         for level in state.levels:
@@ -174,7 +174,7 @@ class LossSpike(Rule[LossSpikeParams, _State]):
             )
             yield Clear(step, about=level.about, since=level.back_since, reason=reason)
 
-    def _low(self, step: int, loss: float) -> Iterable[Outcome]:
+    def _low(self, step: int, loss: float) -> Outcomes:
         state = self.state
         if state.high_since is None:
             self._learn([loss])
@@ -228,14 +228,11 @@ class LossSpike(Rule[LossSpikeParams, _State]):
             severity="critical" if ruined else None,
             evidence=Evidence(
                 facts=(
-                    Fact(name="loss", value=loss, limit=limit),
-                    Fact(name="highest", value=state.peak),
-                    Fact(name="median_before", value=state.median),
-                    Fact(name="above_for", value=float(state.count), unit="losses"),
-                    Fact(
-                        name="state",
-                        value="unrecovered" if unrecovered else "lasting" if lasts else "new",
-                    ),
+                    fact("loss", loss, limit=limit),
+                    fact("highest", state.peak),
+                    fact("median_before", state.median),
+                    fact("above_for", state.count, unit="losses"),
+                    fact("state", "unrecovered" if unrecovered else "lasting" if lasts else "new"),
                 ),
                 series=state.lead.series("loss", limit=limit),
                 explanation="the limit comes from the median and the spread of the losses before "

@@ -8,7 +8,6 @@ that name, which never fires if a step comes late, and, inside its report, not a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -17,19 +16,10 @@ from pydantic import Field
 
 from tocsin.schemas.configuration.values import Duration
 from tocsin.schemas.records.frames import StepFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.schemas.records.runs import Heartbeat, RunData, RunStarted
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    event,
-    scalar,
-)
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event, scalar
 
 _MAX_GRACE_MS: Final = 60_000
 
@@ -81,7 +71,7 @@ class MaxInitializationTime(Rule[MaxInitializationTimeParams, _State]):
     def grace_ms(self) -> int:
         return min(_MAX_GRACE_MS, self.params.threshold // timedelta(milliseconds=1))
 
-    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+    def on_event(self, data: RunData, at: Moment) -> Outcomes:
         state = self.state
         if state.started_ms is None:
             state.started_ms, state.boot, state.seq = at.now_ms, at.boot, at.seq
@@ -92,10 +82,10 @@ class MaxInitializationTime(Rule[MaxInitializationTimeParams, _State]):
             return self._works()
         return ()
 
-    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+    def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         return self._works()
 
-    def on_timer(self, at: Moment) -> Iterable[Outcome]:
+    def on_timer(self, at: Moment) -> Outcomes:
         state = self.state
         state.told = True
         waited_s = (at.now_ms - (state.started_ms or at.now_ms)) / 1000
@@ -110,9 +100,9 @@ class MaxInitializationTime(Rule[MaxInitializationTimeParams, _State]):
             onset_ms=state.started_ms,
             evidence=Evidence(
                 facts=(
-                    Fact(
-                        name="without_step",
-                        value=waited_s,
+                    fact(
+                        "without_step",
+                        waited_s,
                         limit=self.params.threshold / timedelta(seconds=1),
                         unit="s",
                     ),
@@ -123,7 +113,7 @@ class MaxInitializationTime(Rule[MaxInitializationTimeParams, _State]):
             ),
         )
 
-    def _works(self) -> Iterable[Outcome]:
+    def _works(self) -> Outcomes:
         if self.state.works:
             return ()
         self.state.works = True

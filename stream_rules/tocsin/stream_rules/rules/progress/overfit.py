@@ -20,7 +20,6 @@ Debugger documents it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
@@ -29,9 +28,10 @@ from typing import Final
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.schemas.records.runs import RunData
-from tocsin.stream_rules.rule import Clear, Finding, Moment, Outcome, Params, Rule, RuleMeta, scalar
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
 from tocsin.stream_rules.rules.progress.evaluations import Evaluation, Evaluations
 
 _EPSILON: Final = 1e-6
@@ -111,16 +111,16 @@ class Overfit(Rule[OverfitParams, _State]):
     )
     state_type = _State
 
-    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+    def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         self._take_rates(frame)
         for evaluation in self.state.evaluations.take(frame, at):
             yield from self._judge(evaluation, at)
 
-    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+    def on_event(self, data: RunData, at: Moment) -> Outcomes:
         for evaluation in self.state.evaluations.end(data, at):
             yield from self._judge(evaluation, at)
 
-    def _judge(self, evaluation: Evaluation, at: Moment) -> Iterable[Outcome]:
+    def _judge(self, evaluation: Evaluation, at: Moment) -> Outcomes:
         state, params = self.state, self.params
         if params.rising and at.run.one_loss is False:
             return
@@ -192,11 +192,11 @@ class Overfit(Rule[OverfitParams, _State]):
             onset_ms=state.first_ms,
             evidence=Evidence(
                 facts=(
-                    Fact(name="ratio", value=ratio, limit=self.params.ratio_threshold),
-                    Fact(name="evaluation_loss", value=loss, limit=best),
-                    Fact(name="training_loss", value=train),
-                    Fact(name="best_step", value=float(state.best_step)),
-                    Fact(name="evaluations", value=float(state.row)),
+                    fact("ratio", ratio, limit=self.params.ratio_threshold),
+                    fact("evaluation_loss", loss, limit=best),
+                    fact("training_loss", train),
+                    fact("best_step", state.best_step),
+                    fact("evaluations", state.row),
                 ),
                 series=state.evaluations.series("evaluation loss", limit=best),
                 explanation="the training loss is the mean of the last 100 steps before each "

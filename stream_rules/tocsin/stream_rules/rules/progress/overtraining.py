@@ -10,16 +10,16 @@ The preset `sagemaker` takes `delta` in units of the loss, as SageMaker Debugger
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.records.issues import Evidence, Series, Subject
 from tocsin.schemas.records.runs import RunData
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
-from tocsin.stream_rules.rule import Clear, Finding, Moment, Outcome, Params, Rule, RuleMeta, scalar
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
 from tocsin.stream_rules.rules.progress.evaluations import Evaluation, Evaluations
 
 
@@ -87,15 +87,15 @@ class Overtraining(Rule[OvertrainingParams, _State]):
     )
     state_type = _State
 
-    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+    def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         for evaluation in self.state.evaluations.take(frame, at):
             yield from self._both(evaluation)
 
-    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+    def on_event(self, data: RunData, at: Moment) -> Outcomes:
         for evaluation in self.state.evaluations.end(data, at):
             yield from self._both(evaluation)
 
-    def _both(self, evaluation: Evaluation) -> Iterable[Outcome]:
+    def _both(self, evaluation: Evaluation) -> Outcomes:
         yield from self._judge(
             "validation", evaluation.loss, evaluation, self.params.patience_validation
         )
@@ -104,9 +104,7 @@ class Overtraining(Rule[OvertrainingParams, _State]):
                 "train", evaluation.train, evaluation, self.params.patience_train
             )
 
-    def _judge(
-        self, which: str, value: float, evaluation: Evaluation, patience: int
-    ) -> Iterable[Outcome]:
+    def _judge(self, which: str, value: float, evaluation: Evaluation, patience: int) -> Outcomes:
         loss = self.state.losses.setdefault(which, _Loss())
         loss.steps = [*loss.steps, evaluation.step][-SERIES_POINTS:]
         loss.values = [*loss.values, value][-SERIES_POINTS:]
@@ -136,11 +134,11 @@ class Overtraining(Rule[OvertrainingParams, _State]):
             onset_ms=loss.first_ms,
             evidence=Evidence(
                 facts=(
-                    Fact(name="reason", value=which),
-                    Fact(name="evaluations", value=float(loss.since), limit=float(patience)),
-                    Fact(name="loss", value=value),
-                    Fact(name="best", value=best),
-                    Fact(name="best_step", value=float(loss.best_step)),
+                    fact("reason", which),
+                    fact("evaluations", loss.since, limit=patience),
+                    fact("loss", value),
+                    fact("best", best),
+                    fact("best_step", loss.best_step),
                 ),
                 series=Series(
                     name=name, steps=tuple(loss.steps), values=tuple(loss.values), limit=best

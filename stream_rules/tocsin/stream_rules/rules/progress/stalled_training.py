@@ -15,7 +15,6 @@ The threshold is the larger of 300 s and 20 median step times, unless it is give
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
@@ -24,20 +23,10 @@ from pydantic import Field
 
 from tocsin.schemas.configuration.values import Duration
 from tocsin.schemas.records.frames import StepFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.records.issues import Evidence, Series, Subject
 from tocsin.schemas.records.runs import Heartbeat, PhaseMark, RunData
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Holds,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    event,
-    scalar,
-)
+from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event, scalar
 
 _FLOOR_MS: Final = 300_000
 _STEPS: Final = 20
@@ -102,7 +91,7 @@ class StalledTraining(Rule[StalledTrainingParams, _State]):
     def grace_ms(self) -> int:
         return min(_MAX_GRACE_MS, self._threshold_ms())
 
-    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+    def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         if not frame.steps.size:
             return
         state = self.state
@@ -114,7 +103,7 @@ class StalledTraining(Rule[StalledTrainingParams, _State]):
                 state.seconds = [*state.seconds, *seconds.tolist()][-_RECENT:]
         yield from self._progress(at)
 
-    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+    def on_event(self, data: RunData, at: Moment) -> Outcomes:
         if at.run.ended or at.run.leaving:
             self.state.over = True
         elif isinstance(data, PhaseMark):
@@ -122,7 +111,7 @@ class StalledTraining(Rule[StalledTrainingParams, _State]):
         elif isinstance(data, Heartbeat) and data.role == "trainer":
             yield from self._heartbeat(data, at)
 
-    def on_timer(self, at: Moment) -> Iterable[Outcome]:
+    def on_timer(self, at: Moment) -> Outcomes:
         self.state.checked_ms = at.now_ms
         self.state.over |= at.run.leaving
         if self.state.over:
@@ -131,7 +120,7 @@ class StalledTraining(Rule[StalledTrainingParams, _State]):
         if not silent and self._had_its_chance(at.now_ms):
             yield self._finding(at)
 
-    def _heartbeat(self, data: Heartbeat, at: Moment) -> Iterable[Outcome]:
+    def _heartbeat(self, data: Heartbeat, at: Moment) -> Outcomes:
         state = self.state
         if self._silent(at.now_ms, since_ms=max(state.heartbeat_ms, state.progress_ms or 0)):
             state.back_ms = at.now_ms
@@ -151,7 +140,7 @@ class StalledTraining(Rule[StalledTrainingParams, _State]):
         ):
             yield self._finding(at)
 
-    def _progress(self, at: Moment) -> Iterable[Outcome]:
+    def _progress(self, at: Moment) -> Outcomes:
         state = self.state
         if state.last_step < 0:
             return
@@ -200,13 +189,8 @@ class StalledTraining(Rule[StalledTrainingParams, _State]):
             onset_ms=since,
             evidence=Evidence(
                 facts=(
-                    Fact(
-                        name="without_progress",
-                        value=silent_s,
-                        limit=self._threshold_ms() / 1000,
-                        unit="s",
-                    ),
-                    Fact(name="last_step", value=float(-1 if step is None else step)),
+                    fact("without_progress", silent_s, limit=self._threshold_ms() / 1000, unit="s"),
+                    fact("last_step", -1 if step is None else step),
                 ),
                 series=Series(
                     name="step_time_s",

@@ -21,7 +21,6 @@ two cores and four times as much work as they can do, 6 of 89 healthy trainings 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
@@ -33,10 +32,11 @@ from pydantic import Field
 from tocsin.schemas.configuration.values import Duration
 from tocsin.schemas.records.frames import StepFrame, SystemFrame
 from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
 from tocsin.stream_rules.reading.state_codec import StateArray
 from tocsin.stream_rules.reading.tensor_rows import Doubles
-from tocsin.stream_rules.rule import Clear, Finding, Moment, Outcome, Params, Rule, RuleMeta
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta
 from tocsin.stream_rules.rules.progress import node_samples
 from tocsin.stream_rules.rules.progress.node_samples import NodeSamples
 from tocsin.stream_rules.rules.progress.step_parts import INPUTS, PARTS, step_parts
@@ -125,11 +125,11 @@ class StepOutlier(Rule[StepOutlierParams, _State]):
     )
     state_type = _State
 
-    def on_system(self, frame: SystemFrame, at: Moment) -> Iterable[Outcome]:
+    def on_system(self, frame: SystemFrame, at: Moment) -> Outcomes:
         self.state.node.take(frame)
         return ()
 
-    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+    def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         rank, parts = frame.speaker.rank, step_parts(frame)
         if parts is None or (self.state.rank is not None and rank > self.state.rank):
             return
@@ -149,7 +149,7 @@ class StepOutlier(Rule[StepOutlierParams, _State]):
             state.looked = state.seen
             yield from self._look(at)
 
-    def _look(self, at: Moment) -> Iterable[Outcome]:
+    def _look(self, at: Moment) -> Outcomes:
         state, params = self.state, self.params
         settling = max(0, _SETTLE - (state.seen - len(state.steps)))
         parts, steps, ends = (
@@ -186,9 +186,9 @@ class StepOutlier(Rule[StepOutlierParams, _State]):
             onset_ms=state.first_ms,
             evidence=Evidence(
                 facts=(
-                    Fact(name="outliers", value=float(out.sum()), limit=float(params.n_outliers)),
-                    Fact(name="lost", value=percent, limit=params.least_percent, unit="percent"),
-                    Fact(name="usual_step_time", value=median, limit=limit, unit="s"),
+                    fact("outliers", out.sum(), limit=params.n_outliers),
+                    fact("lost", percent, limit=params.least_percent, unit="percent"),
+                    fact("usual_step_time", median, limit=limit, unit="s"),
                     *facts,
                 ),
                 series=Series(
@@ -213,7 +213,7 @@ class StepOutlier(Rule[StepOutlierParams, _State]):
         excess = np.maximum(parts[out] - np.median(parts, axis=0), 0.0).sum(axis=0)
         shares = excess / max(float(excess.sum()), 1e-30)
         facts = [
-            Fact(name=f"excess_in_{name}", value=float(100 * shares[j]), unit="percent")
+            fact(f"excess_in_{name}", 100 * shares[j], unit="percent")
             for j, name in enumerate(PARTS)
             if shares[j] > 0
         ]
@@ -224,13 +224,13 @@ class StepOutlier(Rule[StepOutlierParams, _State]):
         signs = self.state.node.signs(begins_us, ends_us[out].astype(np.float64))
         for sign, (high, low) in signs.items():
             facts += [
-                Fact(name=f"{sign}_in_outliers", value=high, unit="percent"),
-                Fact(name=f"{sign}_else", value=low, unit="percent"),
+                fact(f"{sign}_in_outliers", high, unit="percent"),
+                fact(f"{sign}_else", low, unit="percent"),
             ]
         if signs:
             return next(iter(signs)), facts
         gaps = np.diff(steps[out])
         usual = float(np.median(gaps)) if len(gaps) else 0.0
         if usual > 1 and float((np.abs(gaps - usual) <= 0.02 * usual).mean()) >= _EVEN:
-            return "the_loop", [*facts, Fact(name="every", value=usual, unit="steps")]
+            return "the_loop", [*facts, fact("every", usual, unit="steps")]
         return "unexplained", facts

@@ -7,7 +7,6 @@ only alerts; it never stops a job.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
@@ -16,20 +15,10 @@ from pydantic import Field
 
 from tocsin.schemas.configuration.values import Duration
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.schemas.records.runs import Heartbeat, RunData, RunEnded, RunStarted
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    event,
-    scalar,
-    tensors,
-)
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event, scalar, tensors
 
 _HEARTBEATS: Final = 3
 _MAX_GRACE_MS: Final = 60_000
@@ -88,13 +77,13 @@ class TelemetryLost(Rule[TelemetryLostParams, _State]):
     def grace_ms(self) -> int:
         return min(_MAX_GRACE_MS, self.params.threshold // timedelta(milliseconds=1))
 
-    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+    def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         return self._hear(frame.speaker.rank, at)
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         return self._hear(frame.speaker.rank, at)
 
-    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+    def on_event(self, data: RunData, at: Moment) -> Outcomes:
         if at.run.ended:
             self.state.over = True
         if data.role != "trainer":
@@ -104,7 +93,7 @@ class TelemetryLost(Rule[TelemetryLostParams, _State]):
             return self._back(data.rank)
         return self._hear(data.rank, at)
 
-    def on_timer(self, at: Moment) -> Iterable[Outcome]:
+    def on_timer(self, at: Moment) -> Outcomes:
         state = self.state
         silent = sorted(
             (self._limit_ms(heard) + heard.at_ms, rank)
@@ -117,7 +106,7 @@ class TelemetryLost(Rule[TelemetryLostParams, _State]):
         if new:
             yield self._finding(at)
 
-    def _hear(self, rank: int, at: Moment) -> Iterable[Outcome]:
+    def _hear(self, rank: int, at: Moment) -> Outcomes:
         state = self.state
         heard = state.heard.get(rank)
         if heard is None:
@@ -128,7 +117,7 @@ class TelemetryLost(Rule[TelemetryLostParams, _State]):
             heard.every_ms = at.run.heartbeat_ms(rank)
         return self._back(rank)
 
-    def _back(self, rank: int) -> Iterable[Outcome]:
+    def _back(self, rank: int) -> Outcomes:
         state = self.state
         if rank not in state.lost:
             return ()
@@ -174,14 +163,7 @@ class TelemetryLost(Rule[TelemetryLostParams, _State]):
             episode=f"{heard.boot}/{heard.seq}",
             onset_ms=heard.at_ms,
             evidence=Evidence(
-                facts=(
-                    Fact(
-                        name="silent",
-                        value=silent_s,
-                        limit=self._limit_ms(heard) / 1000,
-                        unit="s",
-                    ),
-                ),
+                facts=(fact("silent", silent_s, limit=self._limit_ms(heard) / 1000, unit="s"),),
                 followed=len(state.lost) - 1,
                 also=tuple(f"rank {rank}" for rank in state.lost[1:33]),
                 explanation=launcher,

@@ -23,7 +23,6 @@ of a step that has grown most, measured by the clock of the training thread.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
@@ -33,12 +32,13 @@ from pydantic import Field
 
 from tocsin.schemas.configuration.values import Duration
 from tocsin.schemas.records.frames import StepFrame, SystemFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.records.issues import Evidence, Series, Subject
 from tocsin.schemas.records.runs import RunData, RunStarted
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
 from tocsin.stream_rules.reading.state_codec import StateArray
 from tocsin.stream_rules.reading.tensor_rows import Doubles
-from tocsin.stream_rules.rule import Clear, Finding, Moment, Outcome, Params, Rule, RuleMeta, event
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event
 from tocsin.stream_rules.rules.progress.crowding import SYSTEM, Crowding
 from tocsin.stream_rules.rules.progress.step_parts import INPUTS, PARTS, step_parts
 
@@ -132,7 +132,7 @@ class ThroughputRegression(Rule[ThroughputRegressionParams, _State]):
     )
     state_type = _State
 
-    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+    def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         rank, parts = frame.speaker.rank, step_parts(frame)
         if parts is None or (self.state.rank is not None and rank > self.state.rank):
             return
@@ -153,15 +153,15 @@ class ThroughputRegression(Rule[ThroughputRegressionParams, _State]):
                 block, state.block = state.block, _parts()
                 yield from self._judge(step, block)
 
-    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+    def on_event(self, data: RunData, at: Moment) -> Outcomes:
         self.state.crowding.told(data)
         return ()
 
-    def on_system(self, frame: SystemFrame, at: Moment) -> Iterable[Outcome]:
+    def on_system(self, frame: SystemFrame, at: Moment) -> Outcomes:
         self.state.crowding.take(frame, at.now_ms)
         return ()
 
-    def _judge(self, step: int, block: Doubles) -> Iterable[Outcome]:
+    def _judge(self, step: int, block: Doubles) -> Outcomes:
         state, params = self.state, self.params
         total = float(np.median(block.sum(axis=1)))
         parts = np.median(block, axis=0)
@@ -192,7 +192,7 @@ class ThroughputRegression(Rule[ThroughputRegressionParams, _State]):
         else:
             yield from self._slower(step, usual, since)
 
-    def _slower(self, step: int, usual: float, since: _Since) -> Iterable[Outcome]:
+    def _slower(self, step: int, usual: float, since: _Since) -> Outcomes:
         params, state = self.params, self.state
         level = float(np.median(state.since_totals))
         lost = (level - usual) * since.count
@@ -210,7 +210,7 @@ class ThroughputRegression(Rule[ThroughputRegressionParams, _State]):
             state.usual, state.totals = _parts(), np.zeros(0)
             yield from self._over(step)
 
-    def _over(self, step: int) -> Iterable[Outcome]:
+    def _over(self, step: int) -> Outcomes:
         """It is over: what came since is usual, too."""
         state = self.state
         since, state.since, state.cusum = state.since, None, 0.0
@@ -245,11 +245,11 @@ class ThroughputRegression(Rule[ThroughputRegressionParams, _State]):
             severity="warning" if grave else None,
             evidence=Evidence(
                 facts=(
-                    Fact(name="step_time", value=level, limit=limit, unit="s"),
-                    Fact(name="usual_step_time", value=usual, unit="s"),
-                    Fact(name="time_lost", value=lost, unit="s"),
+                    fact("step_time", level, limit=limit, unit="s"),
+                    fact("usual_step_time", usual, unit="s"),
+                    fact("time_lost", lost, unit="s"),
                     *(
-                        Fact(name=f"{name}_more", value=float(after[j] - before[j]), unit="s")
+                        fact(f"{name}_more", after[j] - before[j], unit="s")
                         for j, name in enumerate(PARTS)
                     ),
                 ),

@@ -12,7 +12,6 @@ documentation says 100. `low_gpu_utilization` reports a GPU that is not used at 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,19 +19,10 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import Doubles, SystemFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.schemas.records.runs import DataLoaderSeen, RunData
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    event,
-    system,
-)
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event, system
 from tocsin.stream_rules.rules.system.gpus import CAPTURE_HINT, gpus_with
 from tocsin.stream_rules.rules.system.latch import Latch
 from tocsin.stream_rules.rules.system.recent import Recent, Start
@@ -110,12 +100,12 @@ class BatchSize(Rule[BatchSizeParams, _State]):
     )
     state_type = _State
 
-    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+    def on_event(self, data: RunData, at: Moment) -> Outcomes:
         if isinstance(data, DataLoaderSeen) and data.mode == "train" and data.batch_size:
             self.state.batch = data.batch_size
         return ()
 
-    def on_system(self, frame: SystemFrame, at: Moment) -> Iterable[Outcome]:
+    def on_system(self, frame: SystemFrame, at: Moment) -> Outcomes:
         cpu = _processors(frame)
         if not self.state.start.is_over(at) or cpu is None:
             return
@@ -131,7 +121,7 @@ class BatchSize(Rule[BatchSizeParams, _State]):
             if known.recent.add(frame.at_us, [rate, memory, cpu], window=self.params.window):
                 yield from self._judge(gpu.name, known, at)
 
-    def _judge(self, name: str, gpu: _Gpu, at: Moment) -> Iterable[Outcome]:
+    def _judge(self, name: str, gpu: _Gpu, at: Moment) -> Outcomes:
         params, recent = self.params, gpu.recent
         if recent.seen < params.patience or len(recent.rows) < params.window:
             return
@@ -152,18 +142,13 @@ class BatchSize(Rule[BatchSizeParams, _State]):
         times = _FULL / max(memory, 1.0)
         fits = f"a batch of {int(times * batch)}" if batch else f"{times:.1f} times the batch"
         facts = [
-            Fact(name="gpu_p95", value=rate, limit=params.gpu_threshold_p95, unit="percent"),
-            Fact(
-                name="gpu_memory_p95",
-                value=memory,
-                limit=params.gpu_memory_threshold_p95,
-                unit="percent",
-            ),
-            Fact(name="cpu_p95", value=cpu, limit=params.cpu_threshold_p95, unit="percent"),
-            Fact(name="fits_at_least", value=times, unit="batches"),
+            fact("gpu_p95", rate, limit=params.gpu_threshold_p95, unit="percent"),
+            fact("gpu_memory_p95", memory, limit=params.gpu_memory_threshold_p95, unit="percent"),
+            fact("cpu_p95", cpu, limit=params.cpu_threshold_p95, unit="percent"),
+            fact("fits_at_least", times, unit="batches"),
         ]
         if batch:
-            facts.append(Fact(name="batch_size", value=float(batch), unit="samples"))
+            facts.append(fact("batch_size", batch, unit="samples"))
         return Finding(
             about=name,
             subject=Subject(kind="device", name=name),

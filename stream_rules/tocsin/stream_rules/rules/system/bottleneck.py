@@ -11,7 +11,6 @@ GPUs are those of the job; where nobody knows which are, those that hold memory 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -19,20 +18,10 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import Doubles, StepFrame, SystemFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.schemas.records.runs import RunData, RunStarted
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Input,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    event,
-    scalar,
-    system,
-)
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
+from tocsin.stream_rules.rule import Input, Params, Rule, event, scalar, system
 from tocsin.stream_rules.rules.system.gpus import gpus_with
 from tocsin.stream_rules.rules.system.latch import Latch
 from tocsin.stream_rules.rules.system.phases import PHASES, Phases
@@ -103,17 +92,17 @@ class Bottleneck(Rule[P, BottleneckState]):
     def reason(self, node: str, share: float, gpu: float, busy: float) -> str:
         """The sentence, without the phase: shares and medians in percent."""
 
-    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+    def on_event(self, data: RunData, at: Moment) -> Outcomes:
         if isinstance(data, RunStarted) and data.role == "trainer" and data.node:
             self.state.phases.node_of[data.rank] = data.node
         return ()
 
-    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+    def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         if self.state.nodes:
             self.state.phases.add(frame)
         return ()
 
-    def on_system(self, frame: SystemFrame, at: Moment) -> Iterable[Outcome]:
+    def on_system(self, frame: SystemFrame, at: Moment) -> Outcomes:
         rates = [
             rate
             for gpu in gpus_with(frame, "utilization_percent")
@@ -129,7 +118,7 @@ class Bottleneck(Rule[P, BottleneckState]):
         if node.recent.add(frame.at_us, columns, window=self.params.patience):
             yield from self._judge(frame.node, node, at)
 
-    def _judge(self, name: str, node: _Node, at: Moment) -> Iterable[Outcome]:
+    def _judge(self, name: str, node: _Node, at: Moment) -> Outcomes:
         params, recent = self.params, node.recent
         if len(recent.rows) < params.patience:
             return
@@ -161,16 +150,11 @@ class Bottleneck(Rule[P, BottleneckState]):
             onset_ms=node.latch.first_ms,
             evidence=Evidence(
                 facts=(
-                    Fact(name="share", value=share, limit=self.params.threshold, unit="percent"),
-                    Fact(name="gpu", value=gpu, limit=self.params.gpu_threshold, unit="percent"),
-                    Fact(
-                        name=self.busy_name,
-                        value=busy,
-                        limit=self.busy_threshold,
-                        unit="percent",
-                    ),
+                    fact("share", share, limit=self.params.threshold, unit="percent"),
+                    fact("gpu", gpu, limit=self.params.gpu_threshold, unit="percent"),
+                    fact(self.busy_name, busy, limit=self.busy_threshold, unit="percent"),
                     *(
-                        Fact(name=f"time in {phase}", value=percent, unit="percent")
+                        fact(f"time in {phase}", percent, unit="percent")
                         for phase, percent in phases.items()
                     ),
                 ),

@@ -25,7 +25,6 @@ much work as cores.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -35,18 +34,9 @@ from pydantic import Field
 from tocsin.schemas.records.frames import StepFrame
 from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
 from tocsin.schemas.records.runs import DataLoaderSeen, RunData, RunStarted
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS, Lead
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    event,
-    scalar,
-)
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event, scalar
 
 _DEVICE: Final = ("forward_device_s", "backward_device_s", "optimizer_device_s")
 _FIRST: Final = 3
@@ -148,7 +138,7 @@ class Dataloader(Rule[DataloaderParams, _State]):
     )
     state_type = _State
 
-    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+    def on_event(self, data: RunData, at: Moment) -> Outcomes:
         state = self.state
         if isinstance(data, RunStarted) and data.role == "trainer":
             state.node_of[data.rank] = data.node
@@ -168,7 +158,7 @@ class Dataloader(Rule[DataloaderParams, _State]):
             )
         return ()
 
-    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+    def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         state = self.state
         if state.lead.overtaken_by(frame):
             loader, nodes, said = state.loader, state.node_of, state.said
@@ -226,7 +216,7 @@ class Dataloader(Rule[DataloaderParams, _State]):
     def _window(self) -> int:
         return max(self.params.for_steps, _GROUPS * self._group())
 
-    def _judge(self, step: int) -> Iterable[Outcome]:
+    def _judge(self, step: int) -> Outcomes:
         state, params = self.state, self.params
         group, window = self._group(), self._window()
         if len(state.steps) >= window:
@@ -260,9 +250,9 @@ class Dataloader(Rule[DataloaderParams, _State]):
     ) -> Finding:
         state, loader = self.state, self.state.loader
         facts = [
-            Fact(name="wait_share", value=share, limit=self.params.share, unit="percent"),
-            Fact(name="wait", value=1000 * wait_s, unit="ms"),
-            Fact(name="step_time", value=1000 * float(np.median(state.times)), unit="ms"),
+            fact("wait_share", share, limit=self.params.share, unit="percent"),
+            fact("wait", 1000 * wait_s, unit="ms"),
+            fact("step_time", 1000 * float(np.median(state.times)), unit="ms"),
         ]
         remedy = None
         if loader is not None:
@@ -300,7 +290,7 @@ class Dataloader(Rule[DataloaderParams, _State]):
         here = self.state.node_of.get(self.state.lead.rank or 0, "")
         return max(1, sum(node == here for node in self.state.node_of.values()))
 
-    def _advise(self, step: int) -> Iterable[Outcome]:
+    def _advise(self, step: int) -> Outcomes:
         state, params, loader = self.state, self.params, self.state.loader
         if loader is None:
             return
@@ -319,9 +309,9 @@ class Dataloader(Rule[DataloaderParams, _State]):
                     "the training."
                     if many
                     else "Give the DataLoader more workers, and persistent_workers=True.",
-                    Fact(
-                        name="workers_share",
-                        value=percent,
+                    fact(
+                        "workers_share",
+                        percent,
                         limit=params.max_threshold if many else params.min_threshold,
                         unit="percent",
                     ),
@@ -334,7 +324,7 @@ class Dataloader(Rule[DataloaderParams, _State]):
                 step,
                 "batches are copied to the GPU from memory that is not pinned",
                 "Set pin_memory=True on the DataLoader and copy with non_blocking=True.",
-                Fact(name="pinned", value=0.0),
+                fact("pinned", 0.0),
             )
 
     def _advice(self, branch: str, step: int, reason: str, remedy: str, fact: Fact) -> Finding:
@@ -354,11 +344,11 @@ class Dataloader(Rule[DataloaderParams, _State]):
 
 
 def _facts(loader: _Loader) -> list[Fact]:
-    found = [Fact(name="workers", value=float(loader.workers))]
+    found = [fact("workers", loader.workers)]
     if loader.cores is not None:
-        found.append(Fact(name="cores", value=float(loader.cores)))
+        found.append(fact("cores", loader.cores))
     if loader.prefetch is not None:
-        found.append(Fact(name="prefetch_factor", value=float(loader.prefetch)))
+        found.append(fact("prefetch_factor", loader.prefetch))
     if loader.dataset:
-        found.append(Fact(name="dataset", value=loader.dataset))
+        found.append(fact("dataset", loader.dataset))
     return found

@@ -12,7 +12,6 @@ within twice the horizon.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final, Literal
@@ -21,18 +20,9 @@ from pydantic import Field
 
 from tocsin.schemas.configuration.values import Duration
 from tocsin.schemas.records.frames import Doubles, SystemFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Subject
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Holds,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    system,
-)
+from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, system
 from tocsin.stream_rules.rules.system.latch import Latch
 from tocsin.stream_rules.rules.system.trend import Trend
 
@@ -94,7 +84,7 @@ class DiskFull(Rule[DiskFullParams, _State]):
     )
     state_type = _State
 
-    def on_system(self, frame: SystemFrame, at: Moment) -> Iterable[Outcome]:
+    def on_system(self, frame: SystemFrame, at: Moment) -> Outcomes:
         seen: set[tuple[float, float]] = set()
         for column in sorted(frame.columns, key=lambda name: (name.count("/"), name)):
             if not column.startswith("disk.") or not column.endswith("free_bytes"):
@@ -112,7 +102,7 @@ class DiskFull(Rule[DiskFullParams, _State]):
 
     def _disk(
         self, name: str, frame: SystemFrame, free: Doubles, total: float, at: Moment
-    ) -> Iterable[Outcome]:
+    ) -> Outcomes:
         node = self.state.nodes.setdefault(name, _Node())
         for at_us, value in zip(frame.at_us.tolist(), free.tolist(), strict=True):
             node.trend.add(at_us / 1e6, value)
@@ -155,13 +145,11 @@ class DiskFull(Rule[DiskFullParams, _State]):
         reason = f"{free / _GB:.1f} of {total / _GB:,.0f} GB ({percent:.1f} %) are free on {name}"
         if why == "soon" and ahead is not None:
             reason += f", none in {ahead / 60:,.0f} min at this pace"
-        facts = [Fact(name="free", value=free, unit="bytes")]
-        facts.append(
-            Fact(name="free_share", value=percent, limit=self.params.floor, unit="percent")
-        )
+        facts = [fact("free", free, unit="bytes")]
+        facts.append(fact("free_share", percent, limit=self.params.floor, unit="percent"))
         if ahead is not None:
             limit_s = self.params.horizon.total_seconds()
-            facts.append(Fact(name="full_in", value=ahead, limit=limit_s, unit="s"))
+            facts.append(fact("full_in", ahead, limit=limit_s, unit="s"))
         return Finding(
             about=f"{why} {name}",
             branch=why,

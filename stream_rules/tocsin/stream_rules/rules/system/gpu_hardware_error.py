@@ -19,26 +19,16 @@ errors of the same GPU and branch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 import numpy as np
 
 from tocsin.schemas.records.frames import Doubles, SystemFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Severity, Subject
+from tocsin.schemas.records.issues import Evidence, Severity, Subject
 from tocsin.schemas.records.runs import RunData, RunStarted
-from tocsin.stream_rules.rule import (
-    Finding,
-    Holds,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    event,
-    system,
-)
+from tocsin.stream_rules.outcomes import Finding, Holds, Moment, Outcomes, fact
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event, system
 from tocsin.stream_rules.rules.system.gpus import Gpu, gpus_with
 
 Branch = Literal["ecc", "retired_pages", "xid"]
@@ -128,11 +118,11 @@ class GpuHardwareError(Rule[GpuHardwareErrorParams, _State]):
     )
     state_type = _State
 
-    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+    def on_event(self, data: RunData, at: Moment) -> Outcomes:
         self.state.begun |= isinstance(data, RunStarted)
         return ()
 
-    def on_system(self, frame: SystemFrame, at: Moment) -> Iterable[Outcome]:
+    def on_system(self, frame: SystemFrame, at: Moment) -> Outcomes:
         heard_us = self.state.heard_us.get(frame.node)
         if not len(frame.at_us) or (heard_us is not None and int(frame.at_us[0]) <= heard_us):
             return
@@ -170,7 +160,7 @@ class GpuHardwareError(Rule[GpuHardwareErrorParams, _State]):
         count: _Count,
         values: Doubles,
         at: Moment,
-    ) -> Iterable[Outcome]:
+    ) -> Outcomes:
         known = np.flatnonzero(np.isfinite(values)).tolist()
         rises: list[int] = []
         for i in known:
@@ -192,7 +182,7 @@ class GpuHardwareError(Rule[GpuHardwareErrorParams, _State]):
         self, gpu: Gpu, what: str, branch: Branch, text: str, count: _Count, rises: list[int]
     ) -> Finding:
         name = gpu.name if gpu.number != "unknown" else f"a GPU of {gpu.frame.node}"
-        facts = [Fact(name=what, value=count.last), Fact(name="new", value=count.more)]
+        facts = [fact(what, count.last), fact("new", count.more)]
         severity: Severity = "critical"
         reason = f"{name} reports {count.more:.0f} new {text} since this run began"
         numbers = gpu.column("xid")
@@ -202,7 +192,7 @@ class GpuHardwareError(Rule[GpuHardwareErrorParams, _State]):
         if xids:
             xid = next((x for x in xids if x not in LESSER_XIDS), xids[-1])
             severity = "warning" if xid in LESSER_XIDS else "critical"
-            facts.append(Fact(name="xid", value=float(xid)))
+            facts.append(fact("xid", xid))
             reason += f": {xid}"
             reason += f", {_MEANINGS[xid]}" if xid in _MEANINGS else ""
         return Finding(

@@ -16,7 +16,6 @@ cannot be larger than 0.4 points, and the rule can never fire. Here the windows 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
@@ -26,17 +25,9 @@ from pydantic import Field
 
 from tocsin.schemas.configuration.values import Duration
 from tocsin.schemas.records.frames import SystemFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Subject
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    system,
-)
+from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, system
 from tocsin.stream_rules.rules.system.gpus import CAPTURE_HINT, Gpu, gpus_with
 from tocsin.stream_rules.rules.system.latch import Latch
 from tocsin.stream_rules.rules.system.recent import Recent, Start
@@ -105,7 +96,7 @@ class GpuMemoryIncrease(Rule[GpuMemoryIncreaseParams, _State]):
     )
     state_type = _State
 
-    def on_system(self, frame: SystemFrame, at: Moment) -> Iterable[Outcome]:
+    def on_system(self, frame: SystemFrame, at: Moment) -> Outcomes:
         trains = self.state.start.is_over(at)
         for gpu in gpus_with(frame, "memory_used_bytes"):
             used, percent = gpu.column("memory_used_bytes"), gpu.memory_percent()
@@ -126,7 +117,7 @@ class GpuMemoryIncrease(Rule[GpuMemoryIncreaseParams, _State]):
                 yield from self._predict(gpu, memory, at)
                 yield from self._compare(gpu, memory, at)
 
-    def _predict(self, gpu: Gpu, memory: _Memory, at: Moment) -> Iterable[Outcome]:
+    def _predict(self, gpu: Gpu, memory: _Memory, at: Moment) -> Outcomes:
         percent, used = memory.recent.rows[-1].tolist()
         total = 100 * used / percent if percent > 0 else 0.0
         horizon_s = self.params.horizon.total_seconds()
@@ -144,9 +135,9 @@ class GpuMemoryIncrease(Rule[GpuMemoryIncreaseParams, _State]):
                 onset_ms=memory.predicted.first_ms,
                 evidence=Evidence(
                     facts=(
-                        Fact(name="used", value=used, limit=total, unit="bytes"),
-                        Fact(name="growth", value=slope, unit="bytes/s"),
-                        Fact(name="full_in", value=ahead, limit=horizon_s, unit="s"),
+                        fact("used", used, limit=total, unit="bytes"),
+                        fact("growth", slope, unit="bytes/s"),
+                        fact("full_in", ahead, limit=horizon_s, unit="s"),
                     ),
                     series=memory.trend.series(f"memory of {gpu.name}", "bytes", total),
                     explanation="the growth is that between the medians of the first and the last "
@@ -156,7 +147,7 @@ class GpuMemoryIncrease(Rule[GpuMemoryIncreaseParams, _State]):
         elif memory.predicted.gone(at.now_ms / 1000, least=_STEADY_S):
             yield Clear(about=f"predicted {gpu.name}")
 
-    def _compare(self, gpu: Gpu, memory: _Memory, at: Moment) -> Iterable[Outcome]:
+    def _compare(self, gpu: Gpu, memory: _Memory, at: Moment) -> Outcomes:
         window, recent = self.params.window, memory.recent
         if len(recent.rows) < 2 * window:
             return
@@ -178,14 +169,9 @@ class GpuMemoryIncrease(Rule[GpuMemoryIncreaseParams, _State]):
             severity="info",
             evidence=Evidence(
                 facts=(
-                    Fact(
-                        name="increase",
-                        value=now - before,
-                        limit=self.params.increase,
-                        unit="percent",
-                    ),
-                    Fact(name="used", value=now, unit="percent"),
-                    Fact(name="used_before", value=before, unit="percent"),
+                    fact("increase", now - before, limit=self.params.increase, unit="percent"),
+                    fact("used", now, unit="percent"),
+                    fact("used_before", before, unit="percent"),
                 ),
                 series=recent.series(f"memory of {gpu.name}", "percent"),
                 explanation=f"medians of {window} samples and of as many before them",

@@ -14,7 +14,6 @@ ignores the moment in which a fan starts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -22,17 +21,9 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import Doubles, SystemFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Subject
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    system,
-)
+from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, system
 from tocsin.stream_rules.rules.system.gpus import CAPTURE_HINT, Gpu, gpus_with
 from tocsin.stream_rules.rules.system.latch import Latch
 from tocsin.stream_rules.rules.system.recent import Recent
@@ -95,7 +86,7 @@ class GpuThermalThrottle(Rule[GpuThermalThrottleParams, _State]):
     )
     state_type = _State
 
-    def on_system(self, frame: SystemFrame, at: Moment) -> Iterable[Outcome]:
+    def on_system(self, frame: SystemFrame, at: Moment) -> Outcomes:
         for gpu in gpus_with(frame, *(f"throttled_{why}" for why in _WHYS)):
             if not gpu.of_job:
                 if self.state.gpus.pop(gpu.name, None) is not None:
@@ -118,7 +109,7 @@ class GpuThermalThrottle(Rule[GpuThermalThrottleParams, _State]):
     def _judge(
         self, gpu: Gpu, known: _Gpu, why: Why, held: np.ndarray[tuple[int], np.dtype[np.bool_]],
         at: Moment,
-    ) -> Iterable[Outcome]:  # fmt: skip
+    ) -> Outcomes:  # fmt: skip
         params, latch = self.params, known.latches[why]
         share = 100 * float(held.mean())
         if share > params.share:
@@ -135,15 +126,15 @@ class GpuThermalThrottle(Rule[GpuThermalThrottleParams, _State]):
     ) -> Finding:  # fmt: skip
         recent = known.recent
         clock, celsius = (float(x) for x in np.median(recent.rows[held, 2:], axis=0))
-        facts = [Fact(name="share", value=share, limit=self.params.share, unit="percent")]
+        facts = [fact("share", share, limit=self.params.share, unit="percent")]
         slower = ""
         if clock > 0:
             of_all = f" of {known.fastest / _MHZ:,.0f}" if known.fastest else ""
             slower = f", at {clock / _MHZ:,.0f}{of_all} MHz"
             most = known.fastest / _MHZ if known.fastest else None
-            facts.append(Fact(name="sm_clock", value=clock / _MHZ, limit=most, unit="MHz"))
+            facts.append(fact("sm_clock", clock / _MHZ, limit=most, unit="MHz"))
         if celsius > 0:
-            facts.append(Fact(name="temperature", value=celsius, unit="celsius"))
+            facts.append(fact("temperature", celsius, unit="celsius"))
         cause = "it is too hot" if why == "thermal" else "its power is limited from outside"
         at_heat = f" ({celsius:.0f} °C)" if why == "thermal" and celsius > 0 else ""
         return Finding(

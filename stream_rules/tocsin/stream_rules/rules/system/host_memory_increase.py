@@ -19,7 +19,6 @@ It resolves when for 20 minutes no trend reaches the limit within twice the hori
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final, Literal
@@ -29,18 +28,9 @@ from pydantic import Field
 
 from tocsin.schemas.configuration.values import Duration
 from tocsin.schemas.records.frames import StepFrame, SystemFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Subject
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    scalar,
-    system,
-)
+from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar, system
 from tocsin.stream_rules.rules.system.latch import Latch
 from tocsin.stream_rules.rules.system.trend import Trend
 
@@ -115,7 +105,7 @@ class HostMemoryIncrease(Rule[HostMemoryIncreaseParams, _State]):
     )
     state_type = _State
 
-    def on_system(self, frame: SystemFrame, at: Moment) -> Iterable[Outcome]:
+    def on_system(self, frame: SystemFrame, at: Moment) -> Outcomes:
         tree, limits = frame.column("memory.process_tree_bytes"), frame.column("memory.limit_bytes")
         if limits is None:
             limits = frame.column("memory.total_bytes")
@@ -133,7 +123,7 @@ class HostMemoryIncrease(Rule[HostMemoryIncreaseParams, _State]):
             node.quick.add(at_us / 1e6, value)
         yield from self._judge(frame.node, node, float(limits[-1]), at)
 
-    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+    def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         kept = frame.column("graphs_kept")
         if kept is None or not len(kept):
             return
@@ -149,7 +139,7 @@ class HostMemoryIncrease(Rule[HostMemoryIncreaseParams, _State]):
             state.told_of = rank
             yield _of_graphs(rank, int(kept[-1]), int(frame.steps[-1]))
 
-    def _judge(self, name: str, node: _Node, limit: float, at: Moment) -> Iterable[Outcome]:
+    def _judge(self, name: str, node: _Node, limit: float, at: Moment) -> Outcomes:
         horizon_s = self.params.horizon.total_seconds()
         branch: Branch = "steady"
         ahead = node.trend.meets_in_s(limit)
@@ -180,15 +170,10 @@ class HostMemoryIncrease(Rule[HostMemoryIncreaseParams, _State]):
             onset_ms=node.latch.first_ms,
             evidence=Evidence(
                 facts=(
-                    Fact(name="used", value=node.trend.last, limit=limit, unit="bytes"),
-                    Fact(name="share", value=share, unit="percent"),
-                    Fact(name="growth", value=slope, unit="bytes/s"),
-                    Fact(
-                        name="full_in",
-                        value=ahead,
-                        limit=self.params.horizon.total_seconds(),
-                        unit="s",
-                    ),
+                    fact("used", node.trend.last, limit=limit, unit="bytes"),
+                    fact("share", share, unit="percent"),
+                    fact("growth", slope, unit="bytes/s"),
+                    fact("full_in", ahead, limit=self.params.horizon.total_seconds(), unit="s"),
                 ),
                 series=(node.trend if branch == "steady" else node.quick).series(
                     "memory of the job", "bytes", limit
@@ -212,8 +197,8 @@ def _of_graphs(rank: int, kept: int, step: int) -> Finding:
         "as `total += loss`. Keep `loss.item()` or `loss.detach()`.",
         evidence=Evidence(
             facts=(
-                Fact(name="graphs_kept", value=float(kept), limit=float(_MOST_GRAPHS)),
-                Fact(name="looked_at_steps", value=float(step)),
+                fact("graphs_kept", kept, limit=_MOST_GRAPHS),
+                fact("looked_at_steps", step),
             ),
             explanation="a marker in a graph disappears together with it",
         ),

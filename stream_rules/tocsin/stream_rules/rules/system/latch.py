@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tocsin.stream_rules.rule import Moment
+from tocsin.stream_rules.outcomes import Moment
 
 
 @dataclass(slots=True)

@@ -17,7 +17,6 @@ different GPUs. Its documented defaults are 0.5 and 10 samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -25,17 +24,9 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import Doubles, SystemFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Subject
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    system,
-)
+from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, system
 from tocsin.stream_rules.rules.system.gpus import CAPTURE_HINT, gpus_with
 from tocsin.stream_rules.rules.system.latch import Latch
 from tocsin.stream_rules.rules.system.recent import Recent, Start
@@ -101,7 +92,7 @@ class LoadBalancing(Rule[LoadBalancingParams, _State]):
     )
     state_type = _State
 
-    def on_system(self, frame: SystemFrame, at: Moment) -> Iterable[Outcome]:
+    def on_system(self, frame: SystemFrame, at: Moment) -> Outcomes:
         state = self.state
         trains = state.start.is_over(at)
         for gpu in gpus_with(frame, "utilization_percent"):
@@ -115,7 +106,7 @@ class LoadBalancing(Rule[LoadBalancingParams, _State]):
             state.looked_ms = at.now_ms
             yield from self._compare(at)
 
-    def _compare(self, at: Moment) -> Iterable[Outcome]:
+    def _compare(self, at: Moment) -> Outcomes:
         state, params = self.state, self.params
         least = max(params.patience, params.window)
         heard_us = max((recent.last_us for recent in state.gpus.values()), default=0)
@@ -162,14 +153,9 @@ class LoadBalancing(Rule[LoadBalancingParams, _State]):
             onset_ms=self.state.latch.first_ms,
             evidence=Evidence(
                 facts=(
-                    Fact(name="distance", value=apart, limit=params.threshold),
-                    Fact(
-                        name="points_apart",
-                        value=busy - idle,
-                        limit=params.least_points,
-                        unit="percent",
-                    ),
-                    Fact(name="busiest", value=high),
+                    fact("distance", apart, limit=params.threshold),
+                    fact("points_apart", busy - idle, limit=params.least_points, unit="percent"),
+                    fact("busiest", high),
                 ),
                 series=gpus[low].series(f"utilisation of {low}", "percent"),
                 followed=len(others),

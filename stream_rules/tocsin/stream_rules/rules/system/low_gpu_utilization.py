@@ -17,7 +17,6 @@ when the GPU has clearly left the condition for another whole window: p95 a tent
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -25,10 +24,11 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import Doubles, SystemFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.records.issues import Evidence, Series, Subject
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
 from tocsin.stream_rules.reading.state_codec import StateArray
-from tocsin.stream_rules.rule import Clear, Finding, Moment, Outcome, Params, Rule, RuleMeta, system
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, system
 from tocsin.stream_rules.rules.system.gpus import CAPTURE_HINT, gpus_with
 from tocsin.stream_rules.rules.system.latch import Latch
 
@@ -109,7 +109,7 @@ class LowGpuUtilization(Rule[LowGpuUtilizationParams, _State]):
     )
     state_type = _State
 
-    def on_system(self, frame: SystemFrame, at: Moment) -> Iterable[Outcome]:
+    def on_system(self, frame: SystemFrame, at: Moment) -> Outcomes:
         for there in gpus_with(frame, "utilization_percent"):
             values, name = there.column("utilization_percent"), there.name
             if values is None:
@@ -138,7 +138,7 @@ class LowGpuUtilization(Rule[LowGpuUtilizationParams, _State]):
         gpu.values = np.concatenate([gpu.values, values[new]])[-window:]
         gpu.taken = taken
 
-    def _judge(self, name: str, gpu: _Gpu, at: Moment) -> Iterable[Outcome]:
+    def _judge(self, name: str, gpu: _Gpu, at: Moment) -> Outcomes:
         params = self.params
         if gpu.seen < max(params.patience, params.window) or len(gpu.values) < params.window:
             return
@@ -188,10 +188,10 @@ class LowGpuUtilization(Rule[LowGpuUtilizationParams, _State]):
             severity="info" if why == "fluctuating" else None,
             evidence=Evidence(
                 facts=(
-                    Fact(name="reason", value=why),
-                    Fact(name="p95", value=high, limit=params.threshold_p95, unit="percent"),
-                    Fact(name="p5", value=low, limit=params.threshold_p5, unit="percent"),
-                    Fact(name="samples", value=float(len(gpu.values))),
+                    fact("reason", why),
+                    fact("p95", high, limit=params.threshold_p95, unit="percent"),
+                    fact("p5", low, limit=params.threshold_p5, unit="percent"),
+                    fact("samples", len(gpu.values)),
                 ),
                 series=Series(
                     name=f"utilisation of {name} by second"[:200],

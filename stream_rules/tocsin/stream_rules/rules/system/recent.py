@@ -10,9 +10,9 @@ import numpy as np
 
 from tocsin.schemas.records.frames import Counts, Doubles
 from tocsin.schemas.records.issues import Series
+from tocsin.stream_rules.outcomes import Moment
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
 from tocsin.stream_rules.reading.state_codec import StateArray
-from tocsin.stream_rules.rule import Moment
 
 STARTING_MS: Final = 600_000
 """How long a job without steps is taken to be starting, milliseconds."""

@@ -25,7 +25,6 @@ and by 0.2 ms in the median (gloo, steps of 8 ms).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -34,21 +33,12 @@ import numpy.typing as npt
 from pydantic import Field
 
 from tocsin.schemas.records.frames import Doubles, StepFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.records.issues import Evidence, Series, Subject
 from tocsin.schemas.records.runs import RunData, RunStarted
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
 from tocsin.stream_rules.reading.state_codec import StateArray
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    event,
-    scalar,
-)
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event, scalar
 
 Branch = Literal["data", "compute"]
 Flags = npt.NDArray[np.bool_]
@@ -136,12 +126,12 @@ class StragglerRank(Rule[StragglerRankParams, _State]):
     )
     state_type = _State
 
-    def on_event(self, data: RunData, at: Moment) -> Iterable[Outcome]:
+    def on_event(self, data: RunData, at: Moment) -> Outcomes:
         if isinstance(data, RunStarted) and data.role == "trainer":
             self.state.node_of[data.rank] = data.node
         return ()
 
-    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+    def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         state, rank = self.state, frame.speaker.rank
         if frame.speaker.world_size < 2 or rank >= frame.speaker.world_size:
             return
@@ -174,7 +164,7 @@ class StragglerRank(Rule[StragglerRankParams, _State]):
         while len(state.pending) > most:
             yield from self._take(min(state.pending))
 
-    def _take(self, step: int) -> Iterable[Outcome]:
+    def _take(self, step: int) -> Outcomes:
         """Judge a step; those before it will not become whole any more."""
         state = self.state
         row = state.pending[step].astype(np.float64)
@@ -226,7 +216,7 @@ class StragglerRank(Rule[StragglerRankParams, _State]):
             excess = np.fmax(excess, np.where(there, more, np.nan))
         return slow, excess
 
-    def _judge(self, step: int) -> Iterable[Outcome]:
+    def _judge(self, step: int) -> Outcomes:
         state = self.state
         if len(state.slow) < self._needed():
             return
@@ -251,13 +241,13 @@ class StragglerRank(Rule[StragglerRankParams, _State]):
         where = f" on {node}" if node else ""
         doing = "waiting for its batches" if branch == "data" else "its batch and forward pass"
         facts = [
-            Fact(name="excess", value=1000 * median_s, unit="ms"),
-            Fact(name="steps", value=100 * float(marks.mean()), limit=100 * _OFTEN, unit="percent"),
+            fact("excess", 1000 * median_s, unit="ms"),
+            fact("steps", 100 * float(marks.mean()), limit=100 * _OFTEN, unit="percent"),
         ]
         if node:
-            facts.append(Fact(name="node", value=node))
+            facts.append(fact("node", node))
         if rank in beside:
-            facts.append(Fact(name="local_rank", value=float(beside.index(rank))))
+            facts.append(fact("local_rank", beside.index(rank)))
         return Finding(
             about=str(rank),
             branch=branch,

@@ -12,7 +12,7 @@ value, …})`. Importances that are negative or NaN count as zero.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,21 +20,11 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import Lead
 from tocsin.stream_rules.reading.tensor_rows import Doubles, WholeFrames
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Holds,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    scalar,
-    tensors,
-)
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar, tensors
 
 COLLECTION: Final = "feature_importance"
 _PREFIX: Final = f"log.{COLLECTION}."
@@ -97,14 +87,14 @@ class FeatureImportanceOverweight(Rule[FeatureImportanceOverweightParams, _State
     )
     state_type = _State
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         whole = self.state.frames.take(frame)
         values = None if whole is None else whole.column("importance")
         if whole is not None and values is not None:
             self.state.rank = whole.speaker.rank
             yield from self._judge(whole.step, whole.rows, values.astype(np.float64), at)
 
-    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+    def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         state, rank = self.state, frame.speaker.rank
         if state.rank is not None and rank > state.rank:
             return
@@ -115,9 +105,7 @@ class FeatureImportanceOverweight(Rule[FeatureImportanceOverweightParams, _State
         for step, row in zip(frame.steps.tolist(), values, strict=True):
             yield from self._judge(step, names, row, at)
 
-    def _judge(
-        self, step: int, names: Sequence[str], values: Doubles, at: Moment
-    ) -> Iterable[Outcome]:
+    def _judge(self, step: int, names: Sequence[str], values: Doubles, at: Moment) -> Outcomes:
         state, params = self.state, self.params
         weights = np.maximum(np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0), 0.0)
         total = float(weights.sum())
@@ -148,8 +136,8 @@ class FeatureImportanceOverweight(Rule[FeatureImportanceOverweightParams, _State
             onset_ms=state.first_ms,
             evidence=Evidence(
                 facts=(
-                    Fact(name="share", value=share, limit=params.threshold),
-                    Fact(name="features", value=float(len(weights))),
+                    fact("share", share, limit=params.threshold),
+                    fact("features", len(weights)),
                 ),
                 series=state.shares.series(
                     f"share of the {params.nfeatures} largest importances", limit=params.threshold

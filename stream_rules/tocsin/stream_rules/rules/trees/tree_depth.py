@@ -12,7 +12,6 @@ XGBoost's own `max_depth`, so it reports models that were allowed more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,20 +19,11 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Subject
+from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcome, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import Lead
 from tocsin.stream_rules.reading.tensor_rows import Doubles, WholeFrames, named
-from tocsin.stream_rules.rule import (
-    Clear,
-    Finding,
-    Moment,
-    Outcome,
-    Params,
-    Rule,
-    RuleMeta,
-    scalar,
-    tensors,
-)
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar, tensors
 
 COLLECTION: Final = "trees"
 SCALAR: Final = "log.tree_depth"
@@ -80,7 +70,7 @@ class TreeDepth(Rule[TreeDepthParams, _State]):
     )
     state_type = _State
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
+    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         whole = self.state.frames.take(frame)
         depths = None if whole is None else _depths(whole)
         if whole is None or depths is None or not np.isfinite(depths).any():
@@ -94,7 +84,7 @@ class TreeDepth(Rule[TreeDepthParams, _State]):
             whole.step, whole.rows[deepest], float(depths[deepest]), len(over), also, rank, at
         )
 
-    def on_steps(self, frame: StepFrame, at: Moment) -> Iterable[Outcome]:
+    def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         if not self.state.lead.takes(frame):
             return
         for step, depth in self.state.lead.points(frame, SCALAR):
@@ -126,7 +116,7 @@ class TreeDepth(Rule[TreeDepthParams, _State]):
             first_rank=rank,
             onset_ms=state.first_ms,
             evidence=Evidence(
-                facts=(Fact(name="depth", value=depth, limit=float(limit), unit="levels"),),
+                facts=(fact("depth", depth, limit=limit, unit="levels"),),
                 series=state.deepest.series(
                     "depth of the deepest new tree", limit=float(limit), unit="levels"
                 ),

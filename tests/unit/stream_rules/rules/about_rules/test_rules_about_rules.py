@@ -14,7 +14,8 @@ from tocsin.stream_rules.catalogue import Catalogue, built_in
 from tocsin.stream_rules.engine.partitions import Engine
 from tocsin.stream_rules.engine.run_view import run_view
 from tocsin.stream_rules.engine.specs import rule_specs
-from tocsin.stream_rules.rule import Finding, Moment, Outcome, Params, Rule, RuleMeta, scalar
+from tocsin.stream_rules.outcomes import Finding, Moment, Outcome
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
 from tocsin.stream_rules.testing import RunBuilder, issues_of
 
 
