@@ -39,7 +39,8 @@ def command_lines() -> Iterator[object]:
     """Each `tocsin …` and `make …` line of the console blocks."""
     for page in PAGES:
         for match in _FENCE.finditer(page.read_text()):
-            for line in match[2].splitlines() if match[1] == "console" else ():
+            shown = match[2].replace(" && ", "\n") if match[1] == "console" else ""
+            for line in shown.splitlines():
                 text = re.split("#| > ", line.removeprefix("$ "))[0].strip()
                 if text:
                     yield pytest.param(text, id=text[:60])

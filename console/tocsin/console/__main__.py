@@ -29,6 +29,7 @@ from tocsin.console.commands import (
 )
 from tocsin.console.services.log import print_error
 from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.exit_codes import WRONG_USAGE
 
 # Each command imports what it needs when it is called: `tocsin run` must not wait for what only
 # `tocsin demo` uses.
@@ -74,7 +75,7 @@ def main() -> None:
         app(prog_name="tocsin")
     except (ConfigurationError, BusError) as error:
         print_error(error)
-        raise SystemExit(2) from None
+        raise SystemExit(WRONG_USAGE) from None
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ METRICS: Final[Mapping[str, Metric]] = {
         _DELIVERY_BUCKETS,
     ),
 }
-"""All metrics and what they mean; `docs/how-to/operate-kafka.md` lists the same."""
+"""All metrics and what they mean; `docs/reference/metrics.md` lists the same."""
 
 
 class Metrics:

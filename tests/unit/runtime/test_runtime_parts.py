@@ -134,15 +134,6 @@ def test_without_the_extra_nothing_is_counted_and_nothing_fails(
         metrics.text()
 
 
-def test_each_metric_is_in_the_documentation() -> None:
-    page = (ROOT / "docs/how-to/operate-kafka.md").read_text(encoding="utf-8")
-    rows = [line for line in page.splitlines() if line.startswith("| `tocsin_")]
-    assert [tuple(cell.strip(" `") for cell in row.split("|")[1:5]) for row in rows] == [
-        (name, metric.kind, ", ".join(metric.labels), metric.help)
-        for name, metric in METRICS.items()
-    ]
-
-
 async def test_metrics_that_are_not_there_say_what_to_install() -> None:
     endpoints = HttpEndpoints("127.0.0.1", 0, Metrics())
     task = asyncio.create_task(endpoints.run())

@@ -83,7 +83,10 @@ def new_rule(
         str, typer.Argument(metavar="NAME", help="Name of the rule: lower-case letters, digits, _.")
     ],
     folder: Annotated[
-        Path, typer.Option("--folder", help="Folder to write to; never overwrites a file.")
+        Path,
+        typer.Option(
+            "--folder", metavar="FOLDER", help="Folder to write to; never overwrites a file."
+        ),
     ] = Path("."),
 ) -> None:
     """Write a template for your own rule, with a passing test."""

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from tocsin.console.commands.options import JsonOption
+from tocsin.schemas.exit_codes import WRONG_USAGE
 
 
 def register(app: typer.Typer) -> None:
@@ -43,7 +44,7 @@ def check(
     found = check_files(files or (), os.environ, Path.cwd())
     texts = [as_text(checked, verbose=verbose) for checked in found]
     typer.echo(as_json(found) if json_output else "\n".join(texts))
-    raise typer.Exit(2 if any(checked.problems for checked in found) else 0)
+    raise typer.Exit(WRONG_USAGE if any(checked.problems for checked in found) else 0)
 
 
 def schema() -> None:

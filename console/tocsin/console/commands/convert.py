@@ -38,7 +38,9 @@ def sagemaker(
     ],
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="File to write; must not exist [default: stdout]."),
+        typer.Option(
+            "--out", metavar="FILE", help="File to write; must not exist [default: stdout]."
+        ),
     ] = None,
     only: Annotated[
         bool, typer.Option("--only", help="Disable all rules that are not in FILE.")

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from tocsin.schemas.errors import MissingExtra
+from tocsin.schemas.exit_codes import FAILED
 
 
 def register(app: typer.Typer) -> None:
@@ -39,7 +40,11 @@ def demo(
     ] = None,
     bus: Annotated[
         str | None,
-        typer.Option("--bus", help="Bus, as for run [default: a new one in a temporary folder]."),
+        typer.Option(
+            "--bus",
+            metavar="URL",
+            help="Bus, as for run [default: a new one in a temporary folder].",
+        ),
     ] = None,
 ) -> None:
     """Train healthy and failing models; show issues, notices and stops."""
@@ -54,7 +59,7 @@ def demo(
         play = Demo(names, bus, Console())
         return await play.run()
 
-    raise typer.Exit(0 if asyncio.run(play()) else 1)
+    raise typer.Exit(0 if asyncio.run(play()) else FAILED)
 
 
 def _need(extra: str, what: str, *libraries: str) -> None:

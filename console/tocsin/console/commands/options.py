@@ -10,14 +10,17 @@ import typer
 ConfigOption = Annotated[
     Path | None,
     typer.Option(
-        "--config", help="Configuration file [default: $TOCSIN_CONFIG, else ./tocsin.yaml].",
+        "--config",
+        metavar="FILE",
+        help="Configuration file [default: $TOCSIN_CONFIG, else ./tocsin.yaml].",
         show_default=False,
     ),
-]  # fmt: skip
+]
 BusOption = Annotated[
     str | None,
     typer.Option(
         "--bus",
+        metavar="URL",
         help="URL of the bus: embedded:PATH or kafka://HOST:PORT[,HOST:PORT…] [default: "
         "$TOCSIN_BUS, else the configuration's, else embedded:.tocsin/bus.db].",
         show_default=False,

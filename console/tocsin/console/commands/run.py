@@ -29,6 +29,7 @@ def run(
         str | None,
         typer.Option(
             "--run-id",
+            metavar="ID",
             help="Id of the run [default: $TOCSIN_RUN_ID, else the scheduler's job id, else a new "
             "one].",
         ),
@@ -48,12 +49,16 @@ def run(
     ] = None,
     summary: Annotated[
         Path | None,
-        typer.Option("--summary", help="Write a summary to this JSON file when the job ends."),
+        typer.Option(
+            "--summary", metavar="FILE", help="Write a summary to this JSON file when the job ends."
+        ),
     ] = None,
     no_stop: Annotated[bool, typer.Option("--no-stop", help="Never stop the job.")] = False,
     drain: Annotated[
         float,
-        typer.Option("--drain", min=0, help="Seconds to wait at the end for pending deliveries."),
+        typer.Option(
+            "--drain", metavar="S", min=0, help="Seconds to wait at the end for pending deliveries."
+        ),
     ] = 15.0,
     require_bus: Annotated[
         bool, typer.Option("--require-bus", help="Do not start the job if the bus is unreachable.")

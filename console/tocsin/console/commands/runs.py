@@ -100,10 +100,16 @@ def issues(
         str | None, typer.Option("--rule", metavar="R", help="List only issues of this rule.")
     ] = None,
     severity: Annotated[
-        SeverityOption | None, typer.Option("--severity", help="List only this severity.")
+        SeverityOption | None,
+        typer.Option(
+            "--severity", metavar="info|warning|critical", help="List only this severity."
+        ),
     ] = None,
     state: Annotated[
-        StateOption, typer.Option("--state", help="List only open or only resolved issues.")
+        StateOption,
+        typer.Option(
+            "--state", metavar="open|resolved|all", help="List only open or only resolved issues."
+        ),
     ] = StateOption.ALL,
     config: ConfigOption = None,
     bus: BusOption = None,

@@ -12,6 +12,7 @@ from tocsin.bus.port import BusError
 from tocsin.console.commands.options import BusOption, ConfigOption, HttpOption
 from tocsin.console.services.log import log_to_stderr, print_error
 from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.exit_codes import FAILED
 
 
 def register(app: typer.Typer) -> None:
@@ -61,4 +62,4 @@ def _work(worker: Coroutine[None, None, int]) -> int:
         if isinstance(error, ConfigurationError):
             raise
         print_error(error)
-        return 1
+        return FAILED

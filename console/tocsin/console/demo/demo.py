@@ -27,6 +27,7 @@ from tocsin.console.demo.timeline import Moment, TimelineEntry, timeline
 from tocsin.console.demo.webhook_receiver import DemoReceiver
 from tocsin.console.views.bus_view import read_all
 from tocsin.schemas.errors import RecordError
+from tocsin.schemas.exit_codes import STOPPED
 from tocsin.schemas.own_python import python_command, python_environment
 from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
@@ -124,7 +125,7 @@ class Ended:
             if delivery["issue"] == stop.get("issue") and delivery["state"] == "delivered"
         }
         return (
-            self.exit_code == 79
+            self.exit_code == STOPPED
             and summary.get("outcome") == "stopped"
             and stop.get("rule") == self.scenario.rule
             and told >= {"demo-hook", "demo-mail"}

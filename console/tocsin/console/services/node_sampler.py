@@ -23,6 +23,7 @@ from tocsin.runtime.shutdown import stop_signals
 from tocsin.schemas.configuration.capture import SystemConfig
 from tocsin.schemas.configuration.values import parse_duration
 from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.exit_codes import FAILED
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ async def sample_node(setting: CommandContext, run_id: str | None, plan: NodePla
         ended.cancel()
         if task.done():
             task.result()
-            return 1
+            return FAILED
         task.cancel()
         await asyncio.wait({task})
     return 0

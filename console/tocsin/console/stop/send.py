@@ -35,6 +35,7 @@ from tocsin.console.views.bus_view import read_commands
 from tocsin.emitter.stop.verification import trusted_paths
 from tocsin.schemas.configuration.values import parse_duration
 from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.exit_codes import FAILED
 from tocsin.schemas.records.events import Event, clip
 from tocsin.schemas.records.stops import StopRequested
 from tocsin.schemas.signing import keys_folder, own_key
@@ -123,7 +124,7 @@ async def stop_run(
                 last = requested_line(target, command_id) if unsure is None else unsure
                 say(last)
                 if unsure is not None:
-                    return StopOutcome(1, answers.as_json(sent=False, said=last))
+                    return StopOutcome(FAILED, answers.as_json(sent=False, said=last))
             try:
                 seen = (await read_commands(bus, topics, target.run_id)).get(command_id)
                 if seen is not None:
@@ -142,7 +143,7 @@ async def stop_run(
         finally:
             await reader.close()
     good = answers.ending == "stopped" or (wait_s == 0 and answers.ending is None)
-    return StopOutcome(0 if good else 1, answers.as_json(sent=stop is None, said=last))
+    return StopOutcome(0 if good else FAILED, answers.as_json(sent=stop is None, said=last))
 
 
 def _command(target: Target, options: StopOptions) -> Event[StopRequested]:

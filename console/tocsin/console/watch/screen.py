@@ -19,6 +19,7 @@ from rich.live import Live
 from tocsin.console.context import CommandContext
 from tocsin.console.watch.follower import Follower
 from tocsin.console.watch.frame import Frame, draw
+from tocsin.schemas.exit_codes import SIGNALLED
 from tocsin.schemas.steady_clock import unix_ms
 
 REDRAW_S: Final = 0.25
@@ -28,7 +29,11 @@ TICK_S: Final = 1.0
 """Ages are shown, so there may be another picture after so long with no news."""
 
 _ONCE_LINES: Final = 1_000
-_EXIT: Final = {signal.SIGINT: 0, signal.SIGTERM: 143, signal.SIGHUP: 129}
+_EXIT: Final = {
+    signal.SIGINT: 0,
+    signal.SIGTERM: SIGNALLED + signal.SIGTERM,
+    signal.SIGHUP: SIGNALLED + signal.SIGHUP,
+}
 
 
 def watch(setting: CommandContext, run_id: str | None, *, once: bool, console: Console) -> int:

@@ -19,6 +19,7 @@ import psutil
 from pydantic import Field
 
 from tocsin.emitter.process.identity import Who
+from tocsin.schemas.exit_codes import SIGNALLED
 from tocsin.schemas.records.events import Data, Model, clip
 from tocsin.schemas.records.fields import Id, Incarnation
 from tocsin.schemas.records.stops import StopEscalated, StopExited
@@ -125,7 +126,7 @@ class Enforcer:
                         **who,
                         how=how,
                         # What it returned only its parent can see; this is what the signal means.
-                        exit_code=128 + number,
+                        exit_code=SIGNALLED + number,
                     )
                 )
                 return

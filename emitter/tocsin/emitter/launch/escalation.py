@@ -20,9 +20,9 @@ from typing import Final, Literal, TypedDict
 from tocsin.emitter.launch.job import Job
 from tocsin.emitter.launch.summary import StopFigures
 from tocsin.emitter.stop import datagrams
-from tocsin.emitter.stop.exit_points import STOPPED
 from tocsin.emitter.stop.processes import Members
 from tocsin.emitter.stop.verification import Facts, SignedCommand, Verdict, read_keys, refusal
+from tocsin.schemas.exit_codes import SIGNALLED, STOPPED
 from tocsin.schemas.records.events import Data, clip
 from tocsin.schemas.records.runs import Role
 from tocsin.schemas.records.stops import (
@@ -248,7 +248,7 @@ class Stopper:
         stop.step = max(steps, default=None)
         if stop.how is None:
             stop.how = "edge" if steps else "itself"
-        elif stop.how == "SIGKILL" and exit_code == 128 + signal.SIGTERM:
+        elif stop.how == "SIGKILL" and exit_code == SIGNALLED + signal.SIGTERM:
             # It was on its way out when the second signal came.
             stop.how = "SIGTERM"
         stop.exit_code = exit_code

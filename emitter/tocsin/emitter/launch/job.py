@@ -15,9 +15,7 @@ from tocsin.emitter.launch.signals import TO_GROUP, ForwardedSignals
 from tocsin.emitter.launch.terminal import Terminal
 from tocsin.emitter.process import process_group
 from tocsin.emitter.process.process_group import Change, Reaper
-
-NOT_FOUND: Final = 127
-NOT_EXECUTABLE: Final = 126
+from tocsin.schemas.exit_codes import NOT_EXECUTABLE, NOT_FOUND, SIGNALLED
 
 SWEEP_S: Final = 5.0
 """What a job leaves in its group gets SIGTERM at once and SIGKILL after this long, seconds."""
@@ -82,7 +80,7 @@ class Job:
         """As a shell has it: CMD's own, 128+n after signal n; None while it runs."""
         if self.returncode is None:
             return None
-        return self.returncode if self.returncode >= 0 else 128 - self.returncode
+        return self.returncode if self.returncode >= 0 else SIGNALLED - self.returncode
 
     def duration_s(self) -> float:
         """How long it has run, or ran."""

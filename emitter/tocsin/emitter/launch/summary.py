@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from tocsin.emitter.launch.signals import ENDING
-from tocsin.emitter.stop.exit_points import STOPPED
+from tocsin.schemas.exit_codes import SIGNALLED, STOPPED
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.issues import Issue
 from tocsin.schemas.records.runs import CaptureFigures, Outcome
@@ -84,12 +84,12 @@ def decide_end(
     A stop that was acknowledged or enforced decides, whatever CMD returned: torchrun turns a
     worker's 79 into 1.
     """
-    exit_code = returncode if returncode >= 0 else 128 - returncode
+    exit_code = returncode if returncode >= 0 else SIGNALLED - returncode
     if stopped:
         return "stopped", STOPPED
     if exit_code == 0:
         return "completed", 0
-    by_signal = exit_code - 128 in ENDING
+    by_signal = exit_code - SIGNALLED in ENDING
     if by_signal or passed_on & ENDING:
         return "interrupted", exit_code
     return "failed", exit_code

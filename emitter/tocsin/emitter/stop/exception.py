@@ -7,11 +7,9 @@ from collections.abc import Callable
 from typing import Final
 
 from tocsin.emitter.process.isolation import from_signal
+from tocsin.schemas.exit_codes import STOPPED
 
 logger = logging.getLogger(__name__)
-
-STOPPED: Final = 79
-"""Exit code of a training that was stopped."""
 
 
 class StopTraining(SystemExit):

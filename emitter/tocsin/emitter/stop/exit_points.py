@@ -26,7 +26,6 @@ from tocsin.emitter.process.identity import Who, who_speaks
 from tocsin.emitter.process.isolation import from_signal
 from tocsin.emitter.process.stderr import say
 from tocsin.emitter.stop import datagrams, rank_agreement
-from tocsin.emitter.stop.exception import STOPPED as STOPPED
 from tocsin.emitter.stop.exception import StopTraining as StopTraining
 from tocsin.emitter.stop.exception import take_over as take_over
 from tocsin.emitter.stop.exception import taken_over
