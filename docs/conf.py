@@ -9,9 +9,19 @@ project = "tocsin"
 author = "the authors of tocsin"
 release = version = _project["version"]
 
-extensions = ["myst_parser", "sphinx_copybutton"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["_build"]
 nitpicky = True
+
+# Docstrings have the sections of Google's style, and code in single backticks.
+default_role = "code"
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+python_display_short_literal_types = True
+# Only what the page of the Python API shows can be linked to.
+nitpick_ignore_regex = [("py:.*", ".*")]
 
 # Headings down to this level can be linked to, by the names that GitHub gives them.
 myst_heading_anchors = 4

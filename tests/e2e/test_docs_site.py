@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import tocsin.emitter
+from tocsin.emitter import Run
 from tocsin.stream_rules.catalogue import built_in
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -43,6 +45,24 @@ def test_each_schema_is_listed_and_is_there_to_be_loaded(site: Path) -> None:
         found = re.search(rf'href="([^"]+/{re.escape(file.name)})"', html)
         assert found is not None, f"docs/reference/records.md does not link {file.name}"
         assert (site / "reference" / found[1]).read_text() == file.read_text()
+
+
+def test_the_page_of_the_python_api_has_every_public_name(site: Path) -> None:
+    html = (site / "reference" / "python-api.html").read_text()
+    methods = {f"Run.{name}" for name in vars(Run) if not name.startswith("_")}
+    missing = [
+        name
+        for name in {*tocsin.emitter.__all__, *methods}
+        if f'id="tocsin.emitter.{name}"' not in html
+    ]
+    assert missing == []
+
+
+def test_the_glossary_is_sorted() -> None:
+    text = (DOCS / "reference" / "glossary.md").read_text()
+    terms = re.findall(r"^\| \*\*(.+?)\*\*", text, re.MULTILINE)
+    assert len(terms) > 30
+    assert terms == sorted(terms)
 
 
 def test_the_architecture_names_files_that_there_are() -> None:

@@ -7,10 +7,9 @@
             ...
             run.log({"accuracy": accuracy})
 
-Under `tocsin run` it joins what the launcher has begun. Without it, it starts the same helper
-process (rules and actions) on an embedded bus, unless `services=False`; on Kafka those run
-elsewhere. Nothing here raises into the training but wrong arguments (`ConfigurationError`), and the
-stop that was asked for.
+Under `tocsin run`, `start()` joins the launcher's run. Otherwise, on an embedded bus, it starts the
+same helper process (rules and actions) unless `services=False`; on Kafka they run elsewhere. The
+only exceptions are `ConfigurationError` for wrong arguments and `StopTraining` for a stop.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ MAX_EARLY: Final = 100
 
 
 class Run:
-    """A run that is watched; made by `start`. Also a context manager."""
+    """A monitored run, returned by `start`. Also a context manager, which calls `finish`."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -62,22 +61,22 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether `finish` was called."""
+        """Whether `finish` has been called."""
         return self._finished
 
     @property
     def run_id(self) -> str:
-        """The id under which rules, issues and stops know this run."""
+        """Id of this run, as in records, issues and commands."""
         return self._run_id
 
     def watch(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Name the model, and the optimizer whose steps count where there are several.
+        """Select the model, and the optimizer whose steps count.
 
-        Both are found without it; it settles what is the main one, and names the model where it
+        tocsin finds both by itself. Call this if there are several optimizers, or if the model
         cannot be found: after `gc.freeze()`, or in a very large heap.
 
         Raises:
-            ConfigurationError: these are no torch module and optimizer.
+            ConfigurationError: an argument is not a torch module or optimizer.
         """
         import torch
 
@@ -94,13 +93,17 @@ class Run:
             self._wall.call("api", self._prefer, optimizer)
 
     def log(self, values: Mapping[str, SupportsFloat], step: int | None = None) -> None:
-        """Record scalars at a step, by default the one that was finished last.
+        """Record your own scalars, by name.
 
-        In a loop without torch each call without `step` is a step, "loss" is the training loss,
-        and the call is where a stop takes effect. A tensor on a GPU is waited for.
+        In a loop without torch, each call without `step` counts as a step, "loss" is the training
+        loss, and stops take effect in this call. It waits for tensors on a GPU.
+
+        Args:
+            values: names of 1 to 200 characters, and numbers. They become columns `log.NAME`.
+            step: the step they belong to; by default the last completed one.
 
         Raises:
-            ConfigurationError: a name or a number is not one, or the step is negative.
+            ConfigurationError: a name or number is not valid, or the step is negative.
         """
         columns, numbers = [], []
         for name, value in values.items():
@@ -121,13 +124,14 @@ class Run:
                 training.check("optimizer_step")
 
     def loss(self, name: str, value: SupportsFloat) -> None:
-        """Record one of several losses by name: `loss.NAME` of the step in progress.
+        """Record one of several losses as `loss.NAME` of the current step.
 
-        A step tells the mean of several values; in `eval()` each is one of the evaluation. Give a
-        tensor, not its `item()`: none is waited for. What `backward` is called on needs no call.
+        Several values of one step are averaged; in `eval()`, each value counts for the evaluation.
+        Pass the tensor, not its `item()`: this call does not wait for a GPU. The loss whose
+        `backward` you call is captured without this.
 
         Raises:
-            ConfigurationError: the name or the number is not one.
+            ConfigurationError: the name or the number is not valid.
         """
         number = user_values.check_loss(name, value)
         if not self._finished:
@@ -141,24 +145,23 @@ class Run:
         predictions: torch.Tensor | None = None,
         tokens: torch.Tensor | None = None,
     ) -> None:
-        """Say which tensors of a batch are which, so that their statistics are recorded.
+        """Name the inputs, labels, predictions or tokens of a batch, to record their statistics.
 
-        Call it for each batch: it looks at a sample of each tenth or fewer, and sends its counts
-        every 100 steps and at the end of an evaluation (while the model is in `eval()`).
+        Call it for each batch. It samples at most every tenth one, and sends the counts every 100
+        steps and at the end of an evaluation (while the model is in `eval()`). For a plain
+        cross-entropy, tocsin finds labels and predictions, or tokens, without this call; once you
+        name labels or tokens, only those count.
 
         Args:
-            inputs: a batch, or several by name. Mean, spread and range of each channel: dimension 1
-                of images and volumes, else the last. Collection `input_channels`.
-            labels: ids of up to 1,000 classes. Collection `labels`.
-            predictions: ids shaped like `labels`, or scores with one dimension more (the last, or
-                dimension 1 as in `torch.nn.functional.cross_entropy`). Collection `confusion`, too.
-            tokens: token ids: the 64 most frequent, and the rest. Collection `tokens`.
-
-        Of a plain cross-entropy labels and predictions, or tokens, are found without this; once
-        labels or tokens are named here, they alone count.
+            inputs: a batch `[B, C, ...]` (images, volumes) or `[B, ..., C]`, or several by name.
+                Collection `input_channels`: mean, spread and range of each channel C.
+            labels: class ids `[B, ...]`, up to 1,000 classes. Collection `labels`.
+            predictions: class ids shaped like `labels`, or scores `[B, ..., K]` or `[B, K, ...]` as
+                for `torch.nn.functional.cross_entropy`. Collection `confusion`.
+            tokens: token ids of any shape. Collection `tokens`: the 64 most frequent, and the rest.
 
         Raises:
-            ConfigurationError: an argument is no torch tensor of the kind above.
+            ConfigurationError: an argument is not a torch tensor of this kind.
         """
         from tocsin.emitter.probes.inputs.named_data import check_data
 
@@ -174,14 +177,18 @@ class Run:
         kind: str = "tensors",
         step: int | None = None,
     ) -> None:
-        """Record a summary of an array of any framework, or of several: `{name: array}`.
+        """Record a row of statistics for an array of any framework and any shape.
 
-        It is a row in the collection `kind`: rules read `gradients` and `weights`. Those of one
-        collection belong into one call. Takes NumPy arrays, PyTorch tensors (one on a GPU is waited
-        for), what offers `__array__` or DLPack, and lists of numbers.
+        Args:
+            name: name of the array, or `{name: array}` for several. Record all arrays of one
+                collection in one call.
+            array: a NumPy array, a PyTorch tensor (this call waits for a GPU), anything with
+                `__array__` or DLPack, or a list of numbers.
+            kind: the collection; rules read `gradients` and `weights`.
+            step: the step it belongs to; by default the last completed one.
 
         Raises:
-            ConfigurationError: it is no array of numbers, or has no name.
+            ConfigurationError: this is not an array of numbers, or it has no name.
         """
         arrays = name if isinstance(name, Mapping) else {name: array}
         if isinstance(name, Mapping) and array is not None:
@@ -204,7 +211,7 @@ class Run:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Mark a phase, like "evaluation": while it lasts, no step is expected."""
+        """Mark a phase, such as "evaluation": until it ends, rules expect no steps."""
         began = time.monotonic()
         self._wall.call("api", self._mark, name, "begin", None)
         try:
@@ -213,7 +220,11 @@ class Run:
             self._wall.call("api", self._mark, name, "end", time.monotonic() - began)
 
     def finish(self, outcome: Outcome = "completed") -> None:
-        """The training is over: send the rest, and let rules and deliveries end (15 s at most)."""
+        """End the run: send the remaining records, then wait for rules and deliveries (max. 15 s).
+
+        Args:
+            outcome: how the training ended.
+        """
         if self._finished:
             return
         self._finished = True
@@ -349,20 +360,22 @@ def start(
     services: bool = True,
     capture: Mapping[str, object] | None = None,
 ) -> Run:
-    """Watch the training of this process; a second call gives the same run until it is finished.
+    """Monitor the training of this process.
+
+    A second call returns the same run until `finish`.
 
     Args:
-        run_id: the run's id; by default TOCSIN_RUN_ID, the scheduler's id, or a new one.
-        labels: what rules and routes can match, beside TOCSIN_LABELS and the file's.
-        config: the configuration file; by default TOCSIN_CONFIG, else ./tocsin.yaml, if there.
-        services: whether to start the helper where no launcher has done so. On an embedded bus a
-            small process that hears stops, and takes in what is sent, is started in any case.
-        capture: what to capture, as the section `capture` of the file says it, like
-            `{"budget": "1%", "collections": {"gradients": {"every": 5}}}`. It is laid over what the
-            file or the launcher says: its keys hold, and its collections one by one.
+        run_id: id of the run; by default TOCSIN_RUN_ID, else the scheduler's id, else a new one.
+        labels: labels of the run, in addition to TOCSIN_LABELS and those of the configuration.
+        config: the configuration file; by default TOCSIN_CONFIG, else ./tocsin.yaml if it exists.
+        services: start the helper (rules and actions) if there is no launcher. On an embedded bus,
+            a small process that receives stops is started in any case.
+        capture: the section `capture` of the configuration, for example
+            `{"budget": "1%", "collections": {"gradients": {"every": 5}}}`. Its keys, and single
+            collections, override those of the file or of the launcher.
 
     Raises:
-        ConfigurationError: an argument or the configuration is wrong. Nothing was started.
+        ConfigurationError: an argument or the configuration is wrong; nothing was started.
     """
     global _run
     if _run is not None and not _run.finished:

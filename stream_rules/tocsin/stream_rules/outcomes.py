@@ -1,4 +1,4 @@
-"""What a rule is called with and what it answers: the moment of a call, and the outcomes."""
+"""The argument and the results of a rule's methods: the moment of a call, and the outcomes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """The position of a call in the record stream. `now_ms` is the partition's clock: the highest
-    append time so far."""
+    """The position of a call in the record stream.
+
+    Attributes:
+        now_ms: the partition's clock: the highest append time so far, Unix milliseconds.
+        run: facts about the run, such as its labels.
+        rank: the rank that sent the record.
+        boot, seq: the process that sent it, and the record's number.
+    """
 
     now_ms: int
     run: RunFacts
@@ -26,18 +32,22 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """The condition holds: a new episode, or news of the open one of the same `about`.
+    """The condition is true: opens an episode, or updates the open one with the same `about`.
 
     Attributes:
-        about: what has episodes of its own: "" for a rule with one condition for the run.
-        branch: which of the rule's conditions, where it has several: one snake_case word.
-        episode: what makes the episode's id beside first step and subject: for timer rules the boot
-            and seq of the last record before.
-        onset_ms: append time of the record that began it; None: of this one.
-        severity, stop_worthy: other than the rule's own. Where a finding is graver than those
-            before it, its episode is as grave from then on, and people are told if it turns
-            critical.
-        remedy: other than the rule's own.
+        subject: where it is: a loss, a tensor, a node.
+        reason: one sentence for the reader.
+        first_step: step at which it started.
+        first_rank: rank on which it started.
+        evidence: the numbers and the series behind it.
+        about: subjects with separate episodes; "" for a rule with one condition for each run.
+        branch: which of the rule's conditions, if it has several: one snake_case word.
+        episode: part of the episode's id, in addition to first step and subject: for timer rules
+            the boot and seq of the last record before.
+        onset_ms: append time of the record that started it; None: of this one.
+        severity, stop_worthy: override the rule's own. A higher severity raises that of the
+            episode, and receivers are notified when it becomes critical.
+        remedy: overrides the rule's own.
     """
 
     subject: Subject
@@ -56,7 +66,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Holds:
-    """The condition of an open episode still holds at `step`. Nothing happens if none is open."""
+    """The condition of an open episode is still true at `step`. Ignored if none is open."""
 
     step: int | None = None
     about: str = ""
@@ -64,10 +74,13 @@ class Holds:
 
 @dataclass(frozen=True, slots=True)
 class Clear:
-    """The condition does not hold at `step`, nor at any step since `since` (default: `step`).
+    """The condition is false at `step`, and at all steps since `since` (default: `step`).
 
-    Nothing happens if no episode is open. `reason`: how it ended, where there is more to say than
-    that the condition with which the issue began is gone."""
+    Ignored if no episode is open.
+
+    Attributes:
+        reason: how it ended, if there is more to report than that the condition is gone.
+    """
 
     step: int | None = None
     about: str = ""
@@ -77,7 +90,7 @@ class Clear:
 
 Outcome = Finding | Holds | Clear
 Outcomes = Iterable[Outcome]
-"""What each method of a rule gives back: a list, a generator, or `()`."""
+"""The result of each method of a rule: a list, a generator, or `()`."""
 
 
 def fact(
@@ -87,7 +100,7 @@ def fact(
     limit: SupportsFloat | None = None,
     unit: str | None = None,
 ) -> Fact:
-    """One number or word of the evidence; any number of Python or numpy."""
+    """A number (of Python or NumPy) or a word of the evidence."""
     return Fact(
         name=name,
         value=value if isinstance(value, str) else float(value),

@@ -1,8 +1,8 @@
 """What a rule is: values that describe it, and five kinds of call that it may answer.
 
-A rule sees one run. It is told what its `inputs` name, record by record, and yields outcomes: the
-condition holds (`Finding`), still holds (`Holds`), does not hold (`Clear`). Everything else,
-episodes and ids, states and repeats, is the engine's.
+A rule sees one run. It receives what its `inputs` name, record by record, and yields outcomes: the
+condition is true (`Finding`), still true (`Holds`), or false (`Clear`). The engine does the rest:
+episodes, ids, states, repeats.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Family = Literal["numerical", "progress", "data", "large_models", "system", "tre
 
 
 class Params(BaseModel):
-    """Base of the parameter models: frozen, strict, and unknown names are refused."""
+    """Base class of a rule's parameters: a frozen, strict pydantic model without unknown names."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -51,10 +51,13 @@ _PATTERN: Final = re.compile(r"[*?\[]")
 class Input:
     """One kind of telemetry that a rule reads.
 
-    `kind` says which records: `scalar` (a column of the step scalars, in `mode`), `tensors` (a
-    collection, in `mode`), `system` (a column of the system samples), `event` (an event type).
-    `pattern` may have `*` and `?`. `beside`: of use only together with an input that is not; a rule
-    that has seen nothing else watches nothing.
+    Attributes:
+        kind: `scalar` (a column of the step scalars), `tensors` (a collection), `system` (a column
+            of the system samples) or `event` (an event type).
+        pattern: its name; may contain `*` and `?`.
+        mode: of scalars and tensors: in which mode of the model. None: in any.
+        beside: useful only together with another input. A rule that has seen only such inputs has
+            no input.
     """
 
     kind: Literal["scalar", "tensors", "system", "event"]
@@ -63,11 +66,11 @@ class Input:
     beside: bool = False
 
     def fits(self, name: str) -> bool:
-        """Whether a column, collection or event type is meant."""
+        """Whether the pattern matches a column, collection or event type."""
         return self.pattern == name or fnmatchcase(name, self.pattern)
 
     def fits_any(self, names: Set[str]) -> bool:
-        """Whether one of them is meant; a plain name is looked up, however many there are."""
+        """Whether the pattern matches one of them. A plain name takes one look-up."""
         if self.pattern in names:
             return True
         if not _PATTERN.search(self.pattern):
@@ -80,59 +83,58 @@ class Input:
 
 
 def scalar(pattern: str, mode: Mode | None = "train", *, beside: bool = False) -> Input:
-    """A column of the step scalars; `mode` None: in any mode."""
+    """An input: a column of the step scalars, such as `loss`. `mode` None: in any mode."""
     return Input("scalar", pattern, mode, beside)
 
 
 def tensors(pattern: str, mode: Mode | None = "train", *, beside: bool = False) -> Input:
-    """A collection of tensor summaries; `mode` None: in any mode.
+    """An input: a collection of tensor summaries, such as `gradients`. `mode` None: in any mode.
 
-    What an evaluation shows does not compare with what training does: a rule is given one of them,
-    unless it asks for both.
+    Summaries of an evaluation are not comparable with those of training, so a rule gets only one
+    kind unless it requests both.
     """
     return Input("tensors", pattern, mode, beside)
 
 
 def system(pattern: str, *, beside: bool = False) -> Input:
-    """A column of the system samples."""
+    """An input: a column of the system samples, such as `cpu.percent`."""
     return Input("system", pattern, None, beside)
 
 
 def event(model: type[RunData], *, beside: bool = False) -> Input:
-    """A type of event."""
+    """An input: a type of event, such as a checkpoint."""
     return Input("event", model.event_type, None, beside)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleMeta:
-    """What the catalogue, the documentation and the engine know of a rule.
+    """Description of a rule, for the engine, the catalogue and the documentation.
 
     Attributes:
         name: snake_case.
-        version: part of each issue's id: raised when the same data would give other issues.
+        version: part of each issue's id; increase it when the same data would give other issues.
         meaning: one sentence.
-        severity: of its findings, unless a finding or the configuration says otherwise.
-        stop_worthy: whether a critical issue of it may stop the run by default.
-        inputs: what it reads; it has input once any of them was seen that is not `beside`.
-        comes: when the input of a run comes: in the first steps of every run ("always"), in the
-            first steps or not at all ("maybe": not every run has an optimizer of PyTorch), or at
-            any time, if at all ("later": an evaluation, a GPU). Whether and when its absence is
-            worth a word.
-        capture_hint: how to capture what is missing.
-        remedy: what to try, one or two sentences.
-        alias: the name of the same rule in SageMaker Debugger.
-        params: its parameter model.
-        presets: other values of the parameters under a name; "sagemaker": what SageMaker Debugger
-            documents for the rule of that alias.
-        branches: what each of its conditions means, by the word that its findings have as `branch`.
-        by_default: whether it runs where the configuration does not list it; False for a rule that
-            must be told what to watch.
-        stops_because: why a critical issue of it is worth a stop.
-        history_steps: how many steps of its past it judges by: so many it must see anew after its
-            state was lost, before what it finds may stop a run. 0: it is as sure without.
-        does_not_see: what like its condition it does not find, for the documentation.
-        repeat_ms: `ongoing` at most this often, in append time, milliseconds.
-        resolve_after_steps: resolved when the condition was false for so many steps; 0: at once.
+        severity: severity of its findings, unless a finding or the configuration overrides it.
+        stop_worthy: whether its critical issues stop the run by default.
+        inputs: what it reads. The rule has input once it has seen one that is not `beside`.
+        comes: when a run provides this input: in the first steps of every run ("always"), in the
+            first steps or never ("maybe": not every run has a PyTorch optimizer), or at any time or
+            never ("later": an evaluation, a GPU). Decides whether missing input is reported.
+        capture_hint: how to capture missing input.
+        remedy: what to try, in one or two sentences.
+        alias: name of the same rule in SageMaker Debugger.
+        params: model of its parameters.
+        presets: named sets of parameters; "sagemaker" has those that SageMaker Debugger documents.
+        branches: the meaning of each of its conditions, by the `branch` of its findings.
+        by_default: whether it runs without being listed in the configuration; False for rules that
+            need parameters.
+        stops_because: why a critical issue is worth a stop.
+        history_steps: number of past steps on which its findings depend. After a loss of its state,
+            findings do not stop a run before the rule has seen that many again.
+        does_not_see: similar conditions that it does not find, for the documentation.
+        repeat_ms: shortest time between two `ongoing` records, in append time, milliseconds.
+        resolve_after_steps: an issue resolves after this many steps without its condition; 0: at
+            once.
     """
 
     name: str
@@ -159,7 +161,7 @@ class RuleMeta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """What a rule about rules knows of another instance."""
+    """Another rule instance of the run, as a rule about rules sees it."""
 
     name: str
     inputs: tuple[Input, ...]
@@ -170,7 +172,7 @@ class Watched:
 
 
 def labels_fit(match: Mapping[str, tuple[str, ...]], labels: Mapping[str, str]) -> bool:
-    """Whether each label that `match` names is there, and like one of its patterns."""
+    """Whether the labels have each key of `match`, with a value that fits one of its patterns."""
     return all(
         key in labels and any(fnmatchcase(labels[key], pattern) for pattern in patterns)
         for key, patterns in match.items()
@@ -182,22 +184,23 @@ S = TypeVar("S")
 
 
 class Rule(ABC, Generic[P, S]):
-    """One instance of a rule, for one run.
+    """Base class of rules. One object is one instance of a rule, for one run.
 
-    All methods run in one thread, must be quick (milliseconds) and must not block. They may raise:
-    the instance is then quarantined for this run, and the others go on. The same calls in the same
-    order must give the same outcomes: no clock, no chance, no I/O.
+    All methods run in one thread, must be fast (milliseconds) and must not block. If one raises,
+    the instance is switched off for this run; others continue. The same calls in the same order
+    must give the same outcomes: no clock, no random numbers, no I/O.
 
-    A subclass is `class MyRule(Rule[MyParams, MyState])` with `meta` and `state_type`, a dataclass
-    whose fields pydantic can write as JSON and read back; all that it remembers is in `self.state`.
+    A subclass is `class MyRule(Rule[MyParams, MyState])` with `meta` and `state_type`: a dataclass
+    whose fields pydantic can write to JSON and read back. A rule keeps its whole state in
+    `self.state`.
     """
 
     meta: ClassVar[RuleMeta]
     state_type: ClassVar[type[Any]]
     by_part: ClassVar[bool] = False
-    """Whether it reads the summaries of one rank. The engine then gives it those of the lowest rank
-    that has their names; where other ranks have parts of the model, a copy of the rule reads each,
-    and all of them have the same episodes."""
+    """Whether the rule reads the summaries of one rank. The engine passes those of the lowest rank
+    that has their names; if other ranks have parts of the model, a copy of the rule reads each
+    part, and all copies share their episodes."""
 
     def __init__(self, name: str, params: P) -> None:
         self.name = name
@@ -205,61 +208,65 @@ class Rule(ABC, Generic[P, S]):
         self.state: S = self.state_type()
 
     def beside(self, watched: tuple[Watched, ...]) -> None:
-        """Called once, before anything else, with all instances of the run. For rules on rules."""
+        """Called once, first, with all rule instances of the run. For rules about rules."""
 
     def other_runs(self) -> Sequence[str]:
-        """The ids of other runs that this one is compared with, by its parameters."""
+        """The ids of other runs that the rule compares this run with."""
         return ()
 
     def on_references(self, references: References) -> None:
-        """Called once, before anything of the run, if it names `other_runs`: what is known of them,
-        now and from then on. Read only."""
+        """Called once, before any record of the run, if `other_runs` names any.
+
+        Args:
+            references: data of those runs, updated as they proceed. Read only.
+        """
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
-        """Scalars of some steps of one rank; the frame has a column that `inputs` name."""
+        """Called with the scalars of some steps of one rank, if `inputs` names one of them."""
         return ()
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
-        """Summaries of a collection that `inputs` name, at one step of one rank."""
+        """Called with the summaries of a collection in `inputs`, at one step of one rank."""
         return ()
 
     def looks_at(self, frame: TensorFrame) -> bool:
-        """Whether `on_tensors` does anything with a frame; asked before, and where it reads by
-        part, no copy is made for the rank if not."""
+        """Whether `on_tensors` uses this frame. If not, it is not called, and a rule that reads by
+        part needs no copy for the rank."""
         return True
 
     def on_system(self, frame: SystemFrame, at: Moment) -> Outcomes:
-        """System samples of one node."""
+        """Called with system samples of one node."""
         return ()
 
     def on_event(self, data: RunData, at: Moment) -> Outcomes:
-        """An event that `inputs` name. The end of a rank or of the run comes to every rule."""
+        """Called with an event in `inputs`. Every rule gets the end of a rank and of the run."""
         return ()
 
     def on_timer(self, at: Moment) -> Outcomes:
-        """`next_due_ms` has come; `at.now_ms` is exactly that time, live as in replay."""
+        """Called at the time that `next_due_ms` returned; `at.now_ms` is exactly that time."""
         return ()
 
     def next_due_ms(self) -> int | None:
-        """When `on_timer` is to be called, in append time, Unix milliseconds; None: not."""
+        """When to call `on_timer`: append time, Unix milliseconds. None: never."""
         return None
 
     def grace_ms(self) -> int:
-        """How long a live worker must have been without lag before the timer may fire.
+        """How long a worker must have had no lag before the timer may fire, milliseconds.
 
-        For rules that draw conclusions from silence; replay needs none, its records are the proof.
+        For rules that draw conclusions from missing records. A replay has all records and needs no
+        grace.
         """
         return 0
 
     def snapshot(self) -> bytes:
-        """All that the rule remembers; `restore` gives it back bit for bit."""
+        """The whole state, as bytes. `restore` reads it back, bit for bit."""
         return dump_state(self.state)
 
     def restore(self, payload: bytes) -> None:
-        """Take back a snapshot of the same rule version.
+        """Set the state from a snapshot of the same rule version.
 
         Raises:
-            MalformedRecord: it is not one.
+            MalformedRecord: the bytes are not such a snapshot.
         """
         self.state = load_state(self.state_type, payload)
 

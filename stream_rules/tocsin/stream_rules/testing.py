@@ -58,10 +58,14 @@ Numbers = float | Sequence[float] | npt.NDArray[np.floating]
 
 
 class RunBuilder:
-    """Makes the records of one run. `now_ms` is the append time of the next one.
+    """Builds the records of one run, for tests of rules.
 
     Args:
-        step_ms: how much time a step takes.
+        step_ms: duration of a step, milliseconds.
+
+    Attributes:
+        records: the records so far.
+        now_ms: append time of the next record, Unix milliseconds.
     """
 
     def __init__(
@@ -85,7 +89,7 @@ class RunBuilder:
         self.boot = "boot"
 
     def speaker(self, rank: int = 0) -> Speaker:
-        """Who speaks."""
+        """The sender, as frames name it."""
         return Speaker(
             run_id=self.run_id,
             incarnation=self.incarnation,
@@ -94,7 +98,7 @@ class RunBuilder:
         )
 
     def add(self, value: Frame | Event[Data], *, rank: int = 0, boot: str | None = None) -> Record:
-        """Append a value."""
+        """Append a frame or an event as a record, and return the record."""
         boot = boot or f"{self.boot}-{rank}"
         seq = self._sequences.get(boot, -1) + 1
         self._sequences[boot] = seq
@@ -110,7 +114,7 @@ class RunBuilder:
         return record
 
     def lose(self, rank: int = 0, records: int = 1) -> None:
-        """The next records of a rank are lost on their way."""
+        """Lose the next records of a rank, as a broken connection does."""
         boot = f"{self.boot}-{rank}"
         self._sequences[boot] = self._sequences.get(boot, -1) + records
 
@@ -128,7 +132,7 @@ class RunBuilder:
         )
 
     def wait(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the clock."""
         self.now_ms += round(1000 * seconds)
 
     # -- numbers ---------------------------------------------------------------------------
@@ -243,7 +247,7 @@ class RunBuilder:
         )
 
     def started(self, *, rank: int = 0, role: Role = "trainer", optimizers: int = 1) -> None:
-        """A rank, or the launcher, begins."""
+        """Append the start of a rank, or of the launcher."""
         self.event(
             RunStarted(
                 run_id=self.run_id,
@@ -261,7 +265,7 @@ class RunBuilder:
         )
 
     def loss_inputs(self, classes: int, *, function: str = "cross_entropy", step: int = 1) -> None:
-        """The source says of what function the loss is, with how many scores for each sample."""
+        """Append the event that names the loss function and its number of classes."""
         self.event(
             LossInputsSeen(
                 run_id=self.run_id,
@@ -284,7 +288,7 @@ class RunBuilder:
         busy: str | None = None,
         forward_calls: int = 0,
     ) -> None:
-        """A rank, or the launcher, lives."""
+        """Append a heartbeat of a rank, or of the launcher."""
         self.event(
             Heartbeat(
                 run_id=self.run_id,
@@ -301,7 +305,7 @@ class RunBuilder:
         )
 
     def phase(self, name: str, edge: str, *, rank: int = 0) -> None:
-        """A phase begins or ends."""
+        """Append the start or the end of a phase."""
         self.event(
             PhaseMark.model_validate(
                 {
@@ -316,7 +320,7 @@ class RunBuilder:
         )
 
     def checkpoint(self, step: int, *, path: str = "", finite: bool | None = True) -> None:
-        """A checkpoint was written."""
+        """Append a checkpoint."""
         written = Checkpoint(path=path or f"step-{step}.pt", step=step, finite=finite)
         self.event(
             CheckpointWritten(run_id=self.run_id, incarnation=self.incarnation, checkpoint=written)
@@ -325,7 +329,7 @@ class RunBuilder:
     def ended(
         self, *, rank: int = 0, role: Role = "trainer", outcome: Outcome = "completed"
     ) -> None:
-        """A rank, or the job, has ended."""
+        """Append the end of a rank, or of the job."""
         self.event(
             RunEnded(
                 run_id=self.run_id,
@@ -344,7 +348,7 @@ class RunBuilder:
 def only(
     rule: str | type[AnyRule], *, catalogue: Catalogue | None = None, **params: object
 ) -> tuple[RuleSpec, ...]:
-    """The instance of one rule alone, with these parameters; of a class, or by its name."""
+    """One instance of a single rule, given by class or name, with these parameters."""
     found = (catalogue or built_in()).get(rule) if isinstance(rule, str) else rule
     name = found.meta.name
     return (RuleSpec(name=name, rule=found, params=found.meta.params.model_validate(params)),)
@@ -357,7 +361,7 @@ def issues_of(
     specs: Sequence[RuleSpec] | None = None,
     until_ms: int | None = None,
 ) -> list[IssueFiring]:
-    """What the rules say of the records, in order, in all states; of one rule, or of all."""
+    """The issues that the rules report for the records, in order and in all states."""
     told = replay(records, rule_specs() if specs is None else specs, until_ms=until_ms)
     return [one.issue for one in told if rule is None or one.issue.rule == rule]
 
@@ -370,7 +374,7 @@ def assert_fires(
     specs: Sequence[RuleSpec] | None = None,
     until_ms: int | None = None,
 ) -> IssueFiring:
-    """The one issue that a rule fires. Raises AssertionError: none, several, or another step."""
+    """The one issue that a rule fires. Raises AssertionError for none, several, or another step."""
     issues = issues_of(records, rule, specs=specs, until_ms=until_ms)
     firing = [issue for issue in issues if issue.state == "firing"]
     if len(firing) != 1:
@@ -388,7 +392,7 @@ def assert_quiet(
     specs: Sequence[RuleSpec] | None = None,
     until_ms: int | None = None,
 ) -> None:
-    """No rule says anything above `info`. Raises AssertionError."""
+    """Raise AssertionError if a rule reports anything above `info`."""
     issues = issues_of(records, specs=specs, until_ms=until_ms)
     loud = [f"{i.rule}: {i.reason}" for i in issues if i.severity != "info"]
     if loud:

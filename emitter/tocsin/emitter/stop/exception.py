@@ -13,7 +13,13 @@ logger = logging.getLogger(__name__)
 
 
 class StopTraining(SystemExit):
-    """The training was told to stop. A `SystemExit`: it ends the process with code 79."""
+    """Raised in the training loop by a stop. A `SystemExit`: the process exits with code 79.
+
+    Attributes:
+        reason: why, in one sentence.
+        step: the last completed step.
+        issue_id: the issue that caused the stop.
+    """
 
     def __init__(
         self, reason: str, *, step: int | None = None, issue_id: str | None = None
