@@ -101,6 +101,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
         {"__init__", "reading"},
         {"outcomes"},
         {"rule"},
+        {"signals"},
         {"rules"},
         {"catalogue"},
         {"engine"},

@@ -229,7 +229,7 @@ class Rule(ABC, Generic[P, S]):
         """Called with the summaries of a collection in `inputs`, at one step of one rank."""
         return ()
 
-    def looks_at(self, frame: TensorFrame) -> bool:
+    def reads(self, frame: TensorFrame) -> bool:
         """Whether `on_tensors` uses this frame. If not, it is not called, and a rule that reads by
         part needs no copy for the rank."""
         return True

@@ -19,7 +19,7 @@ from tocsin.stream_rules.engine.episodes import Episodes, Told
 from tocsin.stream_rules.engine.spec import RuleSpec
 from tocsin.stream_rules.outcomes import Finding, Holds, Moment, Outcome
 from tocsin.stream_rules.reading.state_codec import dump_state, load_state
-from tocsin.stream_rules.reading.tensor_rows import begin_afresh
+from tocsin.stream_rules.reading.tensor_rows import reset_ranks
 from tocsin.stream_rules.rule import AnyRule, Rule
 from tocsin.stream_rules.rules.about_rules.rule_failed import RuleFailed
 
@@ -131,10 +131,10 @@ class Instance:
             return "in_progress"
         return "stopped" if stopped else "no_issues_found"
 
-    def looks_at(self, frame: TensorFrame) -> bool:
+    def reads(self, frame: TensorFrame) -> bool:
         """Whether the rule does anything with a summary; one that raises is called, and fails."""
         try:
-            return self.rule.looks_at(frame)
+            return self.rule.reads(frame)
         except Exception:
             return True
 
@@ -221,7 +221,7 @@ class Instance:
             return self.rule
         copy = self._copies[part] = self.spec.build()
         copy.restore(self.rule.snapshot())
-        begin_afresh(copy.state)
+        reset_ranks(copy.state)
         return copy
 
     def _together(

@@ -163,7 +163,7 @@ class RunEngine:
         for instance in self.instances if everyone else listeners:
             if instance.spec.rule.by_part and not read:
                 continue
-            if tensors is not None and not instance.looks_at(tensors):
+            if tensors is not None and not instance.reads(tensors):
                 continue
             if offset >= instance.covers and instance.spec.fits(self.state.labels):
                 seen = instance.spec.name in fed

@@ -19,7 +19,7 @@ from tocsin.bus.port import Record
 from tocsin.schemas.errors import RecordError
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
 from tocsin.schemas.records.wire import decode, read_meta
-from tocsin.stream_rules.reading.tensor_rows import WholeFrames
+from tocsin.stream_rules.reading.tensor_rows import LowestRankRows
 
 COLLECTIONS: Final = ("gradients", "weights", "optimizer_state")
 """Collections of another run that are kept."""
@@ -46,7 +46,7 @@ class Reference:
     _losses: dict[int, float] = field(default_factory=dict)
     _frames: dict[tuple[str, int], TensorFrame] = field(default_factory=dict)
     _names: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    _whole: dict[str, WholeFrames] = field(default_factory=dict)
+    _whole: dict[str, LowestRankRows] = field(default_factory=dict)
     _past: set[str] = field(default_factory=set)
     _bytes: int = 0
 
@@ -63,7 +63,7 @@ class Reference:
         """The loss of that step; None: it is not known."""
         return self._losses.get(step)
 
-    def take(self, value: object) -> None:
+    def add(self, value: object) -> None:
         """A record of that run."""
         if not isinstance(value, TensorFrame | StepFrame) or value.mode != "train":
             return
@@ -71,9 +71,9 @@ class Reference:
         if not self._begin(speaker.incarnation) or not self._leads(speaker.rank):
             return
         if isinstance(value, StepFrame):
-            self._take_losses(value)
+            self._add_losses(value)
         elif value.collection in COLLECTIONS:
-            whole = self._whole.setdefault(value.collection, WholeFrames()).take(value)
+            whole = self._whole.setdefault(value.collection, LowestRankRows()).assemble(value)
             if whole is not None:
                 self._keep(whole)
 
@@ -102,7 +102,7 @@ class Reference:
         self._losses, self._frames, self._names, self._whole = {}, {}, {}, {}
         self._bytes = 0
 
-    def _take_losses(self, frame: StepFrame) -> None:
+    def _add_losses(self, frame: StepFrame) -> None:
         losses = frame.column("loss")
         if losses is None or self.full:
             return
@@ -154,7 +154,7 @@ class References:
         if reference is None or record.value is None:
             return
         try:
-            reference.take(decode(read_meta(record.headers), record.value))
+            reference.add(decode(read_meta(record.headers), record.value))
         except RecordError:
             return
 

@@ -18,7 +18,7 @@ SERIES_POINTS: Final = 128
 
 
 @dataclass(slots=True)
-class Lead:
+class RankSeries:
     """Which rank leads, how far it is, and its last points."""
 
     rank: int | None = None
@@ -33,7 +33,7 @@ class Lead:
         """
         return self.rank is not None and frame.speaker.rank < self.rank
 
-    def takes(self, frame: StepFrame) -> bool:
+    def accepts(self, frame: StepFrame) -> bool:
         """Whether a frame is of the leading rank, or of a lower one, which leads from then on."""
         rank = frame.speaker.rank
         if self.rank is not None and rank > self.rank:

@@ -26,7 +26,7 @@ class _Sum:
 
 
 @dataclass(slots=True)
-class PartedNorms:
+class ShardedNorms:
     """The parts that have come, by step."""
 
     steps: dict[int, _Sum] = field(default_factory=dict)

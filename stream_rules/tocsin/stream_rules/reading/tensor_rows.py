@@ -30,14 +30,14 @@ class _Parts:
 
 
 @dataclass(slots=True)
-class WholeFrames:
+class LowestRankRows:
     """Which rank leads, how far it is, and the parts of a step that have come."""
 
     rank: int | None = None
     last_step: int = -1
     parts: list[_Parts] = field(default_factory=list)
 
-    def take(self, frame: TensorFrame) -> TensorFrame | None:
+    def assemble(self, frame: TensorFrame) -> TensorFrame | None:
         """The whole summary that this frame completes; None: not yet, not new, or not its turn."""
         rank = frame.speaker.rank
         if self.rank is not None and rank > self.rank:
@@ -68,16 +68,16 @@ class WholeFrames:
         )
 
 
-def begin_afresh(state: object) -> None:
-    """Let all `WholeFrames` in a rule's state begin with another rank."""
-    if isinstance(state, WholeFrames):
+def reset_ranks(state: object) -> None:
+    """Let all `LowestRankRows` in a rule's state begin with another rank."""
+    if isinstance(state, LowestRankRows):
         state.rank, state.last_step, state.parts = None, -1, []
     elif isinstance(state, dict):
         for value in state.values():
-            begin_afresh(value)
+            reset_ranks(value)
     elif is_dataclass(state):
         for one in fields(state):
-            begin_afresh(getattr(state, one.name))
+            reset_ranks(getattr(state, one.name))
 
 
 def mean_abs(frame: TensorFrame) -> Doubles | None:
@@ -132,7 +132,7 @@ def places(names: tuple[str, ...], known: tuple[str, ...]) -> npt.NDArray[np.int
 
 
 @dataclass(slots=True)
-class Marked:
+class MarkedRows:
     """Some rows of a table of names: those at which `on` is true."""
 
     rows: tuple[str, ...] = ()

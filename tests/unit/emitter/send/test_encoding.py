@@ -15,7 +15,7 @@ from tocsin.schemas.records.collections import Mode
 from tocsin.schemas.records.frames import Speaker, StepFrame, TensorFrame
 from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics
-from tocsin.stream_rules.reading.rank_series import Lead
+from tocsin.stream_rules.reading.rank_series import RankSeries
 
 SPEAKER = Speaker(run_id="r1", incarnation="i1")
 STEP = ("loss", "step_time_s", "lr.0")
@@ -98,10 +98,10 @@ def test_any_flush_is_in_the_order_of_its_steps_and_loses_nothing(items: list[It
 
 def test_a_rule_takes_the_loss_of_each_step_whatever_else_was_read_of_it() -> None:
     taken = [row(step, EXACT if step % 12 == 7 else STEP) for step in range(250)]
-    lead = Lead()
+    lead = RankSeries()
     for frame in encoded(taken):
         assert isinstance(frame, StepFrame)
-        if lead.takes(frame):
+        if lead.accepts(frame):
             list(lead.points(frame, "loss"))
     assert lead.steps[-200:] == list(range(50, 250))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tocsin.schemas.records.frames import Speaker, StepFrame
-from tocsin.stream_rules.reading.rank_series import Lead
+from tocsin.stream_rules.reading.rank_series import RankSeries
 
 
 def frame(*points: tuple[int, float], rank: int = 0, column: str = "loss") -> StepFrame:
@@ -18,12 +18,12 @@ def frame(*points: tuple[int, float], rank: int = 0, column: str = "loss") -> St
     )
 
 
-def points(lead: Lead, frame: StepFrame) -> list[tuple[int, float]]:
-    return list(lead.points(frame, "loss")) if lead.takes(frame) else []
+def points(lead: RankSeries, frame: StepFrame) -> list[tuple[int, float]]:
+    return list(lead.points(frame, "loss")) if lead.accepts(frame) else []
 
 
 def test_a_repeated_step_is_taken_once() -> None:
-    lead = Lead()
+    lead = RankSeries()
     assert points(lead, frame((0, 3.0), (1, 2.0))) == [(0, 3.0), (1, 2.0)]
     assert points(lead, frame((1, 9.0), (2, 1.0), (2, 9.0))) == [(2, 1.0)]
     assert points(lead, frame((0, 3.0), (1, 2.0))) == []
@@ -31,13 +31,13 @@ def test_a_repeated_step_is_taken_once() -> None:
 
 
 def test_a_column_that_is_not_there_gives_no_points() -> None:
-    lead = Lead()
+    lead = RankSeries()
     assert points(lead, frame((0, 3.0), column="step_time_s")) == []
     assert points(lead, frame((0, 3.0))) == [(0, 3.0)]
 
 
 def test_a_lower_rank_begins_anew_and_a_higher_one_is_left_out() -> None:
-    lead = Lead()
+    lead = RankSeries()
     assert points(lead, frame((5, 1.0), rank=1)) == [(5, 1.0)]
     assert points(lead, frame((0, 2.0), rank=2)) == []
     lower = frame((0, 3.0))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tocsin.schemas.records.frames import Speaker, StepFrame
-from tocsin.stream_rules.reading.sharded_norms import WAITING, PartedNorms
+from tocsin.stream_rules.reading.sharded_norms import WAITING, ShardedNorms
 from tocsin.stream_rules.reading.state_codec import dump_state, load_state
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, assert_quiet, only
 
@@ -26,7 +26,7 @@ def frame(rank: int, parts: dict[int, float]) -> StepFrame:
 
 
 def test_a_step_is_known_once_each_rank_has_added_its_part() -> None:
-    norms = PartedNorms()
+    norms = ShardedNorms()
     assert list(norms.complete(frame(1, {0: 3.0, 1: 1.0}), 2)) == []
     assert list(norms.complete(frame(1, {0: 3.0}), 2)) == []
     assert list(norms.complete(frame(0, {0: 4.0, 1: math.nan}), 2)) == [
@@ -38,18 +38,18 @@ def test_a_step_is_known_once_each_rank_has_added_its_part() -> None:
 
 
 def test_what_never_becomes_complete_is_given_up() -> None:
-    norms = PartedNorms()
+    norms = ShardedNorms()
     for step in range(3 * WAITING):
         assert list(norms.complete(frame(0, {step: 1.0}), 2)) == []
     assert len(norms.steps) == WAITING
-    again = load_state(PartedNorms, dump_state(norms))
+    again = load_state(ShardedNorms, dump_state(norms))
     last = 3 * WAITING - 1
     ((step, norm),) = again.complete(frame(1, {0: 1.0, last: 3.0**0.5}), 2)
     assert (step, round(norm, 6)) == (last, 2.0)
 
 
 def test_parts_whose_square_no_float32_holds_are_a_number() -> None:
-    norms = PartedNorms()
+    norms = ShardedNorms()
     assert list(norms.complete(frame(0, {0: 3e30}), 2)) == []
     ((step, norm),) = norms.complete(frame(1, {0: 4e30}), 2)
     assert step == 0

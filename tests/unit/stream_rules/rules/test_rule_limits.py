@@ -13,8 +13,8 @@ from tocsin.schemas.records.frames import StepFrame
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.stream_rules.outcomes import Finding, Moment
 from tocsin.stream_rules.reading.state_codec import dump_state, load_state
-from tocsin.stream_rules.rules.data.class_tally import ClassTally, Recent
 from tocsin.stream_rules.rules.system.straggler_rank import StragglerRank, StragglerRankParams
+from tocsin.stream_rules.signals.class_totals import ClassTotals, Recent
 from tocsin.stream_rules.testing import RunBuilder, issues_of, only
 
 FAILED = only("rule_failed")
@@ -169,7 +169,7 @@ def test_the_recent_labels_are_as_many_as_are_asked_for() -> None:
 
 
 def test_the_states_of_many_classes_are_small() -> None:
-    chance, tally, confusion = np.random.default_rng(0), ClassTally(), Recent()
+    chance, tally, confusion = np.random.default_rng(0), ClassTotals(), Recent()
     for _ in range(64):
         labels = chance.poisson(0.007, (1000, 2)).astype(np.float64)
         tally.recent.add(labels, float(labels[:, 0].sum()), 500)

@@ -26,7 +26,7 @@ from tocsin.schemas.records.issues import Evidence, Series, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
 from tocsin.stream_rules.reading.state_codec import StateArray
-from tocsin.stream_rules.reading.tensor_rows import WholeFrames
+from tocsin.stream_rules.reading.tensor_rows import LowestRankRows
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, tensors
 
 
@@ -61,7 +61,7 @@ class _Input:
 
 @dataclass(slots=True)
 class _State:
-    frames: WholeFrames = field(default_factory=WholeFrames)
+    frames: LowestRankRows = field(default_factory=LowestRankRows)
     inputs: dict[str, _Input] = field(default_factory=dict)
 
 
@@ -102,7 +102,7 @@ class CheckInputImages(Rule[CheckInputImagesParams, _State]):
     state_type = _State
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
-        whole = self.state.frames.take(frame)
+        whole = self.state.frames.assemble(frame)
         if whole is None:
             return
         mean, std, values = whole.column("mean"), whole.column("std"), whole.count("numel")

@@ -39,10 +39,10 @@ from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
 from tocsin.stream_rules.reading.tensor_rows import Doubles
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, tensors
-from tocsin.stream_rules.rules.data.class_tally import ClassTally
-from tocsin.stream_rules.rules.data.output_width import OutputWidth
-from tocsin.stream_rules.rules.data.shares import at_least, count_at_most
-from tocsin.stream_rules.rules.data.vocabulary import Vocabulary
+from tocsin.stream_rules.signals.class_totals import ClassTotals
+from tocsin.stream_rules.signals.output_width import OutputWidth
+from tocsin.stream_rules.signals.proportion_bounds import at_least, count_at_most
+from tocsin.stream_rules.signals.vocabulary import Vocabulary
 
 _OF_TWO: Final = 20
 _CROWDED: Final = 2000
@@ -74,7 +74,7 @@ class ClassImbalanceParams(Params):
 
 @dataclass(slots=True)
 class _State:
-    tallies: dict[str, ClassTally] = field(default_factory=dict)
+    tallies: dict[str, ClassTotals] = field(default_factory=dict)
     vocabulary: Vocabulary = field(default_factory=Vocabulary)
     outputs: OutputWidth = field(default_factory=OutputWidth)
     missed: dict[str, list[int]] = field(default_factory=dict)
@@ -136,8 +136,8 @@ class ClassImbalance(Rule[ClassImbalanceParams, _State]):
         if frame.collection == "weights":
             state.outputs.learn(frame)
             return
-        tally = state.tallies.setdefault(frame.mode, ClassTally())
-        whole = tally.take(frame, self.params.samples)
+        tally = state.tallies.setdefault(frame.mode, ClassTotals())
+        whole = tally.add(frame, self.params.samples)
         if whole is None:
             return
         if frame.mode == "train":
@@ -150,7 +150,7 @@ class ClassImbalance(Rule[ClassImbalanceParams, _State]):
 
     # -- one class -------------------------------------------------------------------------
 
-    def _one_class(self, tally: ClassTally, step: int, at: Moment) -> Outcomes:
+    def _one_class(self, tally: ClassTotals, step: int, at: Moment) -> Outcomes:
         classes, seen = len(tally.labels), float(tally.labels.sum())
         if classes < 2 or seen == 0:
             return
@@ -187,7 +187,7 @@ class ClassImbalance(Rule[ClassImbalanceParams, _State]):
 
     # -- unequal classes -------------------------------------------------------------------
 
-    def _imbalance(self, tally: ClassTally, step: int) -> Outcomes:
+    def _imbalance(self, tally: ClassTotals, step: int) -> Outcomes:
         params, labels = self.params, tally.labels
         present = np.flatnonzero(labels)
         if labels.sum() < params.samples or len(present) < 2:
@@ -221,7 +221,7 @@ class ClassImbalance(Rule[ClassImbalanceParams, _State]):
 
     # -- a class left behind ---------------------------------------------------------------
 
-    def _mispredicted(self, tally: ClassTally, step: int, mode: str) -> Outcomes:
+    def _mispredicted(self, tally: ClassTotals, step: int, mode: str) -> Outcomes:
         state, params = self.state, self.params
         about = f"misprediction/{mode}"
         if tally.recent.seen < params.samples:
@@ -252,7 +252,7 @@ class ClassImbalance(Rule[ClassImbalanceParams, _State]):
 
     def _left_behind(
         self,
-        tally: ClassTally,
+        tally: ClassTotals,
         mode: str,
         worst: int,
         also: list[int],

@@ -23,7 +23,7 @@ from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.schemas.records.program_facts import LayerInputsSeen, LossInputsSeen
 from tocsin.schemas.records.runs import RunData
 from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.tensor_rows import WholeFrames
+from tocsin.stream_rules.reading.tensor_rows import LowestRankRows
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event, tensors
 
 _SAME: Final = 1e-6
@@ -50,7 +50,7 @@ class CollapsedPredictionsParams(Params):
 
 @dataclass(slots=True)
 class _Collapse:
-    frames: WholeFrames = field(default_factory=WholeFrames)
+    frames: LowestRankRows = field(default_factory=LowestRankRows)
     last_step: int = 0
     since: int | None = None
     records: int = 0
@@ -148,7 +148,7 @@ class CollapsedPredictions(Rule[CollapsedPredictionsParams, _State]):
         if mode not in ("train", "eval"):
             return
         kept = self.state.modes.setdefault(mode, _Collapse())
-        whole = kept.frames.take(frame)
+        whole = kept.frames.assemble(frame)
         if whole is None:
             return
         labels, predictions = whole.count("labels"), whole.count("predictions")

@@ -28,11 +28,11 @@ from tocsin.schemas.records.issues import Evidence, Series, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
 from tocsin.stream_rules.reading.state_codec import StateArray
-from tocsin.stream_rules.reading.tensor_rows import Doubles, WholeFrames
+from tocsin.stream_rules.reading.tensor_rows import Doubles, LowestRankRows
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, tensors
-from tocsin.stream_rules.rules.data.class_tally import Recent
-from tocsin.stream_rules.rules.data.shares import at_least, at_most
-from tocsin.stream_rules.rules.data.vocabulary import Vocabulary
+from tocsin.stream_rules.signals.class_totals import Recent
+from tocsin.stream_rules.signals.proportion_bounds import at_least, at_most
+from tocsin.stream_rules.signals.vocabulary import Vocabulary
 
 Flags = npt.NDArray[np.bool_]
 
@@ -60,7 +60,7 @@ class ConfusionParams(Params):
 
 @dataclass(slots=True)
 class _Table:
-    frames: WholeFrames = field(default_factory=WholeFrames)
+    frames: LowestRankRows = field(default_factory=LowestRankRows)
     recent: Recent = field(default_factory=Recent)
     bad: StateArray = field(default_factory=lambda: np.zeros((0, 0), np.uint32))
     since: int | None = None
@@ -117,7 +117,7 @@ class Confusion(Rule[ConfusionParams, _State]):
             state.vocabulary.learn(frame)
             return
         of = state.tables.setdefault(frame.mode, _Table())
-        whole = of.frames.take(frame)
+        whole = of.frames.assemble(frame)
         if whole is None or whole.count_columns != whole.rows:
             return
         if not params.tokens_too and state.vocabulary.holds(len(whole.rows)):
@@ -127,9 +127,9 @@ class Confusion(Rule[ConfusionParams, _State]):
         table = of.recent.total()[: params.category_no, : params.category_no]
         if of.recent.seen < params.samples or not table.any():
             return
-        yield from self._judge(of, table, whole.step, frame.mode)
+        yield from self._evaluate(of, table, whole.step, frame.mode)
 
-    def _judge(self, of: _Table, table: Doubles, step: int, mode: str) -> Outcomes:
+    def _evaluate(self, of: _Table, table: Doubles, step: int, mode: str) -> Outcomes:
         params, z = self.params, self.params.certainty
         labels = np.repeat(table.sum(1, keepdims=True), table.shape[1], axis=1)
         own = np.eye(len(table), dtype=bool)

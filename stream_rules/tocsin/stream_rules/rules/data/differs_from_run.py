@@ -26,8 +26,8 @@ from tocsin.schemas.records.frames import StepFrame, TensorFrame
 from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.stream_rules.outcomes import Finding, Holds, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.other_runs import COLLECTIONS, Reference, References, differs
-from tocsin.stream_rules.reading.rank_series import Lead
-from tocsin.stream_rules.reading.tensor_rows import WholeFrames
+from tocsin.stream_rules.reading.rank_series import RankSeries
+from tocsin.stream_rules.reading.tensor_rows import LowestRankRows
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar, tensors
 
 
@@ -44,8 +44,8 @@ class DiffersFromRunParams(Params):
 
 @dataclass(slots=True)
 class _State:
-    lead: Lead = field(default_factory=Lead)
-    frames: dict[str, WholeFrames] = field(default_factory=dict)
+    lead: RankSeries = field(default_factory=RankSeries)
+    frames: dict[str, LowestRankRows] = field(default_factory=dict)
     looked: bool = False
     different: bool = False
     compared: int = 0
@@ -89,9 +89,9 @@ class DiffersFromRun(Rule[DiffersFromRunParams, _State]):
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         state = self.state
-        if not state.lead.takes(frame):
+        if not state.lead.accepts(frame):
             return
-        yield from self._look(at)
+        yield from self._inspect(at)
         for step, loss in state.lead.points(frame, "loss"):
             other = None if self._other is None else self._other.loss(step)
             if other is None or not self.params.losses:
@@ -106,10 +106,10 @@ class DiffersFromRun(Rule[DiffersFromRunParams, _State]):
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         state = self.state
-        whole = state.frames.setdefault(frame.collection, WholeFrames()).take(frame)
+        whole = state.frames.setdefault(frame.collection, LowestRankRows()).assemble(frame)
         if whole is None:
             return
-        yield from self._look(at)
+        yield from self._inspect(at)
         other = None if self._other is None else self._other.frame(whole.collection, whole.step)
         if other is None:
             return
@@ -121,7 +121,7 @@ class DiffersFromRun(Rule[DiffersFromRunParams, _State]):
             what = f"{statistic} of {whole.collection}/{name}"
             yield from self._differs(whole.step, subject, what, ours, theirs, len(found) - 1)
 
-    def _look(self, at: Moment) -> Outcomes:
+    def _inspect(self, at: Moment) -> Outcomes:
         """Once: whether the other run is there."""
         state, name = self.state, self.params.other_run
         if state.looked:

@@ -22,7 +22,7 @@ from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.schemas.records.program_facts import ModeSeen
 from tocsin.schemas.records.runs import RunData
 from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.rank_series import Lead
+from tocsin.stream_rules.reading.rank_series import RankSeries
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event, scalar
 
 EVALUATION = "evaluation_in_train_mode"
@@ -38,7 +38,7 @@ class EvaluationInTrainModeParams(Params):
 
 @dataclass(slots=True)
 class _State:
-    lead: Lead = field(default_factory=Lead)
+    lead: RankSeries = field(default_factory=RankSeries)
     rank: int | None = None
     trained: bool = False
     since: int | None = None
@@ -92,7 +92,7 @@ class EvaluationInTrainMode(Rule[EvaluationInTrainModeParams, _State]):
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         state = self.state
-        if not state.lead.takes(frame) or not len(frame.steps):
+        if not state.lead.accepts(frame) or not len(frame.steps):
             return
         last = int(frame.steps[-1])
         state.lead.last_step = max(state.lead.last_step, last)

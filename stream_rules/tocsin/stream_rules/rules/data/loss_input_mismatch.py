@@ -140,9 +140,9 @@ class LossInputMismatch(Rule[LossInputMismatchParams, _State]):
         for branch in BRANCHES:
             key = f"{data.function} {branch}"
             if branch in found or key in state.watched:
-                yield from self._look(key, branch, data, found.get(branch))
+                yield from self._inspect(key, branch, data, found.get(branch))
 
-    def _look(self, key: str, branch: str, data: LossInputsSeen, needed: int | None) -> Outcomes:
+    def _inspect(self, key: str, branch: str, data: LossInputsSeen, needed: int | None) -> Outcomes:
         watched = self.state.watched.setdefault(key, _Watched())
         if data.step < watched.step:
             return

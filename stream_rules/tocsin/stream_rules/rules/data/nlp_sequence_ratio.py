@@ -24,10 +24,10 @@ from tocsin.schemas.records.frames import TensorFrame
 from tocsin.schemas.records.issues import Evidence, Series, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
-from tocsin.stream_rules.reading.tensor_rows import WholeFrames
+from tocsin.stream_rules.reading.tensor_rows import LowestRankRows
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, tensors
-from tocsin.stream_rules.rules.data.shares import at_least
-from tocsin.stream_rules.rules.data.vocabulary import Vocabulary
+from tocsin.stream_rules.signals.proportion_bounds import at_least
+from tocsin.stream_rules.signals.vocabulary import Vocabulary
 
 _MOST: Final = 64
 """Summaries that are added up at most."""
@@ -64,7 +64,7 @@ class NlpSequenceRatioParams(Params):
 
 @dataclass(slots=True)
 class _State:
-    frames: dict[str, WholeFrames] = field(default_factory=dict)
+    frames: dict[str, LowestRankRows] = field(default_factory=dict)
     rank: int | None = None
     vocabulary: Vocabulary = field(default_factory=Vocabulary)
     tables: list[dict[str, float]] = field(default_factory=list)
@@ -115,7 +115,7 @@ class NlpSequenceRatio(Rule[NlpSequenceRatioParams, _State]):
             return
         if frame.collection == "labels" and not state.vocabulary.holds(len(frame.rows)):
             return
-        whole = state.frames.setdefault(frame.collection, WholeFrames()).take(frame)
+        whole = state.frames.setdefault(frame.collection, LowestRankRows()).assemble(frame)
         counts = None if whole is None else whole.count(_COUNT[frame.collection])
         if whole is None or counts is None:
             return
@@ -126,9 +126,9 @@ class NlpSequenceRatio(Rule[NlpSequenceRatioParams, _State]):
             del held[0], state.tables[0]
         total = sum(held)
         if total >= self.params.samples:
-            yield from self._judge(total, whole.step)
+            yield from self._evaluate(total, whole.step)
 
-    def _judge(self, total: float, step: int) -> Outcomes:
+    def _evaluate(self, total: float, step: int) -> Outcomes:
         state, params = self.state, self.params
         limits = params.token_thresholds_percent
         if params.token_values:

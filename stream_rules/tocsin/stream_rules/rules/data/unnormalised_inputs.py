@@ -96,7 +96,7 @@ class UnnormalisedInputs(Rule[UnnormalisedInputsParams, _State]):
             return
         if data.rank != state.rank:
             self.state = state = _State(rank=data.rank, supervised=state.supervised)
-        branch, severity = self._judge(data)
+        branch, severity = self._evaluate(data)
         if branch != state.branch or severity != state.severity:
             state.branch, state.severity = branch, severity
             state.looks, state.first_step = 0, data.step
@@ -104,7 +104,7 @@ class UnnormalisedInputs(Rule[UnnormalisedInputsParams, _State]):
         if branch and state.looks >= self.params.for_looks:
             yield self._finding(data, branch, severity)
 
-    def _judge(self, data: LayerInputsSeen) -> tuple[str, Severity]:
+    def _evaluate(self, data: LayerInputsSeen) -> tuple[str, Severity]:
         rms = math.hypot(data.mean, data.std)
         if not math.isfinite(rms):
             return "", "info"

@@ -33,9 +33,9 @@ from pydantic import Field
 from tocsin.schemas.records.frames import TensorFrame
 from tocsin.schemas.records.issues import Evidence, Series, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.tensor_rows import Doubles, WholeFrames, named
+from tocsin.stream_rules.reading.tensor_rows import Doubles, LowestRankRows, named
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, tensors
-from tocsin.stream_rules.rules.large_models.layer_history import Flags, LayerHistory
+from tocsin.stream_rules.signals.layer_history import Flags, LayerHistory
 
 _LASTING: Final = 2
 _FALL: Final = 10.0
@@ -57,7 +57,7 @@ class AttentionLogitGrowthParams(Params):
 
 @dataclass(slots=True)
 class _State:
-    frames: WholeFrames = field(default_factory=WholeFrames)
+    frames: LowestRankRows = field(default_factory=LowestRankRows)
     levels: LayerHistory = field(default_factory=LayerHistory)
     shares: LayerHistory = field(default_factory=LayerHistory)
     since: dict[str, int] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class AttentionLogitGrowth(Rule[AttentionLogitGrowthParams, _State]):
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         state = self.state
-        whole = state.frames.take(frame)
+        whole = state.frames.assemble(frame)
         bound = None if whole is None else whole.column("qk_bound")
         if whole is None or bound is None or not len(whole.rows):
             return

@@ -29,9 +29,9 @@ from tocsin.schemas.records.frames import TensorFrame
 from tocsin.schemas.records.issues import Evidence, Series, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.state_codec import StateArray
-from tocsin.stream_rules.reading.tensor_rows import Doubles, WholeFrames, aligned, named
+from tocsin.stream_rules.reading.tensor_rows import Doubles, LowestRankRows, aligned, named
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, tensors
-from tocsin.stream_rules.rules.large_models.layer_history import Flags, LayerHistory
+from tocsin.stream_rules.signals.layer_history import Flags, LayerHistory
 
 _LASTING: Final = 2
 _BEGINNING: Final = 150
@@ -48,7 +48,7 @@ class EmbeddingNormGrowthParams(Params):
 
 @dataclass(slots=True)
 class _State:
-    frames: WholeFrames = field(default_factory=WholeFrames)
+    frames: LowestRankRows = field(default_factory=LowestRankRows)
     mean: LayerHistory = field(default_factory=LayerHistory)
     ratio: LayerHistory = field(default_factory=LayerHistory)
     rows: list[str] = field(default_factory=list)
@@ -87,7 +87,7 @@ class EmbeddingNormGrowth(Rule[EmbeddingNormGrowthParams, _State]):
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         state, params = self.state, self.params
-        whole = state.frames.take(frame)
+        whole = state.frames.assemble(frame)
         mean = None if whole is None else whole.column("row_norm_mean")
         largest = None if whole is None else whole.column("row_norm_max")
         if whole is None or mean is None or largest is None or not len(whole.rows):

@@ -28,9 +28,9 @@ from pydantic import Field
 from tocsin.schemas.records.frames import TensorFrame
 from tocsin.schemas.records.issues import Evidence, Series, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.tensor_rows import Doubles, WholeFrames, aligned
+from tocsin.stream_rules.reading.tensor_rows import Doubles, LowestRankRows, aligned
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, tensors
-from tocsin.stream_rules.rules.large_models.layer_history import Flags, LayerHistory
+from tocsin.stream_rules.signals.layer_history import Flags, LayerHistory
 
 _LASTING: Final = 2
 _FEWEST: Final = 5
@@ -51,7 +51,7 @@ class LogitDriftParams(Params):
 
 @dataclass(slots=True)
 class _State:
-    frames: WholeFrames = field(default_factory=WholeFrames)
+    frames: LowestRankRows = field(default_factory=LowestRankRows)
     history: LayerHistory = field(default_factory=LayerHistory)
     first_rows: list[str] = field(default_factory=list)
     first: list[float] = field(default_factory=list)
@@ -95,7 +95,7 @@ class LogitDrift(Rule[LogitDriftParams, _State]):
         if frame.collection != "logits":
             state.cross_entropy = True
             return
-        whole = state.frames.take(frame)
+        whole = state.frames.assemble(frame)
         column = None if whole is None else whole.column("log_z")
         if whole is None or column is None or not len(whole.rows):
             return

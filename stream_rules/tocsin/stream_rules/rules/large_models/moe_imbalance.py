@@ -28,9 +28,9 @@ from tocsin.schemas.records.frames import TensorFrame
 from tocsin.schemas.records.issues import Evidence, Series, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.state_codec import StateArray
-from tocsin.stream_rules.reading.tensor_rows import Doubles, WholeFrames, aligned, named
+from tocsin.stream_rules.reading.tensor_rows import Doubles, LowestRankRows, aligned, named
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, tensors
-from tocsin.stream_rules.rules.large_models.layer_history import LayerHistory
+from tocsin.stream_rules.signals.layer_history import LayerHistory
 
 _NEARLY_ALL: Final = 0.9
 _EXPECTED: Final = 300.0
@@ -52,7 +52,7 @@ class MoeImbalanceParams(Params):
 class _Routers:
     """Those with the same number of experts."""
 
-    frames: WholeFrames = field(default_factory=WholeFrames)
+    frames: LowestRankRows = field(default_factory=LowestRankRows)
     load: LayerHistory = field(default_factory=LayerHistory)
     high: StateArray = field(default_factory=lambda: np.zeros(0))
     rows: list[str] = field(default_factory=list)
@@ -99,7 +99,7 @@ class MoeImbalance(Rule[MoeImbalanceParams, _State]):
             return
         # One frame for each number of experts.
         of = self.state.routers.setdefault(len(columns), _Routers())
-        whole = of.frames.take(frame)
+        whole = of.frames.assemble(frame)
         if whole is None or not len(whole.rows):
             return
         counts = whole.counts[:, columns].astype(np.float64)

@@ -20,10 +20,10 @@ from pydantic import Field
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
 from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.rank_series import Lead
-from tocsin.stream_rules.reading.tensor_rows import WholeFrames, is_asked_for, named
+from tocsin.stream_rules.reading.rank_series import RankSeries
+from tocsin.stream_rules.reading.tensor_rows import LowestRankRows, is_asked_for, named
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar, tensors
-from tocsin.stream_rules.rules.numerical.streaks import Streaks
+from tocsin.stream_rules.signals.streaks import Streaks
 
 GRADIENTS, TENSORS = "gradients", "tensors"
 _SOLVED: Final = 0.01
@@ -42,13 +42,13 @@ class AllZeroParams(Params):
 
 @dataclass(slots=True)
 class _Watched:
-    frames: WholeFrames = field(default_factory=WholeFrames)
+    frames: LowestRankRows = field(default_factory=LowestRankRows)
     streaks: Streaks = field(default_factory=Streaks)
 
 
 @dataclass(slots=True)
 class _State:
-    norms: Lead = field(default_factory=Lead)
+    norms: RankSeries = field(default_factory=RankSeries)
     first_loss: float | None = None
     loss: float | None = None
     zero_steps: list[int] = field(default_factory=list)
@@ -90,7 +90,7 @@ class AllZero(Rule[AllZeroParams, _State]):
         state = self.state
         if state.norms.overtaken_by(frame):
             self.state = state = _State(norms=state.norms)
-        if not state.norms.takes(frame):
+        if not state.norms.accepts(frame):
             return
         losses, norms = frame.column("loss"), frame.column("gradient_norm")
         for i, step in enumerate(frame.steps.tolist()):
@@ -99,7 +99,7 @@ class AllZero(Rule[AllZeroParams, _State]):
                 if state.first_loss is None:
                     state.first_loss = state.loss
             if norms is not None and state.norms.add(step, float(norms[i])):
-                yield from self._look(step, zero=norms[i] == 0, at=at)
+                yield from self._inspect(step, zero=norms[i] == 0, at=at)
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         numel, zeros = frame.count("numel"), frame.count("zeros")
@@ -108,11 +108,11 @@ class AllZero(Rule[AllZeroParams, _State]):
         if frame.collection == GRADIENTS and frame.speaker.rank == (self.state.norms.rank or 0):
             total = int(numel.sum())
             if frame.parts == 1 and total:
-                yield from self._look(frame.step, zero=int(zeros.sum()) == total, at=at)
+                yield from self._inspect(frame.step, zero=int(zeros.sum()) == total, at=at)
         if self.params.tensors:
             yield from self._named(frame)
 
-    def _look(self, step: int, *, zero: bool, at: Moment) -> Outcomes:
+    def _inspect(self, step: int, *, zero: bool, at: Moment) -> Outcomes:
         """Norm and summary of one step are one look."""
         state = self.state
         if not zero or self._solved():
@@ -152,7 +152,7 @@ class AllZero(Rule[AllZeroParams, _State]):
         watched = self.state.watched.get(key)
         if watched is None:
             watched = self.state.watched[key] = _Watched()
-        whole = watched.frames.take(frame)
+        whole = watched.frames.assemble(frame)
         if whole is None:
             return
         numel, zeros = whole.count("numel"), whole.count("zeros")
@@ -161,7 +161,7 @@ class AllZero(Rule[AllZeroParams, _State]):
         asked = [is_asked_for(whole.collection, name, params.tensors) for name in whole.rows]
         percent = 100 * zeros / np.maximum(numel, 1)
         holds = (percent >= params.threshold) & (numel > 0) & np.asarray(asked, bool)
-        length = watched.streaks.take(whole.rows, whole.step, holds)
+        length = watched.streaks.update(whole.rows, whole.step, holds)
         found = np.flatnonzero(length >= params.for_summaries)
         about = f"{TENSORS}/{key}"
         if not len(found):

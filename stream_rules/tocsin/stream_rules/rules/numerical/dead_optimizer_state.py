@@ -29,8 +29,8 @@ from pydantic import Field
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
 from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.rank_series import Lead
-from tocsin.stream_rules.reading.tensor_rows import Marked, WholeFrames, named
+from tocsin.stream_rules.reading.rank_series import RankSeries
+from tocsin.stream_rules.reading.tensor_rows import LowestRankRows, MarkedRows, named
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar, tensors
 
 RENEWED: Final = "optimizer_renewed"
@@ -54,10 +54,10 @@ class DeadOptimizerStateParams(Params):
 
 @dataclass(slots=True)
 class _State:
-    frames: WholeFrames = field(default_factory=WholeFrames)
-    gradients: WholeFrames = field(default_factory=WholeFrames)
-    pushed: Marked = field(default_factory=Marked)
-    lead: Lead = field(default_factory=Lead)
+    frames: LowestRankRows = field(default_factory=LowestRankRows)
+    gradients: LowestRankRows = field(default_factory=LowestRankRows)
+    pushed: MarkedRows = field(default_factory=MarkedRows)
+    lead: RankSeries = field(default_factory=RankSeries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class DeadOptimizerState(Rule[DeadOptimizerStateParams, _State]):
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         lead = self.state.lead
-        if not lead.takes(frame):
+        if not lead.accepts(frame):
             return
         for step, streak in lead.points(frame, RENEWED):
             if not (math.isfinite(streak) and streak >= self.params.for_steps):
@@ -141,13 +141,13 @@ class DeadOptimizerState(Rule[DeadOptimizerStateParams, _State]):
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         state = self.state
         if frame.collection == "gradients":
-            whole = state.gradients.take(frame)
+            whole = state.gradients.assemble(frame)
             size = None if whole is None else whole.column("absmax")
             if whole is not None and size is not None:
                 # Smaller ones have no square that is a number, and are noise.
-                state.pushed = Marked(whole.rows, size > _TINY)
+                state.pushed = MarkedRows(whole.rows, size > _TINY)
             return
-        whole = state.frames.take(frame)
+        whole = state.frames.assemble(frame)
         if whole is None:
             return
         zeros, numel = whole.count("zeros"), whole.count("numel")
@@ -158,10 +158,10 @@ class DeadOptimizerState(Rule[DeadOptimizerStateParams, _State]):
         momenta = moments.first & state.pushed.among(moments.parameters)
         squares = moments.second & (moments.first_of >= 0)
         behind = empty - empty[moments.first_of]
-        yield from self._judge("empty", whole, momenta, (empty >= 1.0) & momenta)
-        yield from self._judge("underflow", whole, squares, (behind > _MOSTLY) & squares)
+        yield from self._evaluate("empty", whole, momenta, (empty >= 1.0) & momenta)
+        yield from self._evaluate("underflow", whole, squares, (behind > _MOSTLY) & squares)
 
-    def _judge(self, branch: str, frame: TensorFrame, asked: Mask, bad: Mask) -> Outcomes:
+    def _evaluate(self, branch: str, frame: TensorFrame, asked: Mask, bad: Mask) -> Outcomes:
         among, found = int(asked.sum()), np.flatnonzero(bad)
         if not among:
             return

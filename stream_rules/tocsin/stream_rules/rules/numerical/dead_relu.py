@@ -27,7 +27,7 @@ from tocsin.schemas.records.issues import Evidence, Series, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
 from tocsin.stream_rules.reading.state_codec import StateArray
-from tocsin.stream_rules.reading.tensor_rows import Doubles, WholeFrames, aligned, named
+from tocsin.stream_rules.reading.tensor_rows import Doubles, LowestRankRows, aligned, named
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, tensors
 
 
@@ -44,7 +44,7 @@ class DeadReluParams(Params):
 
 @dataclass(slots=True)
 class _State:
-    frames: WholeFrames = field(default_factory=WholeFrames)
+    frames: LowestRankRows = field(default_factory=LowestRankRows)
     rows: list[str] = field(default_factory=list)
     high: StateArray = field(default_factory=lambda: np.zeros(0))
     since: StateArray = field(default_factory=lambda: np.zeros(0))
@@ -80,7 +80,7 @@ class DeadRelu(Rule[DeadReluParams, _State]):
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         state, params = self.state, self.params
         # A step has one frame for each set of columns; the others are not of ReLUs.
-        whole = state.frames.take(frame) if "dead" in frame.columns else None
+        whole = state.frames.assemble(frame) if "dead" in frame.columns else None
         dead = None if whole is None else whole.column("dead")
         if whole is None or dead is None or not len(whole.rows):
             return

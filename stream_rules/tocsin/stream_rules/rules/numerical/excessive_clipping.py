@@ -23,7 +23,7 @@ from pydantic import Field
 from tocsin.schemas.records.frames import StepFrame
 from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.rank_series import Lead
+from tocsin.stream_rules.reading.rank_series import RankSeries
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
 
 BEFORE: Final = "gradient_norm"
@@ -47,7 +47,7 @@ class ExcessiveClippingParams(Params):
 
 @dataclass(slots=True)
 class _State:
-    lead: Lead = field(default_factory=Lead)
+    lead: RankSeries = field(default_factory=RankSeries)
     little: int = 0
     little_since: int = 0
     extreme: int = 0
@@ -86,7 +86,7 @@ class ExcessiveClipping(Rule[ExcessiveClippingParams, _State]):
             return
         if state.lead.overtaken_by(frame):
             self.state = state = _State(lead=state.lead)
-        if not state.lead.takes(frame):
+        if not state.lead.accepts(frame):
             return
         rows = zip(frame.steps.tolist(), before.tolist(), after.tolist(), strict=True)
         for step, whole, left in rows:

@@ -40,8 +40,8 @@ from pydantic import Field
 from tocsin.schemas.records.frames import StepFrame
 from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.rank_series import Lead
-from tocsin.stream_rules.reading.sharded_norms import PartedNorms
+from tocsin.stream_rules.reading.rank_series import RankSeries
+from tocsin.stream_rules.reading.sharded_norms import ShardedNorms
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
 
 _TAMED: Final = 0.5
@@ -70,7 +70,7 @@ class ExplodingGradientParams(Params):
 
 @dataclass(slots=True)
 class _State:
-    lead: Lead = field(default_factory=Lead)
+    lead: RankSeries = field(default_factory=RankSeries)
     seen: int = 0
     average: float = 0.0
     peak: float = 0.0
@@ -86,7 +86,7 @@ class _State:
     calm: int = 0
     """How many of these losses have come since the last outlier, and the first of their steps."""
     calm_since: int = 0
-    parts: PartedNorms = field(default_factory=PartedNorms)
+    parts: ShardedNorms = field(default_factory=ShardedNorms)
 
 
 class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
@@ -120,7 +120,7 @@ class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
         if state.lead.overtaken_by(frame):
             self.state = state = _State(lead=state.lead, parts=state.parts)
         whole = list(state.parts.complete(frame, at.run.world_size))
-        if not state.lead.takes(frame):
+        if not state.lead.accepts(frame):
             yield from self._put_together(whole, at)
             return
         losses, left = deque(_points(frame, "loss")), dict(_points(frame, "gradient_norm_clipped"))

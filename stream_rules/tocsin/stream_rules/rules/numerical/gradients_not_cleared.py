@@ -19,7 +19,7 @@ from pydantic import Field
 from tocsin.schemas.records.frames import StepFrame
 from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.rank_series import Lead
+from tocsin.stream_rules.reading.rank_series import RankSeries
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
 
 COLUMN: Final = "gradients_uncleared"
@@ -34,7 +34,7 @@ class GradientsNotClearedParams(Params):
 
 @dataclass(slots=True)
 class _State:
-    lead: Lead = field(default_factory=Lead)
+    lead: RankSeries = field(default_factory=RankSeries)
 
 
 class GradientsNotCleared(Rule[GradientsNotClearedParams, _State]):
@@ -58,7 +58,7 @@ class GradientsNotCleared(Rule[GradientsNotClearedParams, _State]):
     state_type = _State
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
-        if not self.state.lead.takes(frame):
+        if not self.state.lead.accepts(frame):
             return
         for step, streak in self.state.lead.points(frame, COLUMN):
             if not (math.isfinite(streak) and streak >= self.params.for_steps):

@@ -25,7 +25,7 @@ from tocsin.schemas.records.issues import Evidence, Series, Subject
 from tocsin.schemas.text import share_text
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
-from tocsin.stream_rules.reading.tensor_rows import Doubles, WholeFrames, named
+from tocsin.stream_rules.reading.tensor_rows import Doubles, LowestRankRows, named
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, tensors
 
 _BACK = 0.9
@@ -53,7 +53,7 @@ class _Side:
 
 @dataclass(slots=True)
 class _State:
-    frames: WholeFrames = field(default_factory=WholeFrames)
+    frames: LowestRankRows = field(default_factory=LowestRankRows)
     sides: dict[str, _Side] = field(default_factory=dict)
 
 
@@ -88,7 +88,7 @@ class LowPrecisionRange(Rule[LowPrecisionRangeParams, _State]):
         # The table of statistics comes in a frame of its own.
         if "underflow" not in frame.columns and "overflow" not in frame.columns:
             return
-        whole = self.state.frames.take(frame)
+        whole = self.state.frames.assemble(frame)
         if whole is None or not len(whole.rows):
             return
         numel, params = whole.count("numel"), self.params

@@ -45,7 +45,7 @@ from pydantic import Field
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
 from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.tensor_rows import WholeFrames, named
+from tocsin.stream_rules.reading.tensor_rows import LowestRankRows, named
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar, tensors
 
 _TURNS: Final = 3
@@ -78,9 +78,9 @@ class NoGradientParams(Params):
 
 @dataclass(slots=True)
 class _State:
-    frames: WholeFrames = field(default_factory=WholeFrames)
+    frames: LowestRankRows = field(default_factory=LowestRankRows)
     open: list[str] = field(default_factory=list)
-    untrained: WholeFrames = field(default_factory=WholeFrames)
+    untrained: LowestRankRows = field(default_factory=LowestRankRows)
 
 
 class NoGradient(Rule[NoGradientParams, _State]):
@@ -127,7 +127,7 @@ class NoGradient(Rule[NoGradientParams, _State]):
         if frame.collection == UNTRAINED:
             yield from self._untrained(frame)
             return
-        whole = self.state.frames.take(frame)
+        whole = self.state.frames.assemble(frame)
         if whole is None or not len(whole.rows):
             return
         found: dict[str, Counts] = {
@@ -148,7 +148,7 @@ class NoGradient(Rule[NoGradientParams, _State]):
         yield from self._close(branches)
 
     def _untrained(self, frame: TensorFrame) -> Outcomes:
-        whole = self.state.untrained.take(frame)
+        whole = self.state.untrained.assemble(frame)
         matrices = None if whole is None else whole.count("matrices")
         if whole is None or matrices is None or not len(whole.rows):
             return

@@ -28,7 +28,7 @@ from pydantic import Field
 from tocsin.schemas.records.frames import Counts, Floats, StepFrame, TensorFrame
 from tocsin.schemas.records.runs import RunData, RunEnded
 from tocsin.stream_rules.outcomes import Clear, Holds, Moment, Outcome, Outcomes
-from tocsin.stream_rules.reading.rank_series import Lead
+from tocsin.stream_rules.reading.rank_series import RankSeries
 from tocsin.stream_rules.reading.tensor_rows import is_asked_for
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar, tensors
 from tocsin.stream_rules.rules.numerical.nonfinite_evidence import (
@@ -75,7 +75,7 @@ class _State:
     healthy_since: int | None = None
     with_lr: list[int] = field(default_factory=list)
     skipped: dict[int, int] = field(default_factory=dict)
-    lead: Lead = field(default_factory=Lead)
+    lead: RankSeries = field(default_factory=RankSeries)
     forward: dict[int, Forward] = field(default_factory=dict)
     skipped_at: int | None = None
     """The step in place of which a bad batch was skipped lately."""
@@ -135,7 +135,7 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
             return
         if self.state.skipped_at is not None:
             yield from self._no_more_skipped(int(frame.steps[-1]))
-        if self.state.lead.takes(frame):
+        if self.state.lead.accepts(frame):
             for _ in self.state.lead.points(frame, "loss"):
                 pass
         rank = frame.speaker.rank
@@ -163,7 +163,7 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
             return
         state, rank = self.state, frame.speaker.rank
         if is_forward(frame) and state.open_since is None:
-            state.forward.setdefault(rank, Forward()).take(frame)
+            state.forward.setdefault(rank, Forward()).add(frame)
         counts = self._counts(frame)
         bad = counts is not None and bool(counts.any())
         if frame.collection in (GRADIENTS, LOCAL) and state.skipped.get(rank) == frame.step:

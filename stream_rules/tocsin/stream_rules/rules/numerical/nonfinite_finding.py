@@ -9,7 +9,7 @@ from typing import Final
 from tocsin.schemas.records.frames import StepFrame
 from tocsin.schemas.records.issues import Evidence, Fact, Subject, SubjectKind
 from tocsin.stream_rules.outcomes import Finding, fact
-from tocsin.stream_rules.reading.rank_series import Lead
+from tocsin.stream_rules.reading.rank_series import RankSeries
 from tocsin.stream_rules.rules.numerical.nonfinite_evidence import (
     GRADIENTS,
     LOCAL,
@@ -36,7 +36,7 @@ BRANCHES: Final[Mapping[str, str]] = {
 _SHOWN: Final = 32
 
 
-def origin_finding(pending: Pending, lead: Lead, began: Origin | None = None) -> Finding:
+def origin_finding(pending: Pending, lead: RankSeries, began: Origin | None = None) -> Finding:
     """What the evidence of a bad step says of its origin.
 
     `began` is what the forward pass of that rank says, where it says something.

@@ -41,7 +41,7 @@ class Sight:
     bad: list[BadRow] = field(default_factory=list)
     usual: list[str] = field(default_factory=list)
 
-    def take(self, frame: TensorFrame) -> None:
+    def add(self, frame: TensorFrame) -> None:
         """A frame; of activations a step has several."""
         if frame.step < self.step:
             return
@@ -94,10 +94,10 @@ class Forward:
     weights: Sight = field(default_factory=Sight)
     activations: Sight = field(default_factory=Sight)
 
-    def take(self, frame: TensorFrame) -> None:
+    def add(self, frame: TensorFrame) -> None:
         """A frame for which `is_forward` holds."""
         kinds = {ACTIVATIONS: self.activations, WEIGHTS: self.weights}
-        kinds.get(frame.collection, self.inputs).take(frame)
+        kinds.get(frame.collection, self.inputs).add(frame)
 
     def origin(self, step: int) -> Origin | None:
         """Where the loss of this step has it from; None: that is not known."""

@@ -38,8 +38,8 @@ from pydantic import Field
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
 from tocsin.schemas.records.issues import Evidence, Series, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.rank_series import Lead
-from tocsin.stream_rules.reading.tensor_rows import WholeFrames, named
+from tocsin.stream_rules.reading.rank_series import RankSeries
+from tocsin.stream_rules.reading.tensor_rows import LowestRankRows, named
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar, tensors
 
 VARIANCE, NARROW, FLAT = "variance_ratio", "narrow_gradients", "flat_loss"
@@ -79,8 +79,8 @@ class PoorWeightInitializationParams(Params):
 @dataclass(slots=True)
 class _State:
     first_step: int | None = None
-    activations: dict[str, WholeFrames] = field(default_factory=dict)
-    gradients: WholeFrames = field(default_factory=WholeFrames)
+    activations: dict[str, LowestRankRows] = field(default_factory=dict)
+    gradients: LowestRankRows = field(default_factory=LowestRankRows)
     summaries: int = 0
     narrow: int = 0
     narrow_since: int = 0
@@ -88,7 +88,7 @@ class _State:
     was_zero: bool = False
     flowing: bool = False
     """Whether any gradient was seen that is not zero."""
-    lead: Lead = field(default_factory=Lead)
+    lead: RankSeries = field(default_factory=RankSeries)
     first_loss: float | None = None
     lowest: float | None = None
     highest: float = 0.0
@@ -149,7 +149,7 @@ class PoorWeightInitialization(Rule[PoorWeightInitializationParams, _State]):
 
     # -- how long ----------------------------------------------------------------------------
 
-    def _looks_at(self, step: int, branch: str) -> bool:
+    def _inspects(self, step: int, branch: str) -> bool:
         """Whether this step may open an issue, or change one that is open."""
         state = self.state
         if state.first_step is None:
@@ -175,15 +175,15 @@ class PoorWeightInitialization(Rule[PoorWeightInitializationParams, _State]):
             return
         if state.first_step is None:
             state.first_step = int(frame.steps[0])
-        if state.over or not state.lead.takes(frame):
+        if state.over or not state.lead.accepts(frame):
             return
         rates = [frame.column(name) for name in frame.columns if name.startswith("lr.")]
         # By step: points that were there already are left out.
         row_of = {step: row for row, step in enumerate(frame.steps.tolist())}
         for step, loss in state.lead.points(frame, "loss"):
-            if not self._looks_at(step, FLAT):
+            if not self._inspects(step, FLAT):
                 # Nothing of this rule is in later losses.
-                state.over, state.lead = True, Lead()
+                state.over, state.lead = True, RankSeries()
                 return
             resting = bool(rates) and all(
                 rate is not None and rate[row_of[step]] == 0 for rate in rates
@@ -248,7 +248,7 @@ class PoorWeightInitialization(Rule[PoorWeightInitializationParams, _State]):
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         branch = VARIANCE if frame.collection == "activations" else NARROW
-        if not self._looks_at(frame.step, branch):
+        if not self._inspects(frame.step, branch):
             return
         if branch == NARROW:
             yield from self._gradients(frame, at)
@@ -259,8 +259,8 @@ class PoorWeightInitialization(Rule[PoorWeightInitializationParams, _State]):
         params, key = self.params, ",".join(frame.columns)
         frames = self.state.activations.get(key)
         if frames is None:
-            frames = self.state.activations[key] = WholeFrames()
-        whole = frames.take(frame)
+            frames = self.state.activations[key] = LowestRankRows()
+        whole = frames.assemble(frame)
         spread = None if whole is None else whole.column("std")
         if whole is None or spread is None:
             return
@@ -313,7 +313,7 @@ class PoorWeightInitialization(Rule[PoorWeightInitializationParams, _State]):
         state, params = self.state, self.params
         if "p95" not in frame.columns or "p05" not in frame.columns:
             return
-        whole = state.gradients.take(frame)
+        whole = state.gradients.assemble(frame)
         if whole is None:
             return
         low, high = whole.column("p05"), whole.column("p95")

@@ -30,9 +30,9 @@ from tocsin.schemas.records.frames import TensorFrame
 from tocsin.schemas.records.issues import Evidence, Series, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
-from tocsin.stream_rules.reading.tensor_rows import Doubles, WholeFrames, named
+from tocsin.stream_rules.reading.tensor_rows import Doubles, LowestRankRows, named
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, tensors
-from tocsin.stream_rules.rules.numerical.streaks import Streaks
+from tocsin.stream_rules.signals.streaks import Streaks
 
 HIDDEN, OUTPUT, SOFTMAX = "hidden", "output", "softmax"
 
@@ -48,7 +48,7 @@ class SaturatedActivationParams(Params):
 
 @dataclass(slots=True)
 class _Kind:
-    frames: WholeFrames = field(default_factory=WholeFrames)
+    frames: LowestRankRows = field(default_factory=LowestRankRows)
     streaks: Streaks = field(default_factory=Streaks)
     first_step: int | None = None
     steps: list[int] = field(default_factory=list)
@@ -104,7 +104,7 @@ class SaturatedActivation(Rule[SaturatedActivationParams, _State]):
             return
         softmax = "entropy" in frame.columns
         kind = state.kinds.setdefault(SOFTMAX if softmax else HIDDEN, _Kind())
-        whole = kind.frames.take(frame)
+        whole = kind.frames.assemble(frame)
         share = None if whole is None else whole.column("saturated")
         if whole is None or share is None or not len(whole.rows):
             return
@@ -112,9 +112,9 @@ class SaturatedActivation(Rule[SaturatedActivationParams, _State]):
         known = np.isfinite(percent)
         if not known.any():
             return
-        yield from self._judge(kind, whole, percent, known, softmax=softmax)
+        yield from self._evaluate(kind, whole, percent, known, softmax=softmax)
 
-    def _judge(
+    def _evaluate(
         self,
         kind: _Kind,
         frame: TensorFrame,
@@ -129,7 +129,9 @@ class SaturatedActivation(Rule[SaturatedActivationParams, _State]):
             kind.first_step = frame.step
         kind.steps = [*kind.steps, frame.step][-SERIES_POINTS:]
         kind.worst = [*kind.worst, float(percent[known].max())][-SERIES_POINTS:]
-        length = kind.streaks.take(frame.rows, frame.step, percent > params.threshold_layer, known)
+        length = kind.streaks.update(
+            frame.rows, frame.step, percent > params.threshold_layer, known
+        )
         from_first = kind.streaks.since == kind.first_step
         high = (length >= params.for_summaries) | (from_first & (length > 0))
         if softmax:

@@ -21,7 +21,7 @@ from pydantic import Field
 from tocsin.schemas.records.frames import StepFrame
 from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.rank_series import Lead
+from tocsin.stream_rules.reading.rank_series import RankSeries
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
 
 SKIPPED, SCALE = "scaler_skipped", "scaler_scale"
@@ -42,8 +42,8 @@ class ScalerSkipsParams(Params):
 
 @dataclass(slots=True)
 class _State:
-    skips: Lead = field(default_factory=Lead)
-    scales: Lead = field(default_factory=Lead)
+    skips: RankSeries = field(default_factory=RankSeries)
+    scales: RankSeries = field(default_factory=RankSeries)
     attempts: list[tuple[int, int]] = field(default_factory=list)
     """(step, how many attempts of it were skipped before it was made), the last `window`."""
     made: bool = False
@@ -79,9 +79,9 @@ class ScalerSkips(Rule[ScalerSkipsParams, _State]):
         state = self.state
         if state.skips.overtaken_by(frame):
             self.state = state = _State(skips=state.skips, scales=state.scales)
-        if not state.skips.takes(frame):
+        if not state.skips.accepts(frame):
             return
-        state.scales.takes(frame)
+        state.scales.accepts(frame)
         skipped = frame.column(SKIPPED)
         if skipped is not None:
             # A scaler that skips step after step says so in rows of the step that does not come.

@@ -17,9 +17,9 @@ from pydantic import Field, model_validator
 from tocsin.schemas.records.frames import TensorFrame
 from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.tensor_rows import Doubles, WholeFrames, is_asked_for, named
+from tocsin.stream_rules.reading.tensor_rows import Doubles, LowestRankRows, is_asked_for, named
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, tensors
-from tocsin.stream_rules.rules.numerical.streaks import Streaks
+from tocsin.stream_rules.signals.streaks import Streaks
 
 LOW, HIGH = "below", "above"
 
@@ -46,7 +46,7 @@ class TensorVarianceParams(Params):
 
 @dataclass(slots=True)
 class _Watched:
-    frames: WholeFrames = field(default_factory=WholeFrames)
+    frames: LowestRankRows = field(default_factory=LowestRankRows)
     below: Streaks = field(default_factory=Streaks)
     above: Streaks = field(default_factory=Streaks)
 
@@ -95,7 +95,7 @@ class TensorVariance(Rule[TensorVarianceParams, _State]):
         watched = self.state.watched.get(key)
         if watched is None:
             watched = self.state.watched[key] = _Watched()
-        whole = watched.frames.take(frame)
+        whole = watched.frames.assemble(frame)
         spread = None if whole is None else whole.column("std")
         if whole is None or spread is None or not len(whole.rows):
             return
@@ -111,7 +111,7 @@ class TensorVariance(Rule[TensorVarianceParams, _State]):
             if limit is None:
                 continue
             out = (variance < limit) if branch == LOW else (variance > limit)
-            length = streaks.take(whole.rows, whole.step, out & asked, known)
+            length = streaks.update(whole.rows, whole.step, out & asked, known)
             high = length >= params.for_summaries
             found = np.flatnonzero(high & known)
             about = f"{branch}/{key}"

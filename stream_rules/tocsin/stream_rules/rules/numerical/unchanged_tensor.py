@@ -36,17 +36,20 @@ from tocsin.schemas.records.runs import RunData, RunStarted
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.state_codec import StateArray
 from tocsin.stream_rules.reading.tensor_rows import (
-    Marked,
-    WholeFrames,
+    LowestRankRows,
+    MarkedRows,
     aligned,
     is_asked_for,
     named,
     places,
 )
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event, scalar, tensors
-from tocsin.stream_rules.rules.numerical.pushed_weights import PushedWeights
-from tocsin.stream_rules.rules.numerical.resting_groups import RestingGroups
-from tocsin.stream_rules.rules.numerical.unowned_gradients import COLLECTION, UnownedGradients
+from tocsin.stream_rules.rules.numerical.parameters_without_optimizer import (
+    COLLECTION,
+    UnownedGradients,
+)
+from tocsin.stream_rules.signals.frozen_groups import FrozenGroups
+from tocsin.stream_rules.signals.significant_gradients import SignificantGradients
 
 _MOST: Final = 256
 """Collections, and arrays that are recorded one by one, that are watched at most."""
@@ -71,7 +74,7 @@ class UnchangedTensorParams(Params):
 
 @dataclass(slots=True)
 class _Kept:
-    frames: WholeFrames = field(default_factory=WholeFrames)
+    frames: LowestRankRows = field(default_factory=LowestRankRows)
     rows: tuple[str, ...] = ()
     values: StateArray = field(default_factory=lambda: np.zeros((0, 0)))
     columns: list[str] = field(default_factory=list)
@@ -84,10 +87,10 @@ class _Kept:
 @dataclass(slots=True)
 class _State:
     collections: dict[str, _Kept] = field(default_factory=dict)
-    pushed: PushedWeights = field(default_factory=PushedWeights)
-    updates: WholeFrames = field(default_factory=WholeFrames)
-    changed: Marked = field(default_factory=Marked)
-    groups: RestingGroups = field(default_factory=RestingGroups)
+    pushed: SignificantGradients = field(default_factory=SignificantGradients)
+    updates: LowestRankRows = field(default_factory=LowestRankRows)
+    changed: MarkedRows = field(default_factory=MarkedRows)
+    groups: FrozenGroups = field(default_factory=FrozenGroups)
     unowned: UnownedGradients = field(default_factory=UnownedGradients)
 
 
@@ -127,35 +130,35 @@ class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
     by_part = True
 
     def on_event(self, data: RunData, at: Moment) -> Outcomes:
-        self.state.groups.told(data)
+        self.state.groups.add_start(data)
         return ()
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
-        self.state.groups.take(frame)
+        self.state.groups.add_rates(frame)
         return ()
 
-    def looks_at(self, frame: TensorFrame) -> bool:
+    def reads(self, frame: TensorFrame) -> bool:
         own = frame.collection in ("weights", "gradients", "updates", COLLECTION)
         return own or bool(self._asked(frame).any())
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         state = self.state
         if frame.collection == COLLECTION:
-            yield from state.unowned.take(frame)
+            yield from state.unowned.inspect(frame)
             return
         if frame.collection == "gradients":
-            state.pushed.take(frame)
+            state.pushed.add(frame)
         elif frame.collection == "updates":
-            whole = state.updates.take(frame)
+            whole = state.updates.assemble(frame)
             change = None if whole is None else whole.column("update_l2")
             size = None if whole is None else whole.column("l2")
             if whole is not None and change is not None and size is not None:
                 limit = self.params.atol + self.params.rtol * size
-                state.changed = Marked(whole.rows, change > limit)
+                state.changed = MarkedRows(whole.rows, change > limit)
         if frame.collection == "weights" or self._asked(frame).any():
-            yield from self._look(frame)
+            yield from self._inspect(frame)
 
-    def _look(self, frame: TensorFrame) -> Outcomes:
+    def _inspect(self, frame: TensorFrame) -> Outcomes:
         state = self.state
         # Each call of `run.record` sends a frame of one row, several of them at one step.
         alone = frame.parts == 1 and len(frame.rows) == 1
@@ -163,12 +166,12 @@ class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
         if about not in state.collections and len(state.collections) >= _MOST:
             return
         kept = state.collections.setdefault(about, _Kept())
-        whole = kept.frames.take(frame)
+        whole = kept.frames.assemble(frame)
         if whole is None:
             return
         resting = 0
         if whole.collection == "weights" and self.params.only_pushed:
-            rest = state.groups.look()
+            rest = state.groups.inspect()
             if rest.everywhere:
                 return
             resting = rest.tensors

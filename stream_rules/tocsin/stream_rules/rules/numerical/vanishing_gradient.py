@@ -29,7 +29,7 @@ from tocsin.schemas.records.frames import StepFrame, TensorFrame
 from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
-from tocsin.stream_rules.reading.tensor_rows import Doubles, WholeFrames, mean_abs, named
+from tocsin.stream_rules.reading.tensor_rows import Doubles, LowestRankRows, mean_abs, named
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar, tensors
 
 _SMOOTH: Final = 0.1
@@ -67,8 +67,8 @@ class _Form:
 
 @dataclass(slots=True)
 class _State:
-    frames: WholeFrames = field(default_factory=WholeFrames)
-    updates: WholeFrames = field(default_factory=WholeFrames)
+    frames: LowestRankRows = field(default_factory=LowestRankRows)
+    updates: LowestRankRows = field(default_factory=LowestRankRows)
     moves: float = 0.0
     forms: dict[str, _Form] = field(default_factory=dict)
     rank: int | None = None
@@ -134,25 +134,27 @@ class VanishingGradient(Rule[VanishingGradientParams, _State]):
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         if frame.collection == "updates":
-            self._take_updates(frame)
+            self._add_updates(frame)
             return
-        whole = self.state.frames.take(frame)
+        whole = self.state.frames.assemble(frame)
         size = None if whole is None else mean_abs(whole)
         if whole is None or size is None or not np.isfinite(size).any():
             return
         vanished = size < self.params.threshold
         share = float(vanished.sum() / np.isfinite(size).sum())
         rests = self._solved() or self.state.moves > self.params.moving
-        yield from self._judge(
+        yield from self._evaluate(
             whole, at, "share", share, holds=share >= self.params.share and not rests
         )
         ratio = _depth(size[np.isfinite(size)])
         if ratio is not None:
-            yield from self._judge(whole, at, "depth", ratio, holds=ratio < self.params.depth_ratio)
+            yield from self._evaluate(
+                whole, at, "depth", ratio, holds=ratio < self.params.depth_ratio
+            )
 
-    def _take_updates(self, frame: TensorFrame) -> None:
+    def _add_updates(self, frame: TensorFrame) -> None:
         """By how much a step changes the median tensor."""
-        whole = self.state.updates.take(frame)
+        whole = self.state.updates.assemble(frame)
         change = None if whole is None else whole.column("update_l2")
         size = None if whole is None else whole.column("l2")
         if change is None or size is None:
@@ -166,7 +168,7 @@ class VanishingGradient(Rule[VanishingGradientParams, _State]):
         first = self.state.first_loss
         return first is not None and abs(self.state.loss) < self.params.solved * abs(first)
 
-    def _judge(
+    def _evaluate(
         self, frame: TensorFrame, at: Moment, name: str, value: float, *, holds: bool
     ) -> Outcomes:
         form = self.state.forms.setdefault(name, _Form())

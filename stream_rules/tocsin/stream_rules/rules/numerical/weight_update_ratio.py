@@ -45,11 +45,11 @@ from tocsin.schemas.records.issues import Evidence, Series, Subject
 from tocsin.schemas.records.runs import RunData, RunStarted
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
-from tocsin.stream_rules.reading.tensor_rows import Doubles, WholeFrames, named
+from tocsin.stream_rules.reading.tensor_rows import Doubles, LowestRankRows, named
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event, scalar, tensors
-from tocsin.stream_rules.rules.numerical.first_steps import STRETCH, FirstSteps
-from tocsin.stream_rules.rules.numerical.pushed_weights import PushedWeights
-from tocsin.stream_rules.rules.numerical.resting_groups import Rest, RestingGroups
+from tocsin.stream_rules.signals.frozen_groups import FrozenGroups, FrozenSince
+from tocsin.stream_rules.signals.initial_learning_rate import STRETCH, InitialLearningRate
+from tocsin.stream_rules.signals.significant_gradients import SignificantGradients
 
 Side = Literal["large", "small"]
 
@@ -86,14 +86,14 @@ class _Row:
 
 @dataclass(slots=True)
 class _State:
-    frames: WholeFrames = field(default_factory=WholeFrames)
-    pushed: PushedWeights = field(default_factory=PushedWeights)
+    frames: LowestRankRows = field(default_factory=LowestRankRows)
+    pushed: SignificantGradients = field(default_factory=SignificantGradients)
     first_step: int | None = None
-    groups: RestingGroups = field(default_factory=RestingGroups)
+    groups: FrozenGroups = field(default_factory=FrozenGroups)
     sides: dict[str, _Row] = field(default_factory=dict)
     steps: list[int] = field(default_factory=list)
     medians: list[float] = field(default_factory=list)
-    first: FirstSteps = field(default_factory=FirstSteps)
+    first: InitialLearningRate = field(default_factory=InitialLearningRate)
 
 
 class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
@@ -142,20 +142,20 @@ class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
     by_part = True
 
     def on_event(self, data: RunData, at: Moment) -> Outcomes:
-        self.state.groups.told(data)
+        self.state.groups.add_start(data)
         return ()
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
-        self.state.groups.take(frame)
-        self.state.first.take_losses(frame)
+        self.state.groups.add_rates(frame)
+        self.state.first.add_losses(frame)
         return self._ruined(at)
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         state, params = self.state, self.params
         if frame.collection == "gradients":
-            state.pushed.take(frame)
+            state.pushed.add(frame)
             return
-        whole = state.frames.take(frame)
+        whole = state.frames.assemble(frame)
         if whole is None:
             return
         change, size = whole.column("update_l2"), whole.column("l2")
@@ -164,7 +164,7 @@ class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
         if state.first_step is None:
             state.first_step = whole.step
         if whole.step - state.first_step < params.warmup_steps:
-            state.first.take_updates(
+            state.first.add_updates(
                 whole.step, whole.rows, change.astype(np.float64), size.astype(np.float64)
             )
             yield from self._ruined(at)
@@ -177,7 +177,11 @@ class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
         pushed = every if not known else state.pushed.among(whole.rows)
         small = ratio < params.small_threshold
         yield from self._large(whole, ratio, at)
-        rest = state.groups.look() if params.only_pushed else Rest(everywhere=False, tensors=0)
+        rest = (
+            state.groups.inspect()
+            if params.only_pushed
+            else FrozenSince(everywhere=False, tensors=0)
+        )
         if not rest.everywhere:
             yield from self._side("small", small, pushed, rest.tensors, ratio, whole, at)
 

@@ -37,7 +37,7 @@ from tocsin.schemas.records.frames import StepFrame
 from tocsin.schemas.records.issues import Evidence, Severity, Subject
 from tocsin.schemas.records.runs import RunData, RunEnded, RunStarted
 from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.rank_series import Lead
+from tocsin.stream_rules.reading.rank_series import RankSeries
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event, scalar
 
 _ROUNDING: Final = 1.01
@@ -67,7 +67,7 @@ class LearningRateAnomalyParams(Params):
 
 @dataclass(slots=True)
 class _Group:
-    lead: Lead = field(default_factory=Lead)
+    lead: RankSeries = field(default_factory=RankSeries)
     first: float | None = None
     first_step: int = 0
     last: float | None = None
@@ -148,7 +148,7 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
             group = self.state.groups.setdefault(name, _Group())
             if group.lead.overtaken_by(frame):
                 group = self.state.groups[name] = _Group(lead=group.lead)
-            if not group.lead.takes(frame):
+            if not group.lead.accepts(frame):
                 continue
             for step, rate in group.lead.points(frame, name):
                 zeros[step] = zeros.get(step, True) and rate == 0

@@ -74,11 +74,11 @@ from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.schemas.records.program_facts import LossInputsSeen
 from tocsin.schemas.records.runs import RunData
 from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.rank_series import Lead
-from tocsin.stream_rules.reading.tensor_rows import WholeFrames
+from tocsin.stream_rules.reading.rank_series import RankSeries
+from tocsin.stream_rules.reading.tensor_rows import LowestRankRows
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event, scalar, tensors
-from tocsin.stream_rules.rules.numerical.first_steps import FirstSteps
-from tocsin.stream_rules.rules.progress.lost_progress import LEARNED, LEARNED_UNKNOWN, LostProgress
+from tocsin.stream_rules.signals.initial_learning_rate import InitialLearningRate
+from tocsin.stream_rules.signals.lost_progress import LEARNED, LEARNED_UNKNOWN, LostProgress
 
 _TINY: Final = 1e-6
 """A reference and spread below this are nothing to compare with."""
@@ -151,7 +151,7 @@ class LossDivergedParams(Params):
 
 @dataclass(slots=True)
 class _State:
-    lead: Lead = field(default_factory=Lead)
+    lead: RankSeries = field(default_factory=RankSeries)
     recent: list[float] = field(default_factory=list)
     lowest: float = math.inf
     """Of the running medians over `for_steps`."""
@@ -178,9 +178,9 @@ class _State:
     alone: bool = False
     """Whether all optimizers are known to share the loss."""
     lost: LostProgress = field(default_factory=LostProgress)
-    updates: WholeFrames = field(default_factory=WholeFrames)
+    updates: LowestRankRows = field(default_factory=LowestRankRows)
     first_update: int | None = None
-    ruin: FirstSteps = field(default_factory=FirstSteps)
+    ruin: InitialLearningRate = field(default_factory=InitialLearningRate)
 
 
 class LossDiverged(Rule[LossDivergedParams, _State]):
@@ -238,10 +238,10 @@ class LossDiverged(Rule[LossDivergedParams, _State]):
         state = self.state
         if state.count >= _LEAST_LOSSES:
             return ()
-        whole = state.updates.take(frame)
+        whole = state.updates.assemble(frame)
         change, size = (None, None) if whole is None else map(whole.column, ("update_l2", "l2"))
         if whole is not None and change is not None and size is not None and len(whole.rows):
-            state.ruin.take_updates(
+            state.ruin.add_updates(
                 whole.step, whole.rows, change.astype(np.float64), size.astype(np.float64)
             )
         return ()
@@ -252,7 +252,7 @@ class LossDiverged(Rule[LossDivergedParams, _State]):
             self.state = state = _State(
                 lead=state.lead, classes=state.classes, updates=state.updates, ruin=state.ruin
             )
-        if not state.lead.takes(frame):
+        if not state.lead.accepts(frame):
             return
         state.alone = at.run.one_loss is True
         for step, loss in state.lead.points(frame, "loss"):
@@ -283,7 +283,7 @@ class LossDiverged(Rule[LossDivergedParams, _State]):
             yield from self._wrong_sign(at)
         yield from self._falling(step)
         if not state.falls:
-            yield from self._judge(step, median)
+            yield from self._evaluate(step, median)
 
     def _learn(self, step: int, at_ms: int) -> float:
         """The running median, after what it and the shorter one say of the past."""
@@ -300,7 +300,7 @@ class LossDiverged(Rule[LossDivergedParams, _State]):
             start = self._guess() or self._first()
             low, high = params.lost_share, params.lost_critical_share
             least = LEARNED if self._guess() else LEARNED_UNKNOWN
-            state.lost.take(step, median, start, low=low, high=high, at_ms=at_ms, least=least)
+            state.lost.update(step, median, start, low=low, high=high, at_ms=at_ms, least=least)
         return median
 
     def _natural(self) -> bool:
@@ -377,7 +377,7 @@ class LossDiverged(Rule[LossDivergedParams, _State]):
             ),
         )
 
-    def _judge(self, step: int, median: float) -> Outcomes:
+    def _evaluate(self, step: int, median: float) -> Outcomes:
         state, params = self.state, self.params
         full = len(state.recent) >= params.for_steps
         natural = self._natural()

@@ -46,9 +46,9 @@ from tocsin.schemas.records.runs import RunData
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
-from tocsin.stream_rules.rules.progress import beginning
-from tocsin.stream_rules.rules.progress.beginning import Beginning
-from tocsin.stream_rules.rules.progress.loss_before import LossBefore
+from tocsin.stream_rules.signals import warm_start
+from tocsin.stream_rules.signals.lagged_loss import LaggedLoss
+from tocsin.stream_rules.signals.warm_start import WarmStart
 
 _BUCKETS: Final = 512
 _GROWTH: Final = 1.5
@@ -104,8 +104,8 @@ class _State:
     flat: int = 0
     rising: int = 0
     rising_step: int = 0
-    before: LossBefore = field(default_factory=LossBefore)
-    beginning: Beginning = field(default_factory=Beginning)
+    before: LaggedLoss = field(default_factory=LaggedLoss)
+    warm_start: WarmStart = field(default_factory=WarmStart)
     lowest: float = math.inf
     highest: float = -math.inf
     early: int = 0
@@ -122,7 +122,7 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
         meaning="The loss has not fallen since the run started, or has been rising for a long "
         "time.",
         severity="warning",
-        inputs=(scalar("loss"), scalar("loss", mode="eval"), *beginning.INPUTS),
+        inputs=(scalar("loss"), scalar("loss", mode="eval"), *warm_start.INPUTS),
         capture_hint="the loss is captured when backward() is called on it; otherwise log it with "
         "run.log as 'loss'",
         remedy="Check that the optimizer has all parameters and a learning rate above zero, that "
@@ -153,12 +153,12 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
     state_type = _State
 
     def on_event(self, data: RunData, at: Moment) -> Outcomes:
-        self.state.beginning.told(data)
+        self.state.warm_start.add_start(data)
         return ()
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         if self.params.mode == "train" and self.params.against == "beginning":
-            self.state.beginning.take(frame)
+            self.state.warm_start.add(frame)
         return ()
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
@@ -170,7 +170,7 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
             return
         if rank != state.rank:
             self.state = state = _State(
-                rank=rank, next_look=self.params.num_steps, beginning=state.beginning
+                rank=rank, next_look=self.params.num_steps, warm_start=state.warm_start
             )
         if at.run.one_loss is False and self.params.against == "beginning":
             return
@@ -181,20 +181,20 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
                 state.first_step, state.first_ms = step, at.now_ms
             state.last_step = step
             if self.params.against == "before":
-                yield from self._look_back(step, loss)
+                yield from self._inspect_past(step, loss)
                 continue
             self._add(step, loss)
             look = state.count >= state.next_look
             if look or state.count % _EARLY == 0:
-                yield from self._look_early(step, at)
+                yield from self._inspect_early(step, at)
             if look:
                 state.next_look = math.ceil(state.next_look * _GROWTH)
-                yield from self._look(step)
+                yield from self._inspect(step)
 
-    def _look_back(self, step: int, loss: float) -> Outcomes:
+    def _inspect_past(self, step: int, loss: float) -> Outcomes:
         """The condition against an earlier loss."""
         params, before = self.params, self.state.before
-        seen = before.take(
+        seen = before.add(
             step,
             loss,
             num_steps=params.num_steps,
@@ -233,7 +233,7 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
             ),
         )
 
-    def _look_early(self, step: int, at: Moment) -> Outcomes:
+    def _inspect_early(self, step: int, at: Moment) -> Outcomes:
         """Whether the run is stuck where it began."""
         state, params = self.state, self.params
         if state.has_learned or params.mode != "train":
@@ -249,8 +249,8 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
         if not holds and state.stuck:
             state.stuck = False
             yield Clear(step, about="flat")
-        moved = state.beginning.moved(step - state.first_step)
-        certain = at.run.one_loss is True and moved >= params.moved and state.beginning.is_new()
+        moved = state.warm_start.moved(step - state.first_step)
+        certain = at.run.one_loss is True and moved >= params.moved and state.warm_start.is_new()
         if holds and state.early >= _EARLY_LOOKS and (state.stuck or certain):
             state.stuck, state.begin = True, begin
             finding = self._finding("flat", now, begin - needed)
@@ -283,7 +283,7 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
             state.bucket_steps = state.bucket_steps[::2]
             state.width *= 2
 
-    def _look(self, step: int) -> Outcomes:
+    def _inspect(self, step: int) -> Outcomes:
         state, params = self.state, self.params
         if state.lowest < 0 < state.highest:
             return

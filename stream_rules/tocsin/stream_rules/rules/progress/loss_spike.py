@@ -32,7 +32,7 @@ from pydantic import Field
 from tocsin.schemas.records.frames import StepFrame
 from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.rank_series import Lead
+from tocsin.stream_rules.reading.rank_series import RankSeries
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
 
 _BACK: Final = 3
@@ -78,7 +78,7 @@ class _Level:
 
 @dataclass(slots=True)
 class _State:
-    lead: Lead = field(default_factory=Lead)
+    lead: RankSeries = field(default_factory=RankSeries)
     window: list[float] = field(default_factory=list)
     limit: float | None = None
     median: float = 0.0
@@ -121,7 +121,7 @@ class LossSpike(Rule[LossSpikeParams, _State]):
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         if self.state.lead.overtaken_by(frame):
             self.state = _State(lead=self.state.lead)
-        if not self.state.lead.takes(frame):
+        if not self.state.lead.accepts(frame):
             return
         for step, loss in self.state.lead.points(frame, "loss"):
             if math.isfinite(loss):

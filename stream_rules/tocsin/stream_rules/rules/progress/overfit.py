@@ -32,7 +32,7 @@ from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.schemas.records.runs import RunData
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
-from tocsin.stream_rules.rules.progress.evaluations import Evaluation, Evaluations
+from tocsin.stream_rules.signals.evaluations import Evaluation, Evaluations
 
 _EPSILON: Final = 1e-6
 _CHANGES: Final = 10
@@ -112,15 +112,15 @@ class Overfit(Rule[OverfitParams, _State]):
     state_type = _State
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
-        self._take_rates(frame)
-        for evaluation in self.state.evaluations.take(frame, at):
-            yield from self._judge(evaluation, at)
+        self._add_rates(frame)
+        for evaluation in self.state.evaluations.complete(frame, at):
+            yield from self._evaluate(evaluation, at)
 
     def on_event(self, data: RunData, at: Moment) -> Outcomes:
         for evaluation in self.state.evaluations.end(data, at):
-            yield from self._judge(evaluation, at)
+            yield from self._evaluate(evaluation, at)
 
-    def _judge(self, evaluation: Evaluation, at: Moment) -> Outcomes:
+    def _evaluate(self, evaluation: Evaluation, at: Moment) -> Outcomes:
         state, params = self.state, self.params
         if params.rising and at.run.one_loss is False:
             return
@@ -154,7 +154,7 @@ class Overfit(Rule[OverfitParams, _State]):
         params = self.params
         return max(params.patience, math.ceil(params.patience_share * self.state.count))
 
-    def _take_rates(self, frame: StepFrame) -> None:
+    def _add_rates(self, frame: StepFrame) -> None:
         rates = frame.column("lr.0")
         if rates is None or frame.mode != "train" or frame.speaker.rank != 0:
             return

@@ -20,7 +20,7 @@ from tocsin.schemas.records.runs import RunData
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
-from tocsin.stream_rules.rules.progress.evaluations import Evaluation, Evaluations
+from tocsin.stream_rules.signals.evaluations import Evaluation, Evaluations
 
 
 class OvertrainingParams(Params):
@@ -88,7 +88,7 @@ class Overtraining(Rule[OvertrainingParams, _State]):
     state_type = _State
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
-        for evaluation in self.state.evaluations.take(frame, at):
+        for evaluation in self.state.evaluations.complete(frame, at):
             yield from self._both(evaluation)
 
     def on_event(self, data: RunData, at: Moment) -> Outcomes:
@@ -96,15 +96,17 @@ class Overtraining(Rule[OvertrainingParams, _State]):
             yield from self._both(evaluation)
 
     def _both(self, evaluation: Evaluation) -> Outcomes:
-        yield from self._judge(
+        yield from self._evaluate(
             "validation", evaluation.loss, evaluation, self.params.patience_validation
         )
         if evaluation.train is not None:
-            yield from self._judge(
+            yield from self._evaluate(
                 "train", evaluation.train, evaluation, self.params.patience_train
             )
 
-    def _judge(self, which: str, value: float, evaluation: Evaluation, patience: int) -> Outcomes:
+    def _evaluate(
+        self, which: str, value: float, evaluation: Evaluation, patience: int
+    ) -> Outcomes:
         loss = self.state.losses.setdefault(which, _Loss())
         loss.steps = [*loss.steps, evaluation.step][-SERIES_POINTS:]
         loss.values = [*loss.values, value][-SERIES_POINTS:]

@@ -37,9 +37,9 @@ from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
 from tocsin.stream_rules.reading.state_codec import StateArray
 from tocsin.stream_rules.reading.tensor_rows import Doubles
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta
-from tocsin.stream_rules.rules.progress import node_samples
-from tocsin.stream_rules.rules.progress.node_samples import NodeSamples
-from tocsin.stream_rules.rules.progress.step_parts import INPUTS, PARTS, step_parts
+from tocsin.stream_rules.signals import node_context
+from tocsin.stream_rules.signals.node_context import NodeContext
+from tocsin.stream_rules.signals.step_time_breakdown import INPUTS, PARTS, step_time_breakdown
 
 _LEAST_STEPS: Final = 100
 _SETTLE: Final = 10
@@ -90,7 +90,7 @@ class _State:
     first_step: int | None = None
     first_ms: int = 0
     branch: str = ""
-    node: NodeSamples = field(default_factory=NodeSamples)
+    node: NodeContext = field(default_factory=NodeContext)
 
 
 class StepOutlier(Rule[StepOutlierParams, _State]):
@@ -102,7 +102,7 @@ class StepOutlier(Rule[StepOutlierParams, _State]):
         family="progress",
         meaning="Some steps take far longer than the others and cost much time in total.",
         severity="info",
-        inputs=(*INPUTS, *node_samples.INPUTS),
+        inputs=(*INPUTS, *node_context.INPUTS),
         comes="maybe",
         capture_hint="the time of steps is captured when a PyTorch optimizer steps",
         remedy="The issue names what the slow steps have in common. Give the data loader more "
@@ -126,11 +126,11 @@ class StepOutlier(Rule[StepOutlierParams, _State]):
     state_type = _State
 
     def on_system(self, frame: SystemFrame, at: Moment) -> Outcomes:
-        self.state.node.take(frame)
+        self.state.node.add(frame)
         return ()
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
-        rank, parts = frame.speaker.rank, step_parts(frame)
+        rank, parts = frame.speaker.rank, step_time_breakdown(frame)
         if parts is None or (self.state.rank is not None and rank > self.state.rank):
             return
         if rank != self.state.rank:
@@ -147,9 +147,9 @@ class StepOutlier(Rule[StepOutlierParams, _State]):
         state.parts = np.vstack([state.parts, parts[new]])[-window:]
         if state.seen - state.looked >= _EVERY and state.seen >= _LEAST_STEPS + _SETTLE:
             state.looked = state.seen
-            yield from self._look(at)
+            yield from self._inspect(at)
 
-    def _look(self, at: Moment) -> Outcomes:
+    def _inspect(self, at: Moment) -> Outcomes:
         state, params = self.state, self.params
         settling = max(0, _SETTLE - (state.seen - len(state.steps)))
         parts, steps, ends = (

@@ -39,8 +39,8 @@ from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
 from tocsin.stream_rules.reading.state_codec import StateArray
 from tocsin.stream_rules.reading.tensor_rows import Doubles
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event
-from tocsin.stream_rules.rules.progress.crowding import SYSTEM, Crowding
-from tocsin.stream_rules.rules.progress.step_parts import INPUTS, PARTS, step_parts
+from tocsin.stream_rules.signals.cpu_contention import SYSTEM, CpuContention
+from tocsin.stream_rules.signals.step_time_breakdown import INPUTS, PARTS, step_time_breakdown
 
 _SETTLE: Final = 10
 _BLOCKS: Final = 200
@@ -106,7 +106,7 @@ class _State:
     since_totals: StateArray = field(default_factory=lambda: np.zeros(0))
     steps: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
-    crowding: Crowding = field(default_factory=Crowding)
+    contention: CpuContention = field(default_factory=CpuContention)
 
 
 class ThroughputRegression(Rule[ThroughputRegressionParams, _State]):
@@ -133,11 +133,11 @@ class ThroughputRegression(Rule[ThroughputRegressionParams, _State]):
     state_type = _State
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
-        rank, parts = frame.speaker.rank, step_parts(frame)
+        rank, parts = frame.speaker.rank, step_time_breakdown(frame)
         if parts is None or (self.state.rank is not None and rank > self.state.rank):
             return
         if rank != self.state.rank:
-            self.state = _State(rank=rank, crowding=self.state.crowding)
+            self.state = _State(rank=rank, contention=self.state.contention)
         state = self.state
         for step, row in zip(frame.steps.tolist(), parts, strict=True):
             if step <= state.last_step:
@@ -151,17 +151,17 @@ class ThroughputRegression(Rule[ThroughputRegressionParams, _State]):
             state.block = np.vstack([state.block, row])
             if len(state.block) >= self.params.block:
                 block, state.block = state.block, _parts()
-                yield from self._judge(step, block)
+                yield from self._evaluate(step, block)
 
     def on_event(self, data: RunData, at: Moment) -> Outcomes:
-        self.state.crowding.told(data)
+        self.state.contention.add_start(data)
         return ()
 
     def on_system(self, frame: SystemFrame, at: Moment) -> Outcomes:
-        self.state.crowding.take(frame, at.now_ms)
+        self.state.contention.add(frame, at.now_ms)
         return ()
 
-    def _judge(self, step: int, block: Doubles) -> Outcomes:
+    def _evaluate(self, step: int, block: Doubles) -> Outcomes:
         state, params = self.state, self.params
         total = float(np.median(block.sum(axis=1)))
         parts = np.median(block, axis=0)
@@ -203,7 +203,7 @@ class ThroughputRegression(Rule[ThroughputRegressionParams, _State]):
         )
         if holds and since.back == 0:
             finding = self._finding(usual, level, lost, since)
-            if finding.severity is not None or since.told or not state.crowding.since(since.ms):
+            if finding.severity is not None or since.told or not state.contention.since(since.ms):
                 since.told = True
                 yield finding
         if since.count >= _NEW_LEVEL:

@@ -23,9 +23,9 @@ from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.schemas.records.runs import DataLoaderSeen, RunData
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event, system
-from tocsin.stream_rules.rules.system.gpus import CAPTURE_HINT, gpus_with
-from tocsin.stream_rules.rules.system.latch import Latch
-from tocsin.stream_rules.rules.system.recent import Recent, Start
+from tocsin.stream_rules.signals.gpus import CAPTURE_HINT, gpus_with
+from tocsin.stream_rules.signals.hysteresis import Hysteresis
+from tocsin.stream_rules.signals.sliding_window import SlidingWindow, TrainingStart
 
 _FULL: Final = 90.0
 """Of a GPU's memory: what a batch may well fill, percent."""
@@ -50,13 +50,13 @@ class BatchSizeParams(Params):
 
 @dataclass(slots=True)
 class _Gpu:
-    recent: Recent = field(default_factory=Recent)
-    latch: Latch = field(default_factory=Latch)
+    recent: SlidingWindow = field(default_factory=SlidingWindow)
+    latch: Hysteresis = field(default_factory=Hysteresis)
 
 
 @dataclass(slots=True)
 class _State:
-    start: Start = field(default_factory=Start)
+    start: TrainingStart = field(default_factory=TrainingStart)
     gpus: dict[str, _Gpu] = field(default_factory=dict)
     batch: int | None = None
 
@@ -119,9 +119,9 @@ class BatchSize(Rule[BatchSizeParams, _State]):
                 continue
             known = self.state.gpus.setdefault(gpu.name, _Gpu())
             if known.recent.add(frame.at_us, [rate, memory, cpu], window=self.params.window):
-                yield from self._judge(gpu.name, known, at)
+                yield from self._evaluate(gpu.name, known, at)
 
-    def _judge(self, name: str, gpu: _Gpu, at: Moment) -> Outcomes:
+    def _evaluate(self, name: str, gpu: _Gpu, at: Moment) -> Outcomes:
         params, recent = self.params, gpu.recent
         if recent.seen < params.patience or len(recent.rows) < params.window:
             return

@@ -22,10 +22,10 @@ from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.schemas.records.runs import RunData, RunStarted
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import Input, Params, Rule, event, scalar, system
-from tocsin.stream_rules.rules.system.gpus import gpus_with
-from tocsin.stream_rules.rules.system.latch import Latch
-from tocsin.stream_rules.rules.system.phases import PHASES, Phases
-from tocsin.stream_rules.rules.system.recent import Recent, Start
+from tocsin.stream_rules.signals.gpus import gpus_with
+from tocsin.stream_rules.signals.hysteresis import Hysteresis
+from tocsin.stream_rules.signals.phase_times import PHASES, PhaseTimes
+from tocsin.stream_rules.signals.sliding_window import SlidingWindow, TrainingStart
 
 _OVER: Final = 0.8
 _OVER_S: Final = 60.0
@@ -53,17 +53,17 @@ class BottleneckParams(Params):
 
 @dataclass(slots=True)
 class _Node:
-    recent: Recent = field(default_factory=Recent)
-    latch: Latch = field(default_factory=Latch)
+    recent: SlidingWindow = field(default_factory=SlidingWindow)
+    latch: Hysteresis = field(default_factory=Hysteresis)
 
 
 @dataclass(slots=True)
 class BottleneckState:
     """Snapshots by node, and where the time of steps goes."""
 
-    start: Start = field(default_factory=Start)
+    start: TrainingStart = field(default_factory=TrainingStart)
     nodes: dict[str, _Node] = field(default_factory=dict)
-    phases: Phases = field(default_factory=Phases)
+    phases: PhaseTimes = field(default_factory=PhaseTimes)
 
 
 P = TypeVar("P", bound=BottleneckParams)
@@ -116,9 +116,9 @@ class Bottleneck(Rule[P, BottleneckState]):
         node = self.state.nodes.setdefault(frame.node, _Node())
         columns = [np.mean(rates, axis=0), busy]
         if node.recent.add(frame.at_us, columns, window=self.params.patience):
-            yield from self._judge(frame.node, node, at)
+            yield from self._evaluate(frame.node, node, at)
 
-    def _judge(self, name: str, node: _Node, at: Moment) -> Outcomes:
+    def _evaluate(self, name: str, node: _Node, at: Moment) -> Outcomes:
         params, recent = self.params, node.recent
         if len(recent.rows) < params.patience:
             return

@@ -35,7 +35,7 @@ from tocsin.schemas.records.frames import StepFrame
 from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
 from tocsin.schemas.records.runs import DataLoaderSeen, RunData, RunStarted
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.rank_series import SERIES_POINTS, Lead
+from tocsin.stream_rules.reading.rank_series import SERIES_POINTS, RankSeries
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event, scalar
 
 _DEVICE: Final = ("forward_device_s", "backward_device_s", "optimizer_device_s")
@@ -85,7 +85,7 @@ class _Loader:
 
 @dataclass(slots=True)
 class _State:
-    lead: Lead = field(default_factory=Lead)
+    lead: RankSeries = field(default_factory=RankSeries)
     loader: _Loader | None = None
     node_of: dict[int, str] = field(default_factory=dict)
     seen: int = 0
@@ -165,7 +165,7 @@ class Dataloader(Rule[DataloaderParams, _State]):
             state = self.state = _State(
                 lead=state.lead, loader=loader, node_of=nodes, starving=state.starving, said=said
             )
-        if not state.lead.takes(frame):
+        if not state.lead.accepts(frame):
             return
         self._time_on_device(frame)
         waits, times = frame.column("data_wait_s"), frame.column("step_time_s")
@@ -187,7 +187,7 @@ class Dataloader(Rule[DataloaderParams, _State]):
         self._forget()
         # A step that waits for little begins no starvation.
         if long or state.starving:
-            yield from self._judge(state.lead.last_step)
+            yield from self._evaluate(state.lead.last_step)
         if state.seen > _FIRST:
             yield from self._advise(state.lead.last_step)
 
@@ -216,7 +216,7 @@ class Dataloader(Rule[DataloaderParams, _State]):
     def _window(self) -> int:
         return max(self.params.for_steps, _GROUPS * self._group())
 
-    def _judge(self, step: int) -> Outcomes:
+    def _evaluate(self, step: int) -> Outcomes:
         state, params = self.state, self.params
         group, window = self._group(), self._window()
         if len(state.steps) >= window:

@@ -23,8 +23,8 @@ from tocsin.schemas.records.frames import Doubles, SystemFrame
 from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, system
-from tocsin.stream_rules.rules.system.latch import Latch
-from tocsin.stream_rules.rules.system.trend import Trend
+from tocsin.stream_rules.signals.hysteresis import Hysteresis
+from tocsin.stream_rules.signals.trend import Trend
 
 _GB: Final = 1e9
 _SMALL_BYTES: Final = 10 * _GB
@@ -45,8 +45,8 @@ class DiskFullParams(Params):
 @dataclass(slots=True)
 class _Node:
     trend: Trend = field(default_factory=Trend)
-    full: Latch = field(default_factory=Latch)
-    soon: Latch = field(default_factory=Latch)
+    full: Hysteresis = field(default_factory=Hysteresis)
+    soon: Hysteresis = field(default_factory=Hysteresis)
 
 
 @dataclass(slots=True)
@@ -136,7 +136,7 @@ class DiskFull(Rule[DiskFullParams, _State]):
         name: str,
         node: _Node,
         why: Literal["full", "soon"],
-        latch: Latch,
+        latch: Hysteresis,
         ahead: float | None,
         total: float,
     ) -> Finding:

@@ -29,7 +29,7 @@ from tocsin.schemas.records.issues import Evidence, Severity, Subject
 from tocsin.schemas.records.runs import RunData, RunStarted
 from tocsin.stream_rules.outcomes import Finding, Holds, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event, system
-from tocsin.stream_rules.rules.system.gpus import Gpu, gpus_with
+from tocsin.stream_rules.signals.gpus import Gpu, gpus_with
 
 Branch = Literal["ecc", "retired_pages", "xid"]
 

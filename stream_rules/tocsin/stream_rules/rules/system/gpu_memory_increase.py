@@ -28,10 +28,10 @@ from tocsin.schemas.records.frames import SystemFrame
 from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, system
-from tocsin.stream_rules.rules.system.gpus import CAPTURE_HINT, Gpu, gpus_with
-from tocsin.stream_rules.rules.system.latch import Latch
-from tocsin.stream_rules.rules.system.recent import Recent, Start
-from tocsin.stream_rules.rules.system.trend import Trend
+from tocsin.stream_rules.signals.gpus import CAPTURE_HINT, Gpu, gpus_with
+from tocsin.stream_rules.signals.hysteresis import Hysteresis
+from tocsin.stream_rules.signals.sliding_window import SlidingWindow, TrainingStart
+from tocsin.stream_rules.signals.trend import Trend
 
 _GIB: Final = 1 << 30
 _STEADY_S: Final = 1200.0
@@ -52,15 +52,15 @@ class GpuMemoryIncreaseParams(Params):
 
 @dataclass(slots=True)
 class _Memory:
-    recent: Recent = field(default_factory=Recent)
+    recent: SlidingWindow = field(default_factory=SlidingWindow)
     trend: Trend = field(default_factory=Trend)
-    predicted: Latch = field(default_factory=Latch)
-    step: Latch = field(default_factory=Latch)
+    predicted: Hysteresis = field(default_factory=Hysteresis)
+    step: Hysteresis = field(default_factory=Hysteresis)
 
 
 @dataclass(slots=True)
 class _State:
-    start: Start = field(default_factory=Start)
+    start: TrainingStart = field(default_factory=TrainingStart)
     gpus: dict[str, _Memory] = field(default_factory=dict)
 
 

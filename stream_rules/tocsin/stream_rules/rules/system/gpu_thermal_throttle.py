@@ -24,9 +24,9 @@ from tocsin.schemas.records.frames import Doubles, SystemFrame
 from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, system
-from tocsin.stream_rules.rules.system.gpus import CAPTURE_HINT, Gpu, gpus_with
-from tocsin.stream_rules.rules.system.latch import Latch
-from tocsin.stream_rules.rules.system.recent import Recent
+from tocsin.stream_rules.signals.gpus import CAPTURE_HINT, Gpu, gpus_with
+from tocsin.stream_rules.signals.hysteresis import Hysteresis
+from tocsin.stream_rules.signals.sliding_window import SlidingWindow
 
 Why = Literal["thermal", "power_brake"]
 
@@ -46,8 +46,10 @@ class GpuThermalThrottleParams(Params):
 
 @dataclass(slots=True)
 class _Gpu:
-    recent: Recent = field(default_factory=Recent)
-    latches: dict[Why, Latch] = field(default_factory=lambda: {why: Latch() for why in _WHYS})
+    recent: SlidingWindow = field(default_factory=SlidingWindow)
+    latches: dict[Why, Hysteresis] = field(
+        default_factory=lambda: {why: Hysteresis() for why in _WHYS}
+    )
     fastest: float = 0.0
 
 
@@ -104,9 +106,9 @@ class GpuThermalThrottle(Rule[GpuThermalThrottleParams, _State]):
                 continue
             if len(known.recent.rows) >= self.params.window:
                 for place, why in enumerate(_WHYS):
-                    yield from self._judge(gpu, known, why, known.recent.rows[:, place] > 0, at)
+                    yield from self._evaluate(gpu, known, why, known.recent.rows[:, place] > 0, at)
 
-    def _judge(
+    def _evaluate(
         self, gpu: Gpu, known: _Gpu, why: Why, held: np.ndarray[tuple[int], np.dtype[np.bool_]],
         at: Moment,
     ) -> Outcomes:  # fmt: skip

@@ -31,8 +31,8 @@ from tocsin.schemas.records.frames import StepFrame, SystemFrame
 from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar, system
-from tocsin.stream_rules.rules.system.latch import Latch
-from tocsin.stream_rules.rules.system.trend import Trend
+from tocsin.stream_rules.signals.hysteresis import Hysteresis
+from tocsin.stream_rules.signals.trend import Trend
 
 _GIB: Final = 1 << 30
 _STARTING_US: Final = 600_000_000
@@ -60,7 +60,7 @@ class _Node:
     trend: Trend = field(default_factory=Trend)
     quick: Trend = field(default_factory=lambda: Trend(1.0, 60, 30, 1.0))
     start_us: int | None = None
-    latch: Latch = field(default_factory=Latch)
+    latch: Hysteresis = field(default_factory=Hysteresis)
 
 
 @dataclass(slots=True)
@@ -121,7 +121,7 @@ class HostMemoryIncrease(Rule[HostMemoryIncreaseParams, _State]):
         for at_us, value in zip(frame.at_us.tolist(), used.tolist(), strict=True):
             node.trend.add(at_us / 1e6, value)
             node.quick.add(at_us / 1e6, value)
-        yield from self._judge(frame.node, node, float(limits[-1]), at)
+        yield from self._evaluate(frame.node, node, float(limits[-1]), at)
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         kept = frame.column("graphs_kept")
@@ -139,7 +139,7 @@ class HostMemoryIncrease(Rule[HostMemoryIncreaseParams, _State]):
             state.told_of = rank
             yield _of_graphs(rank, int(kept[-1]), int(frame.steps[-1]))
 
-    def _judge(self, name: str, node: _Node, limit: float, at: Moment) -> Outcomes:
+    def _evaluate(self, name: str, node: _Node, limit: float, at: Moment) -> Outcomes:
         horizon_s = self.params.horizon.total_seconds()
         branch: Branch = "steady"
         ahead = node.trend.meets_in_s(limit)

@@ -27,9 +27,9 @@ from tocsin.schemas.records.frames import Doubles, SystemFrame
 from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, system
-from tocsin.stream_rules.rules.system.gpus import CAPTURE_HINT, gpus_with
-from tocsin.stream_rules.rules.system.latch import Latch
-from tocsin.stream_rules.rules.system.recent import Recent, Start
+from tocsin.stream_rules.signals.gpus import CAPTURE_HINT, gpus_with
+from tocsin.stream_rules.signals.hysteresis import Hysteresis
+from tocsin.stream_rules.signals.sliding_window import SlidingWindow, TrainingStart
 
 _BINS: Final = 50
 _LOOK_MS: Final = 20_000
@@ -57,10 +57,10 @@ class LoadBalancingParams(Params):
 
 @dataclass(slots=True)
 class _State:
-    start: Start = field(default_factory=Start)
-    gpus: dict[str, Recent] = field(default_factory=dict)
+    start: TrainingStart = field(default_factory=TrainingStart)
+    gpus: dict[str, SlidingWindow] = field(default_factory=dict)
     looked_ms: int = 0
-    latch: Latch = field(default_factory=Latch)
+    latch: Hysteresis = field(default_factory=Hysteresis)
 
 
 class LoadBalancing(Rule[LoadBalancingParams, _State]):
@@ -100,7 +100,7 @@ class LoadBalancing(Rule[LoadBalancingParams, _State]):
             if gpu.column("of_job") is None or not gpu.of_job:
                 state.gpus.pop(gpu.name, None)
             elif rate is not None and trains:
-                recent = state.gpus.setdefault(gpu.name, Recent())
+                recent = state.gpus.setdefault(gpu.name, SlidingWindow())
                 recent.add(frame.at_us, [rate], window=self.params.window)
         if at.now_ms >= state.looked_ms + _LOOK_MS:
             state.looked_ms = at.now_ms

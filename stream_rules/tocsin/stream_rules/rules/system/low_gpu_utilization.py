@@ -29,8 +29,8 @@ from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
 from tocsin.stream_rules.reading.state_codec import StateArray
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, system
-from tocsin.stream_rules.rules.system.gpus import CAPTURE_HINT, gpus_with
-from tocsin.stream_rules.rules.system.latch import Latch
+from tocsin.stream_rules.signals.gpus import CAPTURE_HINT, gpus_with
+from tocsin.stream_rules.signals.hysteresis import Hysteresis
 
 Why = Literal["unused", "underused", "fluctuating"]
 
@@ -61,7 +61,7 @@ class _Gpu:
     leaning: str = ""
     leaning_since: int = 0
     why: str = ""
-    latch: Latch = field(default_factory=Latch)
+    latch: Hysteresis = field(default_factory=Hysteresis)
 
 
 @dataclass(slots=True)
@@ -121,7 +121,7 @@ class LowGpuUtilization(Rule[LowGpuUtilizationParams, _State]):
                 continue
             gpu = self.state.gpus.setdefault(name, _Gpu())
             self._add(gpu, frame, values, taken=there.taken)
-            yield from self._judge(name, gpu, at)
+            yield from self._evaluate(name, gpu, at)
 
     def _add(self, gpu: _Gpu, frame: SystemFrame, values: Doubles, *, taken: bool) -> None:
         times = frame.at_us.astype(np.int64)
@@ -138,7 +138,7 @@ class LowGpuUtilization(Rule[LowGpuUtilizationParams, _State]):
         gpu.values = np.concatenate([gpu.values, values[new]])[-window:]
         gpu.taken = taken
 
-    def _judge(self, name: str, gpu: _Gpu, at: Moment) -> Outcomes:
+    def _evaluate(self, name: str, gpu: _Gpu, at: Moment) -> Outcomes:
         params = self.params
         if gpu.seen < max(params.patience, params.window) or len(gpu.values) < params.window:
             return
@@ -151,7 +151,7 @@ class LowGpuUtilization(Rule[LowGpuUtilizationParams, _State]):
             graver = why is not None and settled and gpu.why == "fluctuating"
             if graver or gpu.latch.gone(gpu.seen, least=params.window):
                 yield Clear(about=f"{gpu.why} {name}")
-                gpu.why, gpu.latch = "", Latch()
+                gpu.why, gpu.latch = "", Hysteresis()
         if not gpu.why and why is not None and settled:
             gpu.why = why
         if why is not None and gpu.why == why:

@@ -181,7 +181,7 @@ class StragglerRank(Rule[StragglerRankParams, _State]):
             state.slow = [*state.slow, slow][-needed:]
             state.excess = [*state.excess, excess.astype(np.float32)][-kept:]
             state.steps = [*state.steps, step][-kept:]
-            yield from self._judge(step)
+            yield from self._evaluate(step)
 
     def _needed(self) -> int:
         steps = min(self.params.for_steps, max(20, _JUDGED_CELLS // self.state.world))
@@ -216,7 +216,7 @@ class StragglerRank(Rule[StragglerRankParams, _State]):
             excess = np.fmax(excess, np.where(there, more, np.nan))
         return slow, excess
 
-    def _judge(self, step: int) -> Outcomes:
+    def _evaluate(self, step: int) -> Outcomes:
         state = self.state
         if len(state.slow) < self._needed():
             return

@@ -22,8 +22,8 @@ from pydantic import Field
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
 from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.rank_series import Lead
-from tocsin.stream_rules.reading.tensor_rows import Doubles, WholeFrames
+from tocsin.stream_rules.reading.rank_series import RankSeries
+from tocsin.stream_rules.reading.tensor_rows import Doubles, LowestRankRows
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar, tensors
 
 COLLECTION: Final = "feature_importance"
@@ -47,8 +47,8 @@ class FeatureImportanceOverweightParams(Params):
 
 @dataclass(slots=True)
 class _State:
-    frames: WholeFrames = field(default_factory=WholeFrames)
-    shares: Lead = field(default_factory=Lead)
+    frames: LowestRankRows = field(default_factory=LowestRankRows)
+    shares: RankSeries = field(default_factory=RankSeries)
     rank: int | None = None
     row: int = 0
     first_step: int = 0
@@ -88,11 +88,11 @@ class FeatureImportanceOverweight(Rule[FeatureImportanceOverweightParams, _State
     state_type = _State
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
-        whole = self.state.frames.take(frame)
+        whole = self.state.frames.assemble(frame)
         values = None if whole is None else whole.column("importance")
         if whole is not None and values is not None:
             self.state.rank = whole.speaker.rank
-            yield from self._judge(whole.step, whole.rows, values.astype(np.float64), at)
+            yield from self._evaluate(whole.step, whole.rows, values.astype(np.float64), at)
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         state, rank = self.state, frame.speaker.rank
@@ -103,9 +103,9 @@ class FeatureImportanceOverweight(Rule[FeatureImportanceOverweightParams, _State
         names = [frame.columns[j].removeprefix(_PREFIX) for j in columns]
         values = frame.values[:, columns].astype(np.float64)
         for step, row in zip(frame.steps.tolist(), values, strict=True):
-            yield from self._judge(step, names, row, at)
+            yield from self._evaluate(step, names, row, at)
 
-    def _judge(self, step: int, names: Sequence[str], values: Doubles, at: Moment) -> Outcomes:
+    def _evaluate(self, step: int, names: Sequence[str], values: Doubles, at: Moment) -> Outcomes:
         state, params = self.state, self.params
         weights = np.maximum(np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0), 0.0)
         total = float(weights.sum())

@@ -21,8 +21,8 @@ from pydantic import Field
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
 from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcome, Outcomes, fact
-from tocsin.stream_rules.reading.rank_series import Lead
-from tocsin.stream_rules.reading.tensor_rows import Doubles, WholeFrames, named
+from tocsin.stream_rules.reading.rank_series import RankSeries
+from tocsin.stream_rules.reading.tensor_rows import Doubles, LowestRankRows, named
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar, tensors
 
 COLLECTION: Final = "trees"
@@ -38,9 +38,9 @@ class TreeDepthParams(Params):
 
 @dataclass(slots=True)
 class _State:
-    frames: WholeFrames = field(default_factory=WholeFrames)
-    lead: Lead = field(default_factory=Lead)
-    deepest: Lead = field(default_factory=Lead)
+    frames: LowestRankRows = field(default_factory=LowestRankRows)
+    lead: RankSeries = field(default_factory=RankSeries)
+    deepest: RankSeries = field(default_factory=RankSeries)
     first_step: int | None = None
     first_ms: int = 0
 
@@ -71,7 +71,7 @@ class TreeDepth(Rule[TreeDepthParams, _State]):
     state_type = _State
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
-        whole = self.state.frames.take(frame)
+        whole = self.state.frames.assemble(frame)
         depths = None if whole is None else _depths(whole)
         if whole is None or depths is None or not np.isfinite(depths).any():
             return
@@ -80,18 +80,18 @@ class TreeDepth(Rule[TreeDepthParams, _State]):
         over = [int(i) for i in order[1:] if depths[i] > self.params.depth]
         also = named(whole.rows, over)
         rank = whole.speaker.rank
-        yield self._judge(
+        yield self._evaluate(
             whole.step, whole.rows[deepest], float(depths[deepest]), len(over), also, rank, at
         )
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
-        if not self.state.lead.takes(frame):
+        if not self.state.lead.accepts(frame):
             return
         for step, depth in self.state.lead.points(frame, SCALAR):
             if np.isfinite(depth):
-                yield self._judge(step, f"step {step}", depth, 0, (), frame.speaker.rank, at)
+                yield self._evaluate(step, f"step {step}", depth, 0, (), frame.speaker.rank, at)
 
-    def _judge(
+    def _evaluate(
         self,
         step: int,
         name: str,

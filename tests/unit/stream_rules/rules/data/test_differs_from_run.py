@@ -162,7 +162,7 @@ def test_of_a_long_run_the_beginning_is_kept() -> None:
         run.tensors(step, "gradients", names)
     for record in run.records:
         assert record.value is not None
-        reference.take(decode(read_meta(record.headers), record.value))
+        reference.add(decode(read_meta(record.headers), record.value))
     assert reference.full
     assert reference.frame("gradients", 0) is not None
     assert reference.frame("gradients", step) is None

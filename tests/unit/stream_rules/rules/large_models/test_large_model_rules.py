@@ -12,7 +12,7 @@ from tocsin.schemas.records.issues import IssueFiring
 from tocsin.stream_rules.engine.partitions import Engine
 from tocsin.stream_rules.engine.replay import replay
 from tocsin.stream_rules.engine.specs import RuleSpec
-from tocsin.stream_rules.rules.large_models.layer_history import LayerHistory
+from tocsin.stream_rules.signals.layer_history import LayerHistory
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, issues_of, only
 
 ATTENTION = only("attention_logit_growth")

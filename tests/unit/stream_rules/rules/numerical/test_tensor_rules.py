@@ -10,7 +10,7 @@ import pytest
 
 from tocsin.schemas.records.frames import TensorFrame
 from tocsin.schemas.records.runs import Group, RunStarted
-from tocsin.stream_rules.reading.tensor_rows import WholeFrames, aligned, mean_abs
+from tocsin.stream_rules.reading.tensor_rows import LowestRankRows, aligned, mean_abs
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, assert_quiet, issues_of, only
 
 ROWS = tuple(f"l{i}.weight" for i in reversed(range(12)))
@@ -443,25 +443,25 @@ def test_split_summaries_are_put_together_and_torn_ones_left_out() -> None:
     frame = TensorFrame.decode(run.records[-1].value or b"")
     parts = frame.split(700)
     assert len(parts) > 2
-    whole = WholeFrames()
-    found = [whole.take(part) for part in parts]
+    whole = LowestRankRows()
+    found = [whole.assemble(part) for part in parts]
     assert found[:-1] == [None] * (len(parts) - 1)
     assert found[-1] is not None
     assert found[-1].rows == frame.rows
-    torn = [whole.take(replace(part, step=5)) for part in parts[1:]]
+    torn = [whole.assemble(replace(part, step=5)) for part in parts[1:]]
     assert torn == [None] * len(torn)
-    assert whole.take(replace(frame, step=6)) is not None
-    assert whole.take(replace(frame, step=6)) is None
+    assert whole.assemble(replace(frame, step=6)) is not None
+    assert whole.assemble(replace(frame, step=6)) is None
 
 
 def test_a_lower_rank_takes_the_lead() -> None:
     run = run_of("gradients", "l1", [1.0])
     frame = TensorFrame.decode(run.records[-1].value or b"")
     second = replace(frame, speaker=replace(frame.speaker, rank=1))
-    whole = WholeFrames()
-    assert whole.take(second) is not None
-    assert whole.take(frame) is not None
-    assert whole.take(replace(second, step=9)) is None
+    whole = LowestRankRows()
+    assert whole.assemble(second) is not None
+    assert whole.assemble(frame) is not None
+    assert whole.assemble(replace(second, step=9)) is None
 
 
 def test_rows_are_found_by_name() -> None:

@@ -16,7 +16,7 @@ from tocsin.schemas.records.runs import Checkpoint, CheckpointWritten, RunStarte
 from tocsin.stream_rules.engine.replay import replay
 from tocsin.stream_rules.engine.specs import RuleSpec
 from tocsin.stream_rules.reading.state_codec import dump_state, load_state
-from tocsin.stream_rules.rules.progress.crowding import Crowding
+from tocsin.stream_rules.signals.cpu_contention import CpuContention
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, assert_quiet, issues_of, only
 
 SLOWER = only("throughput_regression")
@@ -141,20 +141,20 @@ def test_the_cores_that_count_are_those_of_the_lowest_rank() -> None:
             run.system({"pressure.cpu_some_percent": [pressure]}, node=node)
         return [SystemFrame.decode(record.value or b"") for record in run.records]
 
-    crowding = Crowding()
-    crowding.take(samples("b", 60.0)[0], 1)
-    crowding.told(started(1, "b"))
-    assert crowding.since(0)
-    crowding.told(started(0, "a"))
-    assert not crowding.since(0)
-    crowding.take(samples("b", 60.0)[0], 2)
-    assert not crowding.since(0)
-    crowding.take(samples("a", 60.0)[0], 3)
-    crowding.told(started(1, "b"))
-    assert crowding.since(0)
-    again = load_state(Crowding, dump_state(crowding))
+    contention = CpuContention()
+    contention.add(samples("b", 60.0)[0], 1)
+    contention.add_start(started(1, "b"))
+    assert contention.since(0)
+    contention.add_start(started(0, "a"))
+    assert not contention.since(0)
+    contention.add(samples("b", 60.0)[0], 2)
+    assert not contention.since(0)
+    contention.add(samples("a", 60.0)[0], 3)
+    contention.add_start(started(1, "b"))
+    assert contention.since(0)
+    again = load_state(CpuContention, dump_state(contention))
     for at, frame in enumerate(samples("a", 1.0, 1_300)):
-        again.take(frame, at + 4)
+        again.add(frame, at + 4)
     assert len(again.times_ms) == len(again.crowded) == 1_200
     assert not again.since(0)
 

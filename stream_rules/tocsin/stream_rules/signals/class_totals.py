@@ -10,7 +10,7 @@ import numpy as np
 
 from tocsin.schemas.records.frames import TensorFrame
 from tocsin.stream_rules.reading.state_codec import StateArray
-from tocsin.stream_rules.reading.tensor_rows import Doubles, WholeFrames
+from tocsin.stream_rules.reading.tensor_rows import Doubles, LowestRankRows
 
 _MOST: Final = 64
 """Summaries that are added up at most."""
@@ -84,23 +84,23 @@ class Recent:
 
 
 @dataclass(slots=True)
-class ClassTally:
+class ClassTotals:
     """The classes of one mode.
 
     `labels` are those of all summaries so far, the first of which began at step `since`; `recent`
     has labels and hits of the last ones.
     """
 
-    frames: WholeFrames = field(default_factory=WholeFrames)
+    frames: LowestRankRows = field(default_factory=LowestRankRows)
     labels: StateArray = field(default_factory=lambda: np.zeros(0))
     recent: Recent = field(default_factory=Recent)
     predicted: bool = False
     since: int | None = None
     summaries: int = 0
 
-    def take(self, frame: TensorFrame, samples: int) -> TensorFrame | None:
+    def add(self, frame: TensorFrame, samples: int) -> TensorFrame | None:
         """Add a summary of the collection `labels`; None: it is not new, or not whole."""
-        whole = self.frames.take(frame)
+        whole = self.frames.assemble(frame)
         labels = None if whole is None else whole.count("labels")
         if whole is None or labels is None or not len(whole.rows):
             return None

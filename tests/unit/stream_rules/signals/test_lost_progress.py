@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from tocsin.schemas.records.issues import IssueFiring
-from tocsin.stream_rules.rules.progress.lost_progress import LostProgress
+from tocsin.stream_rules.signals.lost_progress import LostProgress
 from tocsin.stream_rules.testing import RunBuilder, issues_of, only
 
 DIVERGED = only("loss_diverged")
@@ -148,11 +148,11 @@ def test_of_a_state_that_an_earlier_version_saved_it_is_not_known_whether_the_lo
     lost = LostProgress(lowest=1.0, highest=6.0, above_low=480, above_high=480)
     for step in range(251):
         assert lost.falls(6.0)
-        lost.take(step, 6.0, 10.0, low=0.15, high=0.4, at_ms=0)
-    lost.take(251, 6.0, 10.0, low=0.15, high=0.4, at_ms=0)
+        lost.update(step, 6.0, 10.0, low=0.15, high=0.4, at_ms=0)
+    lost.update(251, 6.0, 10.0, low=0.15, high=0.4, at_ms=0)
     assert not lost.falls(6.0)
     for step in range(3000):
-        lost.take(step, 6.0, 10.0, low=0.15, high=0.4, at_ms=0)
+        lost.update(step, 6.0, 10.0, low=0.15, high=0.4, at_ms=0)
     assert len(lost.noted) == 26
 
 
@@ -185,10 +185,10 @@ def test_what_else_may_happen(losses: Losses, classes: int, expected: str) -> No
 def test_the_share_means_nothing_before_something_is_learned() -> None:
     lost = LostProgress()
     for step, now in enumerate([10.0, 9.5, 9.9, 10.0, 12.0]):
-        lost.take(step, now, 10.0, low=0.15, high=0.4, at_ms=0)
+        lost.update(step, now, 10.0, low=0.15, high=0.4, at_ms=0)
         assert lost.share == 0.0
-    lost.take(5, 8.0, 10.0, low=0.15, high=0.4, at_ms=0)
-    lost.take(6, 9.0, 10.0, low=0.15, high=0.4, at_ms=7)
+    lost.update(5, 8.0, 10.0, low=0.15, high=0.4, at_ms=0)
+    lost.update(6, 9.0, 10.0, low=0.15, high=0.4, at_ms=7)
     assert (lost.share, lost.lowest_step, lost.since, lost.since_ms) == (0.5, 5, 6, 7)
     assert (lost.above_low, lost.above_high) == (1, 1)
     assert not lost.comes_back(9.0)

@@ -28,7 +28,7 @@ class _Node:
 
 
 @dataclass(slots=True)
-class Phases:
+class PhaseTimes:
     """Seconds by phase, of the lowest rank of each node, in buckets of five seconds."""
 
     node_of: dict[int, str] = field(default_factory=dict)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tocsin.schemas.records.frames import TensorFrame
-from tocsin.stream_rules.reading.tensor_rows import Marked, WholeFrames, finite_numel
+from tocsin.stream_rules.reading.tensor_rows import LowestRankRows, MarkedRows, finite_numel
 
 NOISE: Final = 1e-4
 """In small convolutional networks biases before BatchNorm and InstanceNorm had 1e-9 to 6e-6 of the
@@ -34,16 +34,16 @@ _FIRST: Final = 3
 
 
 @dataclass(slots=True)
-class PushedWeights:
+class SignificantGradients:
     """The newest summary of the gradients, seen against the first ones."""
 
-    frames: WholeFrames = field(default_factory=WholeFrames)
+    frames: LowestRankRows = field(default_factory=LowestRankRows)
     first: list[float] = field(default_factory=list)
-    moved: Marked | None = None
+    moved: MarkedRows | None = None
 
-    def take(self, frame: TensorFrame) -> None:
+    def add(self, frame: TensorFrame) -> None:
         """Take a summary of gradients."""
-        whole = self.frames.take(frame)
+        whole = self.frames.assemble(frame)
         if whole is None or not len(whole.rows):
             return
         norm, finite = whole.column("l2"), finite_numel(whole)
@@ -56,7 +56,7 @@ class PushedWeights:
             self.first.append(usual)
         # The largest of the first: a small task is solved within ten steps of LBFGS.
         limit = NOISE * max([usual, *self.first])
-        self.moved = Marked(whole.rows, size > np.maximum(limit, _of_layer(whole.rows, size)))
+        self.moved = MarkedRows(whole.rows, size > np.maximum(limit, _of_layer(whole.rows, size)))
 
     def among(self, names: Sequence[str]) -> npt.NDArray[np.bool_]:
         """Which of the names; none, as long as no summary has come."""

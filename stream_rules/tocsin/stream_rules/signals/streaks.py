@@ -22,7 +22,7 @@ class Streaks:
     length: StateArray = field(default_factory=lambda: np.zeros(0))
     since: StateArray = field(default_factory=lambda: np.zeros(0))
 
-    def take(
+    def update(
         self, rows: Sequence[str], step: int, holds: Booleans, known: Booleans | None = None
     ) -> Doubles:
         """The length for each of `rows` after a summary.

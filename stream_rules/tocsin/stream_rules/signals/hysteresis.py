@@ -8,7 +8,7 @@ from tocsin.stream_rules.outcomes import Moment
 
 
 @dataclass(slots=True)
-class Latch:
+class Hysteresis:
     """Opens at once, and closes only when its condition has been gone for long enough.
 
     `episode` and `first_ms` are of the record that opened it; `gone_at` is since when the condition

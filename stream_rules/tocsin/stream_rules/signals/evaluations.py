@@ -59,7 +59,7 @@ class Evaluations:
     steps: list[int] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
 
-    def take(self, frame: StepFrame, at: Moment) -> Iterator[Evaluation]:
+    def complete(self, frame: StepFrame, at: Moment) -> Iterator[Evaluation]:
         """Take losses in; give the evaluations that are complete now."""
         column, rank = frame.column("loss"), frame.speaker.rank
         if column is None or frame.mode not in ("train", "eval"):

@@ -19,7 +19,7 @@ STARTING_MS: Final = 600_000
 
 
 @dataclass(slots=True)
-class Start:
+class TrainingStart:
     """What a job does before its first step (data are read, kernels are chosen) tells nothing of
     its training; one that makes no steps is watched after its first ten minutes."""
 
@@ -33,7 +33,7 @@ class Start:
 
 
 @dataclass(slots=True)
-class Recent:
+class SlidingWindow:
     """Rows of the last `window` samples; `seconds` counts from the first sample."""
 
     seen: int = 0

@@ -51,7 +51,7 @@ class LostProgress:
     noted: list[float] = field(default_factory=list)
     """Medians since then, the oldest first, over the last `FALLS_OVER` losses."""
 
-    def take(
+    def update(
         self,
         step: int,
         now: float,

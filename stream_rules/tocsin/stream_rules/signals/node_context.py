@@ -31,14 +31,14 @@ _MORE: Final = 10.0
 
 
 @dataclass(slots=True)
-class NodeSamples:
+class NodeContext:
     """The samples of one node: that of the leading rank, or the first that speaks."""
 
     node: str = ""
     times_us: StateArray = field(default_factory=lambda: np.zeros(0, np.int64))
     values: StateArray = field(default_factory=lambda: np.zeros((0, len(SIGNS))))
 
-    def take(self, frame: SystemFrame) -> None:
+    def add(self, frame: SystemFrame) -> None:
         """Take samples in; signs that are not there are NaN."""
         if self.node and frame.node != self.node:
             return

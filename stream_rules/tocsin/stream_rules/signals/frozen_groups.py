@@ -19,7 +19,7 @@ _NEXT_TO_NOTHING: Final = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
+class FrozenSince:
     """Whether all groups have rested since the last look, and how many tensors are in those that
     have, as far as the run has said."""
 
@@ -28,7 +28,7 @@ class Rest:
 
 
 @dataclass(slots=True)
-class RestingGroups:
+class FrozenGroups:
     """The groups by the column of their rate."""
 
     tensors: dict[str, int] = field(default_factory=dict)
@@ -36,13 +36,13 @@ class RestingGroups:
     now: dict[str, bool] = field(default_factory=dict)
     lately: dict[str, bool] = field(default_factory=dict)
 
-    def told(self, data: RunData) -> None:
+    def add_start(self, data: RunData) -> None:
         """A trainer says at its start how many tensors each group has."""
         if isinstance(data, RunStarted) and data.role == "trainer":
             for group in data.groups:
                 self.tensors[f"lr.{group.index}"] = group.parameters
 
-    def take(self, frame: StepFrame) -> None:
+    def add_rates(self, frame: StepFrame) -> None:
         """Take the rates of some steps."""
         for name in frame.columns:
             rates = frame.column(name) if name.startswith("lr.") else None
@@ -55,11 +55,11 @@ class RestingGroups:
             self.now[name] = bool(rests[-1])
             self.lately[name] = self.lately.get(name, False) or bool(rests.any())
 
-    def look(self) -> Rest:
+    def inspect(self) -> FrozenSince:
         """Who has rested at any step since the last look."""
         lately, self.lately = self.lately, dict(self.now)
         resting = [name for name, rests in lately.items() if rests]
-        return Rest(
+        return FrozenSince(
             everywhere=bool(lately) and len(resting) == len(lately),
             tensors=sum(self.tensors.get(name, 0) for name in resting),
         )

@@ -17,7 +17,7 @@ import numpy as np
 from tocsin.schemas.records.frames import TensorFrame
 from tocsin.schemas.records.issues import Evidence, Severity, Subject
 from tocsin.stream_rules.outcomes import Finding, Outcomes, fact
-from tocsin.stream_rules.reading.tensor_rows import WholeFrames, named
+from tocsin.stream_rules.reading.tensor_rows import LowestRankRows, named
 
 COLLECTION: Final = "not_optimized"
 BRANCH: Final = "in_no_optimizer"
@@ -27,12 +27,12 @@ BRANCH: Final = "in_no_optimizer"
 class UnownedGradients:
     """Those of the first look, which the second must confirm."""
 
-    frames: WholeFrames = field(default_factory=WholeFrames)
+    frames: LowestRankRows = field(default_factory=LowestRankRows)
     before: list[str] = field(default_factory=list)
 
-    def take(self, frame: TensorFrame) -> Outcomes:
+    def inspect(self, frame: TensorFrame) -> Outcomes:
         """Take a look's rows."""
-        whole = self.frames.take(frame)
+        whole = self.frames.assemble(frame)
         if whole is None:
             return
         before, self.before = set(self.before), list(whole.rows)

@@ -35,7 +35,7 @@ _KEPT: Final = 1200
 
 
 @dataclass(slots=True)
-class Crowding:
+class CpuContention:
     """The last samples of one node: when they came (append time, ms), and whether it was so.
 
     The node is that of the lowest rank, `rank`; as long as no rank has told where it runs, the
@@ -47,7 +47,7 @@ class Crowding:
     times_ms: deque[int] = field(default_factory=deque)
     crowded: deque[bool] = field(default_factory=deque)
 
-    def told(self, data: RunData) -> None:
+    def add_start(self, data: RunData) -> None:
         """A trainer says at its start on which node it runs."""
         if not isinstance(data, RunStarted) or data.role != "trainer" or not data.node:
             return
@@ -59,7 +59,7 @@ class Crowding:
             self.times_ms.clear()
             self.crowded.clear()
 
-    def take(self, frame: SystemFrame, now_ms: int) -> None:
+    def add(self, frame: SystemFrame, now_ms: int) -> None:
         """Take samples in; those of another node are left out."""
         if self.node and frame.node != self.node:
             return

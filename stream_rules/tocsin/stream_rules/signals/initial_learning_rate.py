@@ -39,7 +39,7 @@ _SMALL: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Ruin:
+class RuinousStep:
     """That a step has thrown the weights away, and what shows it."""
 
     reason: str
@@ -53,7 +53,7 @@ class Ruin:
 
 
 @dataclass(slots=True)
-class FirstSteps:
+class InitialLearningRate:
     """The losses of the first steps, and the step that changed the weights so much."""
 
     rank: int | None = None
@@ -65,14 +65,14 @@ class FirstSteps:
     worst: str = ""
     worst_ratio: float = 0.0
     tensors: int = 0
-    told: bool = False
+    reported: bool = False
 
     @property
     def thrown(self) -> bool:
         """Whether the step has changed half of the weights, and all together, by half."""
         return min(self.ratio, self.whole) > HALF
 
-    def take_losses(self, frame: StepFrame) -> None:
+    def add_losses(self, frame: StepFrame) -> None:
         """Losses of the lowest rank, as long as they are the first ones."""
         column, rank = frame.column("loss"), frame.speaker.rank
         if column is None or frame.mode != "train" or len(self.losses) >= _FIRST:
@@ -83,9 +83,7 @@ class FirstSteps:
             self.rank, self.losses = rank, {}
         self.losses.update(zip(frame.steps.tolist(), column.tolist(), strict=True))
 
-    def take_updates(
-        self, step: int, rows: tuple[str, ...], change: Doubles, size: Doubles
-    ) -> None:
+    def add_updates(self, step: int, rows: tuple[str, ...], change: Doubles, size: Doubles) -> None:
         """A summary of updates, of the first steps: norms of the changes, and of the weights."""
         # What began at zero is all change.
         with np.errstate(all="ignore"):
@@ -101,17 +99,17 @@ class FirstSteps:
             self.norm = float(np.median(change[known]))
             self.worst, self.worst_ratio = rows[worst], float(ratio[worst])
 
-    def ruined(self) -> Ruin | None:
+    def ruined(self) -> RuinousStep | None:
         """Once: which step has thrown the weights away, and what shows it; None: none has."""
-        if self.told or self.step is None:
+        if self.reported or self.step is None:
             return None
         found = self._by_loss(self.step)
         if found is None and self.tensors >= MANY and self.ratio > HALF and self.norm > STRETCH:
-            found = Ruin(f"and by a norm of {self.norm:.2g}", self.step, HALF)
-        self.told = found is not None
+            found = RuinousStep(f"and by a norm of {self.norm:.2g}", self.step, HALF)
+        self.reported = found is not None
         return found
 
-    def _by_loss(self, at: int) -> Ruin | None:
+    def _by_loss(self, at: int) -> RuinousStep | None:
         first = self.losses[min(self.losses)] if self.losses else math.nan
         if not first >= _SMALL:
             return None
@@ -120,5 +118,5 @@ class FirstSteps:
             after = at < step <= at + _LATER
             if after and ((self.thrown and not math.isfinite(loss)) or loss > times * first):
                 reason = f"and the loss went from {first:.4g} to {loss:.4g} at step {step}"
-                return Ruin(reason, step, limit, first, loss, times * first)
+                return RuinousStep(reason, step, limit, first, loss, times * first)
         return None

@@ -32,7 +32,7 @@ INPUTS: Final[tuple[Input, ...]] = (
 """What a rule on step times reads."""
 
 
-def step_parts(frame: StepFrame) -> Doubles | None:
+def step_time_breakdown(frame: StepFrame) -> Doubles | None:
     """Seconds of each step (rows) in each of `PARTS` (columns); None: no step time was sent.
 
     A step whose time is not finite has NaN in `rest`. The sum of a row is the step's own time.

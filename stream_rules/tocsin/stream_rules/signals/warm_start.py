@@ -15,7 +15,7 @@ import numpy as np
 
 from tocsin.schemas.records.frames import TensorFrame
 from tocsin.schemas.records.runs import RunData, RunStarted
-from tocsin.stream_rules.reading.tensor_rows import WholeFrames
+from tocsin.stream_rules.reading.tensor_rows import LowestRankRows
 from tocsin.stream_rules.rule import Input, event, tensors
 
 INPUTS: Final[tuple[Input, ...]] = (
@@ -32,12 +32,12 @@ _LEAST: Final = 2
 
 
 @dataclass(slots=True)
-class Beginning:
+class WarmStart:
     """What the summaries of the lowest rank have told."""
 
-    gradients: WholeFrames = field(default_factory=WholeFrames)
-    states: WholeFrames = field(default_factory=WholeFrames)
-    updates: WholeFrames = field(default_factory=WholeFrames)
+    gradients: LowestRankRows = field(default_factory=LowestRankRows)
+    states: LowestRankRows = field(default_factory=LowestRankRows)
+    updates: LowestRankRows = field(default_factory=LowestRankRows)
     optimizer: str = ""
     first_step: int | None = None
     norms: dict[str, float] = field(default_factory=dict)
@@ -45,20 +45,20 @@ class Beginning:
     ratios: float = 0.0
     summaries: int = 0
 
-    def told(self, data: RunData) -> None:
+    def add_start(self, data: RunData) -> None:
         """The class of the optimizer."""
         if isinstance(data, RunStarted) and data.role == "trainer" and data.optimizer:
             self.optimizer = self.optimizer or data.optimizer
 
-    def take(self, frame: TensorFrame) -> None:
+    def add(self, frame: TensorFrame) -> None:
         """Summaries of gradients, updates or the optimizer's state."""
         if frame.collection == "updates":
-            self._take_updates(frame)
+            self._add_updates(frame)
             return
         if self.first_step is not None and frame.step > self.first_step:
             return
         of_state = frame.collection == "optimizer_state"
-        whole = (self.states if of_state else self.gradients).take(frame)
+        whole = (self.states if of_state else self.gradients).assemble(frame)
         sizes = None if whole is None else whole.column("l2")
         if whole is None or sizes is None:
             return
@@ -89,8 +89,8 @@ class Beginning:
         to weight, of the median tensor. 0 if it is not known."""
         return steps * self.ratios / self.summaries if self.summaries else 0.0
 
-    def _take_updates(self, frame: TensorFrame) -> None:
-        whole = self.updates.take(frame)
+    def _add_updates(self, frame: TensorFrame) -> None:
+        whole = self.updates.assemble(frame)
         if whole is None or whole.step == self.first_step:
             return
         change, size = whole.column("update_l2"), whole.column("l2")

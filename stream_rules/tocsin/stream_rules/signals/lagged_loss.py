@@ -34,7 +34,7 @@ class Comparison:
 
 
 @dataclass(slots=True)
-class LossBefore:
+class LaggedLoss:
     """What is remembered of the losses of one rank."""
 
     earlier: list[tuple[int, float]] = field(default_factory=list)
@@ -44,7 +44,7 @@ class LossBefore:
     steps: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
 
-    def take(
+    def add(
         self,
         step: int,
         loss: float,

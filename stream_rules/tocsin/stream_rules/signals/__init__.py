@@ -1,0 +1,1 @@
+"""What several rules derive from what they read: streaks, windows, trends, hysteresis, totals."""
