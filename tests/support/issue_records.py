@@ -16,6 +16,7 @@ from tocsin.schemas.records.issues import (
     Subject,
 )
 from tocsin.schemas.records.runs import RunView, StopView
+from tocsin.schemas.records.runs_view import RunsView
 from tocsin.schemas.records.wire import meta_of
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
 
@@ -96,3 +97,11 @@ def record(event: Event[Data], topic: str, number: int, key: str) -> Outgoing:
     return Outgoing(
         Partition(topic, number), key.encode(), event.encode(), meta_of(event).headers()
     )
+
+
+def runs_view(*data: Data) -> RunsView:
+    """What the reading commands know when these are on the bus."""
+    known = RunsView()
+    for each in data:
+        known.add(each, append_ms=NOW_MS)
+    return known

@@ -17,15 +17,9 @@ from tocsin.actions.delivery import stop as stops
 from tocsin.actions.delivery.expired import Failures
 from tocsin.actions.delivery.lanes import Attempted, Lane, Lanes, Notice
 from tocsin.actions.delivery.ledger import Ledger
-from tocsin.actions.delivery.records import (
-    delivery_record,
-    new_delivery,
-    read_event,
-    tombstone,
-)
+from tocsin.actions.delivery.records import delivery_record, new_delivery, tombstone
 from tocsin.actions.delivery.retry import Decision, RetryPolicy, too_late
 from tocsin.actions.delivery.routing import STOP, Planned, Routing
-from tocsin.actions.delivery.run_facts import RunFacts
 from tocsin.bus.port import BusUnavailable, Outgoing, Partition, Record
 from tocsin.runtime import metrics as names
 from tocsin.runtime.leased_runs import Skip
@@ -38,6 +32,8 @@ from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import Data, Event, clip
 from tocsin.schemas.records.issues import Issue, IssueResolved
 from tocsin.schemas.records.runs import RunView
+from tocsin.schemas.records.runs_view import RunsView
+from tocsin.schemas.records.wire import read_event
 from tocsin.schemas.topics import (
     ISSUE_PARTITIONS,
     TELEMETRY_PARTITIONS,
@@ -94,7 +90,7 @@ class ActionsService(Service):
         self._ledger = Ledger(policy)
         # When the issue of a delivery was appended to the bus; not known after a restart.
         self._appended_ms: dict[str, int] = {}
-        self._runs: dict[str, RunFacts] = {}
+        self._runs = RunsView()
         self._outputs: list[Outgoing] = []
         self._inbox: deque[Attempted] = deque()
         self._nudge: Callable[[], None] = lambda: None
@@ -132,11 +128,9 @@ class ActionsService(Service):
         self._ledger.forget(partitions)
         mine = {delivery.delivery_id for delivery in self._ledger.pending()}
         self._appended_ms = {one: at for one, at in self._appended_ms.items() if one in mine}
-        self._runs = {
-            run: facts
-            for run, facts in self._runs.items()
-            if telemetry_partition(run) % ISSUE_PARTITIONS not in partitions
-        }
+        for run_id in list(self._runs.seen):
+            if telemetry_partition(run_id) % ISSUE_PARTITIONS in partitions:
+                del self._runs.seen[run_id]
 
     def apply(self, records: Sequence[Record], tick: Tick) -> Sequence[Poison]:
         """See `Service`."""
@@ -222,6 +216,8 @@ class ActionsService(Service):
 
     def _take(self, record: Record, now_ms: int) -> None:
         event = read_event(record)
+        if event is None:
+            raise MalformedRecord("expected an event, found numbers")
         issue = event.data
         if not isinstance(issue, Issue):
             # People's acknowledgements and the like, of a later release: nothing to send.
@@ -284,11 +280,11 @@ class ActionsService(Service):
     def _why_no_stop(self, identity: str, issue: Issue, age_ms: int) -> str | None:
         if other := self._ledger.other_stop(issue.run_id, issue.incarnation, identity):
             return other
-        facts = self._runs.get(issue.run_id)
-        if facts is not None and facts.behind(issue):
-            del self._runs[issue.run_id]
-            facts = None
-        return stops.before_asking(facts, issue.incarnation, delivery_id=identity, age_ms=age_ms)
+        run = self._runs.seen.get(issue.run_id)
+        if run is not None and stops.is_behind(run, issue):
+            del self._runs.seen[issue.run_id]
+            run = None
+        return stops.before_asking(run, issue.incarnation, delivery_id=identity, age_ms=age_ms)
 
     def _settle_safely(self, result: Attempted, now_ms: int) -> None:
         """Settle one attempt; a fault of ours in it counts as a failed attempt of it alone."""
@@ -334,8 +330,7 @@ class ActionsService(Service):
     def _follow(self, record: Record) -> None:
         """A record of the runs topic or of the ledger."""
         if record.value is None:
-            if record.partition.topic == self._topics.runs:
-                self._runs.pop(record.key.decode(errors="replace"), None)
+            self._runs.apply(record)
             return
         try:
             event = read_event(record)
@@ -344,15 +339,15 @@ class ActionsService(Service):
                 "record skipped", extra={"action": "actions", "reason": clip(str(error), 300)}
             )
             return
-        data = event.data
+        data = None if event is None else event.data
         if isinstance(data, RunView | Delivery) and (
             self._only is not None and data.run_id not in self._only
         ):
             return
-        if isinstance(data, RunView):
-            known = self._runs.get(data.run_id)
-            if known is None or data.next_offset >= known.next_offset:
-                self._runs[data.run_id] = RunFacts.of(data, event.time_ms).after(known)
+        if event is not None and isinstance(data, RunView):
+            # Of thousands of runs only what a stop needs is kept.
+            view = data.model_copy(update={"ranks": (), "rules": {}, "capture": None})
+            if self._runs.add(view, time_ms=event.time_ms):
                 self._look_at_stops = True
         elif isinstance(data, Delivery):
             self._ledger.read(data)
@@ -368,7 +363,7 @@ class ActionsService(Service):
             self._judge(delivery, now_ms)
 
     def _judge(self, delivery: Delivery, now_ms: int) -> bool:
-        verdict = stops.after_answer(self._runs.get(delivery.run_id), delivery, now_ms)
+        verdict = stops.after_answer(self._runs.seen.get(delivery.run_id), delivery, now_ms)
         if verdict is None:
             return False
         decision = Decision(verdict.state, verdict.reason, verdict.look_again_ms)

@@ -1,4 +1,4 @@
-"""The records that actions read, and the ledger's that they write."""
+"""The records of the ledger that the actions write."""
 
 from __future__ import annotations
 
@@ -6,22 +6,14 @@ import json
 
 from tocsin.actions.delivery.ledger import Settled
 from tocsin.actions.delivery.routing import Planned
-from tocsin.bus.port import Outgoing, Partition, Record
+from tocsin.bus.port import Outgoing, Partition
 from tocsin.schemas.errors import MalformedRecord
 from tocsin.schemas.records.dead_letters import DeadLetter
 from tocsin.schemas.records.deliveries import Delivery
-from tocsin.schemas.records.events import EVENT_TYPES, Data, Event, clip
+from tocsin.schemas.records.events import EVENT_TYPES, Event, clip
 from tocsin.schemas.records.issues import Issue
-from tocsin.schemas.records.wire import decode, meta_of, read_meta
+from tocsin.schemas.records.wire import meta_of
 from tocsin.schemas.topics import DLQ_PARTITIONS, Topics, issue_partition, partition_for
-
-
-def read_event(record: Record) -> Event[Data]:
-    """The event that a record holds. Raises RecordError."""
-    decoded = decode(read_meta(record.headers), record.value or b"")
-    if not isinstance(decoded, Event):
-        raise MalformedRecord("expected an event, found numbers")
-    return decoded
 
 
 def new_delivery(

@@ -11,13 +11,13 @@ from typing import Final
 
 from pydantic import JsonValue
 
-from tocsin.actions.delivery.run_facts import RunFacts
 from tocsin.bus.port import Outgoing, Partition
 from tocsin.schemas.configuration.sections import StopOptions
 from tocsin.schemas.errors import MalformedRecord
 from tocsin.schemas.records.deliveries import Delivery, DeliveryState
 from tocsin.schemas.records.events import EVENT_TYPES, Event
 from tocsin.schemas.records.issues import Issue
+from tocsin.schemas.records.runs_view import RunSeen
 from tocsin.schemas.records.stops import StopRequested
 from tocsin.schemas.records.wire import meta_of, signature_headers
 from tocsin.schemas.signing import SigningKey
@@ -111,17 +111,35 @@ def signed_record(topics: Topics, event: dict[str, JsonValue], key: SigningKey) 
     return Outgoing(partition, name, value, headers)
 
 
+def is_behind(run: RunSeen, issue: Issue) -> bool:
+    """Whether the issue is of an incarnation that the run's newest view cannot know yet.
+
+    Issues are on the bus before the view that covers them.
+    """
+    return run.incarnation != issue.incarnation and run.as_of_ms <= issue.at_ms
+
+
+def _why_over(run: RunSeen, incarnation: str) -> str | None:
+    """Why an incarnation cannot be stopped any more; None if it may still run."""
+    if run.incarnation != incarnation:
+        return "another incarnation of the run has begun"
+    if run.ended is not None:
+        code = "" if run.ended.exit_code is None else f" with exit code {run.ended.exit_code}"
+        return f"the run has ended{code}"
+    return None
+
+
 def before_asking(
-    facts: RunFacts | None, incarnation: str, *, delivery_id: str, age_ms: int
+    run: RunSeen | None, incarnation: str, *, delivery_id: str, age_ms: int
 ) -> str | None:
     """Why a stop must not be sent now; None if it may."""
-    if facts is None:
+    if run is None:
         if age_ms > NOT_AFTER_MS:
             return "nothing is known of the run, and the issue is more than 10 minutes old"
         return None
-    if (over := facts.over(incarnation)) is not None:
+    if (over := _why_over(run, incarnation)) is not None:
         return over
-    stop = facts.stop
+    stop = run.stop
     if stop is not None and stop.command_id != delivery_id:
         if stop.state in ("requested", "acknowledged", "left", "escalated"):
             return f"a stop of this incarnation is under way (command {stop.command_id})"
@@ -130,22 +148,15 @@ def before_asking(
     return None
 
 
-def after_answer(facts: RunFacts | None, delivery: Delivery, now_ms: int) -> Verdict | None:
-    """What the run's view says of a stop that was sent; None while it says nothing new."""
-    if facts is None:
+def after_answer(run: RunSeen | None, delivery: Delivery, now_ms: int) -> Verdict | None:
+    """What the run's views say of a stop that was sent; None while they say nothing new."""
+    if run is None:
         return None
-    stop = facts.stop
-    mine = (
-        stop
-        if stop is not None
-        and facts.incarnation == delivery.incarnation
-        and stop.command_id == delivery.delivery_id
-        else None
-    )
-    before = facts.stop_before
-    if before is not None and before.command_id == delivery.delivery_id:
-        # The next incarnation began before anybody looked.
-        mine = before
+    # The next incarnation may have begun before anybody looked.
+    view = run.views.get(delivery.incarnation)
+    mine = None if view is None else view.stop
+    if mine is not None and mine.command_id != delivery.delivery_id:
+        mine = None
     if mine is not None:
         if mine.state == "exited":
             how = "" if mine.how is None else f" by {mine.how}"
@@ -155,7 +166,7 @@ def after_answer(facts: RunFacts | None, delivery: Delivery, now_ms: int) -> Ver
             return Verdict("rejected", f"the run refused: {mine.reason or 'no reason given'}")
         if mine.state == "expired":
             return Verdict("expired", mine.reason or "no rank answered")
-    over = facts.over(delivery.incarnation)
+    over = _why_over(run, delivery.incarnation)
     if over is None:
         return None
     if delivery.next_attempt_ms is None or now_ms < delivery.next_attempt_ms:

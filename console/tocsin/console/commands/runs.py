@@ -53,16 +53,17 @@ def status(
 ) -> None:
     """Show runs, their issues, and what was done about each issue."""
     from tocsin.console.context import read_setting
-    from tocsin.console.views.bus_view import BusView, read_view
+    from tocsin.console.views.bus_view import read_view
     from tocsin.console.views.selection import choose_run
     from tocsin.console.views.status import print_status, status_json
     from tocsin.console.views.terminal import standard_output
+    from tocsin.schemas.records.runs_view import RunsView
 
     if run_id is not None:
         check_run_id(run_id)
     setting = read_setting(config, bus)
 
-    async def read() -> tuple[str, BusView]:
+    async def read() -> tuple[str, RunsView]:
         async with setting.open_bus(create=False) as opened:
             view = await read_view(opened, setting.topics, run_id)
             if run_id is not None and not view.runs and not view.issues:

@@ -13,8 +13,7 @@ from typing import Final
 
 from tocsin.bus.port import Bus, From, Partition, Reader, Record
 from tocsin.bus.reading import read_to_end
-from tocsin.console.stop.progress import Target
-from tocsin.console.views.bus_view import event_data, read_all, read_runs
+from tocsin.console.views.bus_view import read_all, read_runs
 from tocsin.console.views.selection import choose_run
 from tocsin.emitter.stop.verification import (
     UNKNOWN_MS,
@@ -26,8 +25,9 @@ from tocsin.emitter.stop.verification import (
 )
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.runs import RunData, StopView
+from tocsin.schemas.records.runs_view import RunSeen
 from tocsin.schemas.records.stops import StopAnswer
-from tocsin.schemas.records.wire import TYPE, read_signature
+from tocsin.schemas.records.wire import event_data, read_signature
 from tocsin.schemas.steady_clock import unix_ms
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
 
@@ -35,48 +35,51 @@ _HEARD_MS: Final = 60_000
 _SKEW_MS: Final = 60_000  # between the clocks of two brokers
 
 
-async def find_target(bus: Bus, topics: Topics, text: str) -> tuple[Target, Reader]:
-    """The training that is meant, and a reader of all that the run says beyond its view."""
-    runs = await read_runs(bus, topics)
+async def find_run(bus: Bus, topics: Topics, text: str) -> tuple[RunSeen, Reader]:
+    """The run that is meant, and a reader of all that it says beyond its view."""
+    known = await read_runs(bus, topics)
     try:
-        view = choose_run(runs, text)
+        view = choose_run(known.runs, text)
     except ConfigurationError:
         # No rules worker has made a view of it. A run that lives says so every ten seconds.
+        run = RunSeen(text)
         since = From.time(unix_ms() - _HEARD_MS)
         reader = await bus.reader({Partition(topics.telemetry, telemetry_partition(text)): since})
-        found = [seen async for seen in read_what_is_there(reader, topics, text)]
-        if not found:
+        await read_beyond(reader, topics, run)
+        if not run.incarnation:
             await reader.close()
             raise
-        target = Target(text, found[0][0].incarnation)
-        for data, at_ms in found:
-            target = target.after(data, at_ms)
-        return target, reader
+        return run, reader
     place = Partition(topics.telemetry, telemetry_partition(view.run_id))
-    return Target.of(view), await bus.reader({place: From.offset(view.next_offset)})
+    return known.seen[view.run_id], await bus.reader({place: From.offset(view.next_offset)})
 
 
-async def read_what_is_there(
+async def read_beyond(reader: Reader, topics: Topics, run: RunSeen) -> None:
+    """Fold in what the run has said up to the end seen at the call."""
+    async for data, record in _what_is_there(reader, topics, run.run_id):
+        run.add_event(data, offset=record.offset, append_ms=record.append_ms)
+
+
+async def _what_is_there(
     reader: Reader, topics: Topics, run_id: str
-) -> AsyncIterator[tuple[RunData, int]]:
-    """What the run has said up to the end seen at the call, with the append times."""
+) -> AsyncIterator[tuple[RunData, Record]]:
     ends = await reader.ends([Partition(topics.telemetry, telemetry_partition(run_id))])
     async for records in read_to_end(reader, ends):
         for record in records:
             if (data := said(record, run_id)) is not None:
-                yield data, record.append_ms
+                yield data, record
 
 
 async def find_unanswered(
-    bus: Bus, topics: Topics, target: Target, key_paths: list[Path]
+    bus: Bus, topics: Topics, run: RunSeen, key_paths: list[Path]
 ) -> StopView | None:
     """A good command to that training on the bus that nobody has answered yet.
 
     Only one by a key in `key_paths`: anybody's would keep people from sending theirs.
     """
-    facts = Facts(target.run_id, target.incarnation, read_keys(key_paths))
+    facts = Facts(run.run_id, run.incarnation, read_keys(key_paths))
     commands: dict[str, int] = {}
-    place = Partition(topics.control, issue_partition(target.run_id))
+    place = Partition(topics.control, issue_partition(run.run_id))
     async for record in read_all(bus, [place]):
         if record.value is None:
             continue
@@ -86,11 +89,11 @@ async def find_unanswered(
             commands.setdefault(verdict.command_id, record.append_ms)
     if not commands:
         return None
-    place = Partition(topics.telemetry, telemetry_partition(target.run_id))
+    place = Partition(topics.telemetry, telemetry_partition(run.run_id))
     since = From.time(max(0, min(commands.values()) - _SKEW_MS))
     reader = await bus.reader({place: since})
     try:
-        async for data, _ in read_what_is_there(reader, topics, target.run_id):
+        async for data, _ in _what_is_there(reader, topics, run.run_id):
             if isinstance(data, StopAnswer):
                 commands.pop(data.command_id, None)
     finally:
@@ -109,10 +112,6 @@ async def go_back(reader: Reader, topics: Topics, run_id: str, known_ms: Collect
 
 
 def said(record: Record, run_id: str) -> RunData | None:
-    """An event of that run; the numbers, which are most of telemetry, are not decoded."""
-    if record.key != run_id.encode():
-        return None
-    if not (record.header(TYPE) or b"").startswith((b"tocsin.run.", b"tocsin.stop.")):
-        return None
-    data = event_data(record)
+    """An event of that run's telemetry; None for the numbers, which are most of it."""
+    data = event_data(record) if record.key == run_id.encode() else None
     return data if isinstance(data, RunData) and data.run_id == run_id else None

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final, Literal
 
 from tocsin.actions.delivery.stop import NOT_AFTER_MS
 from tocsin.bus.port import BusError, BusUnavailable
-from tocsin.console.views.bus_view import CommandSeen
 from tocsin.console.views.stop_history import StopWay, way_facts
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.ids import new_id
 from tocsin.schemas.records.events import Event
-from tocsin.schemas.records.runs import Heartbeat, RunData, RunEnded, RunStarted, RunView, StopView
+from tocsin.schemas.records.runs import RunData, StopView
+from tocsin.schemas.records.runs_view import CommandSeen, RunSeen
+from tocsin.schemas.records.stop_progress import answered
 from tocsin.schemas.records.stops import (
     StopAcknowledged,
     StopAnswer,
@@ -27,76 +27,35 @@ from tocsin.schemas.records.stops import (
     StopRequested,
 )
 from tocsin.schemas.text import plain_line
-from tocsin.stream_rules.engine.stop_progress import answered
 
 UNDER_WAY: Final = frozenset({"requested", "acknowledged", "left", "escalated"})
 
 _SHORT: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The training of a run that would be stopped now; `over` says that nothing runs any more."""
+def stop_under_way(run: RunSeen) -> StopView | None:
+    """The stop of this training that somebody else has asked for, if it is not done yet."""
+    return run.stop if run.stop is not None and run.stop.state in UNDER_WAY else None
 
-    run_id: str
-    incarnation: str
-    over: str = ""
-    stop: StopView | None = None
-    past: frozenset[str] = frozenset()
-    trained: bool = field(default=False, compare=False)
-    """Whether a rank of it was heard of."""
 
-    @classmethod
-    def of(cls, view: RunView) -> Target:
-        """As the run's view says."""
-        over = _over(view.outcome, view.exit_code) if view.state == "ended" else ""
-        return cls(view.run_id, view.incarnation, over, view.stop, trained=bool(view.ranks))
-
-    def after(self, data: RunData, at_ms: int) -> Target:
-        """With one more event of the run's telemetry, which the view does not cover."""
-        if data.incarnation != self.incarnation:
-            # A launcher outlives its trainings: only when it starts does it speak of a new one.
-            trains = isinstance(data, Heartbeat) and data.role != "launcher"
-            if not (trains or isinstance(data, RunStarted)) or data.incarnation in self.past:
-                return self
-            launched = data.role == "launcher"
-            # Of a job on several nodes each launcher begins an incarnation; one of them is that of
-            # all ranks, and which one only the ranks say.
-            passed = {self.incarnation} if self.trained or not launched else set()
-            return Target(
-                self.run_id, data.incarnation, past=self.past | passed, trained=not launched
-            )
-        if not self.trained and data.role == "trainer":
-            return replace(self, trained=True).after(data, at_ms)
-        if isinstance(data, RunEnded) and data.role == "launcher":
-            return replace(self, over=_over(data.outcome, data.exit_code))
-        if isinstance(data, StopAnswer):
-            return replace(self, stop=answered(self.stop, data, at_ms))
-        return self
-
-    @property
-    def under_way(self) -> StopView | None:
-        """The stop of this training that somebody else has asked for, if it is not done yet."""
-        stop = self.stop
-        return stop if stop is not None and stop.state in UNDER_WAY else None
-
-    def check(self) -> None:
-        """Raises ConfigurationError: there is nothing to stop."""
-        if self.over:
-            raise ConfigurationError(
-                f"run {plain_line(self.run_id)} {self.over}; there is nothing to stop; "
-                "`tocsin status` lists what is running"
-            )
+def check_running(run: RunSeen) -> None:
+    """Raises ConfigurationError: there is nothing to stop."""
+    if (end := run.ended) is not None:
+        code = "" if end.exit_code is None else f" with exit code {end.exit_code}"
+        raise ConfigurationError(
+            f"run {plain_line(run.run_id)} has ended ({end.outcome or 'ended'}{code}); there is "
+            "nothing to stop; `tocsin status` lists what is running"
+        )
 
 
 def stop_event(
-    target: Target, reason: str, *, requested_by: str, grace_s: float, now_ms: int
+    run: RunSeen, reason: str, *, requested_by: str, grace_s: float, now_ms: int
 ) -> Event[StopRequested]:
     """A fresh command for that training, still to be signed."""
     command = StopRequested(
         command_id=new_id(),
-        run_id=target.run_id,
-        incarnation=target.incarnation,
+        run_id=run.run_id,
+        incarnation=run.incarnation,
         reason=reason,
         requested_by=requested_by,
         requested_ms=now_ms,
@@ -109,7 +68,7 @@ def stop_event(
         id=command.command_id,
         source="/console",
         time_ms=now_ms,
-        subject=f"/runs/{target.run_id}",
+        subject=f"/runs/{run.run_id}",
     )
 
 
@@ -119,15 +78,15 @@ Ending = Literal["stopped", "refused", "expired"]
 class Answers:
     """What a run answers to one command: lines for people, and whether it is over."""
 
-    def __init__(self, target: Target, command_id: str, *, key: str) -> None:
+    def __init__(self, run: RunSeen, command_id: str, *, key: str) -> None:
         """`key` is how to trust who signs here.
 
         Who obeys it, and which ranks have gone, is known by the answers alone: give `take` all of
         them, those to a command that was under way already from its first on.
         """
-        self._target = target
+        self._run = run
         self._command_id = command_id
-        known = target.stop
+        known = run.stop
         self._view = known if known is not None and known.command_id == command_id else None
         self.ending: Ending | None = None
         self._asked: CommandSeen | None = None
@@ -153,7 +112,7 @@ class Answers:
 
     def take(self, data: RunData, at_ms: int) -> str | None:
         """One event of the run's telemetry; the line to say, if it is news of this command."""
-        same = data.incarnation == self._target.incarnation
+        same = data.incarnation == self._run.incarnation
         if same and data.role == "launcher":
             self._by_launcher = True
         if not isinstance(data, StopAnswer):
@@ -228,8 +187,8 @@ class Answers:
         return json.dumps(
             {
                 "version": 1,
-                "run_id": self._target.run_id,
-                "incarnation": self._target.incarnation,
+                "run_id": self._run.run_id,
+                "incarnation": self._run.incarnation,
                 "sent": sent,
                 "confirmed": self.ending == "stopped",
                 "said": said,
@@ -246,9 +205,9 @@ LISTENERS: Final = (
 """What to look at when nobody answers."""
 
 
-def requested_line(target: Target, command_id: str) -> str:
+def requested_line(run: RunSeen, command_id: str) -> str:
     """That the command is on the bus."""
-    return f"asked run {plain_line(target.run_id)} to stop (command {command_id[:_SHORT]})"
+    return f"asked run {plain_line(run.run_id)} to stop (command {command_id[:_SHORT]})"
 
 
 def unsure_line(error: BusUnavailable) -> str:
@@ -267,19 +226,14 @@ def away_line(error: BusError) -> str:
     )
 
 
-def under_way_line(target: Target, stop: StopView, asked: CommandSeen | None) -> str:
+def under_way_line(run: RunSeen, stop: StopView, asked: CommandSeen | None) -> str:
     """That somebody else was first."""
     who = StopWay(stop, asked).asked
     by = f", requested by {who}" if who else ""
     return (
-        f"a stop of run {plain_line(target.run_id)} is already in progress ({stop.state}{by}); "
+        f"a stop of run {plain_line(run.run_id)} is already in progress ({stop.state}{by}); "
         "no other was sent, waiting for this one"
     )
-
-
-def _over(outcome: str | None, exit_code: int | None) -> str:
-    code = "" if exit_code is None else f" with exit code {exit_code}"
-    return f"has ended ({outcome or 'ended'}{code})"
 
 
 _ADVICE: Final[Mapping[str, str]] = {

@@ -14,20 +14,15 @@ from typing import Final
 from tocsin.actions.delivery.stop import signed_record
 from tocsin.bus.port import Bus, BusError, BusUnavailable, Outgoing, Reader
 from tocsin.console.context import CommandContext
-from tocsin.console.stop.answers import (
-    find_target,
-    find_unanswered,
-    go_back,
-    read_what_is_there,
-    said,
-)
+from tocsin.console.stop.answers import find_run, find_unanswered, go_back, read_beyond, said
 from tocsin.console.stop.progress import (
     LISTENERS,
     Answers,
-    Target,
     away_line,
+    check_running,
     requested_line,
     stop_event,
+    stop_under_way,
     under_way_line,
     unsure_line,
 )
@@ -37,6 +32,7 @@ from tocsin.schemas.configuration.values import parse_duration
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.exit_codes import FAILED
 from tocsin.schemas.records.events import Event, clip
+from tocsin.schemas.records.runs_view import RunSeen
 from tocsin.schemas.records.stops import StopRequested
 from tocsin.schemas.signing import keys_folder, own_key
 from tocsin.schemas.steady_clock import unix_ms
@@ -106,37 +102,36 @@ async def stop_run(
     if wait_s is None:
         wait_s = 2 * options.grace_s + BEYOND_GRACE_S
     async with setting.open_bus(create=False) as bus:
-        target, reader = await find_target(bus, topics, options.run)
+        run, reader = await find_run(bus, topics, options.run)
         try:
-            async for data, at_ms in read_what_is_there(reader, topics, target.run_id):
-                target = target.after(data, at_ms)
-            target.check()
+            await read_beyond(reader, topics, run)
+            check_running(run)
             configured = setting.loaded.config.stop.trusted_keys or ()
             trusted = trusted_paths(environ, tuple(map(setting.loaded.locate, configured)))
-            stop = target.under_way or await find_unanswered(bus, topics, target, trusted)
-            command = _command(target, options)
+            stop = stop_under_way(run) or await find_unanswered(bus, topics, run, trusted)
+            command = _command(run, options)
             command_id = command.id if stop is None else stop.command_id
-            answers = Answers(target, command_id, key=str(folder / "actions.pub"))
+            answers = Answers(run, command_id, key=str(folder / "actions.pub"))
             last = ""
             if stop is None:
                 record = signed_record(topics, json.loads(command.encode()), own_key(folder))
                 unsure = await _publish(bus, record)
-                last = requested_line(target, command_id) if unsure is None else unsure
+                last = requested_line(run, command_id) if unsure is None else unsure
                 say(last)
                 if unsure is not None:
                     return StopOutcome(FAILED, answers.as_json(sent=False, said=last))
             try:
-                seen = (await read_commands(bus, topics, target.run_id)).get(command_id)
+                seen = (await read_commands(bus, topics, run.run_id)).get(command_id)
                 if seen is not None:
                     answers.asked(seen)
                 if stop is not None:
-                    last = under_way_line(target, stop, seen)
+                    last = under_way_line(run, stop, seen)
                     say(last)
                     known_ms = [*stop.states.values()]
                     if seen is not None:
                         known_ms.append(seen.append_ms)
-                    await go_back(reader, topics, target.run_id, known_ms)
-                last = await _follow(reader, target, answers, wait_s, say) or last
+                    await go_back(reader, topics, run.run_id, known_ms)
+                last = await _follow(reader, run, answers, wait_s, say) or last
             except BusError as error:
                 last = away_line(error)
                 say(f"  {last}")
@@ -146,9 +141,9 @@ async def stop_run(
     return StopOutcome(0 if good else FAILED, answers.as_json(sent=stop is None, said=last))
 
 
-def _command(target: Target, options: StopOptions) -> Event[StopRequested]:
+def _command(run: RunSeen, options: StopOptions) -> Event[StopRequested]:
     return stop_event(
-        target,
+        run,
         clip(options.reason),
         requested_by=_requested_by(),
         grace_s=options.grace_s,
@@ -169,7 +164,7 @@ async def _publish(bus: Bus, record: Outgoing) -> str | None:
 
 
 async def _follow(
-    reader: Reader, target: Target, answers: Answers, wait_s: float, say: Callable[[str], None]
+    reader: Reader, run: RunSeen, answers: Answers, wait_s: float, say: Callable[[str], None]
 ) -> str | None:
     """Until the stop is over or the wait is; the last line that was said."""
     last: str | None = None
@@ -177,7 +172,7 @@ async def _follow(
     quiet = True
     while answers.ending is None and (left_s := began_s + wait_s - time.monotonic()) > 0:
         for record in await reader.poll(timeout_s=min(_POLL_S, left_s)):
-            data = said(record, target.run_id)
+            data = said(record, run.run_id)
             line = None if data is None else answers.take(data, record.append_ms)
             if line is not None:
                 last = line

@@ -9,13 +9,13 @@ from typing import Final
 
 from rich.text import Text
 
-from tocsin.console.views.bus_view import BusView, CommandSeen, StateSeen
 from tocsin.console.views.issues import SEVERITY_STYLE, issue_facts
 from tocsin.console.views.sparkline import Bucket, sparkline
 from tocsin.console.views.stop_history import StopWay, stop_way, way_facts, way_lines
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.issues import IssueFiring, Series
 from tocsin.schemas.records.runs import RunView
+from tocsin.schemas.records.runs_view import CommandSeen, RunsView, StateSeen
 from tocsin.schemas.text import (
     fact_text,
     number_text,
@@ -45,12 +45,12 @@ class Story:
     consequences: Sequence[IssueFiring] = ()
 
 
-def story_of(view: BusView, commands: Mapping[str, CommandSeen], issue: IssueFiring) -> Story:
+def story_of(view: RunsView, commands: Mapping[str, CommandSeen], issue: IssueFiring) -> Story:
     """Put together what the bus holds of it."""
     run = view.run(issue.run_id)
     return Story(
         issue=issue,
-        states=view.states.get(issue.issue_id, ()),
+        states=view.states(issue.issue_id),
         deliveries=[d for d in view.deliveries if d.issue_id == issue.issue_id],
         stop=None if run is None else stop_way(run, commands, issue.incarnation),
         cause=next((one for one in view.issues if one.issue_id == issue.consequence_of), None),
@@ -58,7 +58,7 @@ def story_of(view: BusView, commands: Mapping[str, CommandSeen], issue: IssueFir
     )
 
 
-def story_json(view: BusView, story: Story) -> str:
+def story_json(view: RunsView, story: Story) -> str:
     """The same for programs: one JSON object with `version`, `issue` and `stop` (or null).
 
     `issue` is as in `tocsin issues --json`, with `consequences`: the ids of what it caused.

@@ -11,9 +11,9 @@ from typing import Final, Literal
 from rich.table import Table
 from rich.text import Text
 
-from tocsin.console.views.bus_view import BusView
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.issues import IssueFiring, Severity
+from tocsin.schemas.records.runs_view import RunsView
 from tocsin.schemas.text import plain_line
 
 StateFilter = Literal["open", "resolved", "all"]
@@ -58,7 +58,7 @@ class IssueFilter:
         return " ".join(parts)
 
 
-def issue_table(view: BusView, wanted: IssueFilter, *, ids: bool = True) -> Table | None:
+def issue_table(view: RunsView, wanted: IssueFilter, *, ids: bool = True) -> Table | None:
     """The issues in order of occurrence, each in its newest state; None if there is none.
 
     `ids` is whether the first column has their ids.
@@ -104,7 +104,7 @@ def first_seen(issue: IssueFiring) -> str:
     )
 
 
-def no_issues_line(view: BusView, wanted: IssueFilter, bus_url: str) -> str:
+def no_issues_line(view: RunsView, wanted: IssueFilter, bus_url: str) -> str:
     """What to say, and to try, where the table would be empty."""
     words = str(wanted)
     if not view.runs and not view.issues:
@@ -121,7 +121,7 @@ def no_runs_line(bus_url: str) -> str:
     return f"no runs on {bus_url} yet; try: tocsin run -- python train.py"
 
 
-def issues_json(view: BusView, wanted: IssueFilter) -> str:
+def issues_json(view: RunsView, wanted: IssueFilter) -> str:
     """The same for programs: one JSON object with `version` and `issues`.
 
     Each has its newest state, `states` (all of them, with times) and `deliveries`.
@@ -130,7 +130,7 @@ def issues_json(view: BusView, wanted: IssueFilter) -> str:
     return json.dumps({"version": 1, "issues": issues}, indent=2)
 
 
-def issue_facts(view: BusView, issue: IssueFiring) -> dict[str, object]:
+def issue_facts(view: RunsView, issue: IssueFiring) -> dict[str, object]:
     """One issue as JSON values: its fields, `state`, `short_id`, `states`, `deliveries`."""
     return {
         "state": issue.state,
@@ -138,7 +138,7 @@ def issue_facts(view: BusView, issue: IssueFiring) -> dict[str, object]:
         **issue.model_dump(mode="json", exclude_none=True),
         "states": [
             {"state": seen.state, "at_ms": seen.at_ms, "step": seen.step}
-            for seen in view.states.get(issue.issue_id, ())
+            for seen in view.states(issue.issue_id)
         ],
         "deliveries": [
             delivery_facts(delivery)

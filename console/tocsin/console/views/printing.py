@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tocsin.console.context import CommandContext
-from tocsin.console.views.bus_view import CommandSeen, read_commands, read_view
+from tocsin.console.views.bus_view import read_commands, read_view
 from tocsin.console.views.explain import (
     run_story_json,
     run_story_lines,
@@ -18,6 +18,7 @@ from tocsin.console.views.issues import IssueFilter, issue_table, issues_json, n
 from tocsin.console.views.selection import choose_issue, choose_run
 from tocsin.console.views.terminal import standard_output
 from tocsin.schemas.records.runs import RunView
+from tocsin.schemas.records.runs_view import CommandSeen
 
 
 async def print_issues(setting: CommandContext, wanted: IssueFilter, *, as_json: bool) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from tocsin.console.views.bus_view import BusView
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.issues import SHORT_ID, IssueFiring, gravest
 from tocsin.schemas.records.runs import RunView
+from tocsin.schemas.records.runs_view import RunsView
 from tocsin.schemas.text import plain_line
 
 SHORTEST: Final = 4
@@ -17,7 +17,7 @@ SHORTEST: Final = 4
 _NAMED: Final = 8
 
 
-def choose_issue(view: BusView, text: str) -> IssueFiring | RunView:
+def choose_issue(view: RunsView, text: str) -> IssueFiring | RunView:
     """The issue of that id, or whose id begins so; else the one that the run of that id, or whose
     id begins so, is about.
 
@@ -48,7 +48,7 @@ def choose_issue(view: BusView, text: str) -> IssueFiring | RunView:
     )
 
 
-def _about(view: BusView, run_id: str) -> IssueFiring | RunView | None:
+def _about(view: RunsView, run_id: str) -> IssueFiring | RunView | None:
     """What there is to tell of that run; None if nothing is known of it."""
     run = view.run(run_id)
     own = [issue for issue in view.issues if issue.run_id == run_id]

@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tocsin.console.views.bus_view import BusView
 from tocsin.console.views.issues import IssueFilter, delivery_facts, issue_table, no_runs_line
 from tocsin.console.views.rule_status import in_a_line
 from tocsin.schemas.records.issues import gravest
 from tocsin.schemas.records.runs import RunView
+from tocsin.schemas.records.runs_view import RunsView
 from tocsin.schemas.text import plain_line
 
 _RULES_OF: Final = 5
@@ -24,7 +24,7 @@ _RULES_OF: Final = 5
 _STATE_STYLE: Mapping[str, str] = {"running": "green", "ended": "", "lost": "yellow"}
 
 
-def status_json(view: BusView) -> str:
+def status_json(view: RunsView) -> str:
     """The same for programs: one JSON object with `version`, `runs`, `issues`, `deliveries`."""
     return json.dumps(
         {
@@ -41,7 +41,7 @@ def status_json(view: BusView) -> str:
 
 
 def print_status(
-    view: BusView, *, bus_url: str, now_ms: int, console: Console, again: Sequence[str] = ()
+    view: RunsView, *, bus_url: str, now_ms: int, console: Console, again: Sequence[str] = ()
 ) -> None:
     """Tables for people, and where to read more; one helpful line where there is nothing to show.
 
@@ -51,13 +51,14 @@ def print_status(
         console.print(no_runs_line(bus_url), highlight=False, markup=False)
         return
     console.print(_runs_table(view.runs, now_ms))
-    if (issues := issue_table(view, IssueFilter(), ids=False)) is not None:
-        console.print(issues)
+    if (table := issue_table(view, IssueFilter(), ids=False)) is not None:
+        console.print(table)
     for run in sorted(view.runs, key=lambda run: run.started_ms)[-_RULES_OF:]:
         if run.rules:
             line = plain_line(f"rules of {run.run_id}: {in_a_line(run.rules)}")
             console.print(line, highlight=False, markup=False, soft_wrap=True)
-    newest = [issue for issue in view.issues if issue.run_id == view.issues[-1].run_id]
+    issues = view.issues
+    newest = [issue for issue in issues if issue.run_id == issues[-1].run_id]
     if (told := gravest(newest)) is not None:
         command = shlex.join(["tocsin", "why", told.short_id, *again])
         console.print(f"more: {command}", highlight=False, markup=False, soft_wrap=True)

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tocsin.console.views.bus_view import CommandSeen
 from tocsin.schemas.records.runs import RunView, StopView
+from tocsin.schemas.records.runs_view import CommandSeen
 from tocsin.schemas.text import plain_line, time_text
 
 _ORDER: Final = ("requested", "acknowledged", "left", "escalated", "exited", "refused", "expired")

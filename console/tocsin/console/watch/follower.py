@@ -26,16 +26,12 @@ from tocsin.bus.port import (
 )
 from tocsin.bus.reading import read_to_end
 from tocsin.console.context import CommandContext
+from tocsin.console.views.bus_view import view_partitions
 from tocsin.console.views.status import ago
 from tocsin.console.watch.frame import Situation
-from tocsin.console.watch.state import BACK_MS, MAX_RUNS, WatchState
+from tocsin.console.watch.state import BACK_MS, MAX_SHOWN, WatchState
 from tocsin.schemas.steady_clock import unix_ms
-from tocsin.schemas.topics import (
-    ISSUE_PARTITIONS,
-    TELEMETRY_PARTITIONS,
-    issue_partition,
-    telemetry_partition,
-)
+from tocsin.schemas.topics import TELEMETRY_PARTITIONS, telemetry_partition
 
 FOLLOWED: Final = 12
 """Of so many runs the losses are read from telemetry on Kafka, where there may be thousands."""
@@ -186,14 +182,7 @@ class Follower:
             self.changed.set()
 
     def _view_places(self) -> Mapping[Partition, From]:
-        topics, run_id = self._setting.topics, self._run_id
-        runs = range(TELEMETRY_PARTITIONS) if run_id is None else [telemetry_partition(run_id)]
-        others = range(ISSUE_PARTITIONS) if run_id is None else [issue_partition(run_id)]
-        return {
-            **{Partition(topics.runs, number): EARLIEST for number in runs},
-            **{Partition(topics.issues, number): EARLIEST for number in others},
-            **{Partition(topics.actions, number): EARLIEST for number in others},
-        }
+        return dict.fromkeys(view_partitions(self._setting.topics, self._run_id), EARLIEST)
 
     def _loss_places(self, *, everything: bool) -> Mapping[Partition, From]:
         """Where telemetry is read, and from when; of `everything` in the file of this machine, so
@@ -205,7 +194,7 @@ class Follower:
             starts = {telemetry_partition(self._run_id): now_ms - BACK_MS}
         elif everything:
             starts = dict.fromkeys(range(TELEMETRY_PARTITIONS), now_ms - BACK_MS)
-        starts |= self.state.places(now_ms, MAX_RUNS if everything else FOLLOWED)
+        starts |= self.state.places(now_ms, MAX_SHOWN if everything else FOLLOWED)
         return {
             Partition(topic, number): From.time(max(0, start_ms))
             for number, start_ms in starts.items()

@@ -64,9 +64,9 @@ class Situation:
 def draw(state: WatchState, situation: Situation, *, now_ms: int, width: int, height: int) -> Frame:
     """The whole picture, at most `height` lines of at most `width` cells."""
     runs = state.ordered_runs()
-    issues, deliveries = state.ordered_issues(), state.ordered_deliveries()
+    issues, deliveries = state.view.issues[::-1], state.view.deliveries[::-1]
     foot = _foot(state, now_ms)
-    running = sum(run.running for run in runs)
+    running = sum(run.seen.running for run in runs)
     plan = fit(
         Plan(
             runs=len(runs),
@@ -90,7 +90,7 @@ def draw(state: WatchState, situation: Situation, *, now_ms: int, width: int, he
         lines.append(head)
         for run, row in zip(shown, rows, strict=True):
             lines.append(row)
-            if plan.details == "all" or (plan.details == "running" and run.running):
+            if plan.details == "all" or (plan.details == "running" and run.seen.running):
                 lines.append(detail_line(run, now_ms))
         lines += _more(len(runs) - len(shown), "run")
     if plan.issue_rows or not issues:
@@ -107,7 +107,7 @@ def draw(state: WatchState, situation: Situation, *, now_ms: int, width: int, he
 def _head(
     state: WatchState, situation: Situation, running: int, ended: int, now_ms: int, width: int
 ) -> Line:
-    left = "tocsin watch" + (f" {state.run_id}" if state.run_id else "")
+    left = "tocsin watch" + (f" {state.view.run_id}" if state.view.run_id else "")
     counts = f"{running} running, {ended} ended"
     room = width - cell_len(left) - len(counts) - 6
     url = plain_line(situation.bus_url)
@@ -119,8 +119,9 @@ def _head(
 
 
 def _nothing(state: WatchState, situation: Situation) -> str:
-    if state.run_id is not None:
-        return f"no run {state.run_id} yet; waiting for: tocsin run --run-id {state.run_id} -- …"
+    run_id = state.view.run_id
+    if run_id is not None:
+        return f"no run {run_id} yet; waiting for: tocsin run --run-id {run_id} -- …"
     waiting = "no runs yet; waiting for: tocsin run -- python train.py"
     # There it is a worker that tells of runs, and nobody sees that it is missing.
     return waiting if situation.bus_url.startswith("embedded:") else f"{waiting}, and tocsin rules"
@@ -130,18 +131,18 @@ def _foot(state: WatchState, now_ms: int) -> str:
     parts = []
     stale = [
         run
-        for run in state.runs.values()
-        if run.running and run.heard_ms > now_ms - STALE_MS // 2
-        if run.heard_ms - max(run.view_ms, run.began_ms) > STALE_MS
+        for run in state.ordered_runs()
+        if run.seen.running and run.progress.heard_ms > now_ms - STALE_MS // 2
+        if run.progress.heard_ms - max(run.seen.view_ms, run.seen.started_ms) > STALE_MS
     ]
     if stale:
         parts.append(
-            f"{stale[0].run_id} goes on, but no rules worker has told of it for a minute: "
+            f"{stale[0].seen.run_id} goes on, but no rules worker has told of it for a minute: "
             "does 'tocsin rules' run?"
         )
-    if state.unread:
-        plural = "s" if state.unread > 1 else ""
-        parts.append(f"{state.unread:,} record{plural} could not be read: of another release?")
+    if unread := state.view.unread:
+        plural = "s" if unread > 1 else ""
+        parts.append(f"{unread:,} record{plural} could not be read: of another release?")
     return "  ".join(parts)
 
 

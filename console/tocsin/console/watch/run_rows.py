@@ -50,7 +50,7 @@ def run_lines(runs: Sequence[WatchedRun], *, width: int, now_ms: int) -> list[Li
     sizes[_SPARK] = _LEAST_SPARK
     if not any(len(run.series) for run in runs):
         del sizes[_SPARK]
-    if not any(run.view is not None and len(run.view.ranks) > 1 for run in runs):
+    if not any(run.seen.view is not None and len(run.seen.view.ranks) > 1 for run in runs):
         del sizes["ranks"]
     _shorten(sizes, width, short)
     for name in _DISPENSABLE:
@@ -77,9 +77,9 @@ def run_lines(runs: Sequence[WatchedRun], *, width: int, now_ms: int) -> list[Li
 
 def detail_line(run: WatchedRun, now_ms: int) -> Line:
     """What else is known, the most important first."""
-    view = run.view
+    view = run.seen.view
     parts: list[Line] = []
-    if run.running and 0 < run.last_heard_ms < now_ms - SILENT_MS:
+    if run.seen.running and 0 < run.last_heard_ms < now_ms - SILENT_MS:
         quiet = ago(run.last_heard_ms, now_ms).removesuffix(" ago")
         parts.append((Piece(f"nothing heard for {quiet}", "yellow"),))
     if view is None:
@@ -88,8 +88,8 @@ def detail_line(run: WatchedRun, now_ms: int) -> Line:
         if view.stop is not None:
             parts.append((Piece(plain_line(_stop(view.stop)), "bold red"),))
         parts += _rules(view.rules)
-        if run.eval_loss is not None:
-            parts.append((Piece(f"evaluation loss {run.eval_loss:.4g}", "dim"),))
+        if (eval_loss := run.progress.eval_loss) is not None:
+            parts.append((Piece(f"evaluation loss {eval_loss:.4g}", "dim"),))
         if view.capture is not None:
             parts.append((Piece(f"overhead {view.capture.overhead_percent:.1f} %", "dim"),))
             if view.capture.dropped:
@@ -107,8 +107,8 @@ def detail_line(run: WatchedRun, now_ms: int) -> Line:
 
 
 def _cells(run: WatchedRun, now_ms: int) -> dict[str, Piece]:
-    view = run.view
-    rate = run.per_s(now_ms) if run.running else None
+    view = run.seen.view
+    rate = run.per_s(now_ms) if run.seen.running else None
     issues = view.issues if view is not None else 0
     if view is None:
         state = "starting" if run.step is None else "running"
@@ -117,20 +117,19 @@ def _cells(run: WatchedRun, now_ms: int) -> dict[str, Piece]:
     style = _STATE.get(state, "")
     if state == "running" and 0 < run.last_heard_ms < now_ms - SILENT_MS:
         style = _STATE["silent"]
-    since = run.began_ms if run.running else run.ended_ms
+    since = run.seen.started_ms if run.seen.running else run.ended_ms
+    when = "-" if not since else ago(since, now_ms)
     loss = run.loss
     bad = loss is not None and not math.isfinite(loss)
     return {
-        "run": Piece(run.run_id, "bold" if run.running else ""),
+        "run": Piece(run.seen.run_id, "bold" if run.seen.running else ""),
         "state": Piece(state, style),
         "step": Piece("-" if run.step is None else f"{run.step:,}"),
         "/s": Piece("-" if rate is None else f"{rate:,.3g}" if rate < 100 else f"{rate:,.0f}"),
         "loss": Piece("-" if loss is None else f"{loss:.4g}", "bold red" if bad else ""),
         "issues": Piece(str(issues), "bold red" if issues else "dim"),
         "ranks": Piece(str(len(view.ranks)) if view is not None and view.ranks else "-"),
-        "since": Piece(
-            "-" if not since else ago(since, now_ms).removesuffix("" if not run.running else " ago")
-        ),
+        "since": Piece(when.removesuffix(" ago") if run.seen.running else when),
     }
 
 
@@ -139,7 +138,7 @@ def _spark(run: WatchedRun, size: int) -> list[Piece]:
     pieces: list[Piece] = []
     marks = sparkline(run.series.buckets(size))
     for mark in marks:
-        style = "bold red" if mark == NONFINITE else "cyan" if run.running else "dim"
+        style = "bold red" if mark == NONFINITE else "cyan" if run.seen.running else "dim"
         if pieces and pieces[-1].style == style:
             pieces[-1] = Piece(pieces[-1].text + mark, style)
         else:

@@ -1,30 +1,26 @@
-"""What `tocsin watch` knows: records in, the newest of each run, issue and delivery kept.
+"""What `tocsin watch` knows: a view of the runs, and how far each is by its telemetry.
 
-Memory is bounded whatever the bus holds: so many runs, issues and deliveries, the oldest of which
-are forgotten first, and so many points of a loss.
+Memory is bounded whatever the bus holds: so many runs, issues and deliveries, and so many points of
+a loss.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final
 
 from tocsin.bus.port import Record
 from tocsin.console.views.sparkline import LossSeries, StepRate
 from tocsin.schemas.errors import RecordError
-from tocsin.schemas.records.deliveries import Delivery
-from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.frames import StepFrame
-from tocsin.schemas.records.issues import IssueFiring
-from tocsin.schemas.records.runs import RunStarted, RunView
-from tocsin.schemas.records.wire import Meta, decode, read_meta
+from tocsin.schemas.records.runs import RunStarted
+from tocsin.schemas.records.runs_view import RunSeen, RunsView
+from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics, telemetry_partition
 
-MAX_RUNS: Final = 500
-MAX_ISSUES: Final = 500
-MAX_DELIVERIES: Final = 500
+MAX_SHOWN: Final = 500
+"""Runs, issues and deliveries that are kept, each."""
 
 BACK_MS: Final = 120_000
 """How far back the telemetry of a running run is read when it is first shown."""
@@ -32,18 +28,12 @@ BACK_MS: Final = 120_000
 BACK_ENDED_MS: Final = 30_000
 """The same before the end of one that has ended."""
 
-_PAST: Final = 8
 _LAG_MS: Final = 10_000
-_STEPS: Final = StepFrame.type
-_STARTED: Final = RunStarted.event_type
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 
 @dataclass(slots=True)
 class Track:
-    """How far a run is, as one kind of record tells it."""
+    """How far a run is, as one kind of record reports it."""
 
     step: int = -1
     loss: float | None = None
@@ -61,106 +51,63 @@ class Track:
 
 
 @dataclass(slots=True)
-class WatchedRun:
-    """One run in its newest incarnation. `view` is None until a rules worker has told of it."""
+class Progress:
+    """How far one incarnation is: by telemetry, where that is read, and every few seconds by its
+    views.
+    """
 
-    run_id: str
-    incarnation: str = ""
-    known_to: int = 0
-    """Up to this offset of telemetry, itself not included, there is no newer incarnation."""
-
-    past: deque[str] = field(default_factory=lambda: deque(maxlen=_PAST))
-    view: RunView | None = None
-    view_ms: int = 0
-    started_ms: int = 0
+    incarnation: str
+    telemetry: Track = field(default_factory=Track)
+    views: Track = field(default_factory=Track)
     heard_ms: int = 0
     eval_loss: float | None = None
-    heard: Track = field(default_factory=Track)
-    """As telemetry tells it, where that is read."""
 
-    told: Track = field(default_factory=Track)
-    """As its views tell it, every few seconds."""
+
+@dataclass(frozen=True, slots=True)
+class WatchedRun:
+    """One run in its newest incarnation, with its progress."""
+
+    seen: RunSeen
+    progress: Progress
 
     @property
     def step(self) -> int | None:
         """The last one that was done."""
-        step = max(self.heard.step, self.told.step)
+        step = max(self.progress.telemetry.step, self.progress.views.step)
         return step if step >= 0 else None
 
     @property
     def loss(self) -> float | None:
         """The last one, as it is known."""
-        first, second = self.heard, self.told
+        first, second = self.progress.telemetry, self.progress.views
         if second.step > first.step:
             first, second = second, first
         return second.loss if first.loss is None else first.loss
 
     @property
     def series(self) -> LossSeries:
-        """The loss so far: of telemetry, unless that is not read any more or has said less."""
-        unread = self.told.step > self.heard.step and self.view_ms > self.heard_ms + _LAG_MS
-        if unread or len(self.told.series) > len(self.heard.series):
-            return self.told.series
-        return self.heard.series
+        """The loss so far: of telemetry, unless that is not read any more or has fewer points."""
+        heard, viewed = self.progress.telemetry, self.progress.views
+        unread = viewed.step > heard.step and self.seen.view_ms > self.progress.heard_ms + _LAG_MS
+        return viewed.series if unread or len(viewed.series) > len(heard.series) else heard.series
 
     def per_s(self, now_ms: int) -> float | None:
         """Steps a second; None if that is not known or it stands still."""
-        heard = self.heard.rate.per_s(now_ms)
-        return self.told.rate.per_s(now_ms) if heard is None else heard
-
-    @property
-    def running(self) -> bool:
-        """Whether it is not known to have ended or to be lost."""
-        return self.view is None or self.view.state == "running"
-
-    @property
-    def began_ms(self) -> int:
-        """When it started, as far as is known."""
-        return self.view.started_ms if self.view is not None else self.started_ms
+        heard = self.progress.telemetry.rate.per_s(now_ms)
+        return self.progress.views.rate.per_s(now_ms) if heard is None else heard
 
     @property
     def ended_ms(self) -> int:
         """When it ended, or was last heard of, or at least when it started."""
-        ended = self.view.ended_ms if self.view is not None else None
-        return ended or self.last_heard_ms or self.began_ms
+        view = self.seen.view
+        ended = None if view is None else view.ended_ms
+        return ended or self.last_heard_ms or self.seen.started_ms
 
     @property
     def last_heard_ms(self) -> int:
         """When anything of it was last heard; 0 if that is not known."""
-        ranks = self.view.ranks if self.view is not None else ()
-        return max([self.heard_ms, *(rank.last_heard_ms for rank in ranks)])
-
-    def hears(self, incarnation: str, offset: int, at_ms: int) -> bool:
-        """Whether telemetry at that offset is of the incarnation at hand; it may begin a new one.
-
-        Telemetry is read from a while ago, after the views: that of an incarnation before shows by
-        its offset.
-        """
-        if incarnation == self.incarnation:
-            return True
-        if incarnation in self.past or offset < self.known_to:
-            return False
-        self._begin(incarnation, offset + 1, at_ms)
-        return True
-
-    def is_told(self, view: RunView) -> bool:
-        """The same of a view. One that knows more counts even of an incarnation before."""
-        if view.incarnation != self.incarnation:
-            newer = view.next_offset > self.known_to or view.started_ms > self.began_ms
-            if self.incarnation and not newer:
-                return False
-            self._begin(view.incarnation, view.next_offset, view.started_ms)
-        self.known_to = max(self.known_to, view.next_offset)
-        return True
-
-    def _begin(self, incarnation: str, known_to: int, at_ms: int) -> None:
-        if self.incarnation:
-            self.past.append(self.incarnation)
-            self.view, self.view_ms, self.heard_ms, self.eval_loss = None, 0, 0, None
-            self.heard, self.told = Track(), Track()
-        if incarnation in self.past:
-            self.past.remove(incarnation)
-        self.incarnation, self.known_to, self.started_ms = incarnation, known_to, at_ms
+        ranks = () if self.seen.view is None else self.seen.view.ranks
+        return max([self.progress.heard_ms, *(rank.last_heard_ms for rank in ranks)])
 
 
 class WatchState:
@@ -168,58 +115,49 @@ class WatchState:
 
     def __init__(self, topics: Topics, run_id: str | None = None) -> None:
         self.topics = topics
-        self.run_id = run_id
-        self.runs: dict[str, WatchedRun] = {}
-        self.issues: dict[str, IssueFiring] = {}
-        self.deliveries: dict[bytes, Delivery] = {}
-        self.unread = 0
-        """Records that this release cannot read."""
+        self.view = RunsView(run_id, limit=MAX_SHOWN)
+        self._progress: dict[str, Progress] = {}
 
     def apply(self, record: Record) -> bool:
-        """Take in a record of telemetry, runs, issues or actions; whether anything changed."""
-        topic = record.partition.topic
-        if record.value is None:
-            return self._forget(topic, record.key)
-        try:
-            meta = read_meta(record.headers)
-            if topic == self.topics.telemetry:
-                return self._apply_telemetry(meta, record, record.value)
-            found = decode(meta, record.value)
-        except RecordError:
-            self.unread += 1
-            return True
-        return isinstance(found, Event) and self._apply_event(found.data, record)
+        """Fold in a record of telemetry, runs, issues or actions; whether it changed anything."""
+        if record.partition.topic == self.topics.telemetry:
+            try:
+                return self._apply_telemetry(record)
+            except RecordError:
+                self.view.unread += 1
+                return True
+        changed = self.view.apply(record)
+        run = self.run(record.key.decode(errors="replace"))
+        view = None if run is None else run.seen.view
+        if run is not None and view is not None and view.last_step is not None:
+            run.progress.views.reached(view.last_step, view.last_loss, run.seen.view_ms)
+        return changed
 
     def carry_over(self, before: WatchState) -> None:
         """Take the losses that were seen before the bus was opened again."""
-        for run_id, run in self.runs.items():
-            old = before.runs.get(run_id)
-            if old is not None and old.incarnation == run.incarnation:
-                run.heard, run.heard_ms, run.eval_loss = old.heard, old.heard_ms, old.eval_loss
+        for run in self.ordered_runs():
+            old = before.run(run.seen.run_id)
+            if old is not None and old.progress.incarnation == run.progress.incarnation:
+                run.progress.telemetry = old.progress.telemetry
+                run.progress.heard_ms = old.progress.heard_ms
+                run.progress.eval_loss = old.progress.eval_loss
+
+    def run(self, run_id: str) -> WatchedRun | None:
+        """That run, if it is known."""
+        seen = self.view.seen.get(run_id)
+        return None if seen is None else WatchedRun(seen, self._progress_of(seen))
 
     def ordered_runs(self) -> Sequence[WatchedRun]:
         """Running ones first, the newest first; then the others, the one that ended last first."""
+        for run_id in self._progress.keys() - self.view.seen.keys():
+            del self._progress[run_id]
         return sorted(
-            self.runs.values(),
+            (WatchedRun(seen, self._progress_of(seen)) for seen in self.view.seen.values()),
             key=lambda run: (
-                not run.running,
-                -(run.began_ms if run.running else run.ended_ms),
-                run.run_id,
+                not run.seen.running,
+                -(run.seen.started_ms if run.seen.running else run.ended_ms),
+                run.seen.run_id,
             ),
-        )
-
-    def ordered_issues(self) -> Sequence[IssueFiring]:
-        """The newest first."""
-        return sorted(
-            self.issues.values(),
-            key=lambda issue: (issue.onset_ms, issue.first_step or 0),
-            reverse=True,
-        )
-
-    def ordered_deliveries(self) -> Sequence[Delivery]:
-        """The newest first."""
-        return sorted(
-            self.deliveries.values(), key=lambda delivery: delivery.created_ms, reverse=True
         )
 
     def places(self, now_ms: int, limit: int) -> Mapping[int, int]:
@@ -229,87 +167,42 @@ class WatchState:
         """
         starts: dict[int, int] = {}
         for run in self.ordered_runs()[:limit]:
-            number = telemetry_partition(run.run_id)
+            number = telemetry_partition(run.seen.run_id)
             if number in starts:
                 continue
-            over = not run.running and run.ended_ms
+            over = not run.seen.running and run.ended_ms
             starts[number] = run.ended_ms - BACK_ENDED_MS if over else now_ms - BACK_MS
         return starts
 
-    # -- records in ------------------------------------------------------------------------
-
-    def _apply_telemetry(self, meta: Meta, record: Record, value: bytes) -> bool:
+    def _apply_telemetry(self, record: Record) -> bool:
         # Most records are large and of no interest here: their headers say so.
-        shown = meta.type == _STARTED or (meta.type == _STEPS and meta.rank == 0)
-        if not shown:
+        meta = read_meta(record.headers)
+        if meta.type == RunStarted.event_type:
+            return self.view.apply(record)
+        if meta.type != StepFrame.type or meta.rank != 0 or record.value is None:
             return False
-        found = decode(meta, value)
-        if isinstance(found, StepFrame):
-            run = self._run(found.speaker.run_id)
-            return run is not None and self._apply_steps(run, found, record)
-        if isinstance(found, Event) and isinstance(found.data, RunStarted):
-            run = self._run(found.data.run_id)
-            return run is not None and run.hears(
-                found.data.incarnation, record.offset, record.append_ms
-            )
-        return False
-
-    def _apply_steps(self, run: WatchedRun, frame: StepFrame, record: Record) -> bool:
-        at_ms, incarnation = record.append_ms, frame.speaker.incarnation
-        if not frame.steps.size or not run.hears(incarnation, record.offset, at_ms):
+        frame = decode(meta, record.value)
+        assert isinstance(frame, StepFrame)
+        speaker, at_ms = frame.speaker, record.append_ms
+        if not frame.steps.size:
             return False
-        run.heard_ms = max(run.heard_ms, at_ms)
+        seen = self.view.hears(speaker.run_id, speaker.incarnation, record.offset, at_ms)
+        if seen is None:
+            return False
+        progress = self._progress_of(seen)
+        progress.heard_ms = max(progress.heard_ms, at_ms)
         losses = frame.column("loss")
         if frame.mode == "train":
             values = [None] * frame.steps.size if losses is None else losses.tolist()
             for step, loss in zip(frame.steps.tolist(), values, strict=True):
-                run.heard.reached(step, loss, at_ms)
+                progress.telemetry.reached(step, loss, at_ms)
         elif losses is not None and frame.mode == "eval":
-            run.eval_loss = float(losses[-1])
+            progress.eval_loss = float(losses[-1])
         return True
 
-    def _apply_event(self, data: Data, record: Record) -> bool:
-        if isinstance(data, RunView):
-            run = self._run(data.run_id)
-            if run is None or not run.is_told(data):
-                return False
-            run.view, run.view_ms = data, record.append_ms
-            if data.last_step is not None:
-                run.told.reached(data.last_step, data.last_loss, record.append_ms)
-        elif isinstance(data, IssueFiring) and self._shows(data.run_id):
-            self.issues[data.issue_id] = data.overall()
-            _bound(self.issues, MAX_ISSUES, lambda issue: issue.onset_ms)
-        elif isinstance(data, Delivery) and self._shows(data.run_id):
-            self.deliveries[record.key] = data
-            _bound(self.deliveries, MAX_DELIVERIES, lambda delivery: delivery.created_ms)
-        else:
-            return False
-        return True
-
-    def _forget(self, topic: str, key: bytes) -> bool:
-        if topic == self.topics.runs:
-            return self.runs.pop(key.decode(errors="replace"), None) is not None
-        return topic == self.topics.actions and self.deliveries.pop(key, None) is not None
-
-    def _shows(self, run_id: str) -> bool:
-        return self.run_id in (None, run_id)
-
-    def _run(self, run_id: str) -> WatchedRun | None:
-        if not self._shows(run_id):
-            return None
-        run = self.runs.get(run_id)
-        if run is None:
-            run = self.runs[run_id] = WatchedRun(run_id)
-            if len(self.runs) > MAX_RUNS:
-                # The last of the order; not the new one, which has no times yet.
-                others = [other for other in self.ordered_runs() if other is not run]
-                for other in others[-MAX_RUNS // 10 :]:
-                    del self.runs[other.run_id]
-        return run
-
-
-def _bound(found: dict[K, V], limit: int, age: Callable[[V], int]) -> None:
-    """Forget the oldest, a tenth of them at once, when there are too many."""
-    if len(found) > limit:
-        for key in sorted(found, key=lambda key: age(found[key]))[: limit // 10]:
-            del found[key]
+    def _progress_of(self, seen: RunSeen) -> Progress:
+        """Of its newest incarnation; each begins again."""
+        progress = self._progress.get(seen.run_id)
+        if progress is None or progress.incarnation != seen.incarnation:
+            progress = self._progress[seen.run_id] = Progress(seen.incarnation)
+        return progress

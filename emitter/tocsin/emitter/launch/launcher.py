@@ -428,9 +428,9 @@ class _Launch:
             steps=steps,
             judged_steps=judged,
             duration_s=duration_s,
-            issues=list(self._own.issues.values()),
+            issues=self._own.view.issues,
             rules=self._own.rules(),
-            deliveries=list(self._own.deliveries.values()),
+            deliveries=self._own.view.deliveries,
             stop=self._stopper.figures,
             capture=self._own.capture(),
         )

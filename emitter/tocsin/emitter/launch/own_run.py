@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
 from tocsin.bus.port import LATEST, Bus, From, Partition, Reader, Record
-from tocsin.schemas.errors import RecordError
 from tocsin.schemas.records.deliveries import Delivery
-from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.issues import Issue, IssueFiring, IssueOngoing
 from tocsin.schemas.records.runs import CaptureFigures, RunView
-from tocsin.schemas.records.wire import decode, read_meta
+from tocsin.schemas.records.runs_view import RunsView
+from tocsin.schemas.records.wire import event_data
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
-
-logger = logging.getLogger(__name__)
 
 UNANSWERED_MS: Final = 3_000
 """An issue without a delivery this long after it was read has none to come, milliseconds."""
@@ -52,34 +48,32 @@ class OwnRun:
     """What was read so far. Pure: records in, news out."""
 
     def __init__(self, run_id: str) -> None:
-        # The newest of each, over all the times of an issue.
-        self.issues: dict[str, Issue] = {}
-        self.deliveries: dict[str, Delivery] = {}
-        self.views: dict[str, RunView] = {}
         self._run_id = run_id
+        self.view = RunsView(run_id)
         self._newest: dict[str, _Read] = {}
+
+    @property
+    def views(self) -> Mapping[str, RunView]:
+        """The newest view of each incarnation of the job that has one."""
+        seen = self.view.seen.get(self._run_id)
+        return {} if seen is None else seen.views
 
     def apply(
         self, record: Record, incarnations: AbstractSet[str], now_ms: int
     ) -> Issue | Delivery | RunView | None:
-        """Take a record of any of the three topics; what it says if it is news of this job."""
-        data = _event_data(record)
+        """Fold in a record of any of the three topics; what it says if it is news of this job."""
+        data = event_data(record)
         if not isinstance(data, IssueFiring | Delivery | RunView) or data.run_id != self._run_id:
             return None
         if data.incarnation not in incarnations:
             return None
+        before = self.view.delivery(data.key) if isinstance(data, Delivery) else None
+        self.view.add(data, append_ms=record.append_ms)
         if isinstance(data, RunView):
-            known = self.views.get(data.incarnation)
-            if known is not None and known.next_offset > data.next_offset:
-                return None
-            self.views[data.incarnation] = data
-            return data
+            return data if self.views[data.incarnation] is data else None
         if isinstance(data, Delivery):
-            before = self.deliveries.get(data.key)
-            self.deliveries[data.key] = data
             return None if before is not None and before.state == data.state else data
         found = self._newest.get(data.issue_id)
-        self.issues[data.issue_id] = data.overall()
         if found is not None and found.says_the_same(data):
             return None
         self._newest[data.issue_id] = _Read(data, now_ms)
@@ -93,7 +87,7 @@ class OwnRun:
 
     def open_deliveries(self) -> list[Delivery]:
         """Those that are not in a final state."""
-        return [delivery for delivery in self.deliveries.values() if not delivery.final]
+        return [delivery for delivery in self.view.deliveries if not delivery.final]
 
     def settled(self, incarnation: str, now_ms: int) -> bool:
         """Whether nothing more is to be expected about that incarnation."""
@@ -101,7 +95,7 @@ class OwnRun:
             return False
         answered = {
             (delivery.issue_id, delivery.issue_times, delivery.issue_state)
-            for delivery in self.deliveries.values()
+            for delivery in self.view.deliveries
         }
         return all(
             not read.answerable
@@ -148,14 +142,3 @@ async def open_reader(bus: Bus, topics: Topics, run_id: str) -> Reader:
     for partition, end in (await reader.ends(partitions)).items():
         await reader.seek(partition, From.offset(end))
     return reader
-
-
-def _event_data(record: Record) -> Data | None:
-    if record.value is None:
-        return None
-    try:
-        decoded = decode(read_meta(record.headers), record.value)
-    except RecordError:
-        logger.debug("a record was left aside", exc_info=True)
-        return None
-    return decoded.data if isinstance(decoded, Event) else None

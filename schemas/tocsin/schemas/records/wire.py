@@ -17,7 +17,7 @@ import tocsin.schemas.records.issues
 import tocsin.schemas.records.program_facts
 import tocsin.schemas.records.runs
 import tocsin.schemas.records.stops  # noqa: F401  (importing these registers their event types)
-from tocsin.schemas.errors import MalformedRecord, UnknownRecord
+from tocsin.schemas.errors import MalformedRecord, RecordError, UnknownRecord
 from tocsin.schemas.records.events import EVENT_TYPES, Data, Event
 from tocsin.schemas.records.fields import MAX_INT
 from tocsin.schemas.records.frames import Frame, StepFrame, SystemFrame, TensorFrame
@@ -50,6 +50,21 @@ class Encodable(Protocol):
     def encode(self) -> bytes:
         """The value of the bus record."""
         ...
+
+
+class Received(Protocol):
+    """A record as a bus gives it to its readers: `tocsin.bus.port.Record`."""
+
+    @property
+    def offset(self) -> int: ...
+    @property
+    def append_ms(self) -> int: ...
+    @property
+    def key(self) -> bytes: ...
+    @property
+    def value(self) -> bytes | None: ...
+    @property
+    def headers(self) -> Headers: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +146,31 @@ def decode(meta: Meta, value: bytes) -> Frame | Event[Data] | Snapshot:
     if event.type != meta.type:
         raise MalformedRecord(f"header says {meta.type!r}, the event {event.type!r}")
     return event
+
+
+def read_event(record: Received) -> Event[Data] | None:
+    """The event in a record of any topic; None for a tombstone, and for what is not an event:
+    numbers, which are most of telemetry and are not decoded, and snapshots.
+
+    Raises:
+        RecordError: as `decode` does, or a header is missing or wrong.
+    """
+    if record.value is None:
+        return None
+    meta = read_meta(record.headers)
+    if meta.type in _FRAMES or meta.type == Snapshot.type:
+        return None
+    event = decode(meta, record.value)
+    return event if isinstance(event, Event) else None
+
+
+def event_data(record: Received) -> Data | None:
+    """The same without its envelope; None, too, for a record that this release cannot read."""
+    try:
+        event = read_event(record)
+    except RecordError:
+        return None
+    return None if event is None else event.data
 
 
 def read_number(raw: bytes) -> int:

@@ -22,10 +22,10 @@ from tocsin.schemas.records.runs import (
     RunStarted,
     StopView,
 )
+from tocsin.schemas.records.stop_progress import answered
 from tocsin.schemas.records.stops import StopAnswer
 from tocsin.schemas.records.wire import Meta
 from tocsin.stream_rules.engine.causes import Causes
-from tocsin.stream_rules.engine.stop_progress import answered
 from tocsin.stream_rules.reading.rank_parts import Parts
 
 QUIET_MS: Final = 60_000

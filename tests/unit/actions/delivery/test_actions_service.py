@@ -408,7 +408,7 @@ async def test_a_run_that_has_ended_is_not_stopped(bench: Bench) -> None:
     async with bench.worker(Config()) as (worker, service):
         await bench.send(view_record(view(ended=True)))
         await asyncio.sleep(0.02)
-        await eventually(lambda: "run-1" in service._runs)
+        await eventually(lambda: "run-1" in service._runs.seen)
         await bench.send(issue_record(issue()))
         assert await worker.caught_up(10)
         assert await service.drain(10)
@@ -421,9 +421,9 @@ async def test_a_run_whose_view_is_taken_away_is_forgotten(bench: Bench) -> None
     async with bench.worker(Config()) as (_, service):
         last = view_record(view(ended=True))
         await bench.send(last)
-        await eventually(lambda: "run-1" in service._runs)
+        await eventually(lambda: "run-1" in service._runs.seen)
         await bench.send(Outgoing(last.partition, last.key, None))
-        await eventually(lambda: "run-1" not in service._runs)
+        await eventually(lambda: "run-1" not in service._runs.seen)
 
 
 async def test_the_end_of_an_earlier_incarnation_does_not_forbid_the_stop_of_the_next(
@@ -431,7 +431,7 @@ async def test_the_end_of_an_earlier_incarnation_does_not_forbid_the_stop_of_the
 ) -> None:
     async with bench.worker(Config()) as (worker, service):
         await bench.send(view_record(view(ended=True)))
-        await eventually(lambda: "run-1" in service._runs)
+        await eventually(lambda: "run-1" in service._runs.seen)
         await bench.send(issue_record(issue(training=1)))
         assert await worker.caught_up(10)
         await eventually(lambda: any(d.attempts for d in service.unfinished()))
@@ -444,7 +444,7 @@ async def test_a_later_incarnation_is_not_stopped_for_an_earlier_one(bench: Benc
     later = view_record(view(training=1), time_ms=NOW_MS + 1)
     async with bench.worker(Config()) as (worker, service):
         await bench.send(later)
-        await eventually(lambda: "run-1" in service._runs)
+        await eventually(lambda: "run-1" in service._runs.seen)
         await bench.send(issue_record(issue()))
         assert await worker.caught_up(10)
         assert await service.drain(10)

@@ -8,13 +8,13 @@ from pydantic import JsonValue
 
 from support.issue_records import NOW_MS, TOPICS, incarnation, issue, view
 from tocsin.actions.delivery import stop as stops
-from tocsin.actions.delivery.run_facts import RunFacts
 from tocsin.schemas.configuration.sections import StopOptions
 from tocsin.schemas.errors import MalformedRecord, SignatureError
 from tocsin.schemas.ids import delivery_id
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import EVENT_TYPES
-from tocsin.schemas.records.runs import Checkpoint, StopView
+from tocsin.schemas.records.runs import Checkpoint, RunView, StopView
+from tocsin.schemas.records.runs_view import RunSeen
 from tocsin.schemas.records.stops import StopRequested, stop_key
 from tocsin.schemas.records.wire import read_signature
 from tocsin.schemas.signing import SigningKey, TrustedKeys
@@ -57,12 +57,18 @@ def facts(
     ended: bool = False,
     training: int = 0,
     command_id: str = COMMAND_ID,
-) -> RunFacts:
+) -> RunSeen:
     stop = None
     if state is not None:
         how, code = ("edge", 79) if state == "exited" else (None, None)
         stop = StopView(state=state, command_id=command_id, how=how, exit_code=code, reason="r")
-    return RunFacts.of(view(ended=ended, stop=stop, training=training), NOW_MS)
+    return seen(view(ended=ended, stop=stop, training=training), NOW_MS)
+
+
+def seen(made: RunView, as_of_ms: int) -> RunSeen:
+    run = RunSeen(made.run_id)
+    run.add_view(made, as_of_ms=as_of_ms)
+    return run
 
 
 def test_a_repeat_from_the_ledger_is_the_same_to_the_byte() -> None:
@@ -124,7 +130,7 @@ def test_what_is_no_command_is_not_signed() -> None:
         (facts("acknowledged"), None),
     ],
 )
-def test_before_asking(known: RunFacts | None, why: str | None) -> None:
+def test_before_asking(known: RunSeen | None, why: str | None) -> None:
     found = stops.before_asking(known, ISSUE.incarnation, delivery_id=COMMAND_ID, age_ms=0)
     assert (found is None) == (why is None)
     assert (why or "") in (found or "")
@@ -137,7 +143,7 @@ def test_before_asking(known: RunFacts | None, why: str | None) -> None:
 def test_a_view_from_before_the_issue_knows_nothing_of_its_incarnation(
     training: int, as_of_ms: int, behind: bool
 ) -> None:
-    assert RunFacts.of(view(training=training), as_of_ms).behind(ISSUE) is behind
+    assert stops.is_behind(seen(view(training=training), as_of_ms), ISSUE) is behind
 
 
 def test_an_old_issue_of_an_unknown_run_stops_nothing() -> None:
@@ -163,7 +169,7 @@ def test_an_old_issue_of_an_unknown_run_stops_nothing() -> None:
         (facts("left", ended=True), "pending"),
     ],
 )
-def test_after_an_answer(known: RunFacts | None, state: str | None) -> None:
+def test_after_an_answer(known: RunSeen | None, state: str | None) -> None:
     verdict = stops.after_answer(known, sent(), NOW_MS)
     assert (verdict.state if verdict else None) == state
     if state == "pending":
@@ -184,8 +190,10 @@ def test_answers_may_come_after_the_end_and_then_it_is_decided() -> None:
 
 
 def test_a_stop_that_the_next_incarnation_follows_at_once_was_obeyed() -> None:
-    known = facts(training=1).after(facts("exited", ended=True))
-    verdict = stops.after_answer(known.after(known), sent(), NOW_MS)
+    known = facts("exited", ended=True)
+    for _ in range(2):
+        known.add_view(view(training=1, next_offset=2))
+    verdict = stops.after_answer(known, sent(), NOW_MS)
     assert verdict is not None
     assert verdict.state == "delivered"
     assert "exit code 79" in verdict.reason

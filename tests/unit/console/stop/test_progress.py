@@ -16,13 +16,22 @@ from tocsin.bus.port import Bus, BusUnavailable, Outgoing, Partition
 from tocsin.bus.urls import open_bus
 from tocsin.console.context import CommandContext, read_setting
 from tocsin.console.stop import send
-from tocsin.console.stop.progress import Answers, Target
+from tocsin.console.stop.progress import Answers, check_running, stop_under_way
 from tocsin.console.stop.send import StopOutcome, read_options, stop_run
-from tocsin.console.views.bus_view import CommandSeen, event_data, read_all, read_commands
+from tocsin.console.views.bus_view import read_all, read_commands
 from tocsin.emitter.stop.verification import Facts, Memory, SignedCommand, decide, read_keys
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.events import Event
-from tocsin.schemas.records.runs import Heartbeat, RunData, RunEnded, RunStarted, RunView, StopView
+from tocsin.schemas.records.runs import (
+    Heartbeat,
+    RankView,
+    RunData,
+    RunEnded,
+    RunStarted,
+    RunView,
+    StopView,
+)
+from tocsin.schemas.records.runs_view import CommandSeen, RunSeen
 from tocsin.schemas.records.stops import (
     StopAcknowledged,
     StopAnswer,
@@ -33,7 +42,7 @@ from tocsin.schemas.records.stops import (
     StopRefused,
     StopRequested,
 )
-from tocsin.schemas.records.wire import read_signature
+from tocsin.schemas.records.wire import event_data, read_signature
 from tocsin.schemas.signing import keys_folder
 from tocsin.schemas.steady_clock import unix_ms
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
@@ -52,7 +61,7 @@ def said(kind: type[RunData], made: str = NOW, **fields: object) -> RunData:
 
 
 def answers() -> Answers:
-    made = Answers(Target.of(view()), "c", key="/keys/actions.pub")
+    made = Answers(Heard(), "c", key="/keys/actions.pub")
     made.asked(CommandSeen(COMMAND, NOW_MS))
     return made
 
@@ -60,41 +69,55 @@ def answers() -> Answers:
 # Which training is meant
 
 
+class Heard(RunSeen):
+    """A run with a view, of which telemetry beyond the view is heard event by event."""
+
+    def __init__(self, stop: StopView | None = None) -> None:
+        super().__init__(RUN)
+        self.add_view(
+            view(stop=stop).model_copy(update={"ranks": (RankView(rank=0, last_heard_ms=1),)})
+        )
+        self._offset = 1
+
+    def after(self, kind: type[RunData], made: str = NOW, **fields: object) -> Heard:
+        self._offset += 1
+        self.add_event(said(kind, made, **fields), offset=self._offset, append_ms=self._offset)
+        return self
+
+
 def test_telemetry_beyond_the_view_says_which_training_runs_now() -> None:
-    target = Target.of(view())
-    assert target.after(said(RunStarted, NEXT, job_id="j"), 1).incarnation == NEXT
-    late = target.after(said(RunStarted, NEXT, job_id="j"), 1).after(said(Heartbeat), 2)
-    assert late.incarnation == NEXT
-    assert target.after(said(StopAcknowledged, NEXT), 1) == target
-    assert target.after(said(Heartbeat, NEXT), 1).incarnation == NEXT
+    assert Heard().after(RunStarted, NEXT, job_id="j").incarnation == NEXT
+    assert Heard().after(RunStarted, NEXT, job_id="j").after(Heartbeat).incarnation == NEXT
+    other = Heard().after(StopAcknowledged, NEXT)
+    assert (other.incarnation, other.stop) == (NOW, None)
+    assert Heard().after(Heartbeat, NEXT).incarnation == NEXT
     # A launcher that lives on may still speak of the training before.
-    assert target.after(said(Heartbeat, NEXT, role="launcher"), 1) == target
-    assert target.after(said(RunEnded, outcome="completed"), 1) == target
-    ended = target.after(said(RunEnded, role="launcher", outcome="failed", exit_code=3), 1)
+    assert Heard().after(Heartbeat, NEXT, role="launcher").incarnation == NOW
+    check_running(Heard().after(RunEnded, outcome="completed"))
+    ended = Heard().after(RunEnded, role="launcher", outcome="failed", exit_code=3)
     with pytest.raises(ConfigurationError, match=r"has ended \(failed with exit code 3\)"):
-        ended.check()
-    assert not ended.after(said(RunStarted, NEXT, job_id="j"), 1).over
+        check_running(ended)
+    check_running(ended.after(RunStarted, NEXT, job_id="j"))
 
 
 def test_the_launchers_of_several_nodes_begin_one_training_together() -> None:
-    target = Target.of(view())
+    run = Heard()
     for made in ("launcher-0", "launcher-1"):
-        target = target.after(said(RunStarted, made, job_id="j", role="launcher"), 1)
-    trained = target.after(said(RunStarted, "launcher-0", job_id="j"), 2)
-    assert trained.incarnation == "launcher-0"
+        run.after(RunStarted, made, job_id="j", role="launcher")
+    assert run.after(RunStarted, "launcher-0", job_id="j").incarnation == "launcher-0"
     # Once a rank has spoken, an earlier training is over.
-    again = trained.after(said(RunStarted, NEXT, job_id="j", role="launcher"), 3)
-    assert again.after(said(Heartbeat, "launcher-0"), 4).incarnation == NEXT
+    run.after(RunStarted, NEXT, job_id="j", role="launcher")
+    assert run.after(Heartbeat, "launcher-0").incarnation == NEXT
 
 
 def test_a_stop_under_way_is_seen_in_the_view_or_beyond_it() -> None:
-    assert Target.of(view()).under_way is None
+    assert stop_under_way(Heard()) is None
     known = StopView(state="acknowledged", command_id="other")
-    assert Target.of(view(stop=known)).under_way == known
-    beyond = Target.of(view()).after(said(StopAcknowledged), 5).under_way
+    assert stop_under_way(Heard(known)) == known
+    beyond = stop_under_way(Heard().after(StopAcknowledged))
     assert beyond is not None
     assert beyond.command_id == "c"
-    assert Target.of(view()).after(said(StopRefused, why="expired"), 5).under_way is None
+    assert stop_under_way(Heard().after(StopRefused, why="expired")) is None
 
 
 # What the answers say

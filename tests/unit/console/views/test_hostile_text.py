@@ -11,10 +11,18 @@ import pytest
 from pydantic import BaseModel, JsonValue, ValidationError
 from rich.console import Console, RenderableType
 
-from support.issue_records import NOW_MS, TOPICS, incarnation, issue, issue_record, record, view
+from support.issue_records import (
+    NOW_MS,
+    TOPICS,
+    incarnation,
+    issue,
+    issue_record,
+    record,
+    runs_view,
+    view,
+)
 from support.issue_records import view_record as run_record
 from tocsin.bus.port import Outgoing, Record
-from tocsin.console.views.bus_view import BusView, CommandSeen
 from tocsin.console.views.explain import run_story_lines, story_lines, story_of
 from tocsin.console.views.issues import IssueFilter, issue_table
 from tocsin.console.views.selection import choose_issue
@@ -28,6 +36,7 @@ from tocsin.schemas.records.deliveries import Attempt, Delivery
 from tocsin.schemas.records.events import Event
 from tocsin.schemas.records.issues import Evidence, Fact, Series
 from tocsin.schemas.records.runs import CaptureFigures, Checkpoint, StopView
+from tocsin.schemas.records.runs_view import CommandSeen, RunsView
 from tocsin.schemas.records.stops import StopAcknowledged, StopEscalated, StopRefused, StopRequested
 from tocsin.schemas.topics import issue_partition
 
@@ -106,10 +115,10 @@ RUN = view(stop=STOP).model_copy(
 
 
 @pytest.fixture
-def bus() -> BusView:
+def bus() -> RunsView:
     caused = FOUND.model_copy(update={"consequence_of": CAUSE.issue_id})
     issues = [poisoned(CAUSE), poisoned(caused)]
-    return BusView([poisoned(RUN)], issues, [poisoned(DELIVERY)])
+    return runs_view(poisoned(RUN), *issues, poisoned(DELIVERY))
 
 
 @pytest.fixture
@@ -131,7 +140,7 @@ def printed(table: RenderableType) -> str:
     return out.getvalue()
 
 
-def test_what_is_poisoned(bus: BusView) -> None:
+def test_what_is_poisoned(bus: RunsView) -> None:
     found = bus.issues[1]
     for text in (found.rule, found.reason, found.remedy, found.subject.name, found.labels["team"]):
         assert text.startswith(HOSTILE)
@@ -143,24 +152,24 @@ def test_what_is_poisoned(bus: BusView) -> None:
     assert found.run_id == "run-1", "ids are refused, so they stay"
 
 
-def test_status(bus: BusView) -> None:
+def test_status(bus: RunsView) -> None:
     out = io.StringIO()
     console = Console(file=out, width=2_000)
     print_status(bus, bus_url="embedded:x", now_ms=NOW_MS, console=console)
     assert len(harmless(out.getvalue()).splitlines()) == 2 + 3 + 1 + 1
     empty = io.StringIO()
     console = Console(file=empty, width=2_000)
-    print_status(BusView([], [], []), bus_url="embedded:[red]x[/]", now_ms=0, console=console)
+    print_status(runs_view(), bus_url="embedded:[red]x[/]", now_ms=0, console=console)
     assert "embedded:[red]x[/]" in empty.getvalue()
 
 
-def test_issues(bus: BusView) -> None:
+def test_issues(bus: RunsView) -> None:
     table = issue_table(bus, IssueFilter())
     assert table is not None
     assert len(harmless(printed(table)).splitlines()) == 3
 
 
-def test_why(bus: BusView, commands: dict[str, CommandSeen]) -> None:
+def test_why(bus: RunsView, commands: dict[str, CommandSeen]) -> None:
     for found in bus.issues:
         lines = [line.plain for line in story_lines(story_of(bus, commands, found))]
         assert "\n" not in harmless("".join(lines))
@@ -168,14 +177,14 @@ def test_why(bus: BusView, commands: dict[str, CommandSeen]) -> None:
     assert "\n" not in harmless("".join(lines))
 
 
-def test_an_id_that_is_not_clear(bus: BusView) -> None:
+def test_an_id_that_is_not_clear(bus: RunsView) -> None:
     twin = bus.issues[1].model_copy(update={"issue_id": FOUND.issue_id[:12] + "0" * 24})
     with pytest.raises(ConfigurationError) as raised:
-        choose_issue(BusView([], [bus.issues[1], twin], []), FOUND.issue_id[:6])
+        choose_issue(runs_view(bus.issues[1], twin), FOUND.issue_id[:6])
     assert "\n" not in harmless(str(raised.value))
 
 
-def test_watch(bus: BusView) -> None:
+def test_watch(bus: RunsView) -> None:
     state = WatchState(TOPICS)
     (delivery,) = bus.deliveries
     told = Event.of(delivery, id="1", source="/actions", time_ms=NOW_MS)
@@ -188,7 +197,7 @@ def test_watch(bus: BusView) -> None:
     assert len(harmless(frame.plain).splitlines()) == len(frame.lines)
 
 
-def test_the_lines_of_the_launcher(bus: BusView) -> None:
+def test_the_lines_of_the_launcher(bus: RunsView) -> None:
     (delivery,) = bus.deliveries
     firing, command = bus.issues[1], poisoned(COMMAND)
     resolved = issue(resolved=True).model_copy(

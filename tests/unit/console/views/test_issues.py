@@ -9,8 +9,7 @@ import re
 import pytest
 from rich.console import Console
 
-from support.issue_records import NOW_MS, incarnation, issue, view
-from tocsin.console.views.bus_view import BusView, CommandSeen, StateSeen
+from support.issue_records import NOW_MS, incarnation, issue, runs_view, view
 from tocsin.console.views.explain import (
     Story,
     run_story_json,
@@ -23,13 +22,15 @@ from tocsin.console.views.issues import IssueFilter, issue_table, issues_json, n
 from tocsin.console.views.selection import choose_issue, choose_run
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.deliveries import Attempt, Delivery
-from tocsin.schemas.records.issues import Evidence, Fact, IssueFiring, Series, Subject
+from tocsin.schemas.records.issues import Evidence, Fact, IssueFiring, IssueOngoing, Series, Subject
 from tocsin.schemas.records.runs import Checkpoint, StopView
+from tocsin.schemas.records.runs_view import CommandSeen
 from tocsin.schemas.records.stops import StopRequested
 
 LOSS = issue(rule="loss_spike", severity="warning", resolved=True)
-NAN = issue().model_copy(
+FIRING = issue().model_copy(
     update={
+        "step": 1200,
         "subject": Subject(kind="tensor", name="blocks.3.qkv", collection="gradients"),
         "first_step": 1200,
         "first_rank": 1,
@@ -50,6 +51,7 @@ NAN = issue().model_copy(
         ),
     }
 )  # fmt: skip
+NAN = IssueOngoing.model_validate(FIRING.model_dump() | {"step": 1300, "at_ms": NOW_MS + 300_000})
 STOP = Delivery(
     delivery_id="d-stop", issue_id=NAN.issue_id, run_id="run-1", incarnation=NAN.incarnation,
     rule="nonfinite", issue_state="firing", action="stop", kind="stop", state="delivered",
@@ -75,17 +77,10 @@ STOPPED = StopView(
     exit_code=79,
     states={"acknowledged": NOW_MS + 104, "left": NOW_MS + 110, "exited": NOW_MS + 250},
 )  # fmt: skip
-VIEW = BusView(
-    runs=[view(ended=True, stop=STOPPED).model_copy(update={"outcome": "stopped"})],
-    issues=[LOSS, NAN],
-    deliveries=[STOP, HOOK],
-    states={
-        NAN.issue_id: [
-            StateSeen("firing", NOW_MS, 1200),
-            StateSeen("ongoing", NOW_MS + 300_000, 1300),
-        ]
-    },
-)
+VIEW = runs_view(
+    view(ended=True, stop=STOPPED).model_copy(update={"outcome": "stopped"}),
+    LOSS, FIRING, NAN, STOP, HOOK,
+)  # fmt: skip
 
 
 def listed(wanted: IssueFilter) -> list[str]:
@@ -130,14 +125,14 @@ def test_where_there_is_nothing_one_line_helps() -> None:
     assert issue_table(VIEW, wanted) is None
     words = "no issues in run run-1 of rule overfit of severity info that are open"
     assert no_issues_line(VIEW, wanted, "b") == f"{words}; 2 without this filter"
-    assert "tocsin run" in no_issues_line(BusView([], [], []), IssueFilter(), "embedded:x.db")
-    assert no_issues_line(BusView([view()], [], []), IssueFilter(), "b") == "no issues in 1 run"
+    assert "tocsin run" in no_issues_line(runs_view(), IssueFilter(), "embedded:x.db")
+    assert no_issues_line(runs_view(view()), IssueFilter(), "b") == "no issues in 1 run"
 
 
 def test_the_story_has_all_that_is_known() -> None:
     text = told(story_of(VIEW, COMMANDS, NAN))
     for said in (
-        "critical: nonfinite in run run-1, firing",
+        "critical: nonfinite in run run-1, ongoing",
         "gradients of blocks.3.qkv, rank 1, step 1,200",
         "The first in backward order.",
         "ratio 41.25 (limit 20)",
@@ -167,7 +162,7 @@ def test_the_story_has_all_that_is_known() -> None:
 def test_the_values_of_a_second_are_not_called_those_of_a_step() -> None:
     series = Series(name="memory", x="s", unit="bytes", steps=(0, 1200), values=(1.0, 2.0))
     grown = LOSS.model_copy(update={"evidence": Evidence(series=series)})
-    text = told(story_of(BusView([], [grown], []), {}, grown))
+    text = told(story_of(runs_view(grown), {}, grown))
     assert "memory, last values: 1 bytes (at 0 s), 2 bytes (at 1,200 s)" in text
 
 
@@ -191,7 +186,7 @@ def test_the_story_as_json_has_the_same_facts_without_payloads() -> None:
 
 def test_text_from_a_run_moves_no_cursor() -> None:
     hostile = NAN.model_copy(update={"reason": "a\x1b[2Jb\nc", "remedy": "[red]x[/]\x07"})
-    text = told(story_of(BusView([], [hostile], []), {}, hostile))
+    text = told(story_of(runs_view(hostile), {}, hostile))
     assert "\x1b" not in text
     assert "\x07" not in text
     assert "a [2Jb c" in text
@@ -214,29 +209,29 @@ def test_an_issue_is_meant_by_its_id_its_beginning_or_its_run() -> None:
         assert choose_issue(VIEW, text) == NAN, text
     # Of a run: where its story began.
     assert choose_issue(VIEW, "run-1") == LOSS
-    assert choose_issue(BusView([view()], [], []), "run-1") == view()
+    assert choose_issue(runs_view(view()), "run-1") == view()
     later = issue(training=1, severity="warning")
-    again = BusView([view(training=1)], [NAN, later], [])
+    again = runs_view(view(training=1), NAN, later)
     assert choose_issue(again, "run-1") == later
 
 
 def test_an_issue_is_meant_by_the_beginning_of_its_runs_id() -> None:
     other = view("vit-1")
-    known = BusView([*VIEW.runs, other, view("vit-2", ended=True)], VIEW.issues, [])
+    known = runs_view(*VIEW.runs, other, view("vit-2", ended=True), *VIEW.issues)
     for text in ("r", "run", "run-"):
         assert choose_issue(known, text) == LOSS, text
     assert choose_issue(known, "vit") == other
     short = view(NAN.issue_id[:4] + "-run")
-    assert choose_issue(BusView([short], VIEW.issues, []), NAN.issue_id[:4]) == NAN
+    assert choose_issue(runs_view(short, *VIEW.issues), NAN.issue_id[:4]) == NAN
     with pytest.raises(ConfigurationError, match="2 runs start with 'vit': vit-1, vit-2"):
-        choose_issue(BusView([view("vit-1"), view("vit-2")], [], []), "vit")
+        choose_issue(runs_view(view("vit-1"), view("vit-2")), "vit")
     with pytest.raises(ConfigurationError, match="at least 4 characters"):
         choose_issue(known, "")
 
 
 def test_what_cannot_be_meant_says_what_to_try() -> None:
     twin = LOSS.model_copy(update={"issue_id": NAN.issue_id[:12] + "0" * 24})
-    twins = BusView([], [NAN, twin], [])
+    twins = runs_view(NAN, twin)
     with pytest.raises(ConfigurationError, match=r"2 issues start with .*give more of the id"):
         choose_issue(twins, NAN.issue_id[:6])
     with pytest.raises(ConfigurationError, match="at least 4 characters"):

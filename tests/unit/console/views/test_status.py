@@ -7,14 +7,14 @@ import json
 
 from rich.console import Console
 
-from support.issue_records import NOW_MS, issue
+from support.issue_records import NOW_MS, issue, runs_view
 from tocsin.bus.port import TopicState
-from tocsin.console.views.bus_view import BusView
 from tocsin.console.views.issues import IssueFilter, first_seen, issue_table
 from tocsin.console.views.status import ago, print_status, status_json
 from tocsin.console.views.topics import print_topics, topics_json
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.runs import RunView
+from tocsin.schemas.records.runs_view import RunsView
 from tocsin.schemas.topics import Topics
 
 RUN = RunView(
@@ -42,10 +42,10 @@ DELIVERY = Delivery(
     give_up_ms=NOW_MS,
     event={"data": {"secret": "not shown"}},
 )
-VIEW = BusView(runs=[RUN], issues=[issue()], deliveries=[DELIVERY])
+VIEW = runs_view(RUN, issue(), DELIVERY)
 
 
-def printed(view: BusView) -> str:
+def printed(view: RunsView) -> str:
     out = io.StringIO()
     console = Console(file=out, width=200)
     print_status(view, bus_url="embedded:x.db", now_ms=NOW_MS, console=console)
@@ -71,7 +71,7 @@ def test_how_the_rules_stand_is_told_of_the_newest_runs() -> None:
         RUN.model_copy(update={"run_id": f"run-{i}", "started_ms": NOW_MS + i, "rules": rules})
         for i in range(7)
     ]
-    lines = printed(BusView(runs, [issue()], [])).splitlines()
+    lines = printed(runs_view(*runs, issue())).splitlines()
     told = [line for line in lines if line.startswith("rules of")]
     assert len(told) == 5
     assert told[-1] == (
@@ -82,7 +82,7 @@ def test_how_the_rules_stand_is_told_of_the_newest_runs() -> None:
 
 def test_text_from_a_run_is_no_markup() -> None:
     odd = issue().model_copy(update={"reason": "[red]not[/] a colour"})
-    assert "[red]not[/] a colour" in printed(BusView([RUN], [odd], []))
+    assert "[red]not[/] a colour" in printed(runs_view(RUN, odd))
 
 
 def test_status_lists_what_the_issues_list() -> None:
@@ -94,7 +94,7 @@ def test_status_lists_what_the_issues_list() -> None:
 
 
 def test_an_empty_bus_says_what_to_try() -> None:
-    assert "tocsin run" in printed(BusView([], [], []))
+    assert "tocsin run" in printed(runs_view())
 
 
 def test_json_has_the_same_facts_without_payloads() -> None:

@@ -18,6 +18,7 @@ from tocsin.bus.port import Outgoing, UnusableBus
 from tocsin.console.context import read_setting
 from tocsin.console.watch import follower as watch_follower
 from tocsin.console.watch.follower import Follower
+from tocsin.console.watch.state import WatchedRun
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +56,12 @@ def steps(run: str, first: int, *losses: float) -> Outgoing:
     return written_steps(run, {first + i: loss for i, loss in enumerate(losses)})
 
 
+def watched(follower: Follower, run_id: str) -> WatchedRun:
+    found = follower.state.run(run_id)
+    assert found is not None
+    return found
+
+
 async def test_it_waits_for_a_bus_then_follows_it_as_runs_come(tmp_path: Path) -> None:
     path = tmp_path / "bus.db"
     async with following(follower_of(path)) as follower:
@@ -63,12 +70,12 @@ async def test_it_waits_for_a_bus_then_follows_it_as_runs_come(tmp_path: Path) -
             await bus.init(TOPICS.specs())
             await until(lambda: not said(follower))
             await publish(bus, steps("r1", 0, 3.0, 2.0))
-            await until(lambda: "r1" in follower.state.runs)
+            await until(lambda: "r1" in follower.state.view.seen)
             await publish(bus, view_record(view("r2")), issue_record(issue("r2")))
-            await until(lambda: follower.state.issues and "r2" in follower.state.runs)
+            await until(lambda: follower.state.view.issues and "r2" in follower.state.view.seen)
             await publish(bus, steps("r2", 0, 1.0), steps("r1", 2, 1.5))
-            await until(lambda: follower.state.runs["r2"].step == 0)
-            await until(lambda: follower.state.runs["r1"].step == 2)
+            await until(lambda: watched(follower, "r2").step == 0)
+            await until(lambda: watched(follower, "r1").step == 2)
 
 
 async def test_a_bus_that_is_deleted_is_said_and_a_new_one_is_followed(tmp_path: Path) -> None:
@@ -77,18 +84,18 @@ async def test_a_bus_that_is_deleted_is_said_and_a_new_one_is_followed(tmp_path:
         await bus.init(TOPICS.specs())
         await publish(bus, view_record(view("r1")), steps("r1", 0, 3.0, 2.0))
     async with following(follower_of(path)) as follower:
-        await until(lambda: follower.state.runs and follower.state.runs["r1"].step == 1)
+        await until(lambda: follower.state.view.seen and watched(follower, "r1").step == 1)
         for suffix in ("", "-wal", "-shm"):
             path.with_name(path.name + suffix).unlink(missing_ok=True)
         await until(lambda: "bus away for 0 s, trying again" in said(follower))
-        assert follower.state.runs["r1"].step == 1, "what was known stays"
+        assert watched(follower, "r1").step == 1, "what was known stays"
         async with EmbeddedBus(path) as bus:
             await bus.init(TOPICS.specs())
             await publish(bus, view_record(view("r1")), view_record(view("r2")))
-            await until(lambda: not said(follower) and "r2" in follower.state.runs)
-            assert follower.state.runs["r1"].step == 1, "losses of the same training stay"
+            await until(lambda: not said(follower) and "r2" in follower.state.view.seen)
+            assert watched(follower, "r1").step == 1, "losses of the same training stay"
             await publish(bus, steps("r1", 2, 1.0))
-            await until(lambda: follower.state.runs["r1"].step == 2)
+            await until(lambda: watched(follower, "r1").step == 2)
 
 
 async def test_of_one_run_only_its_partitions_are_read(tmp_path: Path) -> None:
@@ -99,9 +106,9 @@ async def test_of_one_run_only_its_partitions_are_read(tmp_path: Path) -> None:
             await publish(bus, view_record(view(run)), issue_record(issue(run)), steps(run, 5, 1.0))
         follower = follower_of(path, "r2")
         await follower.read_once()
-        assert set(follower.state.runs) == {"r2"}
-        assert follower.state.runs["r2"].step == 5
-        assert len(follower.state.issues) == 1
+        assert set(follower.state.view.seen) == {"r2"}
+        assert watched(follower, "r2").step == 5
+        assert len(follower.state.view.issues) == 1
 
 
 async def test_what_waiting_cannot_mend_is_raised(tmp_path: Path) -> None:
@@ -124,9 +131,9 @@ async def test_more_telemetry_than_it_can_read_leaves_a_gap(
         await bus.init(TOPICS.specs())
         await publish(bus, *(steps("r1", step, 1.0) for step in range(50)))
         async with following(follower_of(path)) as follower:
-            await until(lambda: follower.state.runs and follower.state.runs["r1"].step == 2)
+            await until(lambda: follower.state.view.seen and watched(follower, "r1").step == 2)
             for step in range(100, 10_000):
                 await publish(bus, steps("r1", step, 1.0))
-                if (follower.state.runs["r1"].step or 0) >= 100:
+                if (watched(follower, "r1").step or 0) >= 100:
                     break
-            assert len(follower.state.runs["r1"].series) <= 6
+            assert len(watched(follower, "r1").series) <= 6

@@ -27,12 +27,17 @@ from tocsin.console.views.sparkline import (
     sparkline,
 )
 from tocsin.console.watch import state as watch_state
-from tocsin.console.watch.state import WatchState
+from tocsin.console.watch.state import WatchedRun, WatchState
 from tocsin.schemas.records.events import Event
-from tocsin.schemas.records.issues import Origin
 from tocsin.schemas.records.runs import RunStarted
 from tocsin.schemas.records.wire import Meta, meta_of
 from tocsin.schemas.topics import telemetry_partition
+
+
+def run(state: WatchState, run_id: str = "r") -> WatchedRun:
+    found = state.run(run_id)
+    assert found is not None
+    return found
 
 
 def read(written: Outgoing, at_ms: int = NOW_MS) -> Record:
@@ -45,49 +50,49 @@ def test_the_newest_view_of_a_run_counts_until_it_is_forgotten() -> None:
     assert state.apply(read(view_record(view(next_offset=1))))
     ended = view_record(view(ended=True, next_offset=2))
     assert state.apply(read(ended))
-    run = state.runs["run-1"]
-    assert run.view is not None
-    assert run.view.state == "ended"
+    r = run(state, "run-1")
+    assert r.seen.view is not None
+    assert r.seen.view.state == "ended"
     assert state.apply(read(Outgoing(ended.partition, ended.key, None)))
-    assert not state.runs
+    assert not state.view.seen
 
 
 def test_steps_of_telemetry_are_seen_before_any_view() -> None:
     state = WatchState(TOPICS)
     for i in range(20):
         state.apply(steps("r", {2 * i: 2.0, 2 * i + 1: 1.5}, at_ms=NOW_MS + 500 * i))
-    run = state.runs["r"]
-    assert (run.step, run.loss, len(run.series)) == (39, 1.5, 40)
-    assert run.per_s(NOW_MS + 9_500) == 4.0
-    assert run.per_s(NOW_MS + 60_000) is None
-    assert run.running
+    r = run(state)
+    assert (r.step, r.loss, len(r.series)) == (39, 1.5, 40)
+    assert r.per_s(NOW_MS + 9_500) == 4.0
+    assert r.per_s(NOW_MS + 60_000) is None
+    assert r.seen.running
 
 
 def test_an_older_view_does_not_turn_the_steps_back_and_a_newer_one_goes_on() -> None:
     state = WatchState(TOPICS)
     told = view("r").model_copy(update={"last_step": 10, "last_loss": 3.0})
     state.apply(read(view_record(told)))
-    assert state.runs["r"].loss == 3.0
+    assert run(state).loss == 3.0
     state.apply(steps("r", {9: 3.5, 10: 3.0, 11: 2.5}))
-    assert (state.runs["r"].step, len(state.runs["r"].series)) == (11, 3)
+    assert (run(state).step, len(run(state).series)) == (11, 3)
     later = told.model_copy(update={"last_step": 500, "last_loss": 0.5})
     state.apply(read(view_record(later)))
-    run = state.runs["r"]
-    assert (run.step, run.loss, len(run.series)) == (500, 0.5, 3)
+    r = run(state)
+    assert (r.step, r.loss, len(r.series)) == (500, 0.5, 3)
     for i in range(1, 3):
         later = told.model_copy(update={"last_step": 500 + i, "last_loss": 0.5})
         state.apply(read(view_record(later), NOW_MS + 20_000 * i))
-    assert len(run.series) == 4, "telemetry is not read any more: the views' points it is"
+    assert len(r.series) == 4, "telemetry is not read any more: the views' points it is"
 
 
 def test_a_new_training_of_a_run_begins_again_and_what_the_old_one_says_late_is_ignored() -> None:
     state = WatchState(TOPICS)
     state.apply(steps("r", {900: 1.0}, offset=5))
     state.apply(steps("r", {0: 7.0}, offset=6, training=1))
-    assert (state.runs["r"].step, state.runs["r"].loss) == (0, 7.0)
+    assert (run(state).step, run(state).loss) == (0, 7.0)
     assert not state.apply(steps("r", {901: 1.0}, offset=7))
     assert not state.apply(read(view_record(view("r", next_offset=6))))
-    assert state.runs["r"].view is None
+    assert run(state).seen.view is None
 
 
 def started(training: int, offset: int) -> Record:
@@ -113,12 +118,12 @@ def test_telemetry_from_before_the_view_does_not_turn_back_to_an_older_training(
     assert not state.apply(steps("r", {900: 1.0}, at_ms=NOW_MS - 60_000, offset=2))
     assert state.apply(started(1, 6))
     assert state.apply(steps("r", {0: 7.0}, offset=7, training=1))
-    run = state.runs["r"]
-    assert (run.step, run.loss) == (0, 7.0)
-    assert run.view == told
+    r = run(state)
+    assert (r.step, r.loss) == (0, 7.0)
+    assert r.seen.view == told
     assert state.apply(steps("r", {0: 9.0}, offset=8, training=2)), "a newer one still begins"
-    assert run.incarnation == incarnation("r", 2)
-    assert state.runs["r"].view is None
+    assert r.seen.incarnation == incarnation("r", 2)
+    assert run(state).seen.view is None
 
 
 @pytest.mark.parametrize("newer", [{"next_offset": 9}, {"started_ms": NOW_MS + 1}])
@@ -127,14 +132,14 @@ def test_a_newer_view_always_counts(newer: dict[str, int]) -> None:
     first = view("r", training=1, next_offset=4).model_copy(update={"started_ms": NOW_MS - 9})
     state.apply(read(view_record(first)))
     state.apply(steps("r", {900: 1.0}, offset=7))
-    assert state.runs["r"].incarnation == incarnation("r", 0), "late, but nobody can know"
+    assert run(state).seen.incarnation == incarnation("r", 0), "late, but nobody can know"
     assert not state.apply(read(view_record(first)))
     later = first.model_copy(update=newer)
     assert state.apply(read(view_record(later)))
-    assert state.runs["r"].view == later
+    assert run(state).seen.view == later
     assert state.apply(steps("r", {1: 5.0}, offset=10, training=1))
     assert not state.apply(steps("r", {901: 1.0}, offset=11))
-    assert state.runs["r"].step == 1
+    assert run(state).step == 1
 
 
 def test_other_ranks_evaluations_and_own_scalars_do_not_mix_with_the_loss() -> None:
@@ -143,14 +148,14 @@ def test_other_ranks_evaluations_and_own_scalars_do_not_mix_with_the_loss() -> N
     assert not state.apply(steps("r", {4: 99.0}, rank=1))
     state.apply(steps("r", {3: 2.0}, mode="eval"))
     state.apply(steps("r", {5: 42.0}, column="log.accuracy"))
-    run = state.runs["r"]
-    assert (run.step, run.loss, run.eval_loss) == (5, 1.0, 2.0)
+    r = run(state)
+    assert (r.step, r.loss, r.progress.eval_loss) == (5, 1.0, 2.0)
 
 
 def test_a_run_that_has_only_started_is_shown() -> None:
     state = WatchState(TOPICS)
     assert state.apply(started(0, 0))
-    assert (state.runs["r"].began_ms, state.runs["r"].step) == (NOW_MS, None)
+    assert (run(state).seen.started_ms, run(state).step) == (NOW_MS, None)
 
 
 def test_what_cannot_be_read_is_counted_and_the_rest_goes_on() -> None:
@@ -165,9 +170,9 @@ def test_what_cannot_be_read_is_counted_and_the_rest_goes_on() -> None:
     ]
     for record in bad:
         assert state.apply(read(record))
-    assert state.unread == len(bad)
+    assert state.view.unread == len(bad)
     assert state.apply(read(issue_record(issue())))
-    assert len(state.issues) == 1
+    assert len(state.view.issues) == 1
     unknown = Outgoing(Partition(TOPICS.telemetry, 0), b"k", b"?", Meta("of.next.year").headers())
     assert not state.apply(read(unknown)), "telemetry of no interest is not even decoded"
 
@@ -178,34 +183,8 @@ def test_only_the_run_that_was_asked_for_is_kept() -> None:
         state.apply(read(view_record(view(run))))
         state.apply(read(issue_record(issue(run))))
         state.apply(steps(run, {1: 1.0}))
-    assert list(state.runs) == ["run-2"]
-    assert {found.run_id for found in state.issues.values()} == {"run-2"}
-
-
-def test_an_issue_is_kept_once_in_its_newest_state() -> None:
-    state = WatchState(TOPICS)
-    state.apply(read(issue_record(issue())))
-    state.apply(read(issue_record(issue(resolved=True))))
-    (found,) = state.ordered_issues()
-    assert found.state == "resolved"
-
-
-def test_an_issue_that_came_back_milder_is_shown_as_grave_as_it_was() -> None:
-    state = WatchState(TOPICS)
-    again = issue(severity="warning").model_copy(
-        update={
-            "times": 2,
-            "first_step": 250,
-            "onset_ms": NOW_MS + 9,
-            "peak_severity": "critical",
-            "origin": Origin(step=3, rank=1, onset_ms=NOW_MS),
-        }
-    )
-    state.apply(read(issue_record(issue())))
-    state.apply(read(issue_record(again)))
-    (found,) = state.ordered_issues()
-    assert (found.severity, found.first_step, found.first_rank) == ("critical", 3, 1)
-    assert (found.onset_ms, found.times) == (NOW_MS, 2)
+    assert list(state.view.seen) == ["run-2"]
+    assert {found.run_id for found in state.view.issues} == {"run-2"}
 
 
 def test_running_runs_come_first_then_the_one_that_ended_last() -> None:
@@ -215,20 +194,20 @@ def test_running_runs_come_first_then_the_one_that_ended_last() -> None:
         began_ms = 50 if name == "b" else 10
         made = made.model_copy(update={"ended_ms": ended_ms, "started_ms": began_ms})
         state.apply(read(view_record(made)))
-    assert [run.run_id for run in state.ordered_runs()] == ["b", "a", "new", "old"]
+    assert [run.seen.run_id for run in state.ordered_runs()] == ["b", "a", "new", "old"]
 
 
 def test_memory_is_bounded() -> None:
     state = WatchState(TOPICS)
-    for i in range(watch_state.MAX_RUNS + 200):
+    for i in range(watch_state.MAX_SHOWN + 200):
         made = view(f"run-{i}", ended=i != 3).model_copy(update={"ended_ms": 1 + i})
         state.apply(read(view_record(made)))
         found = issue(f"run-{i}").model_copy(update={"onset_ms": i})
         state.apply(read(issue_record(found)))
-    assert len(state.runs) <= watch_state.MAX_RUNS
-    assert len(state.issues) <= watch_state.MAX_ISSUES
-    assert {"run-3", f"run-{watch_state.MAX_RUNS + 199}"} <= set(state.runs)
-    assert state.ordered_issues()[0].onset_ms == watch_state.MAX_ISSUES + 199
+    assert len(state.view.seen) <= watch_state.MAX_SHOWN
+    assert len(state.view.issues) <= watch_state.MAX_SHOWN
+    assert {"run-3", f"run-{watch_state.MAX_SHOWN + 199}"} <= set(state.view.seen)
+    assert state.view.issues[-1].onset_ms == watch_state.MAX_SHOWN + 199
     series = LossSeries()
     for i in range(100_000):
         series.add(float(i))
@@ -258,7 +237,7 @@ def test_losses_seen_before_an_outage_are_kept_for_the_same_training() -> None:
     after.apply(read(view_record(view("same"))))
     after.apply(read(view_record(view("other", training=1))))
     after.carry_over(before)
-    assert (after.runs["same"].step, after.runs["other"].step) == (2, None)
+    assert (run(after, "same").step, run(after, "other").step) == (2, None)
 
 
 def made_series(values: list[float]) -> LossSeries:

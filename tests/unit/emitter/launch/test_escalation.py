@@ -20,8 +20,8 @@ from tocsin.emitter.stop import datagrams
 from tocsin.emitter.stop.processes import KEPT, Members
 from tocsin.emitter.stop.verification import Verdict
 from tocsin.schemas.records.events import Data
+from tocsin.schemas.records.stop_progress import answered
 from tocsin.schemas.records.stops import StopAcknowledged, StopEscalated, StopExited, StopExpired
-from tocsin.stream_rules.engine.stop_progress import answered
 
 
 @dataclass

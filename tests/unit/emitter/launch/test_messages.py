@@ -57,7 +57,7 @@ def test_only_news_of_this_job_counts() -> None:
     assert own.apply(record(issue(incarnation="i0", issue_id="z")), MINE, 0) is None
     bad = Record(Partition("t", 0), 0, 1, b"r1", b"rubbish", ())
     assert own.apply(bad, MINE, 0) is None
-    assert list(own.issues) == ["x"]
+    assert [found.issue_id for found in own.view.issues] == ["x"]
 
 
 def test_a_run_is_settled_when_it_ended_and_its_deliveries_are_final() -> None:
@@ -105,7 +105,7 @@ def test_an_issue_that_comes_back_is_news_and_as_grave_as_it_was() -> None:
         origin=Origin(step=1200, rank=1, onset_ms=5),
     )  # fmt: skip
     assert own.apply(record(milder), MINE, 0) == milder
-    (kept,) = own.issues.values()
+    (kept,) = own.view.issues
     assert (kept.severity, kept.first_step, kept.times) == ("critical", 1200, 3)
     again = issue(IssueOngoing, times=3, raised_from="warning", first_step=2400)
     assert own.apply(record(again), MINE, 0) == again
