@@ -13,24 +13,35 @@ from pathlib import Path
 import pytest
 import yaml
 
+from support import cpu_times
+from support.children import STARTUP, python_path
 from support.kafka_broker import Broker, skip_or_fail, unavailable
 
 _BROKER = pytest.StashKey[Broker]()
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Signals are as in a terminal, for the processes that tests start: `nohup` and `&` of a script
-    leave some ignored, which a child inherits.
+    leave some ignored, which a child inherits. In `make torture` they import all that users' do.
     """
+    config.pluginmanager.register(cpu_times)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if os.environ.get("TOCSIN_TORTURE") != "1" and not _starts_workers(config):
+        os.environ["PYTHONPATH"] = python_path(STARTUP)
+
+
+def _starts_workers(config: pytest.Config) -> bool:
+    """Whether this is the process of pytest-xdist that runs no test itself."""
+    several = getattr(config.option, "numprocesses", None)
+    return bool(several) and not hasattr(config, "workerinput")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
     """With several workers of pytest-xdist, start one broker for all of them, before them."""
     config = session.config
-    if not getattr(config.option, "numprocesses", None) or hasattr(config, "workerinput"):
+    if not _starts_workers(config):
         return
     if "TOCSIN_TEST_KAFKA" in os.environ or unavailable() is not None:
         return

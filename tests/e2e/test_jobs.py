@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 import sys
-from pathlib import Path
 
 import psutil
 import pytest
@@ -53,17 +52,6 @@ def test_its_own_exit_code_is_kept(embedded_site: Site, name: str, code: int) ->
     assert finished.summary["outcome"] == "failed"
     assert finished.summary["exit_code"] == code
     assert finished.summary["steps"] > 0, "the last records were lost"
-
-
-def test_a_command_that_does_not_exist_and_one_that_may_not_run(
-    embedded_site: Site, tmp_path: Path
-) -> None:
-    missing = embedded_site.run("no-such-command-anywhere")
-    assert missing.exit_code == 127, missing
-    assert "no-such-command-anywhere" in missing.stderr
-    plain_file = tmp_path / "not-executable"
-    plain_file.write_text("#!/bin/sh\n")
-    assert embedded_site.run(str(plain_file)).exit_code == 126
 
 
 def test_sigterm_is_passed_on_and_nothing_is_left_behind(embedded_site: Site) -> None:

@@ -2,15 +2,17 @@
 
 Lines that other files of this folder hold, in CI too: a NaN in one gradient of the GPT on Kafka
 (test_faults), the mail that outlives its helper (test_mail_kill), processes of ours that are killed
-(test_kills, test_worker_crashes), a command of an earlier incarnation (test_refusals), jobs of all
-kinds (test_jobs), the examples (test_examples).
+(test_kills, test_worker_crashes), a command of an earlier incarnation (test_run_commands), jobs of
+all kinds (test_jobs), the examples (test_examples).
 
 Runs are shared: each fixture starts its own once, and several tests look at it.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ import pytest
 from support.launches import TESTS
 from support.receiver import Receiver
 from support.site import GPT, SCRIPTS, Finished, Site, embedded_site_in
+from tocsin.schemas.records.stops import StopLeft
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -60,13 +63,14 @@ def assert_left_alone(watched: Finished, *, steps: int, stdout: str) -> None:
     assert f"{steps} steps watched" in watched.stderr
 
 
-# -- one folder: a corrupt batch, twice with the same id, and a healthy run beside it
+# -- one folder: a corrupt batch, twice in one allocation, and a healthy run beside it
 
 
 @dataclass(frozen=True)
 class OneFolder:
-    """The runs in it: two at once, then one of them again."""
+    """The runs in it: two at once, then one of them again, quietly."""
 
+    site: Site
     first: Finished
     beside: Finished
     again: Finished
@@ -75,11 +79,15 @@ class OneFolder:
 @pytest.fixture(scope="module")
 def one_folder(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> OneFolder:
     site = embedded_site_in(tmp_path_factory.mktemp("one-folder"), receiver)
-    bad = site.start(PYTHON, CNN, "--fault", "nan_batch", run_id="corrupt")
+    # An allocation of a scheduler gives each launch in it the same run id and the same job id.
+    slurm = {"SLURM_JOB_ID": "4711", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}
+    corrupt = (PYTHON, CNN, "--fault", "nan_batch")
+    bad = site.start(*corrupt, environ=slurm)
     good = site.start(PYTHON, *HEALTHY[GPT], run_id="beside")
     first = bad.finish(WAIT_S)
-    again = site.run(PYTHON, CNN, "--fault", "nan_batch", run_id="corrupt", timeout_s=WAIT_S)
-    return OneFolder(first, good.finish(WAIT_S), again)
+    options = ["--quiet", "--label", "a=b"]
+    again = site.run(*corrupt, environ=slurm, options=options, timeout_s=WAIT_S)
+    return OneFolder(site, first, good.finish(WAIT_S), again)
 
 
 def test_a_corrupt_batch_is_named_and_the_job_stopped(one_folder: OneFolder) -> None:
@@ -93,13 +101,38 @@ def test_a_corrupt_batch_is_named_and_the_job_stopped(one_folder: OneFolder) -> 
 def test_a_restart_with_the_same_run_id_is_a_new_issue_and_is_stopped_again(
     one_folder: OneFolder,
 ) -> None:
-    before, after = (
-        one_folder.first.stopped_by("nonfinite"),
-        one_folder.again.stopped_by("nonfinite"),
-    )
+    launches = one_folder.first, one_folder.again
+    before, after = (launch.stopped_by("nonfinite") for launch in launches)
+    assert {launch.summary["run_id"] for launch in launches} == {"slurm-4711"}
     assert before["id"] != after["id"]
     assert before["first_step"] == after["first_step"] == K
     assert "done after" not in one_folder.again.stdout
+
+
+def test_quiet_still_reports_a_stop(one_folder: OneFolder) -> None:
+    stderr = one_folder.again.stderr
+    assert f"critical: nonfinite at step {K}" in stderr
+    assert "stopping the job" in stderr
+    assert "steps watched" not in stderr
+
+
+def test_status_says_what_was_found_and_done(one_folder: OneFolder) -> None:
+    site = one_folder.site
+    done = site.tocsin("status", "slurm-4711", "--json", "--config", str(site.config))
+    facts = json.loads(done.stdout)
+    (run,) = facts["runs"]
+    assert run["labels"] == {"a": "b"}
+    assert (run["state"], run["outcome"], run["stop"]["state"]) == ("ended", "stopped", "exited")
+    assert {issue["issue_id"] for issue in facts["issues"] if issue["severity"] != "info"} == {
+        launch.stopped_by("nonfinite")["id"] for launch in (one_folder.first, one_folder.again)
+    }
+    assert {(d["action"], d["state"]) for d in facts["deliveries"]} == {
+        ("stop", "delivered"), ("hook", "delivered"),
+    }  # fmt: skip
+    text = site.tocsin("status", "--config", str(site.config)).stdout
+    assert re.search(r"slurm-4711 +stopped", text)
+    assert re.search(r"beside +completed", text)
+    assert "nonfinite" in text
 
 
 def test_of_two_runs_in_one_folder_the_healthy_one_is_left_alone(one_folder: OneFolder) -> None:
@@ -139,6 +172,9 @@ def test_under_torchrun_the_bad_rank_is_named_and_no_rank_is_restarted(kafka_sit
     assert (issue["first_rank"], issue["first_step"]) == (1, K), finished
     assert finished.stdout.count("begin rank") == 2, finished  # no second start
     assert "end rank" not in finished.stdout
+    left = {each.rank: each.step for each in kafka_site.said("bad-rank", StopLeft)}
+    assert set(left) == {0, 1}
+    assert set(left.values()) == {finished.summary["stop"]["step"]}, "all at one edge"
 
 
 # -- a loop that hangs

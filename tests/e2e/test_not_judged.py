@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from support.receiver import Receiver, http_receiver
-from support.site import SCRIPTS, Site, embedded_site_in, end, kafka_site_in, until
+from support.site import SCRIPTS, embedded_site_in, end, kafka_site_in, until
 
 PYTHON = sys.executable
 LOOP = str(SCRIPTS / "plain_loop.py")
@@ -38,16 +38,6 @@ def test_on_kafka_without_a_rules_worker(
     )
     assert refused.returncode == 2
     assert "--notify: on Kafka the action workers send the notices" in refused.stderr
-
-
-def test_quiet_still_reports_a_stop(embedded_site: Site) -> None:
-    finished = embedded_site.run(
-        PYTHON, str(SCRIPTS / "same_nan.py"), options=["--quiet"], run_id="quiet"
-    )
-    assert finished.exit_code == 79, finished
-    assert "critical: nonfinite at step 20" in finished.stderr
-    assert "stopping the job" in finished.stderr
-    assert "steps watched" not in finished.stderr
 
 
 @pytest.fixture

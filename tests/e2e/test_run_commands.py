@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +23,14 @@ from support.site import (
     on_embedded,
     until,
 )
+from tocsin.bus.port import Outgoing, Partition
+from tocsin.bus.urls import open_bus
+from tocsin.schemas.ids import incarnation_id, new_id
+from tocsin.schemas.records.events import Event
+from tocsin.schemas.records.stops import StopRefused, StopRequested
+from tocsin.schemas.records.wire import meta_of, signature_headers
+from tocsin.schemas.signing import keys_folder, own_key
+from tocsin.schemas.topics import Topics, issue_partition
 
 
 @pytest.fixture
@@ -31,17 +41,48 @@ def bare_site(request: pytest.FixtureRequest, tmp_path: Path, receiver: Receiver
     return kafka_site_in(tmp_path, request.getfixturevalue("kafka_url"), receiver)
 
 
+async def _command(site: Site, run_id: str, incarnation: str) -> None:
+    """Send what an action worker would: signed by the trusted key, right in all but one."""
+    now_ms = time.time_ns() // 1_000_000
+    command = StopRequested(
+        command_id=new_id(),
+        run_id=run_id,
+        incarnation=incarnation,
+        reason="late",
+        requested_ms=now_ms,
+        not_after_ms=now_ms + 600_000,
+        nonce=new_id(),
+    )
+    event = Event.of(command, id=command.command_id, source="/actions", time_ms=now_ms)
+    key, value = command.key.encode(), event.encode()
+    signing = own_key(keys_folder(site.environ))
+    headers = (*meta_of(event).headers(), *signature_headers(signing.sign(key, value)))
+    topic = Partition(Topics(site.prefix).control, issue_partition(run_id))
+    async with open_bus(site.bus_url) as bus:
+        producer = await bus.producer()
+        await producer.publish([Outgoing(topic, key, value, headers)])
+        await producer.close()
+
+
 @pytest.mark.parametrize("bare_site", [LATER_EMBEDDED, KAFKA], indirect=True)
-def test_a_person_stops_a_run_by_hand_and_a_stranger_does_not(bare_site: Site) -> None:
+def test_a_person_stops_a_run_by_hand_and_neither_a_stranger_nor_an_old_command_does(
+    bare_site: Site,
+) -> None:
     site, reason = bare_site, "wrong data set"
     options = ["--config", str(site.config)]
     # A name that can be shortened where a view lists it; else it has to be given whole.
     run_id = f"by-hand-{site.kind}"
     named = "by-ha" if site.kind == "embedded" else run_id
     running = site.start(
-        sys.executable, "-u", str(SCRIPTS / "long_loop.py"), run_id=run_id, options=["--drain", "3"]
-    )
+        sys.executable, "-u", str(SCRIPTS / "long_loop.py"), run_id=run_id,
+        options=["--drain", "3"], environ={"SLURM_JOB_ID": "2"},
+    )  # fmt: skip
     until(lambda: "step 20 " in running.stdout, timeout_s=60, what="the job trains")
+
+    asyncio.run(_command(site, run_id, incarnation_id(run_id, "slurm-1", 0, 0)))
+    until(lambda: site.said(run_id, StopRefused), what="a refusal")
+    assert [refusal.why for refusal in site.said(run_id, StopRefused)] == ["other_incarnation"]
+    assert running.process.poll() is None
 
     stranger = replace(site, environ={**site.environ, "XDG_CONFIG_HOME": str(site.folder / "two")})
     refused = stranger.tocsin("stop", run_id, "--reason", "mine", *options)

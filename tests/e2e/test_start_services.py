@@ -46,7 +46,7 @@ input()
 def training(folder: Path, signer: StopSigner, code: str) -> Iterator[subprocess.Popen[str]]:
     """A script with `start()` on a bus in `folder`, which trusts `signer`; killed at the end."""
     signer.key.write(folder / "keys" / "actions.key")
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TOCSIN_", "PYTHONPATH"))}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("TOCSIN_")}
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         cwd=folder,

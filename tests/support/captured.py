@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from support.children import python_path
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Partition
 from tocsin.emitter.hooks import state, torch_patches
@@ -126,8 +127,9 @@ def run_with_hook(
     """Run Python text as a launched job would; without capture if TOCSIN_RUN_ID is ''."""
     path = folder / "train.py"
     path.write_text(script)
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TOCSIN_", "PYTHONPATH"))}
-    environ = {**kept, **environment(folder, PYTHONPATH=str(HOOK), OMP_NUM_THREADS="1"), **more}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("TOCSIN_")}
+    kept["PYTHONPATH"] = python_path(HOOK)
+    environ = {**kept, **environment(folder, OMP_NUM_THREADS="1"), **more}
     return subprocess.run(
         [sys.executable, str(path)],
         env={name: value for name, value in environ.items() if value},

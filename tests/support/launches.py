@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from support.children import python_path
 from support.stops import StopSigner
 from support.waiting import wait_until
 
@@ -57,7 +58,7 @@ class Launched:
 def environment(folder: Path, signer: StopSigner | None = None) -> dict[str, str]:
     """Of a user who trusts `signer`'s key."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("TOCSIN_", "TORCHELASTIC"))}
-    kept["PYTHONPATH"] = str(TESTS)
+    kept["PYTHONPATH"] = python_path(TESTS)
     keys = folder / "keys"
     if signer is not None and not keys.exists():
         signer.key.write(keys / "actions.key")

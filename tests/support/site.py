@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -13,11 +14,19 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from support.receiver import Receiver
+from tocsin.bus.port import Partition
+from tocsin.bus.urls import open_bus
+from tocsin.console.views.bus_view import read_all
+from tocsin.schemas.records.events import Data, Event
+from tocsin.schemas.records.wire import decode, read_meta
+from tocsin.schemas.topics import Topics, telemetry_partition
+
+D = TypeVar("D", bound=Data)
 
 KAFKA = pytest.param("kafka", marks=pytest.mark.kafka)
 LATER_EMBEDDED = pytest.param("embedded", marks=pytest.mark.torture)
@@ -194,6 +203,22 @@ class Site:
             text=True,
             timeout=timeout_s,
         )
+
+    def said(self, run_id: str, kind: type[D]) -> list[D]:
+        """The run's events of that type, from the telemetry on the bus."""
+
+        async def read() -> list[D]:
+            place = Partition(Topics(self.prefix).telemetry, telemetry_partition(run_id))
+            found: list[D] = []
+            async with open_bus(self.bus_url) as bus:
+                async for record in read_all(bus, [place]):
+                    if record.key == run_id.encode() and record.value is not None:
+                        event = decode(read_meta(record.headers), record.value)
+                        if isinstance(event, Event) and isinstance(event.data, kind):
+                            found.append(event.data)
+            return found
+
+        return asyncio.run(read())
 
     def service(self, *arguments: str) -> subprocess.Popen[str]:
         """Start a worker; what it prints goes to a file in the folder."""

@@ -49,6 +49,7 @@ def stop(folder: Path, signer: StopSigner, *, grace_s: float = 20.0) -> StopRequ
     return command
 
 
+@pytest.mark.torture  # in CI: on Kafka, by the action worker's stop, in test_must_hold
 def test_both_ranks_leave_at_the_same_step_and_are_not_started_again(tmp_path: Path) -> None:
     signer = StopSigner()
     job = torchrun(tmp_path, signer)
