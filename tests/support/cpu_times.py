@@ -44,7 +44,7 @@ def _measured(item: pytest.Item) -> Generator[None, object, object]:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
     """Fixtures are paid for by the test that needs them first."""
-    return _measured(item)
+    return (yield from _measured(item))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -70,7 +70,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
     """What ends now was a child of this test, or of its fixtures."""
-    return _measured(item)
+    return (yield from _measured(item))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
