@@ -393,19 +393,21 @@ def test_the_services_start_in_their_order_and_become_healthy(kafka_site: Site) 
     assert codes == [0, 0]
 
 
-# -- README.md
+# -- the pages about it
 
 
-README = (DEPLOY / "README.md").read_text()
+PAGES = {name: (ROOT / "docs" / "how-to" / name).read_text() for name in ("kafka.md", "systemd.md")}
+"""`test_docs.py` leaves their commands other than `tocsin` to this file."""
 
 
 def shown_commands() -> list[str]:
-    blocks = re.findall(r"^```console\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    text = "".join(PAGES.values())
+    blocks = re.findall(r"^```console\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()]
     return [re.split(r"\s# |\s{2,}#", line.removeprefix("$ "))[0].strip() for line in lines]
 
 
-def test_each_tocsin_command_of_the_page_is_one() -> None:
+def test_each_tocsin_command_of_the_pages_is_one() -> None:
     found = 0
     for line in shown_commands():
         words = shlex.split(line)
@@ -415,14 +417,14 @@ def test_each_tocsin_command_of_the_page_is_one() -> None:
     assert found >= 6
 
 
-def test_each_file_that_the_page_names_is_there() -> None:
-    for target in re.findall(r"\]\((?!https?://)([^)#]+)", README):
-        assert (DEPLOY / target).exists(), target
-    for path in re.findall(r"(?<![\w/.])deploy/[\w./@-]+", README):
-        assert (ROOT / path).exists(), path
+def test_each_file_that_a_page_names_is_there() -> None:
+    readme = (DEPLOY / "README.md").read_text()
+    for text in (readme, *PAGES.values()):
+        for path in re.findall(r"(?<![\w/.])deploy/[\w./@-]+", text):
+            assert (ROOT / path).exists(), path
 
 
-def test_each_service_and_unit_that_the_page_names_is_there() -> None:
+def test_each_service_and_unit_that_the_pages_name_is_there() -> None:
     units = {unit.name.removesuffix(".service").removesuffix("@") for unit in UNITS}
     for line in shown_commands():
         words = shlex.split(line)

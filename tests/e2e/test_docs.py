@@ -20,8 +20,10 @@ from tocsin.schemas.configuration.file import check_config
 ROOT = Path(__file__).parents[2]
 SITE = [page for page in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in page.parts]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md", *SITE]
-TOLD = "capture.md"
-"""Its Python is one story: `test_docs_capture.py` runs it."""
+TOLD = {"how-to/capture.md", "how-to/frameworks.md"}
+"""Their Python is one story: `test_docs_capture.py` runs it."""
+OPERATED = {"how-to/kafka.md", "how-to/systemd.md"}
+"""Their commands other than `tocsin` are those of an operator: `test_deploy.py` reads them."""
 _FENCE = re.compile(r"^```(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?://|mailto:)([^)\s]+)\)")
 _HEADING = re.compile(r"^#{1,6} +(.+)$", re.MULTILINE)
@@ -31,8 +33,13 @@ def blocks(language: str) -> Iterator[object]:
     """The fenced blocks of that language, each a test case named by its page."""
     for page in PAGES:
         for number, match in enumerate(_FENCE.finditer(page.read_text())):
-            if match[1] == language and (language, page.name) != ("python", TOLD):
+            if match[1] == language and not (language == "python" and named(page) in TOLD):
                 yield pytest.param(match[2], id=f"{page.name}-{number}")
+
+
+def named(page: Path) -> str:
+    """The page with its folder."""
+    return f"{page.parent.name}/{page.name}"
 
 
 def command_lines() -> Iterator[object]:
@@ -42,7 +49,8 @@ def command_lines() -> Iterator[object]:
             shown = match[2].replace(" && ", "\n") if match[1] == "console" else ""
             for line in shown.splitlines():
                 text = re.split("#| > ", line.removeprefix("$ "))[0].strip()
-                if text:
+                operated = named(page) in OPERATED and not text.startswith("tocsin ")
+                if text and not operated:
                     yield pytest.param(text, id=text[:60])
 
 

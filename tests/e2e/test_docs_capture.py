@@ -1,4 +1,4 @@
-"""The examples on capture, in the order of their page: one run under the launcher, and a loop."""
+"""The examples of the pages on capture: one run under the launcher, and a loop."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from support.site import Site
 from support.telemetry import frames, said
 from tocsin.schemas.records.runs import RunStarted
 
-PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "capture.md"
+HOW_TO = Path(__file__).parents[2] / "docs" / "how-to"
 
 
-def blocks(language: str) -> list[str]:
+def blocks(language: str, page: str = "capture.md") -> list[str]:
     """The fenced blocks of that language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    text = (HOW_TO / page).read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
 def test_collections_budget_and_cost_are_as_the_examples_say(embedded_site: Site) -> None:
-    train, cost, _ = blocks("python")
+    cost, train = blocks("python")
     folder = embedded_site.folder
     (folder / "capture.yaml").write_text(blocks("yaml")[0])
     (folder / "train.py").write_text(train)
@@ -55,7 +56,7 @@ def test_collections_budget_and_cost_are_as_the_examples_say(embedded_site: Site
 
 
 def test_a_loop_without_pytorch_is_watched(embedded_site: Site) -> None:
-    (embedded_site.folder / "loop.py").write_text(blocks("python")[2])
+    (embedded_site.folder / "loop.py").write_text(*blocks("python", "frameworks.md"))
     environ = {
         **embedded_site.environ,
         "TOCSIN_BUS": embedded_site.bus_url,

@@ -1,7 +1,7 @@
 """Who may write telemetry, and nothing else: what can be forged with it, and what cannot.
 
-Each test is a line of the table in `docs/how-to/operate-kafka.md`. On Kafka only ACLs tell a
-trainer's records from another's, so what works here works for all who may write the topic.
+Each test is a line of the table in `docs/explanation/rogue-producer.md`. On Kafka only ACLs
+tell a trainer's records from another's: what works here works for all who may write the topic.
 """
 
 from __future__ import annotations

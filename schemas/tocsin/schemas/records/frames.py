@@ -381,7 +381,7 @@ class SystemFrame:
     `values[i, j]` is `columns[j]` at `at_us[i]` (Unix, microseconds); float64.
 
     Columns carry their unit: `cpu.percent`, `memory.used_bytes`, `gpu.0.utilization_percent`,
-    `disk.free_bytes`, …; docs/explanation/capture.md lists them. What a node lacks is left out.
+    `disk.free_bytes`, …; docs/reference/captured-data.md lists them. What a node lacks is left out.
     """
 
     type: ClassVar[str] = "system"
