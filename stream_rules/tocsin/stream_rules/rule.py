@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 
+from tocsin.schemas.configuration.docstrings import Documented
 from tocsin.schemas.records.frames import Mode, StepFrame, SystemFrame, TensorFrame
 from tocsin.schemas.records.issues import Severity
 from tocsin.schemas.records.runs import RunData
@@ -31,7 +32,7 @@ MINUTE_MS: Final = 60_000
 Family = Literal["numerical", "progress", "data", "large_models", "system", "trees", "about_rules"]
 
 
-class Params(BaseModel):
+class Params(Documented):
     """Base class of a rule's parameters: a frozen, strict pydantic model without unknown names."""
 
     model_config = ConfigDict(
@@ -39,7 +40,6 @@ class Params(BaseModel):
         frozen=True,
         strict=True,
         hide_input_in_errors=True,
-        use_attribute_docstrings=True,
         allow_inf_nan=False,
     )
 

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from tocsin.schemas.configuration.docstrings import field_docstrings
 from tocsin.schemas.configuration.file import SectionRegistry, check_config
 from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.errors import ConfigurationError
@@ -73,7 +74,7 @@ def test_every_rule_is_described(rule: type[AnyRule]) -> None:
     assert bool(meta.stops_because) == meta.stop_worthy
     assert rule.__doc__
     for name, parameter in meta.params.model_fields.items():
-        assert parameter.description, f"{meta.name}.{name} has no meaning"
+        assert field_docstrings(meta.params).get(name), f"{meta.name}.{name} has no meaning"
         assert not parameter.is_required()
 
 

@@ -30,6 +30,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from tocsin.schemas.configuration.capture import Interval, Texts
+from tocsin.schemas.configuration.docstrings import field_docstrings
 from tocsin.schemas.configuration.values import (
     Duration,
     FilePath,
@@ -92,7 +93,11 @@ class FieldText:
 def field_texts(model: type[BaseModel]) -> list[FieldText]:
     """All keys of a model, in its order."""
     hints = get_type_hints(model, include_extras=True)
-    return [_field(key, field, hints[key]) for key, field in model.model_fields.items()]
+    meanings = field_docstrings(model)
+    return [
+        _field(key, field, hints[key], field.description or meanings.get(key, ""))
+        for key, field in model.model_fields.items()
+    ]
 
 
 def in_yaml(value: object) -> str:
@@ -125,10 +130,10 @@ def summary_of(model: type[BaseModel]) -> str:
     return (model.__doc__ or "").strip().splitlines()[0]
 
 
-def _field(key: str, field: FieldInfo, hint: object) -> FieldText:
+def _field(key: str, field: FieldInfo, hint: object, meaning: str) -> FieldText:
     hint = _without_none(hint)
     words, unit = _type(hint)
-    meaning = " ".join((field.description or "").split())
+    meaning = " ".join(meaning.split())
     if (match := _UNIT.search(meaning)) is not None:
         rest = f" {match[2][0].upper()}{match[2][1:]}." if match[2] else ""
         meaning = meaning[: match.start()] + rest + meaning[match.end() :]

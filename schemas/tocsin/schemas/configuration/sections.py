@@ -13,6 +13,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
 
+from tocsin.schemas.configuration.docstrings import Documented
 from tocsin.schemas.configuration.problems import Loc
 from tocsin.schemas.configuration.values import (
     Duration,
@@ -61,7 +62,7 @@ def _prefix(value: object) -> str:
         raise ValueError(str(err)) from err
 
 
-class Section(BaseModel):
+class Section(Documented):
     """A frozen part of the configuration; unknown keys and wrong types are refused."""
 
     model_config = ConfigDict(
@@ -69,7 +70,6 @@ class Section(BaseModel):
         frozen=True,
         strict=True,
         hide_input_in_errors=True,
-        use_attribute_docstrings=True,
     )
 
 
