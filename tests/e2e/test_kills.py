@@ -21,6 +21,8 @@ from support.site import (
     Running,
     Site,
     end,
+    family_of,
+    helpers_of,
     kafka_site_in,
     until,
 )
@@ -35,8 +37,6 @@ from tocsin.schemas.records.runs import RunEnded
 from tocsin.schemas.records.stops import StopRequested
 from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics, issue_partition
-
-HELPER = "tocsin.console.services.helper"
 
 K = 60
 """The step of the NaN: late enough that all is up and the killing can begin before it."""
@@ -85,22 +85,6 @@ def look(site: Site, run_id: str) -> Found:
     return asyncio.run(read())
 
 
-def family_of(running: Running, word: str) -> list[psutil.Process]:
-    """The living processes under a launcher that have that word on their command line."""
-    try:
-        family = psutil.Process(running.process.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
-    return [process for process in family if any(word in part for part in _cmdline(process))]
-
-
-def _cmdline(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except (psutil.NoSuchProcess, psutil.ZombieProcess):
-        return []
-
-
 def train_with_nan(site: Site, run_id: str, **options: Any) -> Running:
     """A perceptron with a NaN in one gradient at step K; its incarnation is made of given ids.
 
@@ -134,10 +118,10 @@ def test_the_helper_is_killed_again_and_again(embedded_site: Site) -> None:
     killed = 0
     while running.process.poll() is None and killed < 4:
         until(
-            lambda: family_of(running, HELPER) or running.process.poll() is not None,
+            lambda: helpers_of(running) or running.process.poll() is not None,
             what="a new helper",
         )
-        for helper in family_of(running, HELPER):
+        for helper in helpers_of(running):
             # Some die at their start, some at work.
             time.sleep(0.0 if killed % 2 else 0.04)
             with suppress(psutil.NoSuchProcess):
@@ -157,7 +141,7 @@ def test_the_helper_is_killed_while_the_stop_is_under_way(embedded_site: Site) -
         timeout_s=60,
         what="the issue",
     )
-    for helper in family_of(running, HELPER):
+    for helper in helpers_of(running):
         helper.kill()
     check(running.finish(), look(embedded_site, "killed"))
 
@@ -198,8 +182,8 @@ def test_the_launcher_is_killed_and_the_job_goes_on(embedded_site: Site) -> None
         sys.executable, "-u", str(SCRIPTS / "long_loop.py"), "--steps", "400", run_id="orphan"
     )
     until(lambda: "step 0" in running.stdout, timeout_s=60, what="the job trains")
-    until(lambda: family_of(running, HELPER), what="the helper")
-    jobs, helpers = family_of(running, "long_loop.py"), family_of(running, HELPER)
+    until(lambda: helpers_of(running), what="the helper")
+    jobs, helpers = family_of(running, "long_loop.py"), helpers_of(running)
     running.process.kill()
     running.process.wait(10)
     _, alive = psutil.wait_procs(helpers, timeout=15)

@@ -12,11 +12,10 @@ import socket
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from support.issue_records import TOPICS, issue, issue_record
-from support.site import SCRIPTS, Running, Site, until
+from support.site import SCRIPTS, Site, helpers_of, until
 from support.smtp_server import Mailbox, smtp_server, smtp_thread
 from tocsin.actions.receivers.notify_option import notify_names
 from tocsin.bus.embedded.bus import EmbeddedBus
@@ -70,17 +69,6 @@ def mail_delivery(site: Site, run_id: str) -> Delivery | None:
     if not (site.folder / "bus.db").exists():
         return None
     return asyncio.run(read())
-
-
-def helpers_of(running: Running) -> list[psutil.Process]:
-    found = []
-    for process in psutil.Process(running.process.pid).children(recursive=True):
-        try:
-            if "tocsin.console.services.helper" in process.cmdline():
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.ZombieProcess):
-            continue
-    return found
 
 
 def test_a_mail_outlives_its_helper_and_the_servers_absence(embedded_site: Site) -> None:

@@ -16,11 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
 import pytest
 
 from support.receiver import Receiver
 from tocsin.bus.port import Partition
 from tocsin.bus.urls import open_bus
+from tocsin.console.services.helper import NAME
 from tocsin.console.views.bus_view import read_all
 from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.wire import decode, read_meta
@@ -276,3 +278,36 @@ def until(condition: Callable[[], object], timeout_s: float = 20, what: str = ""
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s} s: {what or condition}"
         time.sleep(0.02)
+
+
+def family_of(running: Running, word: str) -> list[psutil.Process]:
+    """The living processes of a job that have that word on their command line."""
+    # A helper that was forked has that of its launcher.
+    family = [one for one in _family(running) if _name(one) != NAME]
+    return [one for one in family if any(word in part for part in _cmdline(one))]
+
+
+def helpers_of(running: Running) -> list[psutil.Process]:
+    """The living helpers of a launcher."""
+    return [process for process in _family(running) if _name(process) == NAME]
+
+
+def _family(running: Running) -> list[psutil.Process]:
+    try:
+        return psutil.Process(running.process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def _cmdline(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return []

@@ -60,6 +60,29 @@ def leave_users_modules() -> None:
     sys.path[:] = [entry for entry in sys.path if _absolute(entry) not in unwanted]
 
 
+def has_users_modules() -> bool:
+    """Whether something of the user's acts in this process that `python_command` leaves out: one of
+    his modules was imported before `leave_users_modules`, or he has set how warnings are taken.
+    """
+    _, unwanted = _sorted_path(os.environ.get(_PATH, ""))
+    here = _absolute("")
+    roots = {*unwanted, *([] if _is_installed(here) else [here])}
+    return (
+        bool(sys.warnoptions)
+        or any(name in os.environ for name in _FOR_THE_JOB)
+        or any(_root(module) in roots for name, module in [*sys.modules.items()] if "." not in name)
+    )
+
+
+def _root(module: object) -> str | None:
+    """The folder on the path that a module at the top was imported from."""
+    file = getattr(module, "__file__", None)
+    if not isinstance(file, str):
+        return None
+    folder, name = os.path.split(_absolute(file))
+    return os.path.dirname(folder) if name.startswith("__init__.") else folder
+
+
 def append_users_modules(environ: Mapping[str, str]) -> None:
     """Let this process import the user's modules too, where none of those on its path is meant."""
     left_out = environ.get(LEFT_OUT, "").split(os.pathsep)

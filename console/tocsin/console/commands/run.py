@@ -69,8 +69,11 @@ def run(
 
     The exit code is the job's own, 79 if tocsin stopped the job, or 2 if nothing was started.
     """
-    from tocsin.console.services.launch import RunOptions, plan_run
-    from tocsin.emitter.launch.launcher import launch
+    from tocsin.emitter.launch.forked import one_thread
+
+    with one_thread():  # the launcher forks its helper
+        from tocsin.console.services.launch import RunOptions, plan_run
+        from tocsin.emitter.launch.launcher import launch
 
     options = RunOptions(
         config=config,
@@ -84,4 +87,6 @@ def run(
         require_bus=require_bus,
         quiet=quiet,
     )
-    raise typer.Exit(launch(plan_run(command or (), options)))
+    with one_thread():
+        plan = plan_run(command or (), options)
+    raise typer.Exit(launch(plan))

@@ -23,6 +23,7 @@ from tocsin.console.context import CommandContext, read_setting
 from tocsin.console.services.workers import SOFTWARE, run_lease
 from tocsin.emitter.launch.enforcer import Enforcer, StopOrder
 from tocsin.emitter.node.publisher import NodePlan, NodeReport
+from tocsin.emitter.process.process_group import set_name
 from tocsin.emitter.send.publisher import Voice
 from tocsin.runtime.shutdown import stop_signals
 from tocsin.runtime.testing import CrashPoints
@@ -34,6 +35,9 @@ from tocsin.schemas.signing import SigningKey, keys_folder, own_key
 from tocsin.stream_rules.service import build_rules_service
 
 logger = logging.getLogger(__name__)
+
+NAME: Final = "tocsin-helper"
+"""What `ps -o comm` and `top` call this process, whose command line may be that of the launcher."""
 
 ANSWERS_S: Final = 2.0
 """How long the end waits for what a stop has to tell to be acknowledged, seconds."""
@@ -319,8 +323,12 @@ async def serve(setting: CommandContext, arguments: argparse.Namespace) -> int:
                 await lease.release()
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Read the options and serve until the launcher is gone; the exit code."""
+def main(argv: Sequence[str] | None = None, setting: CommandContext | None = None) -> int:
+    """Read the options and serve until the launcher is gone; the exit code.
+
+    `setting` is what they name, where a launcher has read it already.
+    """
+    set_name(NAME)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run-id", required=True)
     parser.add_argument("--bus", required=True)
@@ -331,9 +339,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-stop", action="store_true")
     arguments = parser.parse_args(argv)
     logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
-    return asyncio.run(serve(read_setting(arguments.config, arguments.bus), arguments))
+    if setting is None:
+        setting = read_setting(arguments.config, arguments.bus)
+    return asyncio.run(serve(setting, arguments))
 
 
 if __name__ == "__main__":

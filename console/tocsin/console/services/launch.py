@@ -7,13 +7,14 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.console.context import CommandContext, check_custom_rules, read_setting
 from tocsin.console.services.notify_addresses import KeptAddresses
 from tocsin.emitter.launch.helper import DRAIN_S
-from tocsin.emitter.launch.helper_child import helper_command
+from tocsin.emitter.launch.helper_child import helper_command, helper_words
 from tocsin.emitter.launch.plan import LaunchPlan
 from tocsin.emitter.process.identity import launch_job_id, resolve_run_id, restart_count
 from tocsin.schemas.configuration.file import Config
@@ -82,6 +83,7 @@ def plan_run(
         _have_a_key(env)
     config = setting.config
     trusted = config.stop.trusted_keys or ()
+    words = _helper_words(setting, options, run_id, bus.url, incarnation)
     return LaunchPlan(
         command=tuple(command),
         run_id=run_id,
@@ -102,7 +104,8 @@ def plan_run(
         warnings=(*setting.warnings, *(() if setting.embedded else _without_effect(setting))),
         kept=keep,
         helper_log=log,
-        helper=_helper(setting, options, run_id, bus.url, incarnation) if setting.embedded else (),
+        helper=helper_command(words) if setting.embedded else (),
+        serve=partial(_serve, setting, words) if setting.embedded else None,
     )
 
 
@@ -182,13 +185,20 @@ def _answers(host: str, port: int) -> bool:
         return False
 
 
-def _helper(
+def _serve(setting: CommandContext, words: Sequence[str]) -> int:
+    """What the command line of the helper does, in a process that was forked for it."""
+    from tocsin.console.services.helper import main
+
+    return main(words, setting)
+
+
+def _helper_words(
     setting: CommandContext, options: RunOptions, run_id: str, url: str, incarnation: str
 ) -> tuple[str, ...]:
-    """The command line of the helper process that serves this run on the embedded bus."""
+    """What the helper process is told that serves this run on the embedded bus."""
     # Everything of this job comes later than now; the bus may hold days of other runs.
     now_ms = unix_ms()
-    command = helper_command(
+    words = helper_words(
         run_id,
         url,
         since_ms=now_ms,
@@ -196,7 +206,7 @@ def _helper(
         stop=options.stop,
         incarnation=incarnation,
     )
-    return (*command, *(word for address in options.notify for word in ("--notify", address)))
+    return (*words, *(word for address in options.notify for word in ("--notify", address)))
 
 
 def _have_a_key(env: Mapping[str, str]) -> None:

@@ -20,13 +20,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
-from tocsin.emitter.process.process_group import Change, Reaper
+from tocsin.bus.embedded.location import make_folder
+from tocsin.emitter.launch.forked import ONE_THREAD, can_fork, fork
+from tocsin.emitter.process.process_group import Change, Reaper, signal_process
+from tocsin.schemas.own_python import python_environment
 
 NICE: Final = 3
 """What it takes of the cores is the same with any niceness, only later: with 10, beside ten busy
@@ -44,6 +48,11 @@ HEALTHY_S: Final = 30.0
 DRAINED: Final = frozenset({0, 3})
 
 
+def helper_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` for a helper. Lists folders: may block."""
+    return {**python_environment(environ), **ONE_THREAD}
+
+
 class HelperProcess:
     """Starts the helper, and again when it dies, until it has drained or is closed."""
 
@@ -55,43 +64,63 @@ class HelperProcess:
         log: Path,
         say: Callable[[str], None],
     ) -> None:
+        """`environ` is what `helper_environment` gives."""
         self.restarts = 0
         self.returncode: int | None = None
+        self.pid: int | None = None
+        """Of the helper that was started last."""
         self._command = list(command)
-        # One thread is enough for it, and the training needs the cores.
-        self._environ = {**environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        self._environ = environ
         self._reaper = reaper
         self.log: Final = log
         self._say = say
         self._orders: list[str] = []
-        self._popen: subprocess.Popen[bytes] | None = None
+        self._stdin: int | None = None
         self._ended = asyncio.Event()
         self._done = asyncio.Event()
         self._closing = False
 
-    @property
-    def pid(self) -> int | None:
-        """Of the helper that runs now."""
-        return None if self._popen is None else self._popen.pid
+    def fork(self, serve: Callable[[], int]) -> None:
+        """Start it as a fork of this process, which saves its imports; only before there is a
+        thread or a loop. Where that cannot be done it does nothing, and `start` is to be called.
+        """
+        with contextlib.suppress(OSError):
+            if can_fork():
+                make_folder(self.log)
+                self._begin(*fork(serve, self._environ, self.log))
 
     def start(self) -> None:
-        """Start it once; `keep` does so again. Raises OSError."""
+        """Start it once, if it was not forked; `keep` does so again. Raises OSError."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("ab") as log:
-            self._popen = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env=self._environ,
-                start_new_session=True,
-            )
+        reading, writing = os.pipe()
+        try:
+            with self.log.open("ab") as log:
+                popen = subprocess.Popen(
+                    self._command,
+                    stdin=reading,
+                    stdout=log,
+                    stderr=log,
+                    env=self._environ,
+                    start_new_session=True,
+                )
+        except BaseException:
+            os.close(writing)
+            raise
+        finally:
+            os.close(reading)
+        # The reaper takes its end; without this, Popen would warn that nobody has.
+        popen.returncode = 0
+        self._begin(popen.pid, writing)
+
+    def _begin(self, pid: int, stdin: int) -> None:
+        self.pid, self._stdin = pid, stdin
+        self.returncode = None
         self._ended.clear()
-        self._reaper.watch(self._popen.pid, self._changed)
+        self._reaper.watch(pid, self._changed)
         with contextlib.suppress(OSError):
             # It has but one thread yet; those to come inherit.
-            os.setpriority(os.PRIO_PROCESS, self._popen.pid, NICE)
-        os.set_blocking(self._stdin.fileno(), False)
+            os.setpriority(os.PRIO_PROCESS, pid, NICE)
+        os.set_blocking(stdin, False)
         for order in self._orders:
             self._write(order)
 
@@ -139,22 +168,15 @@ class HelperProcess:
     async def close(self, timeout_s: float) -> None:
         """Let go of it: EOF, and SIGKILL if it is still there after `timeout_s`."""
         self._closing = True
-        popen = self._popen
-        if popen is None:
+        if self.pid is None:
             return
         self._shut()
-        if popen.returncode is None:
+        if self.returncode is None:
             try:
                 async with asyncio.timeout(timeout_s):
                     await self._ended.wait()
             except TimeoutError:
-                popen.kill()
-
-    @property
-    def _stdin(self) -> IO[bytes]:
-        assert self._popen is not None
-        assert self._popen.stdin is not None
-        return self._popen.stdin
+                signal_process(self.pid, signal.SIGKILL)
 
     def _finished(self) -> bool:
         asked = any(order.startswith("drain") for order in self._orders)
@@ -162,22 +184,22 @@ class HelperProcess:
 
     def _order(self, order: str) -> None:
         self._orders.append(order)
-        if self._popen is not None and self._popen.returncode is None:
-            self._write(order)
+        self._write(order)
 
     def _write(self, order: str) -> None:
-        with contextlib.suppress(OSError):
-            os.write(self._stdin.fileno(), f"{order}\n".encode())
+        if self._stdin is not None:
+            with contextlib.suppress(OSError):
+                os.write(self._stdin, f"{order}\n".encode())
 
     def _shut(self) -> None:
-        with contextlib.suppress(OSError):
-            self._stdin.close()
+        stdin, self._stdin = self._stdin, None
+        if stdin is not None:
+            os.close(stdin)
 
     def _changed(self, change: Change) -> None:
         if change.stopped_by is not None:
             return
-        assert self._popen is not None
-        self.returncode = self._popen.returncode = change.returncode
+        self.returncode = change.returncode
         self._shut()
         self._ended.set()
 

@@ -14,15 +14,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from tocsin.emitter.launch.helper import DRAIN_S, NICE
+from tocsin.emitter.launch.helper import DRAIN_S, NICE, helper_environment
 from tocsin.emitter.process.environment import BUS, RUN_ID
-from tocsin.schemas.own_python import python_command, python_environment
+from tocsin.schemas.own_python import python_command
 
 MODULE: Final = "tocsin.console.services.helper"
 KILL_S: Final = 2.0
 
 
-def helper_command(
+def helper_words(
     run_id: str,
     bus_url: str,
     *,
@@ -31,16 +31,20 @@ def helper_command(
     stop: bool,
     incarnation: str | None = None,
 ) -> tuple[str, ...]:
-    """The command line of the helper of this run; with an incarnation it samples the node too."""
-    command = [*python_command(MODULE), "--run-id", run_id, "--bus", bus_url]
-    command += ["--since-ms", str(since_ms)]
+    """What the helper of this run is told; with an incarnation it samples the node too."""
+    words = ["--run-id", run_id, "--bus", bus_url, "--since-ms", str(since_ms)]
     if config is not None:
-        command += ["--config", str(config)]
+        words += ["--config", str(config)]
     if incarnation is not None:
-        command += ["--incarnation", incarnation]
+        words += ["--incarnation", incarnation]
     if not stop:
-        command.append("--no-stop")
-    return tuple(command)
+        words.append("--no-stop")
+    return tuple(words)
+
+
+def helper_command(words: Sequence[str]) -> tuple[str, ...]:
+    """The command line of a helper that is told this."""
+    return python_command(MODULE, *words)
 
 
 class Child:
@@ -48,8 +52,7 @@ class Child:
 
     def __init__(self, command: Sequence[str], log: Path, passed: Sequence[int] = ()) -> None:
         """Start it; it inherits the descriptors in `passed`. Raises OSError."""
-        environ = python_environment(os.environ)
-        environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        environ = helper_environment(os.environ)
         for name in (RUN_ID, BUS):  # it is told by its command line, and is no training itself
             environ.pop(name, None)
         with log.open("ab") as out:

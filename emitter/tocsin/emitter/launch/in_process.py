@@ -10,7 +10,7 @@ from typing import Final
 from tocsin.bus.embedded.location import default_place
 from tocsin.bus.port import Bus
 from tocsin.emitter.launch.helper import DRAIN_S
-from tocsin.emitter.launch.helper_child import HelperChild, helper_command
+from tocsin.emitter.launch.helper_child import HelperChild, helper_command, helper_words
 from tocsin.emitter.launch.listener_child import ListenerChild
 from tocsin.emitter.node.publisher import NodePlan, NodeReport
 from tocsin.emitter.node.registry import Entry, NodeFolder, Registration
@@ -123,7 +123,7 @@ class Services:
         # Where others judge the run nobody else looks at this node.
         self._samples = helper and not added[BUS].startswith("embedded:")
         if helper and self._mine and added[BUS].startswith("embedded:"):
-            command = helper_command(
+            words = helper_words(
                 added[RUN_ID],
                 added[BUS],
                 since_ms=unix_ms(),
@@ -131,7 +131,7 @@ class Services:
                 stop=environ.get(STOP) != "off",
                 incarnation=incarnation_id(added[RUN_ID], added[JOB_ID], restart_count(environ), 0),
             )
-            self._helper = HelperChild(command, self._log)
+            self._helper = HelperChild(helper_command(words), self._log)
 
     def listen(self, training: Training) -> None:
         """Hear stops, once the training's identity is known. Raises OSError."""

@@ -14,7 +14,6 @@ import signal
 import sys
 import time
 from collections.abc import Collection
-from pathlib import Path
 from typing import Final
 
 from tocsin.bus.port import BusError, Record
@@ -22,7 +21,7 @@ from tocsin.emitter.launch import messages
 from tocsin.emitter.launch.bus_session import Watch
 from tocsin.emitter.launch.end_budget import EndBudget
 from tocsin.emitter.launch.escalation import Stopper
-from tocsin.emitter.launch.helper import HelperProcess
+from tocsin.emitter.launch.helper import HelperProcess, helper_environment
 from tocsin.emitter.launch.job import CannotStart, Job
 from tocsin.emitter.launch.own_run import OwnRun
 from tocsin.emitter.launch.plan import LaunchPlan, job_environment
@@ -40,7 +39,6 @@ from tocsin.emitter.stop.unwatched import LINES
 from tocsin.emitter.stop.verification import read_keys, trusted_paths, untrusted_places
 from tocsin.schemas.errors import TocsinError
 from tocsin.schemas.ids import incarnation_id
-from tocsin.schemas.own_python import python_environment
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import Data
 from tocsin.schemas.records.frames import Speaker
@@ -70,6 +68,7 @@ def launch(plan: LaunchPlan) -> int:
     Never raises for what the job or the bus does. 2 means that nothing was started.
     """
     launcher = _Launch(plan)
+    launcher.fork_helper()
     try:
         return asyncio.run(launcher.run())
     except Exception:
@@ -95,7 +94,7 @@ class _Launch:
         self._members = Members(first, process_lives)
         self._own = OwnRun(plan.run_id)
         self._reaper = Reaper()
-        self._helper: HelperProcess | None = None
+        self._helper = self._own_helper()
         self._watch: Watch | None = None
         self._cancelled: signal.Signals | None = None
         self._hurry = asyncio.Event()
@@ -236,19 +235,26 @@ class _Launch:
         self._watch = watch
         environ = job_environment(plan, base, runtime, endpoint.path)
         environ[environment.BUS] = bus.url
-        self._start_helper(environ, runtime)
+        self._start_helper()
         await self._begin_tasks(watch).wait_ready()
         await self._tell_start(watch)
         return environ
 
-    def _start_helper(self, environ: dict[str, str], runtime: Path) -> None:
+    def _own_helper(self) -> HelperProcess | None:
         plan = self.plan
-        if not plan.helper:
+        if not plan.helper or plan.helper_log is None:
+            return None
+        environ = helper_environment(os.environ)
+        return HelperProcess(plan.helper, environ, self._reaper, plan.helper_log, self.say)
+
+    def fork_helper(self) -> None:
+        """Before the event loop: start the helper as a fork, where that can be done."""
+        if self._helper is not None and self.plan.serve is not None:
+            self._helper.fork(self.plan.serve)
+
+    def _start_helper(self) -> None:
+        if self._helper is None or self._helper.pid is not None:
             return
-        log = plan.helper_log or runtime / "helper.log"
-        # Our hook is for the job's pythons; the helper would watch itself.
-        own = python_environment({**environ, "PYTHONPATH": os.environ.get("PYTHONPATH", "")})
-        self._helper = HelperProcess(plan.helper, own, self._reaper, log, self.say)
         try:
             self._helper.start()
         except OSError as error:

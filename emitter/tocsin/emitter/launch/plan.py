@@ -38,7 +38,8 @@ class LaunchPlan:
     """One launch. `open_bus` gives the bus that `bus_url` names, not yet entered.
 
     `helper` is the command line of the helper process, or empty on a bus that others serve; it is
-    driven through its stdin, see `tocsin.emitter.launch.helper`. `config` is the configuration
+    driven through its stdin, see `tocsin.emitter.launch.helper`; `serve` does the same in a fork of
+    the launcher. `config` is the configuration
     file, for the job's processes; `helper_log` is where the helper writes, kept only if it did not
     end well; `capture` its section as JSON. `stop` False is `--no-stop`.
 
@@ -66,6 +67,7 @@ class LaunchPlan:
     summary: Path | None = None
     require_bus: bool = False
     helper: tuple[str, ...] = ()
+    serve: Callable[[], int] | None = None
     helper_log: Path | None = None
     again: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()

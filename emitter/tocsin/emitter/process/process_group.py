@@ -17,13 +17,23 @@ from typing import Final
 
 import psutil
 
+_PR_SET_NAME: Final = 15
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 def become_subreaper() -> bool:
     """Have orphans of this process given to it; False where the system has no such thing."""
+    return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def set_name(name: str) -> bool:
+    """Name this process, in 15 bytes at most; False where the system has no such thing."""
+    return _prctl(_PR_SET_NAME, name.encode())
+
+
+def _prctl(what: int, value: int | bytes) -> bool:
     try:
-        return bool(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+        return bool(ctypes.CDLL(None).prctl(what, value, 0, 0, 0) == 0)
     except (OSError, AttributeError):
         return False
 

@@ -1,0 +1,96 @@
+"""A process of ours as a fork of the launcher: what both need is imported once.
+
+A fork is as good as a Python started anew only if this process has one thread, no event loop, and
+none of the user's modules (`tocsin.schemas.own_python`). Where that is not so, start one anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final, NoReturn
+
+from tocsin.schemas.own_python import has_users_modules
+
+ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""Environment: libraries of numbers start no threads. One is enough for what we compute, and the
+training needs the cores.
+"""
+
+_TASKS: Final = "/proc/self/task"
+_MOST_DESCRIPTORS: Final = 65_536
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """What is imported within starts no threads: numpy's OpenBLAS does at its import."""
+    before = {name: os.environ.get(name) for name in ONE_THREAD}
+    os.environ.update(ONE_THREAD)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def can_fork() -> bool:
+    """Whether a fork of this process would be as good as a Python started anew."""
+    try:
+        threads = len(os.listdir(_TASKS))
+    except OSError:
+        return False
+    return threads == 1 and not has_users_modules()
+
+
+def fork(serve: Callable[[], int], environ: Mapping[str, str], log: Path) -> tuple[int, int]:
+    """Run `serve` in a fork, with a session and an environment of its own; it exits with what that
+    returns. The pid, and a descriptor that writes to its stdin.
+
+    Raises OSError.
+    """
+    reading, writing = os.pipe()
+    try:
+        with log.open("ab") as out:
+            pid = os.fork()
+            if pid == 0:
+                _become(serve, environ, reading, out.fileno())
+    except BaseException:
+        os.close(writing)
+        raise
+    finally:
+        os.close(reading)
+    return pid, writing
+
+
+def _become(serve: Callable[[], int], environ: Mapping[str, str], stdin: int, log: int) -> NoReturn:
+    """In the child: never returns into the launcher's code."""
+    code = 1
+    try:
+        # The collector would write to each page that the launcher has.
+        gc.freeze()
+        os.setsid()
+        os.dup2(stdin, 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.closerange(3, _MOST_DESCRIPTORS)
+        # Those of the launcher may be None.
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115  (for as long as the process lives)
+        sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+        os.environ.clear()
+        os.environ.update(environ)
+        code = serve()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+        os._exit(code)
