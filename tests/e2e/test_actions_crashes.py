@@ -15,7 +15,7 @@ import pytest
 
 from support.fault_server import FaultServer, fault_server
 from support.issue_records import TOPICS, issue, issue_record, view, view_record
-from tocsin.actions.receivers.notify_option import notify_names
+from tocsin.actions.receivers.notify_option import parse_addresses
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Partition, Record
 from tocsin.runtime.testing import CRASH_AT, CRASH_POINTS
@@ -98,7 +98,7 @@ async def crash_and_check(tmp_path: Path, point: str, path: str, passes: tuple[i
         assert set(codes) <= {137, 0}
         assert await process(bus.path, server, tmp_path / "keys", path) == 0
 
-        (hook,) = notify_names([server.url(path)])
+        (hook,) = parse_addresses([server.url(path)])
         hooks = {delivery_id(found.issue_id, hook, "firing") for found in ISSUES}
         stops = {delivery_id(found.issue_id, "stop", "firing") for found in ISSUES}
         last: dict[str, Delivery] = {}

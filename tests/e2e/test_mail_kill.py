@@ -17,7 +17,7 @@ import pytest
 from support.issue_records import TOPICS, issue, issue_record
 from support.site import SCRIPTS, Site, helpers_of, until
 from support.smtp_server import Mailbox, smtp_server, smtp_thread
-from tocsin.actions.receivers.notify_option import notify_names
+from tocsin.actions.receivers.notify_option import parse_addresses
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Partition
 from tocsin.bus.urls import open_bus
@@ -141,5 +141,5 @@ async def test_a_repeat_has_the_message_id_of_the_first(
 
         assert len(mailbox.mails) == mails
         (identity,) = {str(mail["Message-ID"]) for mail in mailbox.mails}
-        (name,) = notify_names(["mailto:me@example.com"])
+        (name,) = parse_addresses(["mailto:me@example.com"])
         assert identity == f"<{delivery_id(found.issue_id, name, 'firing')}@tocsin.invalid>"

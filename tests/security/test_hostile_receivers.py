@@ -18,10 +18,11 @@ from tocsin.actions.delivery.retry import (
     RetryPolicy,
     retry_after_ms,
 )
+from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.actions.service import build_actions_service
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.runtime.worker import Worker, WorkerSettings
-from tocsin.schemas.configuration.file import check_config
+from tocsin.schemas.configuration.file import SectionRegistry, check_config
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.signing import SigningKey
 
@@ -85,7 +86,7 @@ receivers:
 rules:
   - nonfinite: [sick, hostile, good]
 """
-        config, problems = check_config(text, "tocsin.yaml")
+        config, problems = check_config(text, "tocsin.yaml", SectionRegistry(ReceiverKinds()))
         assert config is not None, problems
         policy = RetryPolicy(first_ms=20, most_ms=40, least_ms=5)
         service = build_actions_service(

@@ -1,9 +1,12 @@
-"""Notices about issues, as the lanes of receivers are given them."""
+"""Notices about issues, and the queues of receivers that they are given to."""
 
 from __future__ import annotations
 
+import asyncio
+
 from support.issue_records import NOW_MS, issue_record
-from tocsin.actions.delivery.lanes import Notice
+from tocsin.actions.delivery.receiver_queues import Attempted, Notice, ReceiverQueue, ReceiverQueues
+from tocsin.actions.delivery.retry import Outcome
 from tocsin.schemas.ids import delivery_id
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import EVENT_TYPES
@@ -37,3 +40,13 @@ def notice(
         event=event.model_dump(mode="json", exclude_none=True),
     )
     return Notice(delivery, NOW_MS + 1000 * attempts, (did,))
+
+
+async def attempted(queue: ReceiverQueue, given: Notice) -> Outcome:
+    """What comes of one attempt, whatever it raises."""
+    reported: asyncio.Queue[Attempted] = asyncio.Queue()
+    queues = ReceiverQueues({}, reported.put_nowait, crash=lambda _: None)
+    queues.start(queue, given)
+    outcome = (await reported.get()).outcome
+    assert outcome is not None
+    return outcome

@@ -14,14 +14,17 @@ from typing import Final
 from pydantic import BaseModel
 
 from problem_codes import PROBLEM_CODES, WARNING_CODES
+from tocsin.actions.receivers.registry import BUILT_IN
 from tocsin.console.configuration.editor_schema import as_text, editor_schema
 from tocsin.console.configuration.field_texts import REQUIRED, FieldText, field_texts, summary_of
 from tocsin.console.configuration.init import severity_text
-from tocsin.schemas.configuration.file import Config
+from tocsin.schemas.configuration.file import config_model
 from tocsin.schemas.configuration.later import LATER_SECTIONS
 from tocsin.schemas.configuration.sections import RuleEntry, StopOptions
 from tocsin.stream_rules.catalogue import Catalogue, built_in
 from tocsin.stream_rules.rule import AnyRule
+
+_RECEIVERS: Final = [kind.config for kind in BUILT_IN.values()]
 
 COMMAND: Final = "python tools/docs/config_page.py docs"
 
@@ -118,8 +121,9 @@ _RULE_KEYS: Final = frozenset({"name", "use", "match", "preset", "params", "seve
 
 def config_page(catalogue: Catalogue | None = None) -> str:
     """The text of `docs/reference/configuration.md`. Pure."""
-    out = [_HEAD, _table(field_texts(Config))]
-    for field in field_texts(Config):
+    fields = field_texts(config_model(_RECEIVERS))
+    out = [_HEAD, _table(fields)]
+    for field in fields:
         if field.key == "rules":
             out += [f"\n## `rules`\n\n{field.meaning}\n\n", _RULES, _table(_rule_fields())]
             out += ["\n", _ACTIONS, _table(field_texts(StopOptions))]
@@ -138,7 +142,7 @@ def write_docs(folder: Path) -> None:
     for name in ("reference", "schemas"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     (folder / "reference" / "configuration.md").write_text(config_page(), encoding="utf-8")
-    schema = as_text(editor_schema(built_in()))
+    schema = as_text(editor_schema(built_in(), _RECEIVERS))
     (folder / "schemas" / "config.json").write_text(schema, encoding="utf-8")
 
 
@@ -203,7 +207,7 @@ def _table(fields: Iterable[FieldText]) -> str:
             _code(field.example),
             field.meaning,
         ]
-        for field in fields
+        for field in sorted(fields, key=lambda field: field.default != REQUIRED)
     ]
     return "".join("| " + " | ".join(map(_cell, row)) + " |\n" for row in rows)
 

@@ -118,10 +118,12 @@ def section_registry(
     `load` says what is wrong with custom rules; without it they are not loaded.
     """
     # What the services import is not paid by who reads no configuration.
-    from tocsin.actions.config import check_receivers
+    from tocsin.actions.config import receiver_findings
+    from tocsin.actions.receivers.registry import ReceiverKinds
     from tocsin.stream_rules.engine.specs import rule_findings
 
-    registry = SectionRegistry()
-    registry.register("receivers", check_receivers)
+    kinds = ReceiverKinds()
+    registry = SectionRegistry(kinds)
+    registry.register("receivers", receiver_findings(kinds))
     registry.register("rules", rule_findings(load=load))
     return registry

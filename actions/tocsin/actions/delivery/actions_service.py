@@ -15,8 +15,8 @@ from typing import Final
 
 from tocsin.actions.delivery import stop as stops
 from tocsin.actions.delivery.expired import Failures
-from tocsin.actions.delivery.lanes import Attempted, Lane, Lanes, Notice
 from tocsin.actions.delivery.ledger import Ledger
+from tocsin.actions.delivery.receiver_queues import Attempted, Notice, ReceiverQueue, ReceiverQueues
 from tocsin.actions.delivery.records import delivery_record, new_delivery, tombstone
 from tocsin.actions.delivery.retry import Decision, RetryPolicy, too_late
 from tocsin.actions.delivery.routing import STOP, Planned, Routing
@@ -54,9 +54,9 @@ class ActionsService(Service):
 
     Args:
         routing: what is to be done about an issue.
-        lanes: by receiver, and `stop`.
+        queues: by receiver, and `stop`.
         closers: called at the end.
-        find_lane: makes the lane of a receiver that is not among them; may block.
+        find_queue: makes the queue of a receiver that is not among them; may block.
         failures: says what could not be delivered.
     """
 
@@ -67,14 +67,14 @@ class ActionsService(Service):
         self,
         topics: Topics,
         routing: Routing,
-        lanes: Mapping[str, Lane],
+        queues: Mapping[str, ReceiverQueue],
         *,
         requested_by: str = "actions",
         policy: RetryPolicy | None = None,
         metrics: Metrics | None = None,
         crash: Callable[[str], None] = lambda name: None,
         closers: Sequence[Callable[[], Awaitable[None]]] = (),
-        find_lane: Callable[[str], Lane | None] = lambda name: None,
+        find_queue: Callable[[str], ReceiverQueue | None] = lambda name: None,
         failures: Failures = Failures(),  # noqa: B008  (frozen)
     ) -> None:
         self.inputs = (topics.issues,)
@@ -86,7 +86,9 @@ class ActionsService(Service):
         self._requested_by = requested_by
         self._failures = failures
         self._metrics = metrics or Metrics()
-        self._lanes = Lanes(lanes, self._report, crash=crash, closers=closers, find=find_lane)
+        self._queues = ReceiverQueues(
+            queues, self._report, crash=crash, closers=closers, find=find_queue
+        )
         self._ledger = Ledger(policy)
         # When the issue of a delivery was appended to the bus; not known after a restart.
         self._appended_ms: dict[str, int] = {}
@@ -162,7 +164,7 @@ class ActionsService(Service):
 
     def next_due_ms(self) -> int | None:
         """See `Service`."""
-        full = [action for action in self._ledger.actions() if self._lanes.room(action) <= 0]
+        full = [action for action in self._ledger.actions() if self._queues.room(action) <= 0]
         return self._ledger.next_due_ms(full)
 
     def wants_checkpoint(self) -> bool:
@@ -176,7 +178,7 @@ class ActionsService(Service):
         """See `Service`: the ledger is on the bus, so what is due may be sent."""
         self._now_ms = now_ms
         for action in self._ledger.actions():
-            room, busy = self._lanes.room(action), self._lanes.busy()
+            room, busy = self._queues.room(action), self._queues.busy()
             if room > 0:
                 for delivery in self._ledger.due(action, self._now_ms, busy, room):
                     await self._start(delivery)
@@ -186,7 +188,7 @@ class ActionsService(Service):
 
     async def ended(self) -> None:
         """See `Service`."""
-        await self._lanes.close()
+        await self._queues.close()
 
     # -- what others call --------------------------------------------------------------------
 
@@ -238,7 +240,7 @@ class ActionsService(Service):
             of_it = stop.issue_id == issue.issue_id and stop.issue_times <= issue.times
             if stop.kind != STOP or not of_it:
                 continue
-            if stop.attempts or stop.delivery_id in self._lanes.busy():
+            if stop.attempts or stop.delivery_id in self._queues.busy():
                 continue
             why = "the issue was resolved before the stop was sent"
             self._decide(stop, Decision("suppressed", why), now_ms)
@@ -253,7 +255,7 @@ class ActionsService(Service):
         now_ms: int,
     ) -> None:
         why_not = planned.forbidden or self._failures.why_untold(issue, planned.action)
-        lane = self._lanes.get(planned.action)
+        queue = self._queues.get(planned.action)
         if planned.kind == STOP:
             options = planned.options or StopOptions()
             why_not = why_not or self._why_no_stop(identity, issue, now_ms - append_ms)
@@ -262,12 +264,12 @@ class ActionsService(Service):
             )
             payload, give_up_ms = command.encode(), stops.give_up_ms(options, now_ms)
         else:
-            if lane is None:
+            if queue is None:
                 why_not = why_not or "the receiver is not there: its secret is missing"
             else:
-                why_not = why_not or too_late(now_ms - append_ms, lane.give_up_ms)
+                why_not = why_not or too_late(now_ms - append_ms, queue.give_up_ms)
             payload = event.encode()
-            give_up_ms = now_ms + (lane.give_up_ms if lane is not None else 0)
+            give_up_ms = now_ms + (queue.give_up_ms if queue is not None else 0)
         delivery = new_delivery(
             identity, issue, planned, payload, now_ms=now_ms, give_up_ms=give_up_ms
         )
@@ -392,17 +394,17 @@ class ActionsService(Service):
         if not mine or await self._is_skipped(delivery.run_id):
             self._ledger.postpone(delivery, now_ms + _NOT_OURS_MS)
             return
-        lane = self._lanes.get(delivery.action)
-        if lane is None and now_ms < delivery.give_up_ms:
+        queue = self._queues.get(delivery.action)
+        if queue is None and now_ms < delivery.give_up_ms:
             # Another worker's configuration may have it; it is not ours to refuse before its time.
             later = min(now_ms + _UNKNOWN_RECEIVER_MS, delivery.give_up_ms)
             self._ledger.postpone(delivery, later)
             return
         late = now_ms > delivery.created_ms + stops.NOT_AFTER_MS
-        if lane is None or (delivery.kind == STOP and (delivery.attempts > 0 or late)):
+        if queue is None or (delivery.kind == STOP and (delivery.attempts > 0 or late)):
             self._report(Attempted(delivery.delivery_id, None, now_ms))
             return
-        self._lanes.start(lane, Notice(delivery, now_ms, self._did(delivery)))
+        self._queues.start(queue, Notice(delivery, now_ms, self._did(delivery)))
 
     def _did(self, notice: Delivery) -> Sequence[str]:
         """What was done about an issue beside notices, for the notices."""

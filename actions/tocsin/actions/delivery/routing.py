@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
 
 from tocsin.schemas.configuration.problems import Loc
 from tocsin.schemas.configuration.sections import ActionEntry, RuleEntry, StopOptions
 from tocsin.schemas.records.issues import SEVERITIES, Issue, IssueOngoing
-
-Kind = Literal["webhook", "email", "chat", "sms", "lambda", "stop"]
 
 STOP: Final = "stop"
 
@@ -22,7 +20,7 @@ class Planned:
     """One thing to do. `action` is the receiver's name, or `stop`."""
 
     action: str
-    kind: Kind
+    kind: str
     decided_by: str
     options: StopOptions | None = None
     forbidden: str | None = None
@@ -47,9 +45,9 @@ class Routing:
     notify: Sequence[str] = ()
     stops_off: str | None = None
     place: Callable[[Loc], str] = lambda loc: ".".join(map(str, loc))
-    kinds: Mapping[str, Kind] = field(default_factory=dict)
+    kinds: Mapping[str, str] = field(default_factory=dict)
     firing_only: Collection[str] = ()
-    notify_of: Callable[[Issue], Sequence[tuple[str, Kind]]] = lambda issue: ()
+    notify_of: Callable[[Issue], Sequence[tuple[str, str]]] = lambda issue: ()
 
     def plan(self, issue: Issue) -> list[Planned]:
         """What to do, stop first; each action once.
@@ -92,7 +90,7 @@ class Routing:
             return None
         return Planned(action.receiver, self._kind(action.receiver), where)
 
-    def _kind(self, receiver: str) -> Kind:
+    def _kind(self, receiver: str) -> str:
         return self.kinds.get(receiver, "webhook")
 
     def _stop(self, decided_by: str, options: StopOptions | None) -> Planned:

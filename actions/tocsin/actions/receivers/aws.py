@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from tocsin.actions.delivery.retry import Outcome
-from tocsin.schemas.errors import MissingExtra
 
 if TYPE_CHECKING:
     from botocore.client import BaseClient
@@ -43,14 +42,6 @@ def make_client(service: Service, region: str | None) -> BaseClient:
         retries={"total_max_attempts": 1, "mode": "standard"},
     )
     return boto3.session.Session().client(service, region_name=region, config=config)
-
-
-def need_boto3(what: str) -> None:
-    """Raises MissingExtra: boto3 is not installed."""
-    import importlib.util
-
-    if importlib.util.find_spec("boto3") is None:
-        raise MissingExtra("actions", what)
 
 
 def call(request: Callable[[], int]) -> Outcome:

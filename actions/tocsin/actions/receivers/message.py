@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from tocsin.actions.delivery.receiver_queues import Notice
+from tocsin.actions.delivery.records import issue_of
 from tocsin.schemas.records.events import clip
 from tocsin.schemas.records.issues import Issue, IssueState, Series, Severity
 from tocsin.schemas.text import (
@@ -70,6 +72,15 @@ class Message:
         lines = [f"{self.word}: {self.headline}", ""]
         lines += [f"{row.label + ':':<{_LABEL_WIDTH}}{row.value}" for row in self.rows]
         return "\n".join(lines) + "\n"
+
+
+def message_for(notice: Notice) -> Message:
+    """What a receiver is to be told.
+
+    Raises:
+        RecordError: the notice holds no issue.
+    """
+    return message_of(issue_of(notice.delivery), notice.did)
 
 
 def message_of(issue: Issue, did: Sequence[str] = ()) -> Message:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from tocsin.actions.receivers.notify_option import Notified, parse_notify
+from tocsin.actions.receivers.kind import Address
+from tocsin.actions.receivers.notify_option import parse_notify
 from tocsin.schemas.errors import ConfigurationError
 
 ReadAddresses = Callable[[], Mapping[str, Sequence[str]]]
@@ -21,25 +22,25 @@ class RunAddresses:
         self._read = read
         self._of: Mapping[str, Sequence[str]] = {}
 
-    def of(self, incarnation: str) -> list[Notified]:
+    def of(self, incarnation: str) -> list[Address]:
         """The addresses for the issues of an incarnation. May block."""
         if incarnation not in self._of:
             self._of = self._read()
         return _parsed(self._of.get(incarnation, ()))
 
-    def text_of(self, name: str) -> str | None:
+    def find(self, name: str) -> Address | None:
         """The address that the ledger calls so; None if there is none. May block."""
-        if (known := self._find(name)) is not None:
+        if (known := self._known(name)) is not None:
             return known
         self._of = self._read()
-        return self._find(name)
+        return self._known(name)
 
-    def _find(self, name: str) -> str | None:
-        texts = (text for those in self._of.values() for text in those)
-        return next((text for text in texts if any(a.name == name for a in _parsed([text]))), None)
+    def _known(self, name: str) -> Address | None:
+        addresses = (one for texts in self._of.values() for one in _parsed(texts))
+        return next((one for one in addresses if one.name == name), None)
 
 
-def _parsed(texts: Sequence[str]) -> list[Notified]:
+def _parsed(texts: Sequence[str]) -> list[Address]:
     found = []
     for text in texts:
         try:

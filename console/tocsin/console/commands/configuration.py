@@ -49,10 +49,11 @@ def check(
 
 def schema() -> None:
     """Print the JSON Schema of the configuration, for editors."""
+    from tocsin.actions.receivers.registry import ReceiverKinds
     from tocsin.console.configuration.editor_schema import as_text, editor_schema
     from tocsin.stream_rules.catalogue import built_in
 
-    typer.echo(as_text(editor_schema(built_in())), nl=False)
+    typer.echo(as_text(editor_schema(built_in(), ReceiverKinds().models())), nl=False)
 
 
 def init(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
 from pydantic import TypeAdapter
 
 from tocsin.schemas.configuration.file import config_json_schema
+from tocsin.schemas.configuration.receivers import ReceiverConfig
 from tocsin.schemas.configuration.sections import CUSTOM_USE
 from tocsin.schemas.configuration.values import format_duration, format_percent
 from tocsin.stream_rules.catalogue import Catalogue
@@ -20,9 +21,11 @@ _REFERENCE: Final = "#/$defs/{model}"
 Node = dict[str, Any]
 
 
-def editor_schema(catalogue: Catalogue) -> Mapping[str, object]:
-    """The schema of a file whose rules are those of the catalogue (draft 2020-12)."""
-    schema: Node = dict(config_json_schema())
+def editor_schema(
+    catalogue: Catalogue, receivers: Sequence[type[ReceiverConfig]]
+) -> Mapping[str, object]:
+    """The schema of a file (draft 2020-12) with these rules and kinds of receivers."""
+    schema: Node = dict(config_json_schema(receivers))
     schema["title"] = "tocsin.yaml"
     schema["description"] = "The configuration of tocsin, an alarm bell for training."
     for node in _nodes(schema):

@@ -10,9 +10,10 @@ from typing import Final
 
 from pydantic import ValidationError
 
+from tocsin.actions.receivers.email.config import EmailReceiver
+from tocsin.actions.receivers.sms.config import SmsReceiver
 from tocsin.console.sagemaker.reading import Notes, Placed
 from tocsin.schemas.configuration.problems import Loc
-from tocsin.schemas.configuration.receivers import EmailReceiver, SmsReceiver
 from tocsin.schemas.configuration.yaml import Plain
 
 STOP: Final = "stop"

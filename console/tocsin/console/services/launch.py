@@ -134,26 +134,30 @@ def _check_receivers(
     if not notify and not (setting.embedded and setting.config.receivers):
         return
     # Not paid by who tells nobody.
+    from tocsin.actions.receivers.address_guard import AddressGuard
     from tocsin.actions.receivers.build import check_usable
-    from tocsin.actions.receivers.notify_option import parse_notify
-    from tocsin.actions.receivers.smtp_server import SMTP_VARIABLE, server_of_environment
+    from tocsin.actions.receivers.email.config import EmailReceiver
+    from tocsin.actions.receivers.email.smtp_server import SMTP_VARIABLE, server_of_environment
+    from tocsin.actions.receivers.kind import ReceiverContext
+    from tocsin.actions.receivers.notify_option import parse_addresses
+    from tocsin.actions.receivers.registry import ReceiverKinds
 
-    addresses = [parse_notify(text) for text in notify]
+    named = {name: address.config for name, address in parse_addresses(notify).items()}
     if setting.embedded:
-        check_usable(
-            setting.config,
-            setting.secrets,
-            notify=notify,
+        context = ReceiverContext(
+            secrets=setting.secrets,
+            guard=AddressGuard(private=True),
             folder=setting.loaded.folder,
             environ=env,
         )
-    for address in addresses:
-        if address.kind == "email" and not env.get(SMTP_VARIABLE):
+        check_usable({**setting.config.receivers, **named}, context, ReceiverKinds())
+    for config in named.values():
+        if isinstance(config, EmailReceiver) and not env.get(SMTP_VARIABLE):
             server = server_of_environment(env)
             # Said now rather than in a log, a day later, when the mail did not come.
             if not _answers(server.host, server.port):
                 raise ConfigurationError(
-                    f"--notify mailto:{','.join(address.to)}: no reply{server.advice}"
+                    f"--notify mailto:{','.join(config.to)}: no reply{server.advice}"
                 )
 
 

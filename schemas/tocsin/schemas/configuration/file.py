@@ -7,14 +7,14 @@ one pass over a file finds everything: YAML, shape, rule parameters, references.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar, Union
 
-from pydantic import Field
+from pydantic import Field, create_model
 
 from tocsin.schemas.configuration.capture import CaptureConfig, parse_capture
 from tocsin.schemas.configuration.findings import parse_model
@@ -35,7 +35,7 @@ from tocsin.schemas.configuration.problems import (
     did_you_mean,
     quoted,
 )
-from tocsin.schemas.configuration.receivers import Receiver
+from tocsin.schemas.configuration.receivers import ReceiverConfig, ReceiverModels
 from tocsin.schemas.configuration.sections import (
     CUSTOM_USE,
     ActionEntry,
@@ -88,7 +88,7 @@ class Config(Section):
     """What the training process records."""
     defaults: DefaultsConfig = Field(default_factory=DefaultsConfig)
     """Defaults for rules without their own settings."""
-    receivers: Mapping[str, Receiver] = Field(default_factory=dict)
+    receivers: Mapping[str, ReceiverConfig] = Field(default_factory=dict)
     """Receivers of issues, by name."""
     rules: tuple[RuleEntry, ...] = ()
     """Rules with their actions; rules that are not listed follow `defaults.rules`."""
@@ -106,9 +106,15 @@ class DuplicateSection(TocsinError):
 
 
 class SectionRegistry:
-    """Who checks which section. Built by whoever puts the services together."""
+    """Who checks which section. Built by whoever puts the services together.
 
-    def __init__(self) -> None:
+    Args:
+        receivers: the models of the kinds of receivers; without them, as in a training process,
+            only what all kinds have is read of each receiver.
+    """
+
+    def __init__(self, receivers: ReceiverModels | None = None) -> None:
+        self.receivers = receivers
         self._validators: dict[SectionName, SectionValidator] = {}
 
     def register(self, name: SectionName, validator: SectionValidator) -> None:
@@ -243,7 +249,8 @@ def check_config(
     if not document.complete:
         return None, hide_lines(document, document.problems)
     findings: list[Finding] = []
-    config = _parse(document.data, findings)
+    models = None if registry is None else registry.receivers
+    config = _parse(document.data, findings, models)
     findings.extend(_unknown_references(document.data, config))
     if shared is not None:
         findings.extend(_code_of_others(config, shared))
@@ -253,9 +260,17 @@ def check_config(
     return (None if problems else config), problems
 
 
-def config_json_schema() -> dict[str, object]:
-    """The JSON Schema of the file, for editors (draft 2020-12)."""
-    schema = Config.model_json_schema()
+def config_model(receivers: Sequence[type[ReceiverConfig]]) -> type[Config]:
+    """`Config` with the models of these kinds of receivers, of which it has two at least."""
+    one: Any = Annotated[Union[tuple(receivers)], Field(discriminator="type")]  # noqa: UP007
+    meaning = Config.model_fields["receivers"].description
+    field: Any = Field(default_factory=dict, description=meaning)
+    return create_model("Config", __base__=Config, receivers=(Mapping[str, one], field))
+
+
+def config_json_schema(receivers: Sequence[type[ReceiverConfig]]) -> dict[str, object]:
+    """The JSON Schema of the file, for editors (draft 2020-12), with these kinds of receivers."""
+    schema = config_model(receivers).model_json_schema()
     defs = schema["$defs"]
     defs["StopOptions"] = StopOptions.model_json_schema()
     del defs["ActionEntry"]
@@ -322,7 +337,7 @@ def config_json_schema() -> dict[str, object]:
 # -- the parts of a check
 
 
-def _parse(raw: Plain, findings: list[Finding]) -> Config:
+def _parse(raw: Plain, findings: list[Finding], models: ReceiverModels | None) -> Config:
     """What of the file can be read; what is wrong in it goes into `findings`."""
     if raw is None:
         return Config()
@@ -354,7 +369,7 @@ def _parse(raw: Plain, findings: list[Finding]) -> Config:
         "secrets": parse_secrets(raw.get("secrets"), findings),
         "capture": parse_capture(raw.get("capture"), ("capture",), findings),
         "defaults": _section(DefaultsConfig, raw.get("defaults"), "defaults", findings),
-        "receivers": parse_receivers(raw.get("receivers"), findings),
+        "receivers": parse_receivers(raw.get("receivers"), findings, models),
         "rules": parse_rules(raw.get("rules"), findings),
         "stop": _section(StopTrust, raw.get("stop"), "stop", findings),
     }

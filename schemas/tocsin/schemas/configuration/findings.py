@@ -11,8 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from tocsin.schemas.configuration.problems import Finding, Loc, did_you_mean, quoted
-from tocsin.schemas.configuration.receivers import LATER_OF_RECEIVERS
-from tocsin.schemas.configuration.sections import LATER, LATER_VALUES
+from tocsin.schemas.configuration.sections import LATER_VALUES, Section
 from tocsin.schemas.configuration.yaml import Plain, kind_of
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -90,7 +89,7 @@ def _finding(error: ErrorDetails, model: type[BaseModel], top: Loc) -> Finding:
     hide = _hidden(loc) or (isinstance(raw, str) and "@" in raw)
     match error["type"]:
         case "extra_forbidden":
-            if key in LATER.get(owner, ()) or key in LATER_OF_RECEIVERS.get(owner, ()):
+            if issubclass(owner, Section) and key in owner.LATER_KEYS:
                 return not_supported_yet(loc, repr(key))
             return unknown_key(key, loc, tuple(owner.model_fields))
         case "missing":

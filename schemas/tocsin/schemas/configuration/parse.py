@@ -19,7 +19,11 @@ from tocsin.schemas.configuration.findings import (
     unknown_key,
 )
 from tocsin.schemas.configuration.problems import Finding, Loc, did_you_mean, quoted
-from tocsin.schemas.configuration.receivers import RECEIVERS, AnyReceiver
+from tocsin.schemas.configuration.receivers import (
+    ReceiverConfig,
+    ReceiverModels,
+    UnreadReceiver,
+)
 from tocsin.schemas.configuration.sections import (
     CUSTOM_USE,
     ActionEntry,
@@ -29,6 +33,7 @@ from tocsin.schemas.configuration.sections import (
 )
 from tocsin.schemas.configuration.values import parse_name
 from tocsin.schemas.configuration.yaml import Plain, kind_of
+from tocsin.schemas.errors import ConfigurationError
 
 T = TypeVar("T")
 
@@ -77,9 +82,15 @@ def parse_secrets(raw: Plain, findings: list[Finding]) -> dict[str, SecretSource
     return dict(_items(raw, ("secrets",), findings, one, name=parse_name))
 
 
-def parse_receivers(raw: Plain, findings: list[Finding]) -> dict[str, AnyReceiver]:
-    """The section `receivers`."""
-    return dict(_items(raw, ("receivers",), findings, _parse_receiver, name=_receiver_name))
+def parse_receivers(
+    raw: Plain, findings: list[Finding], models: ReceiverModels | None
+) -> dict[str, ReceiverConfig]:
+    """The section `receivers`; without `models` only what all kinds have."""
+
+    def one(item: Plain, loc: Loc, findings: list[Finding]) -> ReceiverConfig | None:
+        return _parse_receiver(item, loc, findings, models)
+
+    return dict(_items(raw, ("receivers",), findings, one, name=_receiver_name))
 
 
 def parse_rules(raw: Plain, findings: list[Finding]) -> tuple[RuleEntry, ...]:
@@ -247,20 +258,29 @@ def _parse_action(raw: Plain, loc: Loc, findings: list[Finding]) -> ActionEntry 
 # -- receivers, labels, names
 
 
-def _parse_receiver(raw: Plain, loc: Loc, findings: list[Finding]) -> AnyReceiver | None:
+def _parse_receiver(
+    raw: Plain, loc: Loc, findings: list[Finding], models: ReceiverModels | None
+) -> ReceiverConfig | None:
     here = (*loc, "type")
     if not isinstance(raw, dict):
         findings.append(expected("a mapping like {type: email, to: […]}", raw, loc))
         return None
+    if models is None:
+        return parse_model(UnreadReceiver, raw, loc, findings)
     if "type" not in raw:
-        message = "the key 'type' is missing"
-        findings.append(Finding(loc, message, "missing_key", f"one of {', '.join(RECEIVERS)}"))
+        message, known = "the key 'type' is missing", ", ".join(models.names())
+        findings.append(Finding(loc, message, "missing_key", f"one of {known}"))
         return None
     kind = raw["type"]
-    model = RECEIVERS.get(kind) if isinstance(kind, str) else None
+    try:
+        model = models.model(kind) if isinstance(kind, str) else None
+    except ConfigurationError as err:
+        findings.append(Finding(here, str(err), "receiver_not_loaded"))
+        return None
     if model is None:
-        what = f"expected one of {', '.join(RECEIVERS)}, got {kind_of(kind)}"
-        hint = did_you_mean(kind, RECEIVERS) if isinstance(kind, str) else None
+        names = models.names()
+        what = f"expected one of {', '.join(names)}, got {kind_of(kind)}"
+        hint = did_you_mean(kind, names) if isinstance(kind, str) else None
         findings.append(Finding(here, what, hint=hint))
         return None
     return parse_model(model, raw, loc, findings)

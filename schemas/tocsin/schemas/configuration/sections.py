@@ -1,7 +1,8 @@
 """The sections of the configuration file, as values.
 
-Each model says what the file may hold today. What later releases will accept stands in `LATER`: it
-is answered with "not supported yet", never ignored and never taken for a typing error.
+Each model says what the file may hold today. What later releases will accept is in
+`LATER_KEYS` and `LATER_VALUES`: it is answered with "not supported yet", never ignored and never
+taken for a typing error.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
 
@@ -71,6 +72,9 @@ class Section(Documented):
         strict=True,
         hide_input_in_errors=True,
     )
+
+    LATER_KEYS: ClassVar[frozenset[str]] = frozenset()
+    """Keys that a later release will read."""
 
 
 class SaslConfig(Section):
@@ -146,6 +150,8 @@ class SecretSource(Section):
 class DefaultsConfig(Section):
     """Defaults for rules without their own settings."""
 
+    LATER_KEYS = frozenset({"group_by", "group_wait", "repeat_interval", "send_resolved"})
+
     rules: Literal["all", "none"] = Field(default="all", examples=["none"])
     """Whether rules that the file does not list run: `all` or `none`."""
     mode: Literal["enforce"] = Field(default="enforce", examples=["enforce"])
@@ -163,6 +169,8 @@ class StopTrust(Section):
 
 class StopOptions(Section):
     """When a stop action stops a job, and how."""
+
+    LATER_KEYS = frozenset({"approve", "escalate", "target"})
 
     at: Severity | None = Field(default=None, examples=["warning"])
     """Stop at issues of this severity and above. Absent: of a rule that may stop by itself, its
@@ -224,12 +232,6 @@ class RuleEntry(Section):
         """Where a part of it stands in the document, for findings."""
         return (*self.loc, self.use) if self.short else (*self.loc, part)
 
-
-LATER: Final[Mapping[type[BaseModel], frozenset[str]]] = {
-    DefaultsConfig: frozenset({"group_by", "group_wait", "repeat_interval", "send_resolved"}),
-    StopOptions: frozenset({"approve", "escalate", "target"}),
-}
-"""Keys that a later release will read."""
 
 LATER_VALUES: Final[Mapping[tuple[type[BaseModel], str], frozenset[str]]] = {
     (DefaultsConfig, "mode"): frozenset({"ask", "shadow"}),

@@ -30,13 +30,14 @@ from support.smtp_server import smtp_server
 from support.waiting import SOON_S
 from tocsin.actions.delivery.actions_service import ActionsService
 from tocsin.actions.delivery.retry import RetryPolicy
+from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.actions.service import build_actions_service
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Outgoing, Partition, Record
 from tocsin.runtime import metrics as names
 from tocsin.runtime.prometheus_metrics import PrometheusMetrics
 from tocsin.runtime.worker import Worker, WorkerSettings
-from tocsin.schemas.configuration.file import Config, check_config
+from tocsin.schemas.configuration.file import Config, SectionRegistry, check_config
 from tocsin.schemas.configuration.sections import ActionEntry, RuleEntry
 from tocsin.schemas.ids import delivery_id
 from tocsin.schemas.records.dead_letters import DeadLetter
@@ -73,7 +74,7 @@ receivers:
 rules:
   - nonfinite: {actions}
 """
-        config, problems = check_config(text, "tocsin.yaml")
+        config, problems = check_config(text, "tocsin.yaml", SectionRegistry(ReceiverKinds()))
         assert config is not None, problems
         return config
 
@@ -605,7 +606,7 @@ receivers:
 rules:
   - nonfinite: [mail, chat]
 """
-        config, problems = check_config(text, "tocsin.yaml")
+        config, problems = check_config(text, "tocsin.yaml", SectionRegistry(ReceiverKinds()))
         assert config is not None, problems
         chat = f"mmost://127.0.0.1:{bench.server.port}/status/planted-SECRET-token-in-a-url"
         secrets = {"password": SecretStr("planted-SECRET-wrong"), "chat": SecretStr(chat)}

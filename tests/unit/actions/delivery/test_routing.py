@@ -5,17 +5,19 @@ from pathlib import Path
 import pytest
 
 from support.issue_records import issue
-from tocsin.actions.config import check_receivers, places, routing_of
+from tocsin.actions.config import places, receiver_findings, routing_of
 from tocsin.actions.delivery.routing import Planned, Routing
-from tocsin.actions.receivers.notify_option import notify_names
+from tocsin.actions.receivers.notify_option import parse_addresses
+from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.schemas.configuration.file import Config, SectionRegistry, check_config
 from tocsin.schemas.records.issues import SEVERITIES, Issue, Severity
 
+KINDS = ReceiverKinds()
 HOOK = "https://hooks.example.com/ml?token=SECRET"
 
 
 def config_of(text: str) -> Config:
-    config, problems = check_config(f"version: 1\n{text}", "tocsin.yaml")
+    config, problems = check_config(f"version: 1\n{text}", "tocsin.yaml", SectionRegistry(KINDS))
     assert config is not None, problems
     return config
 
@@ -35,7 +37,7 @@ def test_without_a_config_only_critical_stop_worthy_issues_stop() -> None:
 
 def test_notify_gets_firing_and_resolved_from_warning_up() -> None:
     routing = routing_of(Config(), notify=[HOOK])
-    (name,) = notify_names([HOOK])
+    (name,) = parse_addresses([HOOK])
     assert actions(routing.plan(issue())) == ["stop", name]
     assert actions(routing.plan(issue(severity="warning"))) == [name]
     assert actions(routing.plan(issue(resolved=True))) == [name]
@@ -44,7 +46,7 @@ def test_notify_gets_firing_and_resolved_from_warning_up() -> None:
 
 def test_one_that_turns_critical_is_told_and_stops_as_if_it_fired() -> None:
     routing = routing_of(Config(), notify=[HOOK])
-    (name,) = notify_names([HOOK])
+    (name,) = parse_addresses([HOOK])
     assert actions(routing.plan(issue(raised_from="warning"))) == ["stop", name]
     assert actions(routing.plan(issue(raised_from="warning", stop_worthy=False))) == [name]
     assert routing.plan(issue(severity="warning", raised_from="info")) == []
@@ -60,7 +62,7 @@ rules:
 
 def test_a_stop_waits_for_a_rule_that_has_lost_its_memory() -> None:
     text = "rules:\n  - loss_spike: [stop]\n"
-    (name,) = notify_names([HOOK])
+    (name,) = parse_addresses([HOOK])
     default, listed = (routing_of(config, notify=[HOOK]) for config in (Config(), config_of(text)))
     for routing, rule in ((default, "loss_diverged"), (listed, "loss_spike")):
         held = issue(rule=rule).model_copy(update={"stop_held": True})
@@ -74,10 +76,10 @@ def test_a_stop_waits_for_a_rule_that_has_lost_its_memory() -> None:
 
 
 def test_a_notify_name_shows_the_host_and_not_the_token() -> None:
-    (name,) = notify_names([HOOK])
+    (name,) = parse_addresses([HOOK])
     assert name.startswith("notify:hooks.example.com-")
     assert "SECRET" not in name
-    assert notify_names([HOOK, "http://a", HOOK]) == [name, *notify_names(["http://a"])]
+    assert list(parse_addresses([HOOK, "http://a", HOOK])) == [name, *parse_addresses(["http://a"])]
 
 
 def test_a_rules_list_decides_alone() -> None:
@@ -180,7 +182,7 @@ rules:
 """
     file = tmp_path / "tocsin.yaml"
     file.write_text(text)
-    config, _ = check_config(text, "tocsin.yaml")
+    config, _ = check_config(text, "tocsin.yaml", SectionRegistry(ReceiverKinds()))
     assert config is not None
     planned = routing_of(config, path=file).plan(issue())
     assert [item.decided_by for item in planned] == ["tocsin.yaml:5:17", "tocsin.yaml:5:23"]
@@ -212,8 +214,8 @@ receivers:
 rules:
   - nonfinite: [ml, stop, ml]
 """
-    registry = SectionRegistry()
-    registry.register("receivers", check_receivers)
+    registry = SectionRegistry(KINDS)
+    registry.register("receivers", receiver_findings(KINDS))
     config, problems = check_config(text, "tocsin.yaml", registry)
     assert config is None
     assert [(p.line, p.code) for p in problems] == [

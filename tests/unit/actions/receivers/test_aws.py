@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -20,13 +19,20 @@ from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.sns.models import sns_backends
 
 from support.issue_records import NOW_MS, issue
-from support.notices import notice
-from tocsin.actions.delivery.lanes import Attempted, Lane, Lanes
+from support.notices import attempted, notice
+from tocsin.actions.delivery.receiver_queues import ReceiverQueue
 from tocsin.actions.delivery.retry import Outcome, RetryPolicy, decide
 from tocsin.actions.receivers.aws import Service, make_client
-from tocsin.actions.receivers.lambda_function import LambdaSender, LambdaTarget
+from tocsin.actions.receivers.lambda_function.sender import LambdaSender, LambdaTarget
 from tocsin.actions.receivers.message import message_of
-from tocsin.actions.receivers.sms import MOST_PARTS, SmsSender, SmsTarget, parts, septets, sms_text
+from tocsin.actions.receivers.sms.sender import (
+    MOST_PARTS,
+    SmsSender,
+    SmsTarget,
+    parts,
+    septets,
+    sms_text,
+)
 
 NUMBERS = ("+4915112345678", "+14155550100")
 ONE = SmsTarget(name="sms", to=NUMBERS[:1], region="eu-central-1", sender_id="tocsin")
@@ -144,7 +150,7 @@ async def test_refusals_are_final_unless_they_say_later(
         outcome = await (
             SmsSender(stubbed).send(ONE, notice(issue(), kind="sms"))
             if service == "sns"
-            else LambdaSender(stubbed).invoke(FUNCTION, notice(issue(), kind="lambda"))
+            else LambdaSender(stubbed).send(FUNCTION, notice(issue(), kind="lambda"))
         )
         assert state(outcome) == wanted
         assert outcome.text() == f"{status} {code}"
@@ -169,7 +175,7 @@ async def test_failures_before_an_answer_are_told_in_our_words(
 
     for outcome in (
         await SmsSender(broken).send(ONE, notice(issue(), kind="sms")),
-        await LambdaSender(broken).invoke(FUNCTION, notice(issue(), kind="lambda")),
+        await LambdaSender(broken).send(FUNCTION, notice(issue(), kind="lambda")),
     ):
         assert state(outcome) == wanted
         assert text in outcome.text()
@@ -188,7 +194,7 @@ async def test_a_function_is_called_with_the_cloud_event() -> None:
     stubbed.client.meta.events.register(
         "provide-client-params.lambda.Invoke", lambda params, **_: seen.append(params)
     )
-    outcome = await LambdaSender(stubbed).invoke(FUNCTION, given)
+    outcome = await LambdaSender(stubbed).send(FUNCTION, given)
 
     assert outcome == Outcome(status=202, phrase="Accepted")
     event = json.loads(seen[0]["Payload"])
@@ -234,11 +240,11 @@ async def test_no_secret_of_an_error_is_logged_or_told(
         stubbed = Stubbed()
         stubbed.expect(service).add_client_error(operation, code, "arn:SECRET", 403)  # type: ignore[arg-type]
         sender = (
-            partial(SmsSender(stubbed).send, ONE, notice(issue(), kind="sms"))
+            partial(SmsSender(stubbed).send, ONE)
             if service == "sns"
-            else partial(LambdaSender(stubbed).invoke, FUNCTION, notice(issue(), kind="lambda"))
+            else partial(LambdaSender(stubbed).send, FUNCTION)
         )
-        outcome = await attempted(sender)
+        outcome = await attempted(ReceiverQueue(sender), notice(issue()))
         assert state(outcome) == "rejected"
         told.append(repr(outcome))
 
@@ -249,14 +255,3 @@ async def test_no_secret_of_an_error_is_logged_or_told(
         if record.name.startswith("tocsin") or record.levelno >= logging.INFO
     ]
     assert "SECRET" not in "\n".join([*told, *logged])
-
-
-async def attempted(attempt: Callable[[], Awaitable[Outcome]]) -> Outcome:
-    """What the lane of a receiver makes of an attempt: it logs what is not an outcome."""
-    reported: asyncio.Queue[Attempted] = asyncio.Queue()
-    lane = Lane(lambda _: attempt(), give_up_ms=1)
-    lanes = Lanes({"one": lane}, reported.put_nowait, crash=lambda _: None)
-    lanes.start(lane, notice(issue()))
-    outcome = (await asyncio.wait_for(reported.get(), 10)).outcome
-    assert outcome is not None
-    return outcome

@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 from pydantic import BaseModel
 
+from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.console.configuration.editor_schema import editor_schema
 from tocsin.console.configuration.field_texts import field_texts
 from tocsin.console.configuration.init import (
@@ -21,7 +22,7 @@ from tocsin.console.configuration.init import (
     write_config,
 )
 from tocsin.console.context import section_registry
-from tocsin.schemas.configuration.file import Config, check_config
+from tocsin.schemas.configuration.file import Config, check_config, config_model
 from tocsin.schemas.configuration.problems import Problem
 from tocsin.schemas.configuration.sections import RuleEntry, StopOptions
 from tocsin.schemas.configuration.yaml import load
@@ -30,6 +31,8 @@ from tocsin.stream_rules.catalogue import built_in
 
 TEXT = config_text()
 LINES = TEXT.splitlines(keepends=True)
+
+MODELS = ReceiverKinds().models()
 
 
 def example_blocks() -> list[range]:
@@ -98,7 +101,7 @@ def test_the_first_file_is_short() -> None:
 def test_an_editor_finds_nothing_wrong_with_it(text: str) -> None:
     data: Any = load(text, source="tocsin.yaml").data
 
-    jsonschema.Draft202012Validator(editor_schema(built_in())).validate(data)
+    jsonschema.Draft202012Validator(editor_schema(built_in(), MODELS)).validate(data)
 
 
 def keys_of(model: type[BaseModel]) -> Iterator[str]:
@@ -122,7 +125,7 @@ def keys_in(data: object) -> Iterator[str]:
 
 def test_every_key_has_an_example() -> None:
     entry = {"name", "use", "match", "params", "severity", "actions"}
-    wanted = {*keys_of(Config), *keys_of(StopOptions), *entry}
+    wanted = {*keys_of(config_model(MODELS)), *keys_of(StopOptions), *entry}
 
     missing = wanted - set(keys_in(load(FULL, source="").data))
 
@@ -132,7 +135,9 @@ def test_every_key_has_an_example() -> None:
 def test_every_kind_of_receiver_has_an_example() -> None:
     config, _ = check_config(FULL, "", section_registry())
     assert config is not None
-    (receivers,) = (field for field in field_texts(Config) if field.key == "receivers")
+    (receivers,) = (
+        field for field in field_texts(config_model(MODELS)) if field.key == "receivers"
+    )
     shown = {type(receiver) for receiver in config.receivers.values()}
 
     assert shown == set(receivers.parts), "add an example to tocsin.console.configuration.init"

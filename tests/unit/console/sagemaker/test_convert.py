@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from sagemaker_page import COMMAND, page, write_page
+from tocsin.actions.receivers.email.config import EmailReceiver
+from tocsin.actions.receivers.sms.config import SmsReceiver
 from tocsin.console.__main__ import app
 from tocsin.console.context import section_registry
 from tocsin.console.sagemaker.convert import Converted, convert
@@ -138,8 +140,10 @@ def test_actions_become_a_stop_and_receivers(key: str, write: type[list[object]]
     assert said(done) == []
     (entry,) = config.rules
     assert [one.receiver or one.kind for one in entry.actions or ()] == ["stop", "mail", "sms"]
-    assert config.receivers["mail"].to == ("me@example.com",)  # type: ignore[union-attr]
-    assert config.receivers["sms"].region == "us-east-1"  # type: ignore[union-attr]
+    mail, sms = config.receivers["mail"], config.receivers["sms"]
+    assert isinstance(mail, EmailReceiver)
+    assert isinstance(sms, SmsReceiver)
+    assert (mail.to, sms.region) == (("me@example.com",), "us-east-1")
 
 
 def test_one_receiver_for_each_address_and_actions_beside_the_parameters() -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.emitter.plan.collections import NEVER, Schedule
 from tocsin.emitter.plan.settings import CaptureSettings, capture_settings
 from tocsin.schemas.configuration.capture import CaptureConfig, CollectionConfig, capture_config
@@ -240,7 +241,7 @@ def test_every_column_of_a_kind_can_be_named(kind: Kind) -> None:
 
 
 def test_an_editor_takes_it_and_refuses_what_it_can_see_is_wrong() -> None:
-    validator: Any = jsonschema.Draft202012Validator(config_json_schema())
+    validator: Any = jsonschema.Draft202012Validator(config_json_schema(ReceiverKinds().models()))
     section = json.loads(section_of(WHOLE).model_dump_json(exclude_defaults=True))
 
     def valid(capture: object) -> bool:

@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
+from tocsin.actions.receivers.registry import ReceiverKinds
+from tocsin.actions.receivers.webhook.config import WebhookReceiver
 from tocsin.schemas.configuration.capture import CollectionConfig
 from tocsin.schemas.configuration.docstrings import field_docstrings
 from tocsin.schemas.configuration.file import (
@@ -24,7 +26,6 @@ from tocsin.schemas.configuration.file import (
 )
 from tocsin.schemas.configuration.findings import findings_of
 from tocsin.schemas.configuration.problems import ConfigProblems, Finding, Problem
-from tocsin.schemas.configuration.receivers import WebhookReceiver
 from tocsin.schemas.configuration.sections import ActionEntry, RuleEntry, StopOptions
 from tocsin.schemas.configuration.settings import (
     SecretUnavailable,
@@ -113,21 +114,24 @@ stop: {trusted_keys: [keys/actions.pub]}
 """  # noqa: E501 (one line of the file is one line here)
 
 
+KINDS = ReceiverKinds()
+
+
 def good(text: str) -> Config:
-    config, problems = check_config(text, "tocsin.yaml")
+    config, problems = check_config(text, "tocsin.yaml", SectionRegistry(KINDS))
     assert problems == []
     assert config is not None
     return config
 
 
 def places(text: str, registry: SectionRegistry | None = None) -> list[tuple[int, int, str]]:
-    config, problems = check_config(text, "tocsin.yaml", registry)
+    config, problems = check_config(text, "tocsin.yaml", registry or SectionRegistry(KINDS))
     assert config is None
     return [(problem.line, problem.column, problem.code) for problem in problems]
 
 
 def problems_of(body: str) -> list[Problem]:
-    return check_config(f"version: 1\n{body}\n", "tocsin.yaml")[1]
+    return check_config(f"version: 1\n{body}\n", "tocsin.yaml", SectionRegistry(KINDS))[1]
 
 
 # -- what is right
@@ -261,7 +265,7 @@ def test_after_a_syntax_error_nothing_is_guessed() -> None:
 
 
 def test_the_whole_language_is_known_and_what_is_missing_says_so() -> None:
-    config, problems = check_config(WHOLE, "tocsin.yaml")
+    config, problems = check_config(WHOLE, "tocsin.yaml", SectionRegistry(KINDS))
 
     assert config is None
     assert {problem.code for problem in problems} == {"not_supported_yet"}
@@ -299,9 +303,9 @@ def test_the_whole_language_is_known_and_what_is_missing_says_so() -> None:
         ("secrets: {s: {file: a, env: B}}", 14, "exactly one of 'file' and 'env'", None),
         ("receivers: {stop: {type: webhook, url: http://x}}", 13, "a word of the config", None),
         ("receivers: {a: {type: webhook}}", 16, "the key 'url' is missing", "url: https://"),
-        ("receivers: {a: {type: webhok, url: http://x}}", 23, "expected one of webhook", "webhook"),
-        ("receivers: {a: {type: fax}}", 23, "expected one of webhook, email", "one of chat"),
-        ("receivers: {a: {url: http://x}}", 16, "the key 'type' is missing", "one of webhook"),
+        ("receivers: {a: {type: webhok, url: http://x}}", 23, "expected one of email", "webhook"),
+        ("receivers: {a: {type: fax}}", 23, "expected one of email, chat", "one of chat"),
+        ("receivers: {a: {url: http://x}}", 16, "the key 'type' is missing", "one of email"),
         ("receivers: {a: [mail]}", 16, "expected a mapping", None),
         ("receivers: {a: {type: email, to: [x]}}", 35, "expected a mail address like", None),
         ("receivers: {a: {type: email, to: []}}", 34, "expected 1 to 50 addresses", None),
@@ -371,7 +375,7 @@ def test_a_reference_to_something_broken_is_not_unknown() -> None:
 
 def test_a_problem_is_shown_with_its_line_a_caret_and_a_hint() -> None:
     text = "version: 1\nlabels:\n  env: prod\nrules:\n  - nonfinite: [stpo]\n"
-    _, problems = check_config(text, "conf/tocsin.yaml")
+    _, problems = check_config(text, "conf/tocsin.yaml", SectionRegistry(KINDS))
 
     assert str(ConfigProblems(problems, text)).splitlines() == [
         "conf/tocsin.yaml:5:17: unknown receiver 'stpo'",
@@ -383,13 +387,15 @@ def test_a_problem_is_shown_with_its_line_a_caret_and_a_hint() -> None:
 
 def test_control_characters_do_not_reach_the_terminal() -> None:
     text = 'version: 1\n"\\e[31mred": 1\n\x85'
-    shown = str(ConfigProblems(check_config(text, "f")[1], text))
+    shown = str(ConfigProblems(check_config(text, "f", SectionRegistry(KINDS))[1], text))
     assert "\x1b" not in shown
 
 
 def test_a_long_line_is_cut_around_the_place() -> None:
     text = "version: 1\nrules: [" + "nonfinite: [stop], " * 90 + "x: [nobody]]\n"
-    shown = str(ConfigProblems([check_config(text, "f")[1][-1]], text)).splitlines()
+    shown = str(
+        ConfigProblems([check_config(text, "f", SectionRegistry(KINDS))[1][-1]], text)
+    ).splitlines()
     assert len(shown[1]) < 140
     assert shown[1][shown[2].index("^") :].startswith("nobody")
 
@@ -437,7 +443,7 @@ PLANTED = "whsec_C2FVsBQIhrscChlQIMV"
 )
 def test_a_secret_written_into_the_file_is_not_shown(body: str) -> None:
     text = f"version: 1\n{body}\n"
-    config, problems = check_config(text, "f")
+    config, problems = check_config(text, "f", SectionRegistry(KINDS))
 
     assert config is None
     assert problems
@@ -456,7 +462,7 @@ def test_a_secret_written_into_the_file_is_not_shown(body: str) -> None:
     ],
 )
 def test_a_secret_of_a_file_in_flow_style_is_not_shown(text: str) -> None:
-    config, problems = check_config(text, "f")
+    config, problems = check_config(text, "f", SectionRegistry(KINDS))
 
     assert config is None
     assert problems
@@ -478,7 +484,7 @@ def test_only_what_stands_beside_a_secret_is_hidden() -> None:
         "  prefix: Vision\n"
         "secrets:\n  pw: {env: PW}\n\n# the rules\nrules: 3\n"
     )
-    _, problems = check_config(text, "f")
+    _, problems = check_config(text, "f", SectionRegistry(KINDS))
 
     shown = str(ConfigProblems(problems, text))
     assert "     7 |   prefix: Vision" in shown
@@ -504,7 +510,7 @@ def rule_findings(config: Config) -> Iterator[Finding]:
 
 
 def test_a_registered_validator_gives_its_problems_in_the_same_pass() -> None:
-    registry = SectionRegistry()
+    registry = SectionRegistry(KINDS)
     registry.register("rules", rule_findings)
     text = (
         "version: 1\n"
@@ -526,7 +532,7 @@ def test_a_registered_validator_gives_its_problems_in_the_same_pass() -> None:
 
 
 def test_a_section_has_one_validator() -> None:
-    registry = SectionRegistry()
+    registry = SectionRegistry(KINDS)
     registry.register("rules", rule_findings)
     with pytest.raises(DuplicateSection, match="'rules'"):
         registry.register("rules", rule_findings)
@@ -672,7 +678,7 @@ def test_a_wrong_flag_or_variable_is_named(
 
 
 def test_the_json_schema_takes_what_the_loader_takes_and_no_more() -> None:
-    schema = config_json_schema()
+    schema = config_json_schema(KINDS.models())
     jsonschema.Draft202012Validator.check_schema(schema)
     validator = jsonschema.Draft202012Validator(schema)
 
@@ -724,7 +730,7 @@ tree = st.recursive(
 def test_any_file_gives_a_configuration_or_problems(sections: dict[str, str]) -> None:
     text = "".join(f"{key}: {value}\n" for key, value in sections.items())
 
-    config, problems = check_config(text, "f")
+    config, problems = check_config(text, "f", SectionRegistry(KINDS))
 
     assert (config is None) == bool(problems)
     assert str(ConfigProblems(problems, text))

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import ipaddress
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from pydantic import SecretStr
 
-from tocsin.actions.receivers.email import Security, SmtpServer
-from tocsin.schemas.configuration.receivers import SmtpConfig
+from tocsin.actions.receivers.email.config import SmtpConfig
 from tocsin.schemas.configuration.settings import value_of
 from tocsin.schemas.errors import ConfigurationError
+
+Security = Literal["none", "starttls", "tls"]
 
 SMTP_VARIABLE: Final = "TOCSIN_SMTP"
 
@@ -29,6 +31,33 @@ _EXPECTED: Final = (
     f"{SMTP_VARIABLE}: expected smtp://USER:PASSWORD@HOST:PORT or smtps://… "
     "(smtp:// encrypts by STARTTLS; `?starttls=no` at the end does without)"
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmtpServer:
+    """A mail server.
+
+    Attributes:
+        advice: what to do when nobody answers there; "" if it is in the configuration.
+    """
+
+    host: str
+    port: int
+    security: Security
+    username: SecretStr | None = None
+    password: SecretStr | None = None
+    context: ssl.SSLContext | None = None
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmailTarget:
+    """A receiver of mail. Without a `sender` it comes from `tocsin@` and this machine's name."""
+
+    name: str
+    to: Sequence[str]
+    server: SmtpServer
+    sender: str | None = None
 
 
 def server_of_environment(environ: Mapping[str, str]) -> SmtpServer:

@@ -6,9 +6,9 @@ import asyncio
 import json
 from dataclasses import dataclass
 
-from tocsin.actions.delivery.lanes import Notice
+from tocsin.actions.delivery.receiver_queues import Notice
 from tocsin.actions.delivery.retry import Outcome
-from tocsin.actions.receivers.aws import AT_ONCE, ClientFactory, call, make_client, need_boto3
+from tocsin.actions.receivers.aws import AT_ONCE, ClientFactory, call, make_client
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,22 +18,16 @@ class LambdaTarget:
     name: str
     function: str
     region: str | None = None
-    give_up_ms: int = 24 * 3_600_000
 
 
 class LambdaSender:
-    """Calls functions. One per service.
-
-    Raises:
-        MissingExtra: boto3 is not installed.
-    """
+    """Calls functions. One per service."""
 
     def __init__(self, make: ClientFactory = make_client) -> None:
-        need_boto3("a receiver of the type lambda")
         self._make = make
         self._room = asyncio.Semaphore(AT_ONCE)
 
-    async def invoke(self, target: LambdaTarget, notice: Notice) -> Outcome:
+    async def send(self, target: LambdaTarget, notice: Notice) -> Outcome:
         """One attempt. Raises nothing but CancelledError.
 
         The call is asynchronous: AWS answers 202 once it has the event, and runs the function
@@ -44,6 +38,9 @@ class LambdaSender:
         payload = json.dumps(event, separators=(",", ":")).encode()
         async with self._room:
             return await asyncio.to_thread(self._call, target, payload)
+
+    async def close(self) -> None:
+        """Nothing stays open."""
 
     def _call(self, target: LambdaTarget, payload: bytes) -> Outcome:
         """Blocks."""

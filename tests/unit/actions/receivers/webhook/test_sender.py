@@ -6,6 +6,7 @@ import logging
 import socket
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -15,17 +16,15 @@ from pydantic import SecretStr
 from standardwebhooks.webhooks import Webhook
 
 from support.fault_server import FaultServer, fault_server
-from support.issue_records import issue, issue_record
+from support.issue_records import issue
+from support.notices import notice
 from tocsin.actions.delivery.retry import Outcome, RetryPolicy, decide
 from tocsin.actions.receivers.address_guard import AddressGuard, parse_networks
-from tocsin.actions.receivers.webhook import WebhookSender, WebhookTarget
-from tocsin.schemas.records.events import EVENT_TYPES
+from tocsin.actions.receivers.webhook.sender import WebhookSender, WebhookTarget
 
 KEY = SecretStr("a-signing-SECRET")
 NOW_MS = int(datetime.now(UTC).timestamp() * 1000)
-EVENT = EVENT_TYPES.decode(issue_record(issue()).value or b"").model_dump(
-    mode="json", exclude_none=True
-)
+NOTICE = notice(issue(), kind="webhook")
 
 
 @pytest.fixture
@@ -47,7 +46,7 @@ def target(url: str) -> WebhookTarget:
 
 async def post(sender: WebhookSender, url: str) -> Outcome:
     now_ms = time.time_ns() // 1_000_000  # the signature is worth nothing minutes later
-    return await sender.post(target(url), "d-1", EVENT, now_ms)
+    return await sender.send(target(url), replace(NOTICE, now_ms=now_ms))
 
 
 STATES = {
@@ -109,7 +108,7 @@ async def test_the_body_is_the_issue_and_the_signature_verifies(
 
     (request,) = server.seen
     Webhook(KEY.get_secret_value().encode()).verify(request.body, request.headers)
-    assert request.headers["webhook-id"] == "d-1"
+    assert request.headers["webhook-id"] == NOTICE.delivery.delivery_id
     assert request.headers["authorization"] == "Bearer T"
     event = from_http_event(HTTPMessage(request.headers, request.body))
     assert isinstance(event, CloudEvent)

@@ -11,6 +11,7 @@ import socket
 import sys
 from dataclasses import replace
 from email.message import EmailMessage
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -20,15 +21,21 @@ from pydantic import SecretStr
 
 from support.certificates import Authority, authority
 from support.issue_records import NOW_MS, issue
-from support.notices import notice
+from support.notices import attempted, notice
 from support.smtp_server import Mailbox, smtp_server
+from tocsin.actions.delivery.receiver_queues import ReceiverQueue
 from tocsin.actions.delivery.retry import Outcome, RetryPolicy, decide
-from tocsin.actions.receivers.email import EmailSender, EmailTarget, SmtpServer
-from tocsin.actions.receivers.email_body import csv_of
+from tocsin.actions.receivers.email.body import csv_of
+from tocsin.actions.receivers.email.config import SmtpConfig
+from tocsin.actions.receivers.email.sender import EmailSender
+from tocsin.actions.receivers.email.smtp_server import (
+    EmailTarget,
+    SmtpServer,
+    server_of_config,
+    server_of_environment,
+)
 from tocsin.actions.receivers.message import message_of
 from tocsin.actions.receivers.picture import Plotter, drawing_of, from_json, render, to_json
-from tocsin.actions.receivers.smtp_server import server_of_config, server_of_environment
-from tocsin.schemas.configuration.receivers import SmtpConfig
 from tocsin.schemas.configuration.values import SecretRef
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.issues import Evidence, IssueFiring, Series
@@ -296,9 +303,8 @@ async def test_an_issue_that_no_mail_can_tell_of_is_final(
     assert isinstance(data, dict)
     broken = told.delivery.model_copy(update={"event": event | {"data": data | wrong}})
     async with smtp_server() as mailbox:
-        outcome = await EmailSender(plotter=undrawn).send(
-            target(mailbox), replace(told, delivery=broken)
-        )
+        queue = ReceiverQueue(partial(EmailSender(plotter=undrawn).send, target(mailbox)))
+        outcome = await attempted(queue, replace(told, delivery=broken))
 
     assert outcome.forbidden is not None
     assert next(iter(wrong)) in outcome.forbidden

@@ -15,7 +15,7 @@ import pytest
 from jinja2 import UndefinedError
 
 from support.issue_records import issue
-from tocsin.actions.receivers.email_body import _page, html_of
+from tocsin.actions.receivers.email.body import _page, html_of
 from tocsin.actions.receivers.message import message_of
 from tocsin.actions.receivers.picture import drawing_of, render
 from tocsin.schemas.records.issues import Evidence, Series

@@ -1,4 +1,4 @@
-"""Sends one chat message with apprise: `python -m tocsin.actions.receivers.chat_child`, JSON in,
+"""Sends one chat message with apprise: `python -m tocsin.actions.receivers.chat.child`, JSON in,
 JSON out.
 
 apprise knows many services, and each of its plugins makes connections of its own. So it runs in a
@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from tocsin.actions.delivery.retry import Failure
 from tocsin.actions.receivers.address_guard import AddressGuard, AddressRefused, parse_networks
-from tocsin.actions.receivers.notify_option import SEVERAL_TARGETS
+from tocsin.actions.receivers.chat.urls import SEVERAL_TARGETS
 
 _PROGRAMS: Final = frozenset(
     {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "pty.spawn",

@@ -7,7 +7,7 @@ import pytest
 from pydantic import SecretStr
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
-from tocsin.actions.receivers.webhook_signature import sign, webhook_key
+from tocsin.actions.receivers.webhook.signature import sign, webhook_key
 from tocsin.schemas.errors import ConfigurationError
 
 NEW = SecretStr("whsec_" + base64.b64encode(b"k" * 32).decode())

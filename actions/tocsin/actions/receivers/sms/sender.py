@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from tocsin.actions.delivery.lanes import Notice
-from tocsin.actions.delivery.records import issue_of
+from tocsin.actions.delivery.receiver_queues import Notice
 from tocsin.actions.delivery.retry import Outcome
-from tocsin.actions.receivers.aws import AT_ONCE, ClientFactory, call, make_client, need_boto3
-from tocsin.actions.receivers.message import Message, message_of
-from tocsin.actions.receivers.partial_recipients import Reached
-from tocsin.schemas.errors import RecordError
+from tocsin.actions.receivers.aws import AT_ONCE, ClientFactory, call, make_client
+from tocsin.actions.receivers.message import Message, message_for
+from tocsin.actions.receivers.recipients import Reached
 
 if TYPE_CHECKING:
     from botocore.client import BaseClient
@@ -49,7 +47,6 @@ class SmsTarget:
     to: Sequence[str]
     region: str | None = None
     sender_id: str | None = None
-    give_up_ms: int = 24 * 3_600_000
 
 
 def sms_text(message: Message) -> str:
@@ -74,25 +71,17 @@ def parts(text: str) -> int:
 
 
 class SmsSender:
-    """Sends short messages. One per service.
-
-    Raises:
-        MissingExtra: boto3 is not installed.
-    """
+    """Sends short messages. One per service."""
 
     def __init__(self, make: ClientFactory = make_client) -> None:
-        need_boto3("a receiver of short messages")
         self._make = make
         self._reached = Reached()
         self._room = asyncio.Semaphore(AT_ONCE)
 
     async def send(self, target: SmsTarget, notice: Notice) -> Outcome:
-        """One attempt, to all numbers that were not reached. Raises nothing but CancelledError."""
+        """One attempt, to all numbers that were not reached. Raises RecordError: no issue."""
         identity = notice.delivery.delivery_id
-        try:
-            text = sms_text(message_of(issue_of(notice.delivery), notice.did))
-        except RecordError as error:
-            return Outcome(forbidden=str(error))
+        text = sms_text(message_for(notice))
         missing = self._reached.missing(identity, target.to)
         async with self._room:
             outcomes = await asyncio.to_thread(self._publish, target, missing, text)
@@ -102,6 +91,9 @@ class SmsSender:
         if outcome.later is None and outcome.failure is None:
             self._reached.forget(identity)
         return outcome
+
+    async def close(self) -> None:
+        """Nothing stays open."""
 
     def _publish(self, target: SmsTarget, numbers: Sequence[str], text: str) -> list[Outcome]:
         """Blocks."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import logging
 import os
@@ -16,13 +15,11 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
-from tocsin.actions.delivery.lanes import Notice
-from tocsin.actions.delivery.records import issue_of
+from tocsin.actions.delivery.receiver_queues import Notice
 from tocsin.actions.delivery.retry import Outcome, phrase_of
 from tocsin.actions.receivers.address_guard import AddressGuard
-from tocsin.actions.receivers.chat_child import Result, Task
-from tocsin.actions.receivers.message import Message, message_of
-from tocsin.schemas.errors import MissingExtra, RecordError
+from tocsin.actions.receivers.chat.child import Result, Task
+from tocsin.actions.receivers.message import Message, message_for
 from tocsin.schemas.own_python import python_command, python_environment
 from tocsin.schemas.records.events import clip
 
@@ -35,7 +32,7 @@ AT_ONCE: Final = 2
 """Children at a time: each costs a second of a core."""
 
 _BODY: Final = 1_500
-_MODULE: Final = "tocsin.actions.receivers.chat_child"
+_MODULE: Final = "tocsin.actions.receivers.chat.child"
 _ROWS: Final = frozenset(
     {"Where first", "Since", "Over since", "Seen again", "How bad", "What followed", "Caused by",
      "Good checkpoint", "What tocsin did", "What to try", "Labels", "Issue"}
@@ -49,7 +46,6 @@ class ChatTarget:
 
     name: str
     url: SecretStr
-    give_up_ms: int = 24 * 3_600_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +57,7 @@ class ChatPlace:
 
 
 class ChatSender:
-    """Sends chat messages. One per service.
-
-    Raises:
-        MissingExtra: apprise is not installed.
-    """
+    """Sends chat messages. One per service."""
 
     def __init__(
         self,
@@ -75,8 +67,6 @@ class ChatSender:
         place: ChatPlace | None = None,
         command: Sequence[str] | None = None,
     ) -> None:
-        if importlib.util.find_spec("apprise") is None:
-            raise MissingExtra("actions", "a receiver of chat messages")
         self._guard = guard
         self._timeout_s = timeout_s
         self._place = place or ChatPlace()
@@ -84,11 +74,8 @@ class ChatSender:
         self._room = asyncio.Semaphore(AT_ONCE)
 
     async def send(self, target: ChatTarget, notice: Notice) -> Outcome:
-        """One attempt. Raises nothing but CancelledError."""
-        try:
-            message = message_of(issue_of(notice.delivery), notice.did)
-        except RecordError as error:
-            return Outcome(forbidden=str(error))
+        """One attempt. Raises RecordError: it holds no issue."""
+        message = message_for(notice)
         url = target.url.get_secret_value()
         task = Task(
             url=url,
@@ -115,6 +102,9 @@ class ChatSender:
             if result is None
             else (outcome_of(result))
         )
+
+    async def close(self) -> None:
+        """Nothing stays open."""
 
     async def _run(self, task: Task) -> Result | None:
         environ = {

@@ -8,19 +8,15 @@ import re
 import socket
 import ssl
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
-from pydantic import SecretStr
-
-from tocsin.actions.delivery.lanes import Notice
-from tocsin.actions.delivery.records import issue_of
+from tocsin.actions.delivery.receiver_queues import Notice
 from tocsin.actions.delivery.retry import Failure, Outcome
-from tocsin.actions.receivers.email_body import ID_DOMAIN, Envelope, mail_of
-from tocsin.actions.receivers.message import Message, message_of
-from tocsin.actions.receivers.partial_recipients import Reached
+from tocsin.actions.receivers.email.body import ID_DOMAIN, Envelope, mail_of
+from tocsin.actions.receivers.email.smtp_server import EmailTarget, SmtpServer
+from tocsin.actions.receivers.message import Message, message_for
 from tocsin.actions.receivers.picture import Plotter, drawing_of
-from tocsin.schemas.errors import MissingExtra, RecordError
+from tocsin.actions.receivers.recipients import Reached
 from tocsin.schemas.ids import delivery_id
 
 if TYPE_CHECKING:
@@ -30,8 +26,6 @@ TIMEOUT_S: Final = 30.0
 """For one attempt as a whole, the picture not counted."""
 
 _FAREWELL_S: Final = 1.0
-
-Security = Literal["none", "starttls", "tls"]
 
 _HOST: Final = re.compile(r"[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*")
 
@@ -53,47 +47,10 @@ _REPLIES: Final = {
 """What the codes mean, in our words: a server's own may quote addresses and passwords."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SmtpServer:
-    """A mail server.
-
-    Attributes:
-        advice: what to do when nobody answers there; "" if it is in the configuration.
-    """
-
-    host: str
-    port: int
-    security: Security
-    username: SecretStr | None = None
-    password: SecretStr | None = None
-    context: ssl.SSLContext | None = None
-    advice: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmailTarget:
-    """A receiver of mail. Without a `sender` it comes from `tocsin@` and this machine's name."""
-
-    name: str
-    to: Sequence[str]
-    server: SmtpServer
-    sender: str | None = None
-    give_up_ms: int = 24 * 3_600_000
-
-
 class EmailSender:
-    """Sends mail. One per service.
-
-    Raises:
-        MissingExtra: aiosmtplib or jinja2 is not installed.
-    """
+    """Sends mail. One per service."""
 
     def __init__(self, *, plotter: Plotter | None = None, timeout_s: float = TIMEOUT_S) -> None:
-        try:
-            import aiosmtplib  # noqa: F401
-            import jinja2  # noqa: F401
-        except ImportError as error:
-            raise MissingExtra("actions", "a receiver of mail") from error
         self._plotter = plotter or Plotter()
         self._timeout_s = timeout_s
         self._reached = Reached()
@@ -101,17 +58,13 @@ class EmailSender:
         self._host = name if _HOST.fullmatch(name) else "localhost"
 
     async def send(self, target: EmailTarget, notice: Notice) -> Outcome:
-        """One attempt. Raises nothing but CancelledError.
+        """One attempt. No word that the server said is in what it returns.
 
-        No word that the server said is in what it returns.
+        Raises:
+            RecordError: the notice holds no issue.
         """
-        delivery = notice.delivery
-        try:
-            issue = issue_of(delivery)
-        except RecordError as error:
-            return Outcome(forbidden=str(error))
-        message = message_of(issue, notice.did)
-        first = delivery_id(issue.issue_id, delivery.action, "firing")
+        delivery, message = notice.delivery, message_for(notice)
+        first = delivery_id(delivery.issue_id, delivery.action, "firing")
         envelope = Envelope(
             sender=target.sender or f"tocsin@{self._host}",
             to=target.to,
@@ -126,6 +79,9 @@ class EmailSender:
         if outcome.done is not None or outcome.forbidden is not None:
             self._reached.forget(delivery.delivery_id)
         return outcome
+
+    async def close(self) -> None:
+        """Nothing stays open."""
 
     async def _picture(self, message: Message) -> bytes | None:
         drawing = drawing_of(message)

@@ -1,12 +1,29 @@
-"""Whom of several a delivery has reached, so that a repeat goes to the others only."""
+"""Receivers with several recipients: none is named twice, and a repeat goes to those missing."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
+from tocsin.schemas.configuration.problems import Finding, Loc
+
 _KEPT: Final = 1_000
+
+
+def between(what: str, values: tuple[str, ...], most: int) -> tuple[str, ...]:
+    """The values. Raises ValueError: there are none, or more than `most`."""
+    if not 1 <= len(values) <= most:
+        raise ValueError(f"expected 1 to {most} {what}")
+    return values
+
+
+def named_twice(to: Sequence[str], loc: Loc) -> Iterator[Finding]:
+    """A finding for each recipient of the list at `loc` that is in it already."""
+    for index, one in enumerate(to):
+        if one in to[:index]:
+            message = "this one is in the list already"
+            yield Finding((*loc, index), message, "duplicate_recipient", "remove it")
 
 
 class Reached:

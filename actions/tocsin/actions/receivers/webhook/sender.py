@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from pydantic import JsonValue, SecretStr
+from pydantic import SecretStr
 
+from tocsin.actions.delivery.receiver_queues import Notice
 from tocsin.actions.delivery.retry import Failure, Outcome, phrase_of
 from tocsin.actions.receivers.address_guard import AddressGuard, watching
-from tocsin.actions.receivers.webhook_signature import sign
-from tocsin.schemas.errors import MissingExtra
+from tocsin.actions.receivers.webhook.signature import sign
 
 if TYPE_CHECKING:
     import aiohttp
@@ -35,40 +35,31 @@ class WebhookTarget:
     headers: Mapping[str, SecretStr] = field(default_factory=dict)
     keys: tuple[SecretStr, ...] = ()
     """The signing key, and behind it the one before while they are being replaced."""
-    give_up_ms: int = 24 * 3_600_000
 
 
 class WebhookSender:
-    """Posts. One per service; `close` it at the end.
-
-    Raises:
-        MissingExtra: aiohttp is not installed.
-    """
+    """Posts. One per service; `close` it at the end."""
 
     def __init__(
         self, guard: AddressGuard, *, software: str = "tocsin", timeout_s: float = TIMEOUT_S
     ) -> None:
-        try:
-            import aiohttp  # noqa: F401
-        except ImportError as error:
-            raise MissingExtra("actions", "a webhook receiver") from error
         self._guard = guard
         self._software = software
         self._timeout_s = timeout_s
         self._session: aiohttp.ClientSession | None = None
 
-    async def post(
-        self, target: WebhookTarget, delivery_id: str, event: Mapping[str, JsonValue], now_ms: int
-    ) -> Outcome:
+    async def send(self, target: WebhookTarget, notice: Notice) -> Outcome:
         """One attempt, of at most 15 s. Raises nothing but CancelledError.
 
         What the receiver answers beyond its status is not read, so it can be logged nowhere.
         """
         import aiohttp
 
+        delivery_id = notice.delivery.delivery_id
+        event = notice.delivery.event or {}
         body = json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode()
         headers = {name: value.get_secret_value() for name, value in target.headers.items()}
-        timestamp_s = now_ms // 1000
+        timestamp_s = notice.now_ms // 1000
         headers |= {
             "content-type": CONTENT_TYPE,
             "user-agent": self._software,

@@ -1,4 +1,4 @@
-"""How deliveries are sent: a lane per receiver and one for stops; none waits for another."""
+"""How deliveries are sent: a queue per receiver and one for stops; none waits for another."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tocsin.actions.delivery.retry import Outcome
+from tocsin.schemas.errors import RecordError
 from tocsin.schemas.records.deliveries import Delivery
 
 logger = logging.getLogger(__name__)
@@ -33,11 +34,11 @@ class Notice:
 
 
 Attempt = Callable[[Notice], Awaitable[Outcome]]
-"""Makes one attempt. Raises nothing but CancelledError."""
+"""Makes one attempt. Raises CancelledError, or RecordError: it can never be sent."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class ReceiverQueue:
     """How to reach one receiver, or runs that are to stop; `give_up_ms` after the decision."""
 
     attempt: Attempt
@@ -55,26 +56,26 @@ class Attempted:
     duration_ms: int = 0
 
 
-class Lanes:
+class ReceiverQueues:
     """Makes attempts, in tasks of the event loop.
 
     Args:
         report: told what came of each; not of one that was cut off by `close`.
         crash: called with `attempting` and `attempted`.
         closers: called by `close`.
-        find: makes the lane of a receiver that is not among them, if there is one; may block.
+        find: makes the queue of a receiver that is not among them, if there is one; may block.
     """
 
     def __init__(
         self,
-        lanes: Mapping[str, Lane],
+        queues: Mapping[str, ReceiverQueue],
         report: Callable[[Attempted], None],
         *,
         crash: Callable[[str], None],
         closers: Sequence[Callable[[], Awaitable[None]]] = (),
-        find: Callable[[str], Lane | None] = lambda name: None,
+        find: Callable[[str], ReceiverQueue | None] = lambda name: None,
     ) -> None:
-        self._lanes = dict(lanes)
+        self._queues = dict(queues)
         self._report = report
         self._crash = crash
         self._closers = closers
@@ -82,27 +83,27 @@ class Lanes:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._flying: Counter[str] = Counter()
 
-    def get(self, action: str) -> Lane | None:
-        """The lane of a receiver; None if there is none of that name. May block."""
-        if action not in self._lanes and (found := self._find(action)) is not None:
-            self._lanes[action] = found
-        return self._lanes.get(action)
+    def get(self, action: str) -> ReceiverQueue | None:
+        """The queue of a receiver; None if there is none of that name. May block."""
+        if action not in self._queues and (found := self._find(action)) is not None:
+            self._queues[action] = found
+        return self._queues.get(action)
 
     def room(self, action: str) -> int:
         """How many more attempts may begin there now."""
-        lane = self._lanes.get(action)
-        return (lane.at_once if lane is not None else PER_RECEIVER) - self._flying[action]
+        queue = self._queues.get(action)
+        return (queue.at_once if queue is not None else PER_RECEIVER) - self._flying[action]
 
     def busy(self) -> Collection[str]:
         """The deliveries with an attempt under way."""
         return self._tasks.keys()
 
-    def start(self, lane: Lane, notice: Notice) -> None:
+    def start(self, queue: ReceiverQueue, notice: Notice) -> None:
         """Begin an attempt."""
         identity = notice.delivery.delivery_id
         self._flying[notice.delivery.action] += 1
         self._tasks[identity] = asyncio.create_task(
-            self._attempt(lane, notice), name=f"tocsin-delivery-{identity}"
+            self._attempt(queue, notice), name=f"tocsin-delivery-{identity}"
         )
 
     async def close(self) -> None:
@@ -115,14 +116,16 @@ class Lanes:
         for close in self._closers:
             await close()
 
-    async def _attempt(self, lane: Lane, notice: Notice) -> None:
+    async def _attempt(self, queue: ReceiverQueue, notice: Notice) -> None:
         delivery = notice.delivery
         started = time.monotonic()
         outcome = Outcome(failure="no connection")
         try:
             self._crash("attempting")
-            outcome = await lane.attempt(notice)
+            outcome = await queue.attempt(notice)
             self._crash("attempted")
+        except RecordError as error:
+            outcome = Outcome(forbidden=str(error))
         except Exception:
             # One action's fault must not end the others: it counts as a failed attempt.
             logger.exception("attempt failed by a bug", extra={"action": delivery.kind})

@@ -29,7 +29,9 @@ from support.issue_records import issue
 from support.notices import notice
 from tocsin.actions.delivery.retry import Outcome
 from tocsin.actions.receivers.address_guard import AddressGuard, parse_networks
-from tocsin.actions.receivers.chat import (
+from tocsin.actions.receivers.chat.child import Result, Task
+from tocsin.actions.receivers.chat.child import send as send_in_child
+from tocsin.actions.receivers.chat.sender import (
     ChatPlace,
     ChatSender,
     ChatTarget,
@@ -37,15 +39,10 @@ from tocsin.actions.receivers.chat import (
     escaped,
     outcome_of,
 )
-from tocsin.actions.receivers.chat_child import Result, Task
-from tocsin.actions.receivers.chat_child import send as send_in_child
+from tocsin.actions.receivers.chat.urls import SEVERAL_TARGETS, chat_fault
+from tocsin.actions.receivers.email.config import EmailReceiver
 from tocsin.actions.receivers.message import message_of
-from tocsin.actions.receivers.notify_option import (
-    SEVERAL_TARGETS,
-    chat_fault,
-    notify_names,
-    parse_notify,
-)
+from tocsin.actions.receivers.notify_option import parse_addresses, parse_notify
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.issues import IssueFiring
 
@@ -164,7 +161,7 @@ def test_the_child_connects_nowhere_by_name_or_path_and_starts_nothing() -> None
     code = """
         import os, socket, subprocess
         from tocsin.actions.receivers.address_guard import AddressGuard
-        from tocsin.actions.receivers.chat_child import Result, guard_process
+        from tocsin.actions.receivers.chat.child import Result, guard_process
         guard_process(AddressGuard(private=True), Result())
         for family, address in ((socket.AF_INET, ("localhost", 9)), (socket.AF_UNIX, "/run/x"),
                                 (socket.AF_INET, ("169.254.169.254", 80)),
@@ -310,17 +307,17 @@ def test_notify_tells_its_kinds_apart_and_names_show_no_token() -> None:
         SLACK_NATIVE: "chat",
         TELEGRAM: "chat",
     }
-    assert {text: parse_notify(text).kind for text in kinds} == kinds
-    assert notify_names(["mailto:me@example.com"]) == notify_names(["me@example.com"])
-    names = notify_names(list(kinds))
+    assert {text: parse_notify(text).config.type for text in kinds} == kinds
+    assert parse_addresses(["mailto:me@example.com"]) == parse_addresses(["me@example.com"])
+    names = [parse_notify(text).name for text in kinds]
     assert not [name for name in names if "SECRET" in name or "AAAA" in name]
-    starts = ("hooks.example.com-", "me@example.com-", "a@example.com-", "slack-")
-    for name, start in zip(names, (*starts, "hooks.slack.com-", "tgram-"), strict=True):
-        assert name.startswith(f"notify:{start}")
-    assert parse_notify("mailto:a@example.com,b@example.com").to == (
-        "a@example.com",
-        "b@example.com",
-    )
+    hosts = ("hooks.example.com", *["me@example.com"] * 2, "a@example.com", "slack")
+    for name, start in zip(names, (*hosts, "hooks.slack.com", "tgram"), strict=True):
+        assert name.startswith(f"notify:{start}-")
+    both = parse_notify("mailto:a@example.com,b@example.com").config
+    assert isinstance(both, EmailReceiver)
+    assert both.to == ("a@example.com", "b@example.com")
+    assert "SECRET" not in repr(parse_notify("https://hooks.example.com/SECRET"))
 
 
 @pytest.mark.parametrize(

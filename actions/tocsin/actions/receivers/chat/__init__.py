@@ -1,0 +1,1 @@
+"""Chat: a few lines of text through apprise, in a guarded process."""

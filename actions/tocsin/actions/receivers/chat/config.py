@@ -1,0 +1,20 @@
+"""What may be configured of a chat receiver."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from tocsin.schemas.configuration.receivers import ReceiverConfig
+from tocsin.schemas.configuration.values import TextOrSecret
+
+
+class ChatReceiver(ReceiverConfig):
+    """Sends each issue as a chat message, through apprise; needs the extra `actions`."""
+
+    type: Literal["chat"] = Field(examples=["chat"])
+    """The kind of receiver."""
+    url: TextOrSecret = Field(examples=[{"secret": "slack"}])
+    """URL of apprise, like `slack://TOKEN_A/TOKEN_B/TOKEN_C`, `discord://ID/TOKEN` or
+    `tgram://BOT_TOKEN/CHAT_ID`; or the webhook URL that Slack or Discord give."""

@@ -1,0 +1,58 @@
+"""Chat receivers, with their URLs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+from tocsin.actions.receivers.chat.config import ChatReceiver
+from tocsin.actions.receivers.chat.sender import AT_ONCE, ChatSender, ChatTarget
+from tocsin.actions.receivers.chat.urls import chat_fault, is_chat
+from tocsin.actions.receivers.kind import Address, ReceiverContext, ReceiverKind
+from tocsin.schemas.configuration.problems import Finding, Loc
+from tocsin.schemas.configuration.settings import value_of
+from tocsin.schemas.errors import ConfigurationError
+
+
+class Chat(ReceiverKind[ChatReceiver, ChatTarget]):
+    """Sends each issue as a chat message."""
+
+    config = ChatReceiver
+    libraries = ("apprise",)
+    called = "a receiver of chat messages"
+    at_once = AT_ONCE
+
+    def check(self, config: ChatReceiver, loc: Loc) -> Iterator[Finding]:
+        """A URL that no chat message can be sent to."""
+        if isinstance(config.url, str) and (why_not := chat_fault(config.url)) is not None:
+            hint = None
+            if why_not.startswith("expected"):
+                why_not += ", or {secret: NAME}"
+                hint = "type: webhook for your own endpoint"
+            yield Finding((*loc, "url"), why_not, hint=hint, hide_value=True)
+
+    def address(self, text: str) -> Address | None:
+        """A URL of apprise, or the webhook URL that a chat service gives."""
+        if not is_chat(text):
+            return None
+        if (why_not := chat_fault(text)) is not None:
+            raise ValueError(why_not)
+        # What stands for the host is a token in most of them, but for https.
+        scheme = text.partition(":")[0].lower()
+        service = urlsplit(text).hostname if scheme == "https" else scheme
+        return Address.from_text(str(service), text, ChatReceiver(type="chat", url=text))
+
+    def target(
+        self, name: str, config: ChatReceiver, context: ReceiverContext
+    ) -> ChatTarget | None:
+        """None without its URL."""
+        url = value_of(config.url, context.secrets)
+        if url is None:
+            return None
+        if (why_not := chat_fault(url.get_secret_value())) is not None:
+            raise ConfigurationError(f"receiver {name!r}: {why_not}")
+        return ChatTarget(name, url)
+
+    def sender(self, context: ReceiverContext) -> ChatSender:
+        """One for all chat receivers."""
+        return ChatSender(context.guard)

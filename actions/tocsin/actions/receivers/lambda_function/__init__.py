@@ -1,0 +1,1 @@
+"""AWS Lambda: an asynchronous call with the issue as a CloudEvent."""

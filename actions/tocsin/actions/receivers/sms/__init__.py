@@ -1,0 +1,1 @@
+"""SMS: at most two parts of a short message, through AWS SNS."""

@@ -1,0 +1,38 @@
+"""What may be configured of a receiver of short messages."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from tocsin.actions.receivers.recipients import between
+from tocsin.schemas.configuration.receivers import ReceiverConfig
+from tocsin.schemas.configuration.values import PhoneNumber
+
+
+class SmsReceiver(ReceiverConfig):
+    """Sends each issue as a short message through AWS SNS, with the machine's AWS credentials;
+    needs the extra `actions`."""
+
+    type: Literal["sms"] = Field(examples=["sms"])
+    """The kind of receiver."""
+    to: tuple[PhoneNumber, ...] = Field(
+        strict=False,
+        json_schema_extra={"minItems": 1, "maxItems": 20},
+        examples=[["+4915112345678"]],
+    )
+    """Phone numbers, with their country."""
+    region: str | None = Field(
+        default=None, pattern=r"^[a-z]{2}(-[a-z]+)+-[0-9]$", examples=["eu-central-1"]
+    )
+    """AWS region. Absent: that of the AWS configuration."""
+    sender_id: str | None = Field(
+        default=None, pattern=r"^[A-Za-z][A-Za-z0-9]{0,10}$", examples=["tocsin"]
+    )
+    """Name shown as the sender, where the country allows it. Absent: as AWS has it."""
+
+    @field_validator("to")
+    @classmethod
+    def _some(cls, to: tuple[str, ...]) -> tuple[str, ...]:
+        return between("phone numbers", to, 20)

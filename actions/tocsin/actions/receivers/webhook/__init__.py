@@ -1,0 +1,1 @@
+"""Webhooks: the issue as a signed CloudEvent, posted to a URL."""
