@@ -24,7 +24,7 @@ def receiver_findings(kinds: ReceiverKinds) -> SectionValidator:
 
     def find(config: Config) -> Iterator[Finding]:
         for name, receiver in config.receivers.items():
-            yield from kinds.of(receiver).check(receiver, ("receivers", name))
+            yield from kinds.kind_of(receiver).check(receiver, ("receivers", name))
         for rule in config.rules:
             listed: set[str] = set()
             for action in rule.actions or ():
@@ -51,7 +51,7 @@ def routing_of(
     kinds |= {name: address.config.type for name, address in named.items()}
 
     def of_its_run(issue: Issue) -> list[tuple[str, str]]:
-        found = [] if addresses is None else addresses.of(issue.incarnation)
+        found = [] if addresses is None else addresses.of_run(issue.incarnation)
         return [(address.name, address.config.type) for address in found]
 
     return Routing(

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from tocsin.actions.delivery import stop as stops
-from tocsin.actions.delivery.expired import Failures
+from tocsin.actions.delivery.expired import ExpiredReports
 from tocsin.actions.delivery.ledger import Ledger
 from tocsin.actions.delivery.receiver_queues import Attempted, Notice, ReceiverQueue, ReceiverQueues
 from tocsin.actions.delivery.records import delivery_record, new_delivery, tombstone
@@ -57,7 +57,7 @@ class ActionsService(Service):
         queues: by receiver, and `stop`.
         closers: called at the end.
         find_queue: makes the queue of a receiver that is not among them; may block.
-        failures: says what could not be delivered.
+        expired: reports what could not be delivered.
     """
 
     name = "actions"
@@ -75,7 +75,7 @@ class ActionsService(Service):
         crash: Callable[[str], None] = lambda name: None,
         closers: Sequence[Callable[[], Awaitable[None]]] = (),
         find_queue: Callable[[str], ReceiverQueue | None] = lambda name: None,
-        failures: Failures = Failures(),  # noqa: B008  (frozen)
+        expired: ExpiredReports = ExpiredReports(),  # noqa: B008  (frozen)
     ) -> None:
         self.inputs = (topics.issues,)
         self.restores = (topics.actions,)
@@ -84,7 +84,7 @@ class ActionsService(Service):
         self._only: frozenset[str] | None = None
         self._skip: Skip | None = None
         self._requested_by = requested_by
-        self._failures = failures
+        self._expired = expired
         self._metrics = metrics or Metrics()
         self._queues = ReceiverQueues(
             queues, self._report, crash=crash, closers=closers, find=find_queue
@@ -98,7 +98,7 @@ class ActionsService(Service):
         self._nudge: Callable[[], None] = lambda: None
         self._owned: frozenset[int] = frozenset()
         self._now_ms = 0
-        self._look_at_stops = False
+        self._stops_may_be_final = False
         self._unsaved = False
         self._draining = 0
         self._round = asyncio.Event()
@@ -123,11 +123,11 @@ class ActionsService(Service):
         """See `Service`."""
         for record in records:
             self._follow(record)
-        self._look_at_stops = True
+        self._stops_may_be_final = True
 
     def forget(self, partitions: Collection[int]) -> None:
         """See `Service`."""
-        self._ledger.forget(partitions)
+        self._ledger.drop(partitions)
         mine = {delivery.delivery_id for delivery in self._ledger.pending()}
         self._appended_ms = {one: at for one, at in self._appended_ms.items() if one in mine}
         for run_id in list(self._runs.seen):
@@ -145,13 +145,13 @@ class ActionsService(Service):
                 self._follow(record)
                 continue
             try:
-                self._take(record, tick.now_ms)
+                self._plan(record, tick.now_ms)
             except RecordError as error:
                 poison.append(Poison(record, error))
             except Exception as error:
                 logger.exception("issue not understood", extra={"action": "actions"})
                 poison.append(Poison(record, MalformedRecord(f"{type(error).__name__} (a bug)")))
-        self._confirm(tick.now_ms)
+        self._settle_stops(tick.now_ms)
         outdated = self._ledger.outdated(tick.now_ms)
         self._outputs += [tombstone(self._topics, settled) for settled in outdated]
         return poison
@@ -168,7 +168,7 @@ class ActionsService(Service):
         return self._ledger.next_due_ms(full)
 
     def wants_checkpoint(self) -> bool:
-        """See `Service`: attempts begin after a checkpoint, so one is wanted when any is due."""
+        """See `Service`: attempts start after a checkpoint, so one is wanted when any is due."""
         due = self.next_due_ms()
         # Another worker's entry may end a delivery without anything to be written here: whoever
         # waits in `drain` must hear of each round.
@@ -216,7 +216,7 @@ class ActionsService(Service):
 
     # -- deciding (worker's thread) ------------------------------------------------------------
 
-    def _take(self, record: Record, now_ms: int) -> None:
+    def _plan(self, record: Record, now_ms: int) -> None:
         event = read_event(record)
         if event is None:
             raise MalformedRecord("expected an event, found numbers")
@@ -254,7 +254,7 @@ class ActionsService(Service):
         append_ms: int,
         now_ms: int,
     ) -> None:
-        why_not = planned.forbidden or self._failures.why_untold(issue, planned.action)
+        why_not = planned.forbidden or self._expired.why_not_notified(issue, planned.action)
         queue = self._queues.get(planned.action)
         if planned.kind == STOP:
             options = planned.options or StopOptions()
@@ -286,7 +286,7 @@ class ActionsService(Service):
         if run is not None and stops.is_behind(run, issue):
             del self._runs.seen[issue.run_id]
             run = None
-        return stops.before_asking(run, issue.incarnation, delivery_id=identity, age_ms=age_ms)
+        return stops.why_no_stop(run, issue.incarnation, delivery_id=identity, age_ms=age_ms)
 
     def _settle_safely(self, result: Attempted, now_ms: int) -> None:
         """Settle one attempt; a fault of ours in it counts as a failed attempt of it alone."""
@@ -314,11 +314,11 @@ class ActionsService(Service):
         )
         self._metrics.add(names.ATTEMPTS, kind=delivery.kind)
         self._put_out(delivery, before)
-        self._look_at_stops = self._look_at_stops or delivery.kind == STOP
+        self._stops_may_be_final = self._stops_may_be_final or delivery.kind == STOP
 
     def _give_up(self, delivery: Delivery, now_ms: int) -> None:
         """A delivery whose time is up, or a stop after which the run has ended."""
-        if delivery.kind == STOP and delivery.attempts > 0 and self._judge(delivery, now_ms):
+        if delivery.kind == STOP and delivery.attempts > 0 and self._settle_stop(delivery, now_ms):
             return
         why = "no receiver of that name" if delivery.kind != STOP else "no answer from the run"
         if delivery.attempts == 0:
@@ -350,25 +350,24 @@ class ActionsService(Service):
             # Of thousands of runs only what a stop needs is kept.
             view = data.model_copy(update={"ranks": (), "rules": {}, "capture": None})
             if self._runs.add(view, time_ms=event.time_ms):
-                self._look_at_stops = True
+                self._stops_may_be_final = True
         elif isinstance(data, Delivery):
             self._ledger.read(data)
             if data.final:
                 self._appended_ms.pop(data.delivery_id, None)
 
-    def _confirm(self, now_ms: int) -> None:
+    def _settle_stops(self, now_ms: int) -> None:
         """What the runs' newest views mean for the stops that were sent."""
-        if not self._look_at_stops:
+        if not self._stops_may_be_final:
             return
-        self._look_at_stops = False
+        self._stops_may_be_final = False
         for delivery in self._ledger.sent_stops():
-            self._judge(delivery, now_ms)
+            self._settle_stop(delivery, now_ms)
 
-    def _judge(self, delivery: Delivery, now_ms: int) -> bool:
-        verdict = stops.after_answer(self._runs.seen.get(delivery.run_id), delivery, now_ms)
-        if verdict is None:
+    def _settle_stop(self, delivery: Delivery, now_ms: int) -> bool:
+        decision = stops.decide_stop(self._runs.seen.get(delivery.run_id), delivery, now_ms)
+        if decision is None:
             return False
-        decision = Decision(verdict.state, verdict.reason, verdict.look_again_ms)
         self._decide(delivery, decision, now_ms)
         return True
 
@@ -378,7 +377,7 @@ class ActionsService(Service):
     def _put_out(self, delivery: Delivery, before: Delivery | None = None) -> None:
         self._outputs.append(delivery_record(self._topics, delivery))
         if delivery.state == "expired":
-            self._outputs += self._failures.expired(self._topics, delivery, before, self._now_ms)
+            self._outputs += self._expired.records(self._topics, delivery, before, self._now_ms)
         if delivery.final:
             self._metrics.add(names.DELIVERIES, kind=delivery.kind, state=delivery.state)
             since_ms = self._appended_ms.pop(delivery.delivery_id, delivery.created_ms)
@@ -404,15 +403,15 @@ class ActionsService(Service):
         if queue is None or (delivery.kind == STOP and (delivery.attempts > 0 or late)):
             self._report(Attempted(delivery.delivery_id, None, now_ms))
             return
-        self._queues.start(queue, Notice(delivery, now_ms, self._did(delivery)))
+        self._queues.start(queue, Notice(delivery, now_ms, self._done_about(delivery)))
 
-    def _did(self, notice: Delivery) -> Sequence[str]:
+    def _done_about(self, notice: Delivery) -> Sequence[str]:
         """What was done about an issue beside notices, for the notices."""
-        begun = (
+        stops_of = (
             delivery_id(notice.issue_id, STOP, state, notice.issue_times)
             for state in ("firing", "ongoing")
         )
-        stop = next((found for one in begun if (found := self._ledger.stop_of(one))), None)
+        stop = next((found for one in stops_of if (found := self._ledger.stop_of(one))), None)
         return () if stop is None else (stops.sentence(*stop),)
 
     async def _is_skipped(self, run_id: str) -> bool:

@@ -1,4 +1,4 @@
-"""What is said of a delivery that has expired: a dead letter, and the issue `action_failed`."""
+"""What reports a delivery that has expired: a dead letter, and the issue `action_failed`."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from tocsin.schemas.topics import Topics, issue_partition
 RULE: Final = "action_failed"
 VERSION: Final = 1
 _REMEDY: Final = (
-    "Check the receiver's address, its secret and the way to it. What expired lies among the dead "
-    "letters."
+    "Check the receiver's address, secret and network path. Expired deliveries are in the "
+    "dead-letter topic."
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Failures:
-    """Says what could not be delivered, under the name that the configuration gives the rule."""
+class ExpiredReports:
+    """Reports what could not be delivered, under the name that the configuration gives the rule."""
 
     name: str = RULE
     severity: Severity = "warning"
     off: bool = False
 
     @classmethod
-    def of(cls, config: Config) -> Failures:
+    def from_config(cls, config: Config) -> ExpiredReports:
         """As the configuration has the rule."""
         entry = next((rule for rule in config.rules if rule.use == RULE), None)
         if entry is None:
             return cls(off=config.defaults.rules != "all")
         return cls(entry.name, entry.severity or "warning", entry.off)
 
-    def why_untold(self, issue: IssueFiring, action: str) -> str | None:
-        """Why a receiver is not told of an issue: it says that this one does not deliver."""
+    def why_not_notified(self, issue: IssueFiring, action: str) -> str | None:
+        """Why a receiver does not get an issue: the issue is that this receiver fails."""
         if issue.rule != self.name or issue.subject.name != action:
             return None
-        return "it says that this receiver does not deliver"
+        return "the issue is that this receiver fails"
 
-    def expired(
+    def records(
         self, topics: Topics, delivery: Delivery, before: Delivery | None, now_ms: int
     ) -> list[Outgoing]:
         """A delivery that has expired, as a dead letter and as an issue, unless it was about one.

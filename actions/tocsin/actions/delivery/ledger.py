@@ -81,7 +81,7 @@ class Ledger:
         return None if found is None else (found.state, found.reason)
 
     def other_stop(self, run_id: str, incarnation: str, delivery_id: str) -> str | None:
-        """That another stop was asked for, or took effect, for an incarnation; None if not."""
+        """Why an incarnation needs no stop: it got one for another issue. None if it did not."""
         other = self._stops.get((run_id, incarnation))
         if other is None or other == delivery_id:
             return None
@@ -187,7 +187,7 @@ class Ledger:
                     del self._stops[incarnation]
         return gone
 
-    def forget(self, partitions: Collection[int]) -> None:
+    def drop(self, partitions: Collection[int]) -> None:
         """Drop the runs of these partitions of the issues topic."""
         wanted = frozenset(partitions)
         runs: dict[str, bool] = {}

@@ -48,7 +48,7 @@ class ReceiverQueue:
 
 @dataclass(frozen=True, slots=True)
 class Attempted:
-    """What came of an attempt. Without an outcome: time to look what became of a delivery."""
+    """What came of an attempt. Without an outcome: time to check what became of a delivery."""
 
     delivery_id: str
     outcome: Outcome | None
@@ -60,7 +60,7 @@ class ReceiverQueues:
     """Makes attempts, in tasks of the event loop.
 
     Args:
-        report: told what came of each; not of one that was cut off by `close`.
+        report: called with the result of each; not of one that was cut off by `close`.
         crash: called with `attempting` and `attempted`.
         closers: called by `close`.
         find: makes the queue of a receiver that is not among them, if there is one; may block.

@@ -24,7 +24,7 @@ Failure = Literal[
 """What kept an attempt from an answer. All of them may be better the next time."""
 
 RETRIED_STATUSES: Final = frozenset({408, 425, 429})
-"""Statuses below 500 that say: later."""
+"""Statuses below 500 that mean: later."""
 
 LONGEST_RETRY_AFTER_MS: Final = 24 * 3_600_000
 LONGEST_RETRY_AFTER_TEXT: Final = 100
@@ -133,7 +133,7 @@ def decide(
 
 
 def too_late(age_ms: int, give_up_ms: int) -> str | None:
-    """Why a notice of an issue that came `age_ms` ago is not begun any more; None if it is.
+    """Why a notice of an issue that came `age_ms` ago is not sent any more; None if it is.
 
     A worker that is new on an old bus finds a month of issues, of which nobody wants to hear now.
     """

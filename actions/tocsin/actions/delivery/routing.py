@@ -1,4 +1,4 @@
-"""What is to be done about an issue, and which line says so. Pure."""
+"""What is to be done about an issue, and which line decides it. Pure."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Routing:
     Attributes:
         rules: the config file's entries by instance name.
         notify: names of the receivers that `--notify` made.
-        notify_of: says which ones count for this issue's run alone, with their kinds.
+        notify_of: which ones count for this issue's run alone, with their kinds.
         kinds: of the receivers, those of `--notify` included.
-        firing_only: receivers that are not told when an issue is over.
+        firing_only: receivers that get no notice when an issue resolves.
         stops_off: why no stop is sent (`--no-stop`); None if stops are on.
-        place: says where a part of the config file stands.
+        place: where a part of the config file is.
     """
 
     rules: Mapping[str, RuleEntry]

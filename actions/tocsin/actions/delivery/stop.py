@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
 from pydantic import JsonValue
 
+from tocsin.actions.delivery.retry import Decision
 from tocsin.bus.port import Outgoing, Partition
 from tocsin.schemas.configuration.sections import StopOptions
 from tocsin.schemas.errors import MalformedRecord
@@ -43,19 +43,10 @@ _SENTENCES: Final[Mapping[DeliveryState, str]] = {
 
 
 def sentence(state: DeliveryState, reason: str) -> str:
-    """What people are told of a stop, with the reason of its delivery where it did not work."""
+    """What notices report of a stop, with the reason of its delivery where it did not work."""
     text = _SENTENCES[state]
     why = reason.rstrip(".") if state not in ("pending", "delivered") else ""
     return f"{text}: {why}." if why else f"{text}."
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """A final state of a stop's delivery, or when to look again."""
-
-    state: DeliveryState
-    reason: str
-    look_again_ms: int | None = None
 
 
 def stop_command(
@@ -129,7 +120,7 @@ def _why_over(run: RunSeen, incarnation: str) -> str | None:
     return None
 
 
-def before_asking(
+def why_no_stop(
     run: RunSeen | None, incarnation: str, *, delivery_id: str, age_ms: int
 ) -> str | None:
     """Why a stop must not be sent now; None if it may."""
@@ -148,8 +139,8 @@ def before_asking(
     return None
 
 
-def after_answer(run: RunSeen | None, delivery: Delivery, now_ms: int) -> Verdict | None:
-    """What the run's views say of a stop that was sent; None while they say nothing new."""
+def decide_stop(run: RunSeen | None, delivery: Delivery, now_ms: int) -> Decision | None:
+    """What the run's views mean for a stop that was sent; None while they show nothing new."""
     if run is None:
         return None
     # The next incarnation may have begun before anybody looked.
@@ -161,11 +152,11 @@ def after_answer(run: RunSeen | None, delivery: Delivery, now_ms: int) -> Verdic
         if mine.state == "exited":
             how = "" if mine.how is None else f" by {mine.how}"
             code = "" if mine.exit_code is None else f" with exit code {mine.exit_code}"
-            return Verdict("delivered", f"the job left{how}{code}")
+            return Decision("delivered", f"the job left{how}{code}")
         if mine.state == "refused":
-            return Verdict("rejected", f"the run refused: {mine.reason or 'no reason given'}")
+            return Decision("rejected", f"the run refused: {mine.reason or 'no reason given'}")
         if mine.state == "expired":
-            return Verdict("expired", mine.reason or "no rank answered")
+            return Decision("expired", mine.reason or "no rank answered")
     over = _why_over(run, delivery.incarnation)
     if over is None:
         return None
@@ -173,7 +164,7 @@ def after_answer(run: RunSeen | None, delivery: Delivery, now_ms: int) -> Verdic
         soon = now_ms + ANSWER_MS
         if delivery.next_attempt_ms is not None and delivery.next_attempt_ms <= soon:
             return None
-        return Verdict("pending", f"{over}; waiting for the last answers", soon)
+        return Decision("pending", f"{over}; waiting for the last answers", soon)
     if mine is not None and mine.state in ("acknowledged", "left", "escalated"):
-        return Verdict("delivered", f"acknowledged, and {over}")
-    return Verdict("suppressed", f"{over} before the stop took effect")
+        return Decision("delivered", f"acknowledged, and {over}")
+    return Decision("suppressed", f"{over} before the stop took effect")

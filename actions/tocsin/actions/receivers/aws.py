@@ -47,7 +47,7 @@ def make_client(service: Service, region: str | None) -> BaseClient:
 def call(request: Callable[[], int]) -> Outcome:
     """Make one request, which returns its HTTP status; blocks. Raises nothing.
 
-    An error's own words may hold account numbers and keys, so only its status and code are told.
+    An error's own words may hold account numbers and keys, so these are left out.
     """
     from botocore import exceptions
 
@@ -78,7 +78,7 @@ _LATER: Final = (
     # Credentials of a machine are renewed; what is late on the way is sent anew.
     "Expired", "RequestTimeout",
 )  # fmt: skip
-"""Parts of codes that say: later."""
+"""Parts of codes that mean: later."""
 
 _LATER_CODES: Final = frozenset(
     {

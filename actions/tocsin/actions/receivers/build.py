@@ -30,7 +30,7 @@ class Receivers:
         """
         queues: dict[str, ReceiverQueue] = {}
         for name, config in receivers.items():
-            kind = self._kinds.of(config)
+            kind = self._kinds.kind_of(config)
             target = kind.target(name, config, self._context)
             if target is None:
                 continue
@@ -51,12 +51,12 @@ class Receivers:
 def check_usable(
     receivers: Mapping[str, ReceiverConfig], context: ReceiverContext, kinds: ReceiverKinds
 ) -> None:
-    """Say now what `Receivers.open` would say later, in another process. Connects to nobody.
+    """Refuse now what `Receivers.open` would refuse later, in another process. Connects to nobody.
 
     Raises:
         ConfigurationError, MissingExtra: as `open` does.
     """
     for name, config in receivers.items():
-        kind = kinds.of(config)
+        kind = kinds.kind_of(config)
         kind.target(name, config, context)
         kind.check_installed()

@@ -1,4 +1,4 @@
-"""What people are told about an issue: one value, from which each channel makes its own form. Pure.
+"""A message about an issue: one value, from which each channel makes its own form. Pure.
 
 Nothing here is escaped: a channel escapes what it is handed, in the way of that channel.
 """
@@ -32,7 +32,7 @@ _LABEL_WIDTH: Final = 18
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One thing that is said, beside what it is about."""
+    """One detail of a message, with its label."""
 
     label: str
     value: str
@@ -75,7 +75,7 @@ class Message:
 
 
 def message_for(notice: Notice) -> Message:
-    """What a receiver is to be told.
+    """The message of a notice.
 
     Raises:
         RecordError: the notice holds no issue.
@@ -84,7 +84,7 @@ def message_for(notice: Notice) -> Message:
 
 
 def message_of(issue: Issue, did: Sequence[str] = ()) -> Message:
-    """What is to be said about an issue in any of its states.
+    """The message about an issue in any of its states.
 
     Args:
         did: what tocsin has done about it, one sentence each.

@@ -26,8 +26,11 @@ def named_twice(to: Sequence[str], loc: Loc) -> Iterator[Finding]:
             yield Finding((*loc, index), message, "duplicate_recipient", "remove it")
 
 
-class Reached:
-    """Kept in memory only: after a crash a repeat goes to all, with the same id as before."""
+class PartialRecipients:
+    """Whom a delivery has reached so far.
+
+    Kept in memory only: after a crash a repeat goes to all, with the same id as before.
+    """
 
     def __init__(self) -> None:
         self._reached: OrderedDict[str, set[str]] = OrderedDict()
@@ -43,6 +46,6 @@ class Reached:
         if len(self._reached) > _KEPT:
             self._reached.popitem(last=False)
 
-    def forget(self, delivery_id: str) -> None:
+    def discard(self, delivery_id: str) -> None:
         """There will be no repeat."""
         self._reached.pop(delivery_id, None)

@@ -68,7 +68,7 @@ class ReceiverKinds:
         """The models of all kinds. Raises as `get` does."""
         return [found for name in self.names() if (found := self.model(name)) is not None]
 
-    def of(self, config: ReceiverConfig) -> AnyKind:
+    def kind_of(self, config: ReceiverConfig) -> AnyKind:
         """The kind of a receiver.
 
         Raises:

@@ -15,14 +15,14 @@ ReadAddresses = Callable[[], Mapping[str, Sequence[str]]]
 class RunAddresses:
     """Those that were kept somewhere; read again for whatever is not known yet.
 
-    So a worker that runs for long finds the addresses of launches that have begun since.
+    So a worker that runs for long finds the addresses of launches that have started since.
     """
 
     def __init__(self, read: ReadAddresses) -> None:
         self._read = read
         self._of: Mapping[str, Sequence[str]] = {}
 
-    def of(self, incarnation: str) -> list[Address]:
+    def of_run(self, incarnation: str) -> list[Address]:
         """The addresses for the issues of an incarnation. May block."""
         if incarnation not in self._of:
             self._of = self._read()

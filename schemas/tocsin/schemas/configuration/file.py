@@ -263,8 +263,7 @@ def check_config(
 def config_model(receivers: Sequence[type[ReceiverConfig]]) -> type[Config]:
     """`Config` with the models of these kinds of receivers, of which it has two at least."""
     one: Any = Annotated[Union[tuple(receivers)], Field(discriminator="type")]  # noqa: UP007
-    meaning = Config.model_fields["receivers"].description
-    field: Any = Field(default_factory=dict, description=meaning)
+    field: Any = Field(default_factory=dict)
     return create_model("Config", __base__=Config, receivers=(Mapping[str, one], field))
 
 

@@ -102,7 +102,7 @@ def test_forgetting_a_partition_drops_its_runs_alone() -> None:
     ledger = Ledger()
     runs = ["run-1", next(r for i in range(99) if issue_partition(r := f"x{i}") == 3)]
     entries = [ledger.write(delivery(run=run)) for run in runs]
-    ledger.forget({issue_partition("run-1")})
+    ledger.drop({issue_partition("run-1")})
     assert not ledger.knows(entries[0].delivery_id)
     assert list(ledger.pending()) == [entries[1]]
     assert (ledger.open("run-1"), ledger.open(runs[1])) == (0, 1)

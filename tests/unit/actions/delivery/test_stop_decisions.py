@@ -130,8 +130,8 @@ def test_what_is_no_command_is_not_signed() -> None:
         (facts("acknowledged"), None),
     ],
 )
-def test_before_asking(known: RunSeen | None, why: str | None) -> None:
-    found = stops.before_asking(known, ISSUE.incarnation, delivery_id=COMMAND_ID, age_ms=0)
+def test_why_no_stop_is_sent(known: RunSeen | None, why: str | None) -> None:
+    found = stops.why_no_stop(known, ISSUE.incarnation, delivery_id=COMMAND_ID, age_ms=0)
     assert (found is None) == (why is None)
     assert (why or "") in (found or "")
 
@@ -147,7 +147,7 @@ def test_a_view_from_before_the_issue_knows_nothing_of_its_incarnation(
 
 
 def test_an_old_issue_of_an_unknown_run_stops_nothing() -> None:
-    why = stops.before_asking(None, ISSUE.incarnation, delivery_id=COMMAND_ID, age_ms=600_001)
+    why = stops.why_no_stop(None, ISSUE.incarnation, delivery_id=COMMAND_ID, age_ms=600_001)
     assert why is not None
 
 
@@ -170,21 +170,21 @@ def test_an_old_issue_of_an_unknown_run_stops_nothing() -> None:
     ],
 )
 def test_after_an_answer(known: RunSeen | None, state: str | None) -> None:
-    verdict = stops.after_answer(known, sent(), NOW_MS)
-    assert (verdict.state if verdict else None) == state
+    decision = stops.decide_stop(known, sent(), NOW_MS)
+    assert (decision.state if decision else None) == state
     if state == "pending":
-        assert verdict is not None
-        assert verdict.look_again_ms == NOW_MS + stops.ANSWER_MS
+        assert decision is not None
+        assert decision.next_attempt_ms == NOW_MS + stops.ANSWER_MS
 
 
 def test_answers_may_come_after_the_end_and_then_it_is_decided() -> None:
     waiting = sent(NOW_MS + stops.ANSWER_MS)
     later = NOW_MS + stops.ANSWER_MS
-    assert stops.after_answer(facts(ended=True), waiting, NOW_MS + 1) is None
-    without = stops.after_answer(facts(ended=True), waiting, later)
+    assert stops.decide_stop(facts(ended=True), waiting, NOW_MS + 1) is None
+    without = stops.decide_stop(facts(ended=True), waiting, later)
     assert without is not None
     assert without.state == "suppressed"
-    obeyed = stops.after_answer(facts("left", ended=True), waiting, later)
+    obeyed = stops.decide_stop(facts("left", ended=True), waiting, later)
     assert obeyed is not None
     assert obeyed.state == "delivered"
 
@@ -193,11 +193,11 @@ def test_a_stop_that_the_next_incarnation_follows_at_once_was_obeyed() -> None:
     known = facts("exited", ended=True)
     for _ in range(2):
         known.add_view(view(training=1, next_offset=2))
-    verdict = stops.after_answer(known, sent(), NOW_MS)
-    assert verdict is not None
-    assert verdict.state == "delivered"
-    assert "exit code 79" in verdict.reason
-    assert stops.before_asking(known, known.incarnation, delivery_id="d-2", age_ms=0) is None
+    decision = stops.decide_stop(known, sent(), NOW_MS)
+    assert decision is not None
+    assert decision.state == "delivered"
+    assert "exit code 79" in decision.reason
+    assert stops.why_no_stop(known, known.incarnation, delivery_id="d-2", age_ms=0) is None
 
 
 def test_people_are_told_why_a_stop_did_not_work() -> None:

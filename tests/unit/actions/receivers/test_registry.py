@@ -21,6 +21,7 @@ from tocsin.console.configuration.check import check_file
 from tocsin.console.configuration.editor_schema import editor_schema
 from tocsin.console.context import read_setting, section_registry
 from tocsin.runtime.worker import Worker, WorkerSettings
+from tocsin.schemas.configuration.docstrings import field_docstrings
 from tocsin.schemas.configuration.file import Config, check_config
 from tocsin.schemas.configuration.receivers import UnreadReceiver
 from tocsin.schemas.records.deliveries import Delivery
@@ -62,7 +63,7 @@ def test_each_kind_is_called_as_its_type_and_shows_its_keys() -> None:
         model = kinds.model(name)
         assert model is not None
         assert model.model_fields["type"].examples == [name]
-        assert all(field.description for field in model.model_fields.values())
+        assert set(field_docstrings(model)) >= set(model.model_fields)
         assert (model.__doc__ or "").strip()
 
 
@@ -80,7 +81,7 @@ def test_a_training_reads_of_receivers_what_all_kinds_have() -> None:
 
 def test_what_was_read_without_kinds_is_sent_nowhere() -> None:
     with pytest.raises(TypeError, match="was not read as one"):
-        ReceiverKinds().of(UnreadReceiver(type="webhook"))
+        ReceiverKinds().kind_of(UnreadReceiver(type="webhook"))
 
 
 @pytest.mark.usefixtures("outside")

@@ -1,4 +1,4 @@
-"""Mail: one attempt hands one mail to an SMTP server, and says what the server made of it."""
+"""Mail: one attempt hands one mail to an SMTP server, and returns what the server made of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tocsin.actions.receivers.email.body import ID_DOMAIN, Envelope, mail_of
 from tocsin.actions.receivers.email.smtp_server import EmailTarget, SmtpServer
 from tocsin.actions.receivers.message import Message, message_for
 from tocsin.actions.receivers.picture import Plotter, drawing_of
-from tocsin.actions.receivers.recipients import Reached
+from tocsin.actions.receivers.recipients import PartialRecipients
 from tocsin.schemas.ids import delivery_id
 
 if TYPE_CHECKING:
@@ -53,12 +53,12 @@ class EmailSender:
     def __init__(self, *, plotter: Plotter | None = None, timeout_s: float = TIMEOUT_S) -> None:
         self._plotter = plotter or Plotter()
         self._timeout_s = timeout_s
-        self._reached = Reached()
+        self._reached = PartialRecipients()
         name = socket.gethostname()
         self._host = name if _HOST.fullmatch(name) else "localhost"
 
     async def send(self, target: EmailTarget, notice: Notice) -> Outcome:
-        """One attempt. No word that the server said is in what it returns.
+        """One attempt. The outcome holds none of the server's own words.
 
         Raises:
             RecordError: the notice holds no issue.
@@ -77,7 +77,7 @@ class EmailSender:
         missing = self._reached.missing(delivery.delivery_id, target.to)
         outcome = await self._hand_over(target, delivery.delivery_id, envelope, missing, mail)
         if outcome.done is not None or outcome.forbidden is not None:
-            self._reached.forget(delivery.delivery_id)
+            self._reached.discard(delivery.delivery_id)
         return outcome
 
     async def close(self) -> None:

@@ -24,7 +24,7 @@ ADVICE: Final = (
     f": set {SMTP_VARIABLE}=smtp://USER:PASSWORD@HOST:PORT to name a mail server (smtps:// for "
     "TLS from the first byte), or a receiver of the type email in tocsin.yaml"
 )
-"""What helps where nobody said which server to use."""
+"""What helps where no server is configured."""
 
 _PORTS: Final[Mapping[Security, int]] = {"tls": 465, "starttls": 587, "none": 25}
 _EXPECTED: Final = (
@@ -61,7 +61,7 @@ class EmailTarget:
 
 
 def server_of_environment(environ: Mapping[str, str]) -> SmtpServer:
-    """What `TOCSIN_SMTP` says; without it, port 25 of this machine.
+    """What `TOCSIN_SMTP` names; without it, port 25 of this machine.
 
     Raises:
         ConfigurationError: the variable cannot be used. The message shows nothing of it.
@@ -141,5 +141,5 @@ def is_this_machine(host: str) -> bool:
 
 
 def _starttls(host: str) -> Security:
-    """What holds where nothing is said: a machine's own server often has no certificate."""
+    """The default: a machine's own server often has no certificate."""
     return "none" if is_this_machine(host) else "starttls"

@@ -13,7 +13,7 @@ from tocsin.actions.delivery.receiver_queues import Notice
 from tocsin.actions.delivery.retry import Outcome
 from tocsin.actions.receivers.aws import AT_ONCE, ClientFactory, call, make_client
 from tocsin.actions.receivers.message import Message, message_for
-from tocsin.actions.receivers.recipients import Reached
+from tocsin.actions.receivers.recipients import PartialRecipients
 
 if TYPE_CHECKING:
     from botocore.client import BaseClient
@@ -75,7 +75,7 @@ class SmsSender:
 
     def __init__(self, make: ClientFactory = make_client) -> None:
         self._make = make
-        self._reached = Reached()
+        self._reached = PartialRecipients()
         self._room = asyncio.Semaphore(AT_ONCE)
 
     async def send(self, target: SmsTarget, notice: Notice) -> Outcome:
@@ -89,7 +89,7 @@ class SmsSender:
         self._reached.add(identity, *good)
         outcome = self._together(identity, target, outcomes)
         if outcome.later is None and outcome.failure is None:
-            self._reached.forget(identity)
+            self._reached.discard(identity)
         return outcome
 
     async def close(self) -> None:
