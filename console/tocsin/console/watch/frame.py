@@ -13,14 +13,14 @@ from typing import Final
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.segment import Segment
+from rich.text import Text
 
 from tocsin.console.views.issues import SEVERITY_STYLE, first_seen
 from tocsin.console.views.status import ago
 from tocsin.console.watch.layout import Plan, fit
 from tocsin.console.watch.run_rows import detail_line, run_lines
-from tocsin.console.watch.state import WatchState
-from tocsin.console.watch.text import Line, Piece, cut, fields, squeezed
+from tocsin.console.watch.state import WatchedRun, WatchState
+from tocsin.console.watch.text import grid, squeezed
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.text import plain_line
@@ -38,19 +38,16 @@ _DELIVERY: Final = {
 class Frame:
     """Lines that fit a size; something that rich can show."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[Text, ...]
 
     @property
     def plain(self) -> str:
         """The text without colours."""
-        return "\n".join("".join(piece.text for piece in line).rstrip() for line in self.lines)
+        return "\n".join(line.plain.rstrip() for line in self.lines)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """As rich asks for it."""
-        for line in self.lines:
-            for piece in line:
-                yield Segment(piece.text, console.get_style(piece.style) if piece.style else None)
-            yield Segment.line()
+        yield from self.lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +62,7 @@ def draw(state: WatchState, situation: Situation, *, now_ms: int, width: int, he
     """The whole picture, at most `height` lines of at most `width` cells."""
     runs = state.ordered_runs()
     issues, deliveries = state.view.issues[::-1], state.view.deliveries[::-1]
-    foot = _foot(state, now_ms)
+    foot = _foot(state, runs, now_ms)
     running = sum(run.seen.running for run in runs)
     plan = fit(
         Plan(
@@ -79,34 +76,33 @@ def draw(state: WatchState, situation: Situation, *, now_ms: int, width: int, he
     )
     # Of one run alone nobody needs to be told which one it is.
     run_width = max(10, width // 4) if len(runs) > 1 else 0
-    lines: list[Line] = [_head(state, situation, running, len(runs) - running, now_ms, width)]
+    lines = [_head(state, situation, running, len(runs) - running, width)]
     if situation.trouble is not None:
-        lines.append((Piece(plain_line(situation.trouble), "bold red"),))
+        lines.append(Text(plain_line(situation.trouble), "bold red"))
     if not runs:
-        lines.append((Piece(_nothing(state, situation)),))
+        lines.append(Text(_nothing(state, situation)))
     else:
         shown = runs[: plan.run_rows]
         head, *rows = run_lines(shown, width=width, now_ms=now_ms)
         lines.append(head)
-        for run, row in zip(shown, rows, strict=True):
-            lines.append(row)
-            if plan.details == "all" or (plan.details == "running" and run.seen.running):
-                lines.append(detail_line(run, now_ms))
+        for number, (run, row) in enumerate(zip(shown, rows, strict=True)):
+            lines += [row, detail_line(run, now_ms)] if number < plan.details else [row]
         lines += _more(len(runs) - len(shown), "run")
     if plan.issue_rows or not issues:
-        lines += [()] * plan.spaces
+        lines += [Text()] * plan.spaces
         lines += _issues(issues, plan, now_ms, width, run_width)
     if plan.delivery_rows or not deliveries:
-        lines += [()] * plan.spaces
+        lines += [Text()] * plan.spaces
         lines += _deliveries(deliveries, plan, now_ms, width, run_width)
     if foot:
-        lines.append((Piece(foot, "yellow"),))
-    return Frame(tuple(cut(line, width) for line in lines[:height]))
+        lines.append(Text(foot, "yellow"))
+    for line in lines:
+        line.truncate(width, overflow="ellipsis")
+        line.no_wrap = True
+    return Frame(tuple(lines[:height]))
 
 
-def _head(
-    state: WatchState, situation: Situation, running: int, ended: int, now_ms: int, width: int
-) -> Line:
+def _head(state: WatchState, situation: Situation, running: int, ended: int, width: int) -> Text:
     left = "tocsin watch" + (f" {state.view.run_id}" if state.view.run_id else "")
     counts = f"{running} running, {ended} ended"
     room = width - cell_len(left) - len(counts) - 6
@@ -115,7 +111,7 @@ def _head(
         # The end of a path says more than its beginning.
         url = "…" + url[len(url) - max(0, room - 1) :] if room > 8 else ""
     middle = set_cell_size(f"   {url}", max(0, width - cell_len(left) - len(counts)))
-    return (Piece(left, "bold"), Piece(middle, "dim"), Piece(counts, "bold"))
+    return Text.assemble((left, "bold"), (middle, "dim"), (counts, "bold"))
 
 
 def _nothing(state: WatchState, situation: Situation) -> str:
@@ -127,11 +123,11 @@ def _nothing(state: WatchState, situation: Situation) -> str:
     return waiting if situation.bus_url.startswith("embedded:") else f"{waiting}, and tocsin rules"
 
 
-def _foot(state: WatchState, now_ms: int) -> str:
+def _foot(state: WatchState, runs: Sequence[WatchedRun], now_ms: int) -> str:
     parts = []
     stale = [
         run
-        for run in state.ordered_runs()
+        for run in runs
         if run.seen.running and run.progress.heard_ms > now_ms - STALE_MS // 2
         if run.progress.heard_ms - max(run.seen.view_ms, run.seen.started_ms) > STALE_MS
     ]
@@ -148,60 +144,56 @@ def _foot(state: WatchState, now_ms: int) -> str:
 
 def _issues(
     issues: Sequence[IssueFiring], plan: Plan, now_ms: int, width: int, run_width: int
-) -> list[Line]:
-    if not issues:
-        return [(Piece("issues", "bold"), Piece("  none so far", "dim"))]
+) -> list[Text]:
     states = Counter("resolved" if issue.state == "resolved" else "open" for issue in issues)
-    counts = ", ".join(f"{states[name]} {name}" for name in ("open", "resolved") if states[name])
-    lines: list[Line] = [(Piece("issues", "bold"), Piece(f"  {counts}", "dim"))]
+    lines = [_title("issues", [(states[name], name) for name in ("open", "resolved")])]
     shown = issues[: plan.issue_rows]
     rows = [
         (
-            Piece(ago(issue.onset_ms, now_ms).removesuffix(" ago"), "dim"),
-            Piece(
+            Text(ago(issue.onset_ms, now_ms).removesuffix(" ago"), "dim"),
+            Text(
                 issue.severity,
                 "dim" if issue.state == "resolved" else SEVERITY_STYLE[issue.severity],
             ),
-            Piece(plain_line(issue.rule), "bold"),
-            Piece(squeezed(issue.run_id, run_width)),
-            Piece(first_seen(issue)),
-            Piece("resolved" if issue.state == "resolved" else "", "green"),
+            Text(plain_line(issue.rule), "bold"),
+            Text(squeezed(issue.run_id, run_width)),
+            Text(first_seen(issue)),
+            Text("resolved" if issue.state == "resolved" else "", "green"),
         )
         for issue in shown
     ]
     widths = (8, 8, max(12, width // 4), run_width, 18, 8)
-    for issue, line in zip(shown, fields(rows, widths), strict=True):
+    for issue, line in zip(shown, grid(rows, widths), strict=True):
         reason = plain_line(issue.reason)
-        if plan.reasons:
-            lines += [line, (Piece(f"    {reason}"),)]
-        else:
-            lines.append((*line, Piece(f"  {reason}")))
+        lines += [line, Text(f"    {reason}")] if plan.reasons else [line.append(f"  {reason}")]
     return lines + _more(len(issues) - len(shown), "issue")
 
 
 def _deliveries(
     deliveries: Sequence[Delivery], plan: Plan, now_ms: int, width: int, run_width: int
-) -> list[Line]:
-    if not deliveries:
-        return [(Piece("deliveries", "bold"), Piece("  none so far", "dim"))]
+) -> list[Text]:
     states = Counter[str](delivery.state for delivery in deliveries)
-    counts = ", ".join(f"{states[name]} {name}" for name in _DELIVERY if states[name])
-    lines: list[Line] = [(Piece("deliveries", "bold"), Piece(f"  {counts}", "dim"))]
+    lines = [_title("deliveries", [(states[name], name) for name in _DELIVERY])]
     shown = deliveries[: plan.delivery_rows]
     rows = [
         (
-            Piece(ago(delivery.updated_ms, now_ms).removesuffix(" ago"), "dim"),
-            Piece(delivery.state, _DELIVERY[delivery.state]),
-            Piece(plain_line(delivery.action), "bold"),
-            Piece(plain_line(delivery.rule)),
-            Piece(squeezed(delivery.run_id, run_width)),
-            Piece(plain_line(_what(delivery, now_ms))),
+            Text(ago(delivery.updated_ms, now_ms).removesuffix(" ago"), "dim"),
+            Text(delivery.state, _DELIVERY[delivery.state]),
+            Text(plain_line(delivery.action), "bold"),
+            Text(plain_line(delivery.rule)),
+            Text(squeezed(delivery.run_id, run_width)),
+            Text(plain_line(_what(delivery, now_ms))),
         )
         for delivery in shown
     ]
     widths = (8, 10, max(10, width // 5), max(12, width // 4), run_width, width)
-    lines += fields(rows, widths)
-    return lines + _more(len(deliveries) - len(shown), "delivery")
+    return lines + grid(rows, widths) + _more(len(deliveries) - len(shown), "delivery")
+
+
+def _title(name: str, counts: Sequence[tuple[int, str]]) -> Text:
+    """A section's name, and how many it has of each state."""
+    listed = ", ".join(f"{count} {state}" for count, state in counts if count)
+    return Text.assemble((name, "bold"), (f"  {listed or 'none so far'}", "dim"))
 
 
 def _what(delivery: Delivery, now_ms: int) -> str:
@@ -213,8 +205,8 @@ def _what(delivery: Delivery, now_ms: int) -> str:
     return f"attempt {delivery.attempts + 1} in {wait_s} s: {delivery.reason}"
 
 
-def _more(count: int, what: str) -> list[Line]:
+def _more(count: int, what: str) -> list[Text]:
     if count <= 0:
         return []
     plural = f"{what[:-1]}ies" if what.endswith("y") else f"{what}s"
-    return [(Piece(f"… and {count:,} more {what if count == 1 else plural}", "dim"),)]
+    return [Text(f"… and {count:,} more {what if count == 1 else plural}", "dim")]

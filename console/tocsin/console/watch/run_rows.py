@@ -6,14 +6,15 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
+from rich.text import Text
 
 from tocsin.console.views.rule_status import FOUND, counts, named
 from tocsin.console.views.sparkline import NONFINITE, sparkline
 from tocsin.console.views.status import ago
 from tocsin.console.watch.state import WatchedRun
-from tocsin.console.watch.text import Line, Piece, squeezed
-from tocsin.schemas.records.runs import RuleStatus, StopView
+from tocsin.console.watch.text import GAP, grid, squeezed
+from tocsin.schemas.records.runs import StopView
 from tocsin.schemas.text import plain_line
 
 SILENT_MS: Final = 30_000
@@ -37,11 +38,11 @@ _RIGHT: Final = frozenset({"step", "/s", "loss", "issues", "ranks"})
 _SPARK: Final = "trend"
 
 
-def run_lines(runs: Sequence[WatchedRun], *, width: int, now_ms: int) -> list[Line]:
+def run_lines(runs: Sequence[WatchedRun], *, width: int, now_ms: int) -> list[Text]:
     """A line of titles, then one line for each run."""
     rows = [_cells(run, now_ms) for run in runs]
     sizes = {
-        name: max([cell_len(name), *(cell_len(row[name].text) for row in rows)])
+        name: max([cell_len(name), *(row[name].cell_len for row in rows)])
         for name in _COLUMNS
         if name != _SPARK
     }
@@ -61,52 +62,50 @@ def run_lines(runs: Sequence[WatchedRun], *, width: int, now_ms: int) -> list[Li
         points = max(len(run.series) for run in runs)
         wanted = max(len(_SPARK), min(_MOST_SPARK, points))
         sizes[_SPARK] += max(0, min(width - _total(sizes), wanted - sizes[_SPARK]))
-    titles = [Piece(_placed(name, name, size), "dim") for name, size in _in_order(sizes)]
-    lines: list[Line] = [_trimmed(titles)]
+    columns = [name for name in _COLUMNS if name in sizes]
+    lines = [[Text(name, "dim") for name in columns]]
     for run, row in zip(runs, rows, strict=True):
-        line: list[Piece] = []
-        for name, size in _in_order(sizes):
-            if name == _SPARK:
-                line += _spark(run, size)
-            else:
-                text, style = row[name]
-                line.append(Piece(_placed(name, squeezed(text, size), size), style))
-        lines.append(_trimmed(line))
-    return lines
+        row["run"].plain = squeezed(run.seen.run_id, sizes["run"])
+        if _SPARK in sizes:
+            row[_SPARK] = _spark(run, sizes[_SPARK])
+        lines.append([row[name] for name in columns])
+    right = [i for i, name in enumerate(columns) if name in _RIGHT]
+    return grid(lines, [sizes[name] for name in columns], right)
 
 
-def detail_line(run: WatchedRun, now_ms: int) -> Line:
+def detail_line(run: WatchedRun, now_ms: int) -> Text:
     """What else is known, the most important first."""
     view = run.seen.view
-    parts: list[Line] = []
+    parts: list[tuple[str, str]] = []
     if run.seen.running and 0 < run.last_heard_ms < now_ms - SILENT_MS:
         quiet = ago(run.last_heard_ms, now_ms).removesuffix(" ago")
-        parts.append((Piece(f"nothing heard for {quiet}", "yellow"),))
+        parts.append((f"nothing heard for {quiet}", "yellow"))
     if view is None:
-        parts.append((Piece("no rules worker has told of it yet", "dim"),))
+        parts.append(("no rules worker has told of it yet", "dim"))
     else:
         if view.stop is not None:
-            parts.append((Piece(plain_line(_stop(view.stop)), "bold red"),))
-        parts += _rules(view.rules)
+            parts.append((_stop(view.stop), "bold red"))
+        for status in FOUND:
+            style = "bold red" if status == "issues_found" else "yellow"
+            parts.append((named(view.rules, status), style))
+        if text := counts(view.rules):
+            parts.append((f"rules: {text}", ""))
         if (eval_loss := run.progress.eval_loss) is not None:
-            parts.append((Piece(f"evaluation loss {eval_loss:.4g}", "dim"),))
+            parts.append((f"evaluation loss {eval_loss:.4g}", "dim"))
         if view.capture is not None:
-            parts.append((Piece(f"overhead {view.capture.overhead_percent:.1f} %", "dim"),))
+            parts.append((f"overhead {view.capture.overhead_percent:.1f} %", "dim"))
             if view.capture.dropped:
-                parts.append((Piece(f"{view.capture.dropped:,} records dropped", "yellow"),))
+                parts.append((f"{view.capture.dropped:,} records dropped", "yellow"))
             if view.capture.not_watched:
-                off = plain_line(", ".join(view.capture.not_watched))
-                parts.append((Piece(f"not watched: {off}", "yellow"),))
-        about = [f"{key}={value}" for key, value in view.labels.items()]
-        about += [view.node] if view.node else []
-        parts += [(Piece(plain_line(text), "dim"),) for text in about]
-    line: list[Piece] = [Piece("  ")]
-    for i, part in enumerate(parts):
-        line += [Piece(" · ", "dim")] * (i > 0) + list(part)
-    return tuple(line)
+                off = ", ".join(view.capture.not_watched)
+                parts.append((f"not watched: {off}", "yellow"))
+        parts += [(f"{key}={value}", "dim") for key, value in view.labels.items()]
+        parts.append((view.node, "dim"))
+    shown = [Text(plain_line(text), style) for text, style in parts if text]
+    return Text("  ").append(Text(" · ", "dim").join(shown))
 
 
-def _cells(run: WatchedRun, now_ms: int) -> dict[str, Piece]:
+def _cells(run: WatchedRun, now_ms: int) -> dict[str, Text]:
     view = run.seen.view
     rate = run.per_s(now_ms) if run.seen.running else None
     issues = view.issues if view is not None else 0
@@ -122,40 +121,22 @@ def _cells(run: WatchedRun, now_ms: int) -> dict[str, Piece]:
     loss = run.loss
     bad = loss is not None and not math.isfinite(loss)
     return {
-        "run": Piece(run.seen.run_id, "bold" if run.seen.running else ""),
-        "state": Piece(state, style),
-        "step": Piece("-" if run.step is None else f"{run.step:,}"),
-        "/s": Piece("-" if rate is None else f"{rate:,.3g}" if rate < 100 else f"{rate:,.0f}"),
-        "loss": Piece("-" if loss is None else f"{loss:.4g}", "bold red" if bad else ""),
-        "issues": Piece(str(issues), "bold red" if issues else "dim"),
-        "ranks": Piece(str(len(view.ranks)) if view is not None and view.ranks else "-"),
-        "since": Piece(when.removesuffix(" ago") if run.seen.running else when),
+        "run": Text(run.seen.run_id, "bold" if run.seen.running else ""),
+        "state": Text(state, style),
+        "step": Text("-" if run.step is None else f"{run.step:,}"),
+        "/s": Text("-" if rate is None else f"{rate:,.3g}" if rate < 100 else f"{rate:,.0f}"),
+        "loss": Text("-" if loss is None else f"{loss:.4g}", "bold red" if bad else ""),
+        "issues": Text(str(issues), "bold red" if issues else "dim"),
+        "ranks": Text(str(len(view.ranks)) if view is not None and view.ranks else "-"),
+        "since": Text(when.removesuffix(" ago") if run.seen.running else when),
     }
 
 
-def _spark(run: WatchedRun, size: int) -> list[Piece]:
-    """The loss in blocks, what is not finite in red, in exactly `size` cells and a gap."""
-    pieces: list[Piece] = []
-    marks = sparkline(run.series.buckets(size))
-    for mark in marks:
-        style = "bold red" if mark == NONFINITE else "cyan" if run.seen.running else "dim"
-        if pieces and pieces[-1].style == style:
-            pieces[-1] = Piece(pieces[-1].text + mark, style)
-        else:
-            pieces.append(Piece(mark, style))
-    return [*pieces, Piece(" " * (size - len(marks) + 2))]
-
-
-def _rules(rules: dict[str, RuleStatus]) -> list[Line]:
-    """How many rules are in which state, and which have found something or failed."""
-    parts: list[Line] = []
-    for status in FOUND:
-        if text := named(rules, status):
-            style = "bold red" if status == "issues_found" else "yellow"
-            parts.append((Piece(plain_line(text), style),))
-    if text := counts(rules):
-        parts.append((Piece(f"rules: {text}"),))
-    return parts
+def _spark(run: WatchedRun, size: int) -> Text:
+    """The loss in blocks, what is not finite in red."""
+    line = Text(sparkline(run.series.buckets(size)), "cyan" if run.seen.running else "dim")
+    line.highlight_words([NONFINITE], "bold red")
+    return line
 
 
 def _stop(stop: StopView) -> str:
@@ -165,27 +146,10 @@ def _stop(stop: StopView) -> str:
     return f"stop {stop.state}{at}{how}{code}"
 
 
-def _placed(name: str, text: str, size: int) -> str:
-    if name in _RIGHT:
-        return " " * (size - cell_len(text)) + text + "  "
-    return set_cell_size(text, size) + "  "
-
-
 def _shorten(sizes: dict[str, int], width: int, least: int) -> None:
     """Take from the names of the runs what is too much, but leave them `least` cells."""
     sizes["run"] -= max(0, min(sizes["run"] - least, _total(sizes) - width))
 
 
-def _in_order(sizes: dict[str, int]) -> list[tuple[str, int]]:
-    """The columns that are left, from left to right."""
-    return [(name, sizes[name]) for name in _COLUMNS if name in sizes]
-
-
-def _trimmed(line: list[Piece]) -> Line:
-    """Without the gap after the last column."""
-    *before, (text, style) = line
-    return (*before, Piece(text.rstrip(), style))
-
-
 def _total(sizes: dict[str, int]) -> int:
-    return sum(sizes.values()) + 2 * (len(sizes) - 1)
+    return sum(sizes.values()) + GAP * (len(sizes) - 1)

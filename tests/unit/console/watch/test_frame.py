@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from dataclasses import replace
 from itertools import product
 
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
+from rich.text import Text
 
 from support.issue_records import (
     NOW_MS,
@@ -26,7 +28,7 @@ from tocsin.bus.port import Outgoing, Partition, Record
 from tocsin.console.watch.frame import Frame, Situation, draw
 from tocsin.console.watch.layout import Plan, fit
 from tocsin.console.watch.state import WatchState
-from tocsin.console.watch.text import Piece, cut, fields
+from tocsin.console.watch.text import grid
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import Event
 from tocsin.schemas.records.issues import IssueFiring
@@ -251,20 +253,38 @@ def test_wide_characters_are_counted_as_wide() -> None:
     picture(state, width=41)
 
 
-def test_rich_shows_it_in_colour_and_without() -> None:
-    frame = picture(a_bad_run())
-    for colours, coded in (("256", True), (None, False)):
-        out = io.StringIO()
-        console = Console(
-            file=out,
-            width=80,
-            height=24,
-            force_terminal=coded,
-            color_system=colours,  # type: ignore[arg-type]
-        )
-        console.print(frame, end="")
-        assert ("\x1b[" in out.getvalue()) == coded
-        assert "NaN in the loss" in out.getvalue()
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_rich_shows_it_line_by_line_in_colour_and_without(
+    states: list[WatchState], width: int
+) -> None:
+    for state in states:
+        frame = picture(state, width)
+        shown = {}
+        for kind in ("terminal", "no colour", "pipe"):
+            out = io.StringIO()
+            console = Console(
+                file=out,
+                width=width,
+                height=24,
+                force_terminal=kind != "pipe",
+                color_system="256" if kind != "pipe" else None,
+                no_color=kind == "no colour",
+                legacy_windows=False,
+            )
+            console.print(frame, end="")
+            shown[kind] = out.getvalue()
+        assert shown["pipe"].rstrip("\n").split("\n") == [line.plain for line in frame.lines]
+        assert "\x1b" not in shown["pipe"]
+        assert re.search(r"\x1b\[[0-9;]*3[0-7]", shown["no colour"]) is None
+        assert re.sub(r"\x1b\[[0-9;]*m", "", shown["terminal"]) == shown["pipe"]
+    assert "\x1b[1;31mnan" in shown_in_colour(a_bad_run(), width)
+
+
+def shown_in_colour(state: WatchState, width: int) -> str:
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=True, color_system="standard")
+    console.print(picture(state, width), end="")
+    return out.getvalue()
 
 
 def test_a_plan_is_never_higher_than_it_may_be() -> None:
@@ -274,15 +294,6 @@ def test_a_plan_is_never_higher_than_it_may_be() -> None:
         assert plan.lines <= height or plan.run_rows <= 1, (runs, others, height, plan)
 
 
-def test_a_line_is_cut_with_a_mark() -> None:
-    line = (Piece("abc", "red"), Piece("def"))
-    assert cut(line, 6) == line
-    assert "".join(piece.text for piece in cut(line, 5)) == "abcd…"
-    assert "".join(piece.text for piece in cut(line, 3)) == "ab…"
-    assert cut(line, 0) == ()
-
-
 def test_columns_are_aligned_and_empty_ones_left_out() -> None:
-    rows = [(Piece("a"), Piece(""), Piece("long text")), (Piece("bb"), Piece(""), Piece("x"))]
-    lines = ["".join(piece.text for piece in line) for line in fields(rows, (5, 5, 6))]
-    assert lines == ["a   long…", "bb  x"]
+    rows = [(Text("a"), Text(""), Text("longer text")), (Text("bb"), Text(""), Text("x"))]
+    assert [line.plain for line in grid(rows, (5, 5, 6))] == ["a   longe…", "bb  x"]
