@@ -8,7 +8,7 @@ import sys
 import jsonschema
 
 from support.site import SCRIPTS, Site
-from tocsin.schemas.configuration.yaml import load
+from tocsin.schemas.configuration.document import load
 
 BAD = """\
 version: 1

@@ -10,9 +10,7 @@ from importlib.metadata import EntryPoints, entry_points
 
 import pytest
 
-from tocsin.schemas.configuration.file import MAX_FINDINGS, check_config
-from tocsin.schemas.configuration.problems import ConfigProblems
-from tocsin.schemas.configuration.yaml import (
+from tocsin.schemas.configuration.document import (
     MAX_BYTES,
     MAX_DIRECTIVES,
     MAX_LINE,
@@ -20,6 +18,8 @@ from tocsin.schemas.configuration.yaml import (
     MAX_PROBLEMS,
     load,
 )
+from tocsin.schemas.configuration.file import MAX_FINDINGS, check_config
+from tocsin.schemas.configuration.problems import ConfigProblems
 from tocsin.stream_rules.catalogue import built_in
 from tocsin.stream_rules.engine.specs import rule_findings
 

@@ -19,7 +19,7 @@ from tocsin.console.configuration.editor_schema import as_text, editor_schema
 from tocsin.console.configuration.field_texts import REQUIRED, FieldText, field_texts, summary_of
 from tocsin.console.configuration.init import severity_text
 from tocsin.schemas.configuration.file import config_model
-from tocsin.schemas.configuration.later import LATER_SECTIONS
+from tocsin.schemas.configuration.reserved_sections import LATER_SECTIONS
 from tocsin.schemas.configuration.sections import RuleEntry, StopOptions
 from tocsin.stream_rules.catalogue import Catalogue, built_in
 from tocsin.stream_rules.rule import AnyRule

@@ -9,9 +9,9 @@ from tocsin.actions.delivery.routing import Routing
 from tocsin.actions.receivers.notify_option import parse_addresses
 from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.actions.receivers.run_addresses import RunAddresses
+from tocsin.schemas.configuration.document import load
 from tocsin.schemas.configuration.file import Config, SectionValidator, read_config
 from tocsin.schemas.configuration.problems import Finding, Loc, quoted
-from tocsin.schemas.configuration.yaml import load
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.issues import Issue
 

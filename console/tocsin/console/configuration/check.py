@@ -12,6 +12,7 @@ from tocsin.console.context import section_registry
 from tocsin.emitter.plan.collections import CollectionPlan, Schedule
 from tocsin.emitter.plan.settings import capture_settings
 from tocsin.emitter.stop.verification import STOP_KEYS
+from tocsin.schemas.configuration.document import load
 from tocsin.schemas.configuration.file import (
     Config,
     check_config,
@@ -19,12 +20,11 @@ from tocsin.schemas.configuration.file import (
     read_config,
     shared_config,
 )
-from tocsin.schemas.configuration.hidden import hide_lines
 from tocsin.schemas.configuration.problems import Finding, Loc, Problem, split_lines
+from tocsin.schemas.configuration.redaction import hide_lines
 from tocsin.schemas.configuration.sections import ActionEntry, RuleEntry
 from tocsin.schemas.configuration.settings import missing_secrets, resolve_settings
 from tocsin.schemas.configuration.values import format_percent
-from tocsin.schemas.configuration.yaml import load
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.private_folders import why_shared
 from tocsin.schemas.records.issues import SEVERITIES, Severity

@@ -31,6 +31,7 @@ from pydantic_core import PydanticUndefined
 
 from tocsin.schemas.configuration.capture import Interval, Texts
 from tocsin.schemas.configuration.docstrings import field_docstrings
+from tocsin.schemas.configuration.document import load
 from tocsin.schemas.configuration.values import (
     Duration,
     FilePath,
@@ -43,7 +44,6 @@ from tocsin.schemas.configuration.values import (
     format_duration,
     format_percent,
 )
-from tocsin.schemas.configuration.yaml import load
 
 REQUIRED: Final = "required"
 

@@ -21,9 +21,9 @@ from tocsin.console.sagemaker.tables import (
 )
 from tocsin.console.sagemaker.values import Unconvertible, convert_value
 from tocsin.console.sagemaker.yaml_text import Entry, as_yaml
+from tocsin.schemas.configuration.document import Plain
 from tocsin.schemas.configuration.findings import findings_of
 from tocsin.schemas.configuration.problems import Problem, did_you_mean
-from tocsin.schemas.configuration.yaml import Plain
 from tocsin.stream_rules.catalogue import Catalogue, UnknownRule, built_in
 from tocsin.stream_rules.rule import AnyRule
 

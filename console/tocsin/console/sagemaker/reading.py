@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from tocsin.schemas.configuration.document import Document, Plain, kind_of, load
 from tocsin.schemas.configuration.problems import ConfigProblems, Loc, Problem
-from tocsin.schemas.configuration.yaml import Document, Plain, kind_of, load
 
 NOT_CONVERTED: Final = "not_converted"
 """The code of what is left out."""

@@ -9,8 +9,8 @@ from datetime import timedelta
 from typing import Final
 
 from tocsin.console.sagemaker.tables import Kind
+from tocsin.schemas.configuration.document import Plain
 from tocsin.schemas.configuration.values import format_duration
-from tocsin.schemas.configuration.yaml import Plain
 
 COLLECTIONS: Final[Mapping[str, str]] = {
     "losses": "losses",

@@ -13,11 +13,11 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, PlainSerializer, PlainValidator, WithJsonSchema, field_validator
 
+from tocsin.schemas.configuration.document import Plain
 from tocsin.schemas.configuration.findings import expected, parse_model, unknown_key
 from tocsin.schemas.configuration.problems import Finding, Loc, did_you_mean, quoted
 from tocsin.schemas.configuration.sections import Section
 from tocsin.schemas.configuration.values import Duration, FilePath, Name, Percent, parse_name
-from tocsin.schemas.configuration.yaml import Plain
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.collections import (
     KINDS,

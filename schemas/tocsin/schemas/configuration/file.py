@@ -17,16 +17,22 @@ from typing import Annotated, Any, Final, Literal, TypeVar, Union
 from pydantic import Field, create_model
 
 from tocsin.schemas.configuration.capture import CaptureConfig, parse_capture
-from tocsin.schemas.configuration.findings import parse_model
-from tocsin.schemas.configuration.hidden import hide_lines
-from tocsin.schemas.configuration.later import LATER_SECTIONS, later_section
-from tocsin.schemas.configuration.parse import (
+from tocsin.schemas.configuration.document import (
+    MAX_BYTES,
+    MAX_PROBLEMS,
+    Document,
+    Plain,
+    kind_of,
+    load,
+)
+from tocsin.schemas.configuration.entries import (
     ACTION_WORDS,
     parse_labels,
     parse_receivers,
     parse_rules,
     parse_secrets,
 )
+from tocsin.schemas.configuration.findings import parse_model
 from tocsin.schemas.configuration.problems import (
     ConfigProblems,
     Finding,
@@ -36,6 +42,8 @@ from tocsin.schemas.configuration.problems import (
     quoted,
 )
 from tocsin.schemas.configuration.receivers import ReceiverConfig, ReceiverModels
+from tocsin.schemas.configuration.redaction import hide_lines
+from tocsin.schemas.configuration.reserved_sections import LATER_SECTIONS, later_section
 from tocsin.schemas.configuration.sections import (
     CUSTOM_USE,
     ActionEntry,
@@ -48,14 +56,6 @@ from tocsin.schemas.configuration.sections import (
     StopTrust,
 )
 from tocsin.schemas.configuration.values import NAME, NAME_PATTERN
-from tocsin.schemas.configuration.yaml import (
-    MAX_BYTES,
-    MAX_PROBLEMS,
-    Document,
-    Plain,
-    kind_of,
-    load,
-)
 from tocsin.schemas.errors import ConfigurationError, TocsinError
 from tocsin.schemas.private_folders import others_own, why_shared
 

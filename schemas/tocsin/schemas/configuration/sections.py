@@ -15,13 +15,13 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
 
 from tocsin.schemas.configuration.docstrings import Documented
+from tocsin.schemas.configuration.document import Plain
 from tocsin.schemas.configuration.problems import Loc
 from tocsin.schemas.configuration.values import (
     Duration,
     FilePath,
     Secret,
 )
-from tocsin.schemas.configuration.yaml import Plain
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.issues import Severity
 from tocsin.schemas.topics import Topics

@@ -9,8 +9,8 @@ from typing import Final, Generic, Literal, TypeVar
 
 from pydantic import SecretStr
 
+from tocsin.schemas.configuration.entries import parse_label_key, parse_label_value
 from tocsin.schemas.configuration.file import Config
-from tocsin.schemas.configuration.parse import parse_label_key, parse_label_value
 from tocsin.schemas.configuration.sections import BusConfig, SecretSource, parse_bus_url
 from tocsin.schemas.configuration.values import SecretRef
 from tocsin.schemas.errors import ConfigurationError

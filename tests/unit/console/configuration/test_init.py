@@ -22,10 +22,10 @@ from tocsin.console.configuration.init import (
     write_config,
 )
 from tocsin.console.context import section_registry
+from tocsin.schemas.configuration.document import load
 from tocsin.schemas.configuration.file import Config, check_config, config_model
 from tocsin.schemas.configuration.problems import Problem
 from tocsin.schemas.configuration.sections import RuleEntry, StopOptions
-from tocsin.schemas.configuration.yaml import load
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.stream_rules.catalogue import built_in
 

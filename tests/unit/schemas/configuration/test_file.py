@@ -16,6 +16,7 @@ from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.actions.receivers.webhook.config import WebhookReceiver
 from tocsin.schemas.configuration.capture import CollectionConfig
 from tocsin.schemas.configuration.docstrings import field_docstrings
+from tocsin.schemas.configuration.document import load
 from tocsin.schemas.configuration.file import (
     Config,
     DuplicateSection,
@@ -35,7 +36,6 @@ from tocsin.schemas.configuration.settings import (
     resolve_settings,
 )
 from tocsin.schemas.configuration.values import SecretRef, parse_duration
-from tocsin.schemas.configuration.yaml import load
 from tocsin.schemas.errors import ConfigurationError
 
 WORKING = """\

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from pydantic import ValidationError
 
+from tocsin.schemas.configuration.document import Plain, kind_of
 from tocsin.schemas.configuration.findings import (
     expected,
     findings_of,
@@ -32,7 +33,6 @@ from tocsin.schemas.configuration.sections import (
     StopOptions,
 )
 from tocsin.schemas.configuration.values import parse_name
-from tocsin.schemas.configuration.yaml import Plain, kind_of
 from tocsin.schemas.errors import ConfigurationError
 
 T = TypeVar("T")

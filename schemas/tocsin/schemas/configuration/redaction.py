@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
+from tocsin.schemas.configuration.document import Document
 from tocsin.schemas.configuration.problems import Finding, Loc, Problem
-from tocsin.schemas.configuration.yaml import Document
 
 _SECRET: Final[tuple[Loc, ...]] = (("receivers",), ("secrets",), ("bus", "sasl"))
 

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tocsin.schemas.configuration.yaml import (
+from tocsin.schemas.configuration.document import (
     MAX_BYTES,
     MAX_DEPTH,
     MAX_NODES,
     MAX_PROBLEMS,
     Document,
     Plain,
+    Position,
     load,
 )
-from tocsin.schemas.configuration.yaml_places import Position
 
 
 def codes(document: Document) -> list[str]:

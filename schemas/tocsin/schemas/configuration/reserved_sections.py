@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from tocsin.schemas.configuration.document import Plain
 from tocsin.schemas.configuration.findings import expected, not_supported_yet, unknown_key
 from tocsin.schemas.configuration.problems import Finding, Loc
-from tocsin.schemas.configuration.yaml import Plain
 
 _LISTS: Final[Mapping[str, tuple[str, ...]]] = {
     "routes": ("name", "match", "notify", "also"),

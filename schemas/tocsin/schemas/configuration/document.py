@@ -13,21 +13,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal, NamedTuple, NoReturn
 
 import yaml
 from pydantic import JsonValue
 
 from tocsin.schemas.configuration.problems import Problem, split_lines
-from tocsin.schemas.configuration.yaml_places import (
-    Position,
-    allowed,
-    last_line_of,
-    place_in,
-    start_of,
-)
 
 MAX_BYTES: Final = 1024 * 1024
 MAX_DEPTH: Final = 32
@@ -64,13 +57,34 @@ _INT_LIMIT: Final = 2**63
 _NUMBER_LENGTH: Final = 400
 
 
+_ROOT: Final = ""
+
+
+class Position(NamedTuple):
+    """A place in a source: line and column count characters from 1."""
+
+    line: int
+    column: int
+
+
+_START: Final = Position(1, 1)
+
+
 @dataclass(slots=True)
 class _Node:
     value: Plain
     position: Position
     key: Position | None = None
-    children: dict[str | int, _Node] | None = None
     last_line: int | None = None
+    children: dict[str | int, _Node] = field(default_factory=dict)
+
+    def attach(self, key: str | int, node: _Node) -> None:
+        """Add a value; the keys of a list are its indices."""
+        self.children[key] = node
+        if isinstance(self.value, list):
+            self.value.append(node.value)
+        elif isinstance(self.value, dict):
+            self.value[str(key)] = node.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +110,10 @@ class Document:
         self, loc: Sequence[str | int], *, at: Literal["key", "value"] = "value"
     ) -> Position:
         """Where the value (or its key) stands; if there is none, the nearest that encloses it."""
-        node, here = self._root, Position(1, 1)
+        node, here = self._root, _START
         for part in (None, *loc):
             if part is not None:
-                node = (node.children or {}).get(part) if node else None
+                node = node.children.get(part) if node else None
             if node is None:
                 return here
             here = node.key if at == "key" and node.key else node.position
@@ -109,7 +123,7 @@ class Document:
         """The lines of a value and its key, to the end of the source if reading ended in it."""
         node = self._root
         for part in loc:
-            node = (node.children or {}).get(part) if node else None
+            node = node.children.get(part) if node else None
         if node is None:
             return range(0)
         return range((node.key or node.position).line, (node.last_line or sys.maxsize - 1) + 1)
@@ -117,14 +131,11 @@ class Document:
 
 def load(text: str, *, source: str) -> Document:
     """Read one YAML document. Raises for nothing in the text: what is wrong is in `problems`."""
-    reader = _Reader(source)
-    reader.read(text)
+    composer = _Composer(source)
+    composer.read(text)
+    root = composer.top.children.get(_ROOT)
     return Document(
-        source,
-        reader.root.value if reader.root else None,
-        tuple(reader.problems),
-        reader.complete,
-        reader.root,
+        source, root.value if root else None, tuple(composer.problems), composer.complete, root
     )
 
 
@@ -132,61 +143,49 @@ class _Stop(Exception):
     """Reading cannot go on; the problem was noted."""
 
 
-@dataclass(slots=True)
-class _Open:
-    """A collection whose end has not been read yet."""
+class _Composer:
+    """Makes nodes of the parser's events, each attached to its parent before it is filled: where
+    reading ends early, all that was read is there.
+    """
 
-    node: _Node
-    mapping: bool
-    is_key: bool
-    key: str | None = None
-    key_position: Position | None = None
-    awaits_value: bool = False
-
-
-class _Reader:
     def __init__(self, source: str) -> None:
         self.source = source
         self.problems: list[Problem] = []
-        self.root: _Node | None = None
         self.complete = False
-        self._open: list[_Open] = []
+        self.top = _Node({}, _START)
+        self._events: Iterator[Any] = iter(())
         self._nodes = 0
-        self._documents = 0
         self._last_line = 1
 
     def read(self, text: str) -> None:
         try:
-            self._check_size(text)
-            for event in yaml.parse(text, Loader=_LOADER):
-                self._take(event)
+            self._check_bounds(text)
+            self._events = yaml.parse(text, Loader=_LOADER)
+            self._compose()
             self.complete = True
         except _Stop:
             pass
         except yaml.YAMLError as err:
             self._note_syntax(err, text)
-        if not self.complete:
-            self._add_unread()
 
     # -- bounds and syntax
 
-    def _check_size(self, text: str) -> None:
+    def _check_bounds(self, text: str) -> None:
         try:
             size = len(text.encode())
         except UnicodeEncodeError as err:
             # Bytes that are not UTF-8 come in as lone surrogates (see `load_config`).
             self._fatal(
-                place_in(text, err.start), "encoding", "this is not UTF-8 text", "save it as UTF-8"
+                _place_in(text, err.start), "encoding", "this is not UTF-8 text", "save it as UTF-8"
             )
         hidden = _HIDDEN_BREAK.search(text)
         if hidden:
             # YAML 1.1, and so PyYAML, begins a line there; YAML 1.2 and editors do not.
             message = f"a character (U+{ord(hidden[0]):04X}) that some take for a line break"
             hint = "remove it, or write it as an escape in double quotes"
-            self._fatal(place_in(text, hidden.start()), "syntax", message, hint)
+            self._fatal(_place_in(text, hidden.start()), "syntax", message, hint)
         if size > MAX_BYTES:
-            message = f"{size:,} bytes are over the limit of {MAX_BYTES:,}"
-            self._fatal(Position(1, 1), "too_large", message)
+            self._fatal(_START, "too_large", f"{size:,} bytes are over the limit of {MAX_BYTES:,}")
         directives = 0
         for number, line in enumerate(split_lines(text), 1):
             if len(line) > MAX_LINE:
@@ -199,18 +198,13 @@ class _Reader:
                 self._fatal(Position(number, 1), "directives", message, "remove them")
 
     def _note_syntax(self, err: yaml.YAMLError, text: str) -> None:
+        place, said = _START, str(err)
         if isinstance(err, yaml.MarkedYAMLError):
-            mark = err.problem_mark or err.context_mark
-            place = Position(mark.line + 1, mark.column + 1) if mark else Position(1, 1)
+            place = _place(err.problem_mark or err.context_mark)
             said = " ".join(filter(None, (err.problem, err.context)))
-        elif isinstance(err, yaml.reader.ReaderError):
-            bad = next((i for i, c in enumerate(text) if not allowed(c)), 0)
-            place, said = (
-                place_in(text, bad),
-                f"a character (U+{ord(text[bad]):04X}) that YAML does not allow",
-            )
-        else:
-            place, said = Position(1, 1), str(err)
+        elif bad := yaml.reader.Reader.NON_PRINTABLE.search(text):
+            place = _place_in(text, bad.start())
+            said = f"a character (U+{ord(bad[0]):04X}) that YAML does not allow"
         hint = "indent with spaces" if "\\t" in said or "cannot start any token" in said else None
         self._note(place, "syntax", f"not valid YAML: {said}", hint, stop=False)
 
@@ -238,35 +232,101 @@ class _Reader:
         hint: str | None = None,
         *,
         hide_value: bool = False,
-    ) -> None:
+    ) -> NoReturn:
         self._note(place, code, message, hint, stop=False, hide_value=hide_value)
         raise _Stop
 
     # -- events
 
-    def _take(self, event: yaml.Event) -> None:
-        if isinstance(event, yaml.NodeEvent):
-            self._take_node(event)
-        elif isinstance(event, yaml.CollectionEndEvent):
-            self._last_line = last_line_of(event) or self._last_line
-            closed = self._open.pop()
-            closed.node.last_line = self._last_line
-            if closed.is_key:
-                self._begin_value(None, start_of(event))
-            else:
-                self._close_value()
-        elif isinstance(event, yaml.DocumentStartEvent):
-            self._documents += 1
-            if self._documents > 1:
-                hint = "remove the line '---'"
-                self._fatal(start_of(event), "documents", "expected one document in the file", hint)
-            if event.tags:
-                self._note(
-                    start_of(event), "tag", "tags are not allowed here", "remove the %TAG line"
-                )
+    def _compose(self) -> None:
+        documents = 0
+        for event in self._events:
+            if isinstance(event, yaml.NodeEvent):
+                self._value(event, self.top, _ROOT, depth=0)
+            elif isinstance(event, yaml.DocumentStartEvent):
+                place, documents = _place(event.start_mark), documents + 1
+                if documents > 1:
+                    message = "expected one document in the file"
+                    self._fatal(place, "documents", message, "remove the line '---'")
+                if event.tags:
+                    self._note(place, "tag", "tags are not allowed here", "remove the %TAG line")
 
-    def _take_node(self, event: yaml.NodeEvent) -> None:
-        place = start_of(event)
+    def _value(
+        self,
+        event: yaml.NodeEvent,
+        parent: _Node,
+        key: str | int,
+        *,
+        depth: int,
+        key_place: Position | None = None,
+    ) -> None:
+        """Read a value, which becomes the parent's at `key`."""
+        place = self._node_place(event)
+        if not isinstance(event, yaml.CollectionStartEvent):
+            self._last_line = _last_line_of(event) or place.line
+            value = None
+            if isinstance(event, yaml.ScalarEvent):
+                value = self._scalar(event, place)
+                if key_place and not event.value and event.implicit[0]:
+                    place = key_place  # an empty value (`key:`) stands nowhere: point at its key
+            parent.attach(key, _Node(value, place, key_place, self._last_line))
+            return
+        mapping = isinstance(event, yaml.MappingStartEvent)
+        node = _Node({} if mapping else [], place, key_place)
+        if depth >= MAX_DEPTH:
+            self._fatal(place, "too_deep", f"nested deeper than {MAX_DEPTH} levels")
+        parent.attach(key, node)
+        number = 0
+        while not isinstance(inner := next(self._events), yaml.CollectionEndEvent):
+            if mapping:
+                self._item(inner, node, depth=depth + 1)
+            else:
+                self._value(inner, node, number, depth=depth + 1)
+            number += 1
+        self._last_line = node.last_line = _last_line_of(inner) or self._last_line
+
+    def _item(self, event: yaml.NodeEvent, node: _Node, *, depth: int) -> None:
+        """Read a key and its value; of one that is refused only the problems count."""
+        refused = _Node({}, _START)
+        place = _place(event.start_mark)
+        key = None
+        if isinstance(event, yaml.CollectionStartEvent):
+            if depth < MAX_DEPTH:
+                self._note(place, "key", "expected text as a key, got a list or mapping")
+            self._value(event, refused, _ROOT, depth=depth)
+        else:
+            self._node_place(event)
+            self._last_line = _last_line_of(event) or place.line
+            key = self._key(event, place, node)
+        if key is not None:
+            # A place for it, should its value not be read any more.
+            node.children[key] = _Node(None, place, place)
+        parent = refused if key is None else node
+        self._value(next(self._events), parent, key or _ROOT, depth=depth, key_place=place)
+
+    def _key(self, event: yaml.NodeEvent, place: Position, node: _Node) -> str | None:
+        """The key; None where it is refused."""
+        if not isinstance(event, yaml.ScalarEvent):
+            return None
+        key = self._scalar(event, place)
+        if not isinstance(key, str):
+            hint = f'"{_short(event.value)}"' if event.value else None
+            self._note(place, "key", f"expected text as a key, got {kind_of(key)}", hint)
+            return None
+        earlier = node.children.get(key)
+        if earlier is not None and earlier.key is not None:
+            message = f"the key {_short(key)!r} was given already in line {earlier.key.line}"
+            self._note(place, "duplicate_key", message, "keep one of them")
+            return None
+        if key == "<<":
+            message = "merge keys (<<) are not allowed here"
+            self._note(place, "merge_key", message, "write the keys out")
+            return None
+        return key
+
+    def _node_place(self, event: yaml.NodeEvent) -> Position:
+        """Where a node is, once what no node may have was noted."""
+        place = _place(event.start_mark)
         self._nodes += 1
         if self._nodes > MAX_NODES:
             self._fatal(place, "too_many_nodes", f"more than {MAX_NODES:,} values")
@@ -276,98 +336,10 @@ class _Reader:
         elif event.anchor is not None:
             message = f"anchors (&{_short(event.anchor)}) are not allowed here"
             self._note(place, "anchor", message, "remove it")
-        tag = getattr(event, "tag", None)
-        if tag is not None and tag != "":
+        if tag := getattr(event, "tag", None):
             shown = _short(tag.replace("tag:yaml.org,2002:", "!!"))
             self._note(place, "tag", f"tags ({shown}) are not allowed here", "remove it")
-        if isinstance(event, yaml.CollectionStartEvent):
-            self._open_collection(event, place)
-            return
-        self._last_line = last_line_of(event) or place.line
-        if self._expects_key():
-            self._take_key(event, place)
-        else:
-            value = self._scalar(event, place) if isinstance(event, yaml.ScalarEvent) else None
-            place = self._value_place(event, place)
-            self._add(_Node(value, place, last_line=self._last_line))
-            self._close_value()
-
-    def _open_collection(self, event: yaml.NodeEvent, place: Position) -> None:
-        if len(self._open) >= MAX_DEPTH:
-            self._fatal(place, "too_deep", f"nested deeper than {MAX_DEPTH} levels")
-        mapping = isinstance(event, yaml.MappingStartEvent)
-        node = _Node({} if mapping else [], place, children={})
-        is_key = self._expects_key()
-        if is_key:
-            self._note(place, "key", "expected text as a key, got a list or mapping")
-            self._begin_value(None, place)
-        self._add(node)
-        self._open.append(_Open(node, mapping, is_key))
-
-    def _expects_key(self) -> bool:
-        return bool(self._open) and self._open[-1].mapping and not self._open[-1].awaits_value
-
-    def _take_key(self, event: yaml.NodeEvent, place: Position) -> None:
-        key: Plain = None
-        if isinstance(event, yaml.ScalarEvent):
-            key = self._scalar(event, place)
-            if not isinstance(key, str):
-                hint = f'"{_short(event.value)}"' if event.value else None
-                self._note(place, "key", f"expected text as a key, got {kind_of(key)}", hint)
-        if not isinstance(key, str):
-            self._begin_value(None, place)
-            return
-        earlier = (self._open[-1].node.children or {}).get(key)
-        if earlier is not None and earlier.key is not None:
-            message = f"the key {_short(key)!r} was given already in line {earlier.key.line}"
-            self._note(place, "duplicate_key", message, "keep one of them")
-            self._begin_value(None, place)
-        elif key == "<<":
-            self._note(
-                place, "merge_key", "merge keys (<<) are not allowed here", "write the keys out"
-            )
-            self._begin_value(None, place)
-        else:
-            self._begin_value(key, place)
-
-    def _begin_value(self, key: str | None, place: Position) -> None:
-        """The next node is this key's value; None: it belongs nowhere, only its problems count."""
-        top = self._open[-1]
-        top.key, top.key_position, top.awaits_value = key, place, True
-
-    def _add(self, node: _Node) -> None:
-        if not self._open:
-            self.root = node
-            return
-        top = self._open[-1]
-        parent = top.node
-        if isinstance(parent.value, list):
-            assert parent.children is not None
-            parent.children[len(parent.value)] = node
-            parent.value.append(node.value)
-        elif isinstance(parent.value, dict) and top.key is not None:
-            assert parent.children is not None
-            node.key = top.key_position
-            parent.children[top.key] = node
-            parent.value[top.key] = node.value
-
-    def _add_unread(self) -> None:
-        """Keys whose values were not read have a place, too."""
-        for top in self._open:
-            children = top.node.children
-            if top.awaits_value and top.key and top.key_position and children is not None:
-                unread = _Node(None, top.key_position, top.key_position)
-                children.setdefault(top.key, unread)
-
-    def _close_value(self) -> None:
-        if self._open and self._open[-1].mapping:
-            self._open[-1].awaits_value = False
-
-    def _value_place(self, event: yaml.NodeEvent, place: Position) -> Position:
-        """An empty value (`key:`) stands nowhere: point at its key."""
-        empty = isinstance(event, yaml.ScalarEvent) and not event.value and event.implicit[0]
-        top = self._open[-1] if self._open else None
-        return top.key_position if empty and top and top.mapping and top.key_position else place
+        return place
 
     # -- scalars
 
@@ -400,6 +372,28 @@ class _Reader:
             self._note(place, "number", "this number is too large", ".inf, or quotes if it is text")
             return None
         return text
+
+
+def _place(mark: Any) -> Position:
+    return Position(mark.line + 1, mark.column + 1) if mark else _START
+
+
+def _place_in(text: str, index: int) -> Position:
+    """The place of a character."""
+    before = text[:index].replace("\r\n", "\n").replace("\r", "\n")
+    return Position(before.count("\n") + 1, index - (before.rfind("\n") + 1) + 1)
+
+
+def _last_line_of(event: yaml.Event) -> int | None:
+    """The last line of what an event tells of; None for the end of a block.
+
+    That stands, without any width, where the next value begins.
+    """
+    start, end = event.start_mark, event.end_mark
+    if start is None or end is None or (start.line, start.column) == (end.line, end.column):
+        return None
+    # A text in several lines ends at the begin of the line after them.
+    return int(end.line + (end.column > 0))
 
 
 def _short(text: str | None) -> str:
