@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 from xml.sax.saxutils import escape
 
+from tocsin.actions.receivers.drawing import Drawing, drawable
 from tocsin.schemas.records.issues import Series
 from tocsin.schemas.text import number_text
 
@@ -22,10 +23,6 @@ _RIGHT: Final = 14
 _TOP: Final = 38
 _BOTTOM: Final = 36
 _TICKS: Final = 6
-_LOG_FROM: Final = 1000.0
-"""Ratio of the largest value to the smallest from which the axis is logarithmic."""
-_DOTS: Final = 60
-"""Up to so many points are marked."""
 
 _STYLE: Final = """\
 text { font: 12px system-ui, sans-serif; fill: #444 }
@@ -74,32 +71,29 @@ def series_svg(series: Series, *, first_step: int | None, title: str) -> str:
         first_step: marked if it is a step of the series.
         title: what a reader who cannot see it is told.
     """
-    points = list(zip(series.steps, series.values, strict=True))
-    known = [value for _, value in points if _drawable(value)]
-    limit = series.limit if series.limit is not None and _drawable(series.limit) else None
-    across = _across(series.steps)
-    up = _up(known, limit)
-    name = series.name + (f" ({series.unit})" if series.unit else "")
+    drawing = Drawing.from_series(series, first_step)
+    across = _across(drawing.steps)
+    up = _up(drawing)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
         f"<title>{escape(title)}</title>",
         f"<style>\n{_STYLE}</style>",
-        *_grid(across, up, "seconds since the first sample" if series.x == "s" else "step"),
-        _text(_LEFT, 14, name),
+        *_grid(across, up, drawing.x_label),
+        _text(_LEFT, 14, drawing.y_label),
     ]
-    lines += _bad(points, across)
-    lines += _drawn(points, across, up)
-    if limit is not None:
+    lines += _bad(drawing.gone, across)
+    lines += _drawn(drawing, across, up)
+    if (limit := drawing.limit) is not None:
         y = up.at(limit)
         lines.append(_line("limit", _LEFT, y, WIDTH - _RIGHT, y))
         above = y > _TOP + 16
         label = f"limit {_short(limit)}"
         lines.append(_text(_LEFT + 4, y - 5 if above else y + 15, label, kind="limit"))
-    if series.x is None and first_step is not None and across.low <= first_step <= across.high:
-        x = across.at(first_step)
+    if drawing.first_step is not None:
+        x = across.at(drawing.first_step)
         left = x > WIDTH / 2
         lines.append(_line("began", x, _TOP, x, HEIGHT - _BOTTOM))
-        began = f"began at step {first_step:,}"
+        began = f"began at step {drawing.first_step:,}"
         lines.append(_text(x, 32, began, anchor="end" if left else "start", kind="began"))
     return "\n".join([*lines, "</svg>", ""])
 
@@ -111,11 +105,11 @@ def _across(steps: Sequence[int]) -> _Axis:
     return _Axis(low, high, _LEFT, WIDTH - _RIGHT)
 
 
-def _up(known: Sequence[float], limit: float | None) -> _Axis:
-    values = [*known, *([limit] if limit is not None else [])] or [0.0, 1.0]
+def _up(drawing: Drawing) -> _Axis:
+    values = drawing.heights or [0.0, 1.0]
     low, high = min(values), max(values)
     bottom, top = float(HEIGHT - _BOTTOM), float(_TOP)
-    if low > 0 and high / low > _LOG_FROM:
+    if drawing.logarithmic:
         return _Axis(low / 1.5, high * 1.5, bottom, top, log=True)
     room = 0.06 * (high - low) or abs(high) * 0.1 or 1.0
     return _Axis(
@@ -136,26 +130,27 @@ def _grid(across: _Axis, up: _Axis, label: str) -> Iterator[str]:
     yield _text(middle, HEIGHT - 5, label, anchor="middle")
 
 
-def _drawn(points: Sequence[tuple[int, float]], across: _Axis, up: _Axis) -> Iterator[str]:
+def _drawn(drawing: Drawing, across: _Axis, up: _Axis) -> Iterator[str]:
     """The line, in pieces where values are missing, with dots where they are few."""
     piece: list[str] = []
-    places = [(across.at(x), up.at(y)) if _drawable(y) else None for x, y in points]
+    points = zip(drawing.steps, drawing.values, strict=True)
+    places = [(across.at(x), up.at(y)) if drawable(y) else None for x, y in points]
     for place in [*places, None]:
         if place is not None:
             piece.append(f"{_px(place[0])},{_px(place[1])}")
         elif piece:
             yield f'<polyline class="line" points="{" ".join(piece)}"/>'
             piece = []
-    if len(points) <= _DOTS:
+    if drawing.dotted:
         for place in places:
             if place is not None:
                 yield f'<circle class="dot" cx="{_px(place[0])}" cy="{_px(place[1])}" r="2.4"/>'
 
 
-def _bad(points: Sequence[tuple[int, float]], across: _Axis) -> Iterator[str]:
+def _bad(steps: Sequence[int], across: _Axis) -> Iterator[str]:
     """Steps whose value is no number, or too large to be drawn."""
     half = max(2.0, (across.end - across.start) / (2 * max(1.0, across.high - across.low)))
-    gone = [across.at(step) for step, value in points if not _drawable(value)]
+    gone = [across.at(step) for step in steps]
     for x in gone:
         left, right = max(x - half, across.start), min(x + half, across.end)
         yield (
@@ -178,10 +173,6 @@ def _short(value: float) -> str:
         mantissa, _, power = f"{value:.3e}".partition("e")
         return f"{float(mantissa):g}e{int(power)}"
     return number_text(float(f"{value:.4g}"))
-
-
-def _drawable(value: float) -> bool:
-    return math.isfinite(value) and abs(value) < 1e300
 
 
 def _line(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import io
-import json
 import logging
-import math
 import os
 import sys
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
+from tocsin.actions.receivers.drawing import Drawing, from_json, to_json
 from tocsin.actions.receivers.message import Message
 from tocsin.schemas.own_python import python_command, python_environment
 from tocsin.schemas.text import number_text
@@ -34,38 +32,12 @@ _MOST_BYTES: Final = 1_000_000
 _PNG: Final = b"\x89PNG\r\n\x1a\n"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawing:
-    """What is drawn. Values may be NaN or infinite: such steps are marked, not drawn.
-
-    Attributes:
-        x: what `steps` count, as in a `Series`.
-        first_step: marked if it is one of those.
-    """
-
-    name: str
-    x: str | None = None
-    unit: str | None
-    steps: Sequence[int]
-    values: Sequence[float]
-    limit: float | None
-    first_step: int | None
-
-
 def drawing_of(message: Message) -> Drawing | None:
     """What to draw for a message; None if it has no series of two values at least."""
     series = message.series
     if series is None or len(series.values) < 2:
         return None
-    return Drawing(
-        name=series.name,
-        x=series.x,
-        unit=series.unit,
-        steps=tuple(series.steps),
-        values=tuple(series.values),
-        limit=series.limit,
-        first_step=message.first_step if series.x is None else None,
-    )
+    return Drawing.from_series(series, message.first_step)
 
 
 class Plotter:
@@ -125,26 +97,6 @@ class Plotter:
         return out if good else None
 
 
-def to_json(drawing: Drawing) -> str:
-    """As the child reads it. NaN and infinities stand as Python's json writes them."""
-    return json.dumps(
-        {
-            "name": drawing.name,
-            "x": drawing.x,
-            "unit": drawing.unit,
-            "steps": list(drawing.steps),
-            "values": list(drawing.values),
-            "limit": drawing.limit,
-            "first_step": drawing.first_step,
-        }
-    )
-
-
-def from_json(text: str) -> Drawing:
-    """What `to_json` wrote. Raises ValueError, TypeError."""
-    return Drawing(**json.loads(text))
-
-
 def render(drawing: Drawing) -> bytes:
     """Draw it, as a PNG of 1,200 by 480 pixels. Takes tenths of a second.
 
@@ -155,36 +107,33 @@ def render(drawing: Drawing) -> bytes:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    finite = [(s, v) for s, v in zip(drawing.steps, drawing.values, strict=True) if _drawable(v)]
-    gone = [s for s, v in zip(drawing.steps, drawing.values, strict=True) if not _drawable(v)]
     figure = Figure(figsize=(7.5, 3.0), dpi=160, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    mark = "o" if len(finite) <= 60 else None
     axes.plot(
-        [s for s, _ in finite], [v for _, v in finite],
-        color="#1f5fa8", linewidth=1.6, marker=mark, markersize=3, label=_plain(drawing.name),
+        [s for s, _ in drawing.finite], [v for _, v in drawing.finite],
+        color="#1f5fa8", linewidth=1.6, marker="o" if drawing.dotted else None, markersize=3,
+        label=_plain(drawing.name),
     )  # fmt: skip
-    if drawing.limit is not None and _drawable(drawing.limit):
+    if drawing.limit is not None:
         axes.axhline(
             drawing.limit, color="#c26a00", linestyle="--", linewidth=1.3,
             label=f"limit {number_text(drawing.limit)}",
         )  # fmt: skip
-    for number, step in enumerate(gone):
+    for number, step in enumerate(drawing.gone):
         axes.axvspan(
             step - 0.5, step + 0.5, color="#c62828", alpha=0.18, linewidth=0,
             label=None if number else "NaN or infinite",
         )  # fmt: skip
-    if drawing.first_step is not None and drawing.steps[0] <= drawing.first_step:
+    if drawing.first_step is not None:
         axes.axvline(
             drawing.first_step, color="#c62828", linewidth=1.3,
             label=f"began at step {drawing.first_step:,}",
         )  # fmt: skip
-    sizes = [v for _, v in finite]
-    if sizes and min(sizes) > 0 and max(sizes) / min(sizes) > 1000:
+    if drawing.logarithmic:
         axes.set_yscale("log")
-    axes.set_xlabel("step" if drawing.x is None else "seconds since the first sample")
-    axes.set_ylabel(_plain(f"{drawing.name} ({drawing.unit})" if drawing.unit else drawing.name))
+    axes.set_xlabel(drawing.x_label)
+    axes.set_ylabel(_plain(drawing.y_label))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
     axes.grid(visible=True, color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
@@ -192,10 +141,6 @@ def render(drawing: Drawing) -> bytes:
     out = io.BytesIO()
     figure.savefig(out, format="png", metadata={"Software": None})
     return out.getvalue()
-
-
-def _drawable(value: float) -> bool:
-    return math.isfinite(value) and abs(value) < 1e300
 
 
 def _plain(text: str) -> str:

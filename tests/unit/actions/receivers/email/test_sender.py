@@ -25,6 +25,7 @@ from support.notices import attempted, notice
 from support.smtp_server import Mailbox, smtp_server
 from tocsin.actions.delivery.receiver_queues import ReceiverQueue
 from tocsin.actions.delivery.retry import Outcome, RetryPolicy, decide
+from tocsin.actions.receivers.drawing import from_json, to_json
 from tocsin.actions.receivers.email.body import csv_of
 from tocsin.actions.receivers.email.config import SmtpConfig
 from tocsin.actions.receivers.email.sender import EmailSender
@@ -35,7 +36,7 @@ from tocsin.actions.receivers.email.smtp_server import (
     server_of_environment,
 )
 from tocsin.actions.receivers.message import message_of
-from tocsin.actions.receivers.picture import Plotter, drawing_of, from_json, render, to_json
+from tocsin.actions.receivers.picture import Plotter, drawing_of, render
 from tocsin.schemas.configuration.values import SecretRef
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.issues import Evidence, IssueFiring, Series
