@@ -29,11 +29,11 @@ pytestmark = pytest.mark.kafka
 
 @pytest.fixture(scope="module")
 def shaken_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A broker that tests freeze, kill and start again; each leaves it running."""
+    """A broker that tests freeze, kill and start again, or log in to; each leaves it running."""
     reason = unavailable()
     if reason is not None:
         skip_or_fail(reason)
-    broker = Broker(tmp_path_factory.mktemp("shaken"))
+    broker = Broker(tmp_path_factory.mktemp("shaken"), users={"trainer": "trainer-word"})
     try:
         broker.start()
         yield broker
@@ -148,28 +148,13 @@ async def test_nobody_asks_for_leases_on_kafka(kafka_url: str) -> None:
         await lease.release()
 
 
-@pytest.fixture(scope="module")
-def guarded_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A broker that lets in two users."""
-    reason = unavailable()
-    if reason is not None:
-        skip_or_fail(reason)
-    users = {"admin": "admin-word", "trainer": "trainer-word"}
-    broker = Broker(tmp_path_factory.mktemp("guarded"), users=users)
-    try:
-        broker.start()
-        yield broker
-    finally:
-        broker.stop(hard=True)
-
-
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "PLAIN"])
-async def test_a_user_with_a_password_gets_in(guarded_broker: Broker, mechanism: str) -> None:
-    world = World("kafka", guarded_broker.url)
+async def test_a_user_with_a_password_gets_in(shaken_broker: Broker, mechanism: str) -> None:
+    world = World("kafka", shaken_broker.guarded_url)
     spec = world.spec()
     place = Partition(spec.name, 0)
     security = KafkaSecurity(mechanism, "trainer", "trainer-word")  # type: ignore[arg-type]
-    async with open_bus(guarded_broker.url, security=security) as bus:
+    async with open_bus(shaken_broker.guarded_url, security=security) as bus:
         await bus.init([spec])
         await (await bus.producer()).publish([record(place)])
         consumer = await bus.consumer("guarded", [spec.name])
@@ -179,10 +164,10 @@ async def test_a_user_with_a_password_gets_in(guarded_broker: Broker, mechanism:
     assert "trainer" not in bus.url
 
 
-async def test_a_wrong_password_is_said(guarded_broker: Broker) -> None:
+async def test_a_wrong_password_is_said(shaken_broker: Broker) -> None:
     security = KafkaSecurity("SCRAM-SHA-256", "trainer", "wrong-word")
     with pytest.raises(BusError) as caught:
-        async with open_bus(guarded_broker.url, security=security):
+        async with open_bus(shaken_broker.guarded_url, security=security):
             pass
     assert isinstance(caught.value, UnusableBus)
     assert "wrong-word" not in str(caught.value)

@@ -185,13 +185,12 @@ def test_a_wrong_password_is_said_once(tmp_path: Path) -> None:
     reason = unavailable()
     if reason is not None:
         skip_or_fail(reason)
-    users = {"admin": "admin-word", "trainer": "trainer-word"}
-    broker = Broker(tmp_path / "guarded", users=users)
+    broker = Broker(tmp_path / "guarded", users={"trainer": "trainer-word"})
     security = KafkaSecurity("SCRAM-SHA-256", "trainer", "wrong-word")
     told: list[str] = []
     try:
         broker.start()
-        sender = make(lambda: open_bus(broker.url, security=security), told)
+        sender = make(lambda: open_bus(broker.guarded_url, security=security), told)
         assert train(sender) < 0.5
         wait_until(lambda: told)
         ends_soon(sender)

@@ -89,13 +89,14 @@ def free_ports(count: int) -> list[int]:
 class Broker:
     """One broker and controller in one process, with its data in `folder`.
 
-    `users` (name to password) puts SCRAM-SHA-256 and PLAIN in front of it; "admin" must be one.
+    `users` (name to password) are let in at a second port, by SCRAM-SHA-256 or PLAIN.
     """
 
     folder: Path
     users: Mapping[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
     port: int = 0
+    guarded_port: int = 0
 
     @property
     def server(self) -> str:
@@ -108,6 +109,11 @@ class Broker:
         return f"kafka://{self.server}"
 
     @property
+    def guarded_url(self) -> str:
+        """The bus URL where one has to log in."""
+        return f"kafka://127.0.0.1:{self.guarded_port}"
+
+    @property
     def pid(self) -> int:
         """Its process."""
         assert self.process is not None
@@ -117,7 +123,7 @@ class Broker:
         """Start it, the first time with an empty store, and wait until it answers."""
         properties = self.folder / "server.properties"
         if not properties.exists():
-            self.port, controller = free_ports(2)
+            self.port, self.guarded_port, controller = free_ports(3)
             self.folder.mkdir(parents=True, exist_ok=True)
             properties.write_text("\n".join(self._properties(controller)) + "\n")
             cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
@@ -183,17 +189,19 @@ class Broker:
             )
 
     def _properties(self, controller: int) -> list[str]:
-        name = "SASL_PLAINTEXT" if self.users else "PLAINTEXT"
+        open_to = f"PLAINTEXT://127.0.0.1:{self.port}"
+        if self.users:
+            open_to += f",SASL_PLAINTEXT://127.0.0.1:{self.guarded_port}"
         lines = [
             "process.roles=broker,controller",
             "node.id=1",
             f"controller.quorum.voters=1@127.0.0.1:{controller}",
-            f"listeners={name}://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{controller}",
-            f"advertised.listeners={name}://127.0.0.1:{self.port}",
+            f"listeners={open_to},CONTROLLER://127.0.0.1:{controller}",
+            f"advertised.listeners={open_to}",
             "controller.listener.names=CONTROLLER",
             "listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,"
             "SASL_PLAINTEXT:SASL_PLAINTEXT",
-            f"inter.broker.listener.name={name}",
+            "inter.broker.listener.name=PLAINTEXT",
             f"log.dirs={self.folder / 'data'}",
             "offsets.topic.replication.factor=1",
             "offsets.topic.num.partitions=6",
@@ -213,14 +221,12 @@ class Broker:
         ]
         if self.users:
             logins = " ".join(f'user_{name}="{word}"' for name, word in self.users.items())
-            own = f'username="admin" password="{self.users["admin"]}"'
             jaas = "listener.name.sasl_plaintext"
             lines += [
                 "sasl.enabled.mechanisms=SCRAM-SHA-256,PLAIN",
-                "sasl.mechanism.inter.broker.protocol=SCRAM-SHA-256",
                 f"{jaas}.scram-sha-256.sasl.jaas.config="
-                f"org.apache.kafka.common.security.scram.ScramLoginModule required {own};",
+                "org.apache.kafka.common.security.scram.ScramLoginModule required;",
                 f"{jaas}.plain.sasl.jaas.config="
-                f"org.apache.kafka.common.security.plain.PlainLoginModule required {own} {logins};",
+                f"org.apache.kafka.common.security.plain.PlainLoginModule required {logins};",
             ]
         return lines
