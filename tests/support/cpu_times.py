@@ -92,7 +92,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.line(f"{cost:7.1f} {folder}")
     terminalreporter.line("")
     for nodeid, cost in _by_cost(spent)[:_COSTLIEST]:
-        terminalreporter.line(f"{cost:7.1f} {nodeid}")
+        if cost > UNIT_S:
+            terminalreporter.line(f"{cost:7.1f} {nodeid}")
 
 
 def _sum(properties: Iterable[tuple[str, object]]) -> float:

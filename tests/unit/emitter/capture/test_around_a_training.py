@@ -59,6 +59,7 @@ def run_of(hooks: Hooks) -> Run:
     return Run(current.session)
 
 
+@pytest.mark.slow
 def test_a_classifier_with_evaluations_and_checkpoints(tmp_path: Path) -> None:
     torch.manual_seed(0)
     x = torch.randn(24, 6)

@@ -206,6 +206,7 @@ def test_workers_of_a_data_loader_leave_it_alone(tmp_path: Path) -> None:
     assert sorted(said(tmp_path).steps()) == list(range(8))
 
 
+@pytest.mark.slow
 def test_torch_compile_sees_no_other_graph(tmp_path: Path) -> None:
     def count() -> tuple[int, int]:
         torch._dynamo.reset()

@@ -37,6 +37,7 @@ def places(folder: Path) -> set[tuple[str, int, str]]:
     return {(frame.collection, frame.step, frame.mode) for frame in said(folder).frames}
 
 
+@pytest.mark.slow
 def test_a_clock_that_leaps_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

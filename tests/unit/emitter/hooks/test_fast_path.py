@@ -387,6 +387,7 @@ def test_a_batch_that_is_thrown_away_between_quick_steps_is_no_part_of_the_next(
     assert "micro_batches" not in {name for cells in found.steps().values() for name in cells}
 
 
+@pytest.mark.slow
 def test_what_goes_on_around_the_steps_costs_no_step_its_quick_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -433,6 +433,7 @@ def test_ctrl_c_ends_a_python_as_usual(tmp_path: Path) -> None:
     assert exit_of(child) == 130
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_training_keeps_its_last_records(tmp_path: Path) -> None:
     script = (
         "import time, torch\n"

@@ -67,6 +67,7 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_start_after_the_process_group_was_made_and_once_more(
     tmp_path: Path, short_path: Path

@@ -61,6 +61,7 @@ REASONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sick",
     [

@@ -149,6 +149,7 @@ async def found_by(bus: EmbeddedBus, rule: str) -> None:
     await reader.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "point",
     [pytest.param("applied", marks=pytest.mark.torture), "snapshots_acknowledged"],

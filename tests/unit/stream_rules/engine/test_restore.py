@@ -145,6 +145,7 @@ def test_the_history_shows_every_rule() -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_restart_after_any_record_changes_nothing() -> None:
     records, bad = history(), []
     for at in (*range(1, len(records), 7), *range(len(records) - 80, len(records), 2)):
@@ -240,6 +241,7 @@ def points() -> st.SearchStrategy[list[tuple[int, int | None]]]:
     return st.lists(st.tuples(at, st.none() | st.integers(0, 8)), min_size=1, max_size=5)
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(points())
 def test_crashes_in_the_middle_of_checkpoints_repeat_and_never_invent(

@@ -134,6 +134,7 @@ def both(
     return found[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_a_compiled_model_says_what_another_says(
     monkeypatch: pytest.MonkeyPatch, checkpointed: bool
@@ -156,6 +157,7 @@ def test_a_compiled_model_says_what_another_says(
         assert (mine.counts == theirs.counts).all()
 
 
+@pytest.mark.slow
 def test_other_lengths_make_no_graphs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = (12, 14, 20, 33, 12)
     said = both(
@@ -167,6 +169,7 @@ def test_other_lengths_make_no_graphs_of_their_own(monkeypatch: pytest.MonkeyPat
         assert all_names(tables) == everything()
 
 
+@pytest.mark.slow
 def test_blocks_that_share_a_graph_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     def by_block(model: Model) -> nn.Module:
         for block in model.blocks:
