@@ -61,7 +61,7 @@ MISTAKES: Final = [
     Mistake(f"demo nan --bus {NOBODY}", ["no broker answers", "is it running"]),
     Mistake(f"run --require-bus --bus {NOBODY} -- true", ["no broker answers", "is it running"]),
     Mistake("run --notify hooks.example.com -- true", ["expected a webhook like https://"]),
-    Mistake("run --notify slak://A/B/C -- true", ["slak:// is none of those"]),
+    Mistake("run --notify slak://A/B/C -- true", ["slak:// is not one of those"]),
     Mistake("run --notify mailto:me -- true", ["expected a mail address like"]),
     Mistake(
         "run --notify mailto:me@example.com -- true",

@@ -28,10 +28,10 @@ COMMAND: Final = "python tools/docs/sagemaker_page.py docs"
 _HEAD: Final = """\
 # From SageMaker Debugger
 
-Its rules have counterparts here, and its names are accepted: `- VanishingGradient: [stop]` is an
-entry of `rules` like any other. There are two sets of parameters for each. The defaults of tocsin
-are chosen so that healthy trainings stay quiet; the preset `sagemaker` has the conditions and
-defaults that SageMaker Debugger documents, which healthy trainings meet, too:
+tocsin has counterparts of its rules and accepts their names: `- VanishingGradient: [stop]` is an
+entry of `rules` like any other. Each has two sets of parameters. tocsin's defaults keep healthy
+trainings quiet; the preset `sagemaker` has the conditions and defaults that SageMaker Debugger
+documents, under which healthy trainings can fire, too:
 
 ```yaml
 version: 1
@@ -46,10 +46,10 @@ $ tocsin convert sagemaker job.json --out tocsin.yaml
 $ tocsin check tocsin.yaml
 ```
 
-The file is a request of CreateTrainingJob, or what DescribeTrainingJob answers; a list of
-`DebugRuleConfigurations` or `ProfilerRuleConfigurations`; or one of them. What cannot be converted
-is a line on the standard error, with its place, and a comment in the file. Rules that it does not
-name run as well, at tocsin's defaults, unless `--only` is given.
+The file is a request of CreateTrainingJob, the response of DescribeTrainingJob, a list of
+`DebugRuleConfigurations` or `ProfilerRuleConfigurations`, or one of these. What cannot be converted
+is printed to stderr with its line, and becomes a comment in the file. Rules that the file does not
+name run as well, at tocsin's defaults, unless you pass `--only`.
 
 ## Rules
 
@@ -71,8 +71,8 @@ _ACTIONS: Final = """
 ## Actions
 
 They are in `action_json` of the rule's parameters, or in `Actions`. A rule may have any number.
-What is sent is one message for each issue, with step, rank, tensor, value and remedy; one that
-fails is tried again, and its outcome is recorded.
+tocsin sends one message for each issue, with step, rank, tensor, value and remedy. It retries a
+message that fails, and records the outcome.
 
 | SageMaker Debugger | here |
 | --- | --- |
@@ -88,26 +88,25 @@ _KEYS: Final = """
 | `InstanceType`, `VolumeSizeInGB` | all rules of a run share one process |
 | `S3OutputPath`, `LocalPath` | nothing is written to a bucket: records are on the bus |
 | `CollectionConfigurations` | `capture.collections`, as below |
-| `HookParameters` | said for a collection: `capture.collections` |
+| `HookParameters` | settings of a collection: `capture.collections` |
 | `ProfilingIntervalInMilliseconds` | `capture.system.interval` |
 | rules of your own (`source_s3_uri`) | a class in Python: [custom rules](custom-rules.md) |
 
 Of a collection, `save_interval` becomes `every`, `start_step` `start`, `end_step` `end` and
 `save_steps` `steps`, with the prefix `eval.` or `predict.` below `modes`. Without them tocsin
-captures as often as its budget allows, which is mostly oftener than each 500 steps; losses are read
-at every step, so that their intervals are left out. Statistics are
-computed where the tensors are; `reductions`, `save_raw_tensor` and `save_shape` have no
-counterpart.
+captures as often as its budget allows, mostly more often than every 500 steps. Losses are read at
+every step, so their intervals are omitted. Statistics are computed where the tensors are;
+`reductions`, `save_raw_tensor` and `save_shape` have no counterpart.
 
 | collection | here |
 | --- | --- |
 """
 
 _NEVER: Final = """
-## Profiler rules that do not fire as they come
+## Profiler rules that do not fire with their defaults
 
-Four of its profiler rules cannot do what they are for with their own defaults. With the preset
-`sagemaker` they fire here where their documentation says that they do.
+Four of its profiler rules cannot work with their own defaults. With the preset `sagemaker` they
+fire here under the conditions that their documentation describes.
 
 | rule | why it does not |
 | --- | --- |
@@ -119,9 +118,9 @@ _TAIL: Final = """
 - A rule does not end when it first fires: its issue stays active, repeats, and resolves.
 - An issue has a severity. Without `actions`, a critical one of a few rules stops its run ([which,
   and why](../rules/index.md#which-rules-may-stop-a-run)); with `actions`, that list alone decides.
-  The converter writes an empty list where a rule of these had no StopTraining.
-- A rule that has nothing to read does not end in an error: `rule_has_no_input` says what is missing
-  and how to capture it.
+  For such a rule without StopTraining, the converter writes an empty list.
+- A rule without input does not end in an error: `rule_has_no_input` reports what is missing and how
+  to capture it.
 - The statuses are `waiting_for_input`, `in_progress`, `no_issues_found`, `issues_found`, `error`
   and `stopped`.
 - There is no bucket of tensors to analyse afterwards: rows of statistics are kept for 24 hours.

@@ -27,7 +27,7 @@ def parse_notify(text: str) -> Address:
     raise ConfigurationError(
         "--notify: expected a webhook like https://hooks.example.com/ml, a mail address like "
         "mailto:me@example.com, or a chat URL like slack://…, discord://… or tgram://…"
-        + (f"; {scheme}:// is none of those" if "://" in text and scheme.isalnum() else "")
+        + (f"; {scheme}:// is not one of those" if "://" in text and scheme.isalnum() else "")
     )
 
 

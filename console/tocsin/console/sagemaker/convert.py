@@ -137,7 +137,7 @@ def _counterpart(
     actions = actions_of(placed, work.receivers, work.notes)
     if _stops(placed) and STOP not in actions:
         actions = [STOP, *actions]
-    comment += [f"  not taken over: {note.message}" for note in work.notes.found[before:]]
+    comment += [f"  not converted: {note.message}" for note in work.notes.found[before:]]
     if rule.meta.stop_worthy and STOP not in actions:
         comment.append("  without `actions`, its critical issues would stop the run")
     work.entries.append(

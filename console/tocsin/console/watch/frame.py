@@ -133,8 +133,8 @@ def _foot(state: WatchState, runs: Sequence[WatchedRun], now_ms: int) -> str:
     ]
     if stale:
         parts.append(
-            f"{stale[0].seen.run_id} goes on, but no rules worker has told of it for a minute: "
-            "does 'tocsin rules' run?"
+            f"{stale[0].seen.run_id} is running, but no rules worker has reported on it for a "
+            "minute: does 'tocsin rules' run?"
         )
     if unread := state.view.unread:
         plural = "s" if unread > 1 else ""

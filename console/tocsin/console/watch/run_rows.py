@@ -79,9 +79,9 @@ def detail_line(run: WatchedRun, now_ms: int) -> Text:
     parts: list[tuple[str, str]] = []
     if run.seen.running and 0 < run.last_heard_ms < now_ms - SILENT_MS:
         quiet = ago(run.last_heard_ms, now_ms).removesuffix(" ago")
-        parts.append((f"nothing heard for {quiet}", "yellow"))
+        parts.append((f"no data for {quiet}", "yellow"))
     if view is None:
-        parts.append(("no rules worker has told of it yet", "dim"))
+        parts.append(("no rules worker has reported on it yet", "dim"))
     else:
         if view.stop is not None:
             parts.append((_stop(view.stop), "bold red"))

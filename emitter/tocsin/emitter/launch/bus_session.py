@@ -109,7 +109,7 @@ class Watch:
             except Exception as error:
                 # The launcher's wall, per task: the others and the job go on.
                 logger.exception("a task of the launcher failed", extra={"task": name})
-                self._say(f"{name} ended: {plain_line(str(error))}; the job goes on")
+                self._say(f"{name} ended: {plain_line(str(error))}; the job continues")
 
         self._tasks[name] = asyncio.create_task(guarded(), name=name)
 

@@ -198,7 +198,7 @@ class Stopper:
         elif self._members.ranks(command.incarnation):
             reason = "no rank of that training is there any more, but the job is"
         else:
-            reason = "no training said hello from this job"
+            reason = "no training of this job has registered"
         steps: tuple[tuple[signal.Signals, How, float], ...] = (
             (signal.SIGTERM, "SIGTERM", command.grace_s),
             (signal.SIGKILL, "SIGKILL", KILLED_S),

@@ -258,7 +258,7 @@ class Sender:
                 reason = f"{type(error).__name__}: {error}"
                 if failures > RESTARTS:
                     self.failed = reason
-                    self._tell(f"sending has failed ({reason}); the training goes on unwatched")
+                    self._tell(f"sending has failed ({reason}); the training continues unmonitored")
                     break
                 # What cannot be reported must not end the thread, which goes on sending.
                 with suppress(Exception):
@@ -416,7 +416,7 @@ class Sender:
             return
         self._degraded.add(probe)
         reason = clip(f"{type(error).__name__}: {error}", 500)
-        self._tell(f"{probe} has failed ({reason}); the training goes on")
+        self._tell(f"{probe} has failed ({reason}); the training continues")
         who = who_speaks(self._address.speaker)
         self.say(CaptureDegraded(**who, probe=clip(probe, 100), reason=reason))
 

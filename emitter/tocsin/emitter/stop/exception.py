@@ -61,5 +61,5 @@ def taken_over(stop: StopTraining) -> bool:
         if from_signal(error):
             raise
         # An emitter hook's wall: then it is raised, as without that framework.
-        logger.warning("the stop could not be taken over", exc_info=True)
+        logger.warning("the framework could not end its loop for the stop", exc_info=True)
         return False

@@ -282,7 +282,7 @@ class Rank:
         )
 
     def _leave(self, command: StopRequested | None, edge: Edge, step: int) -> None:
-        reason = "another rank was told to stop" if command is None else command.reason
+        reason = "another rank received a stop" if command is None else command.reason
         issue_id = None if command is None else command.issue_id
         stop = StopTraining(reason, step=step, issue_id=issue_id)
         # Both of these are inside a step of the loop; the others may be far from its end.
@@ -378,7 +378,9 @@ def check(edge: Edge, step: int) -> None:
                 if from_signal(error):
                     raise
                 rank.awake = False
-                logger.warning("an edge has failed; the training goes on", exc_info=True)
+                logger.warning(
+                    "a check between two steps has failed; the training continues", exc_info=True
+                )
 
 
 def asks(step: int) -> bool:

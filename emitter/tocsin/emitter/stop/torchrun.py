@@ -92,7 +92,7 @@ def guard_agents(module: ModuleType) -> None:
     def restart(self: SimpleElasticAgent, group: WorkerGroup) -> None:
         if _guard is not None and _guard.blocked:
             # Decided before it was told, or another node came: end the workers, start none.
-            logger.warning("workers are not started again: the job was told to stop")
+            logger.warning("workers are not restarted: the job received a stop")
             self._stop_workers(group)
             return
         original_restart(self, group)

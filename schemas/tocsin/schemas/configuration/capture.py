@@ -240,8 +240,8 @@ def _collection(
             message = f"{kind} cannot differ in {mode}: nothing but a training step changes them"
             findings.append(Finding((*loc, "modes", mode), message, hint="remove it", at="key"))
     if "train" in modes and any(key in raw for key in _SCHEDULE):
-        message = "the schedule of train stands beside 'modes' already"
-        hint = "leave one of the two out"
+        message = "train has a schedule beside 'modes' already"
+        hint = "remove one of the two"
         findings.append(Finding((*loc, "modes", "train"), message, hint=hint, at="key"))
     if found is not None:
         findings.extend(_wrong_schedule(found, loc))

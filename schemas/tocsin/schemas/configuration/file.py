@@ -93,7 +93,7 @@ class Config(Section):
     rules: tuple[RuleEntry, ...] = ()
     """Rules with their actions; rules that are not listed follow `defaults.rules`."""
     stop: StopTrust = Field(default_factory=StopTrust)
-    """Whose stop commands a training process obeys."""
+    """Public keys whose stop commands a training obeys."""
 
 
 SectionValidator = Callable[[Config], Iterable[Finding]]
@@ -201,8 +201,8 @@ def _refuse_foreign(config: Config, shared: str) -> None:
     ]
     if named:
         raise ConfigurationError(
-            f"{shared}, and the file names {' and '.join(named)}: it is not used just because it "
-            f"lies in the working folder; if you trust it, say `--config {DEFAULT_FILE}`, or set "
+            f"{shared}, and the file names {' and '.join(named)}: it is not used only because it "
+            f"is in the working folder; if you trust it, use `--config {DEFAULT_FILE}`, or set "
             f"{CONFIG_VARIABLE}"
         )
 

@@ -91,7 +91,7 @@ class SaslConfig(Section):
 
 
 class TlsConfig(Section):
-    """How to encrypt the connection to Kafka; an empty mapping takes the system's authorities."""
+    """How to encrypt the connection to Kafka; an empty mapping trusts the system's authorities."""
 
     ca: FilePath | None = Field(default=None, examples=["tls/ca.pem"])
     """PEM file of the authorities to trust, instead of the system's."""
@@ -108,7 +108,7 @@ class TlsConfig(Section):
 
 
 class BusConfig(Section):
-    """The bus that all parts of tocsin talk over."""
+    """The bus that carries all records."""
 
     url: Annotated[str, PlainValidator(parse_bus_url), WithJsonSchema({"type": "string"})] = Field(
         default=DEFAULT_BUS_URL, examples=[DEFAULT_BUS_URL, "kafka://kafka-1:9092,kafka-2:9092"]
@@ -117,11 +117,11 @@ class BusConfig(Section):
     prefix: Annotated[str, PlainValidator(_prefix), WithJsonSchema({"type": "string"})] = Field(
         default="tocsin", examples=["vision"]
     )
-    """First part of the topic names: one per team."""
+    """Prefix of the topic names: one for each team."""
     sasl: SaslConfig | None = None
-    """How to log in to Kafka; absent: not at all."""
+    """How to log in to Kafka. Absent: no log-in."""
     tls: TlsConfig | None = None
-    """How to encrypt the connection to Kafka; absent: not at all."""
+    """How to encrypt the connection to Kafka. Absent: no encryption."""
 
     @model_validator(mode="after")
     def _kafka_only(self) -> Self:
@@ -134,11 +134,11 @@ class SecretSource(Section):
     """Where the value of a secret comes from: exactly one of `file` and `env`."""
 
     file: FilePath | None = Field(default=None, examples=["/run/secrets/slack_url"])
-    """File that holds the value; one line break at its end is left out."""
+    """File with the value; one line break at its end is removed."""
     env: str | None = Field(default=None, min_length=1, examples=["HOOK_KEY"])
-    """Environment variable that holds the value."""
+    """Environment variable with the value."""
     optional: bool = Field(default=False, examples=[True])
-    """Whether it may be missing (then what refers to it goes without)."""
+    """Whether it may be missing; whatever refers to it then does without it."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -153,18 +153,18 @@ class DefaultsConfig(Section):
     LATER_KEYS = frozenset({"group_by", "group_wait", "repeat_interval", "send_resolved"})
 
     rules: Literal["all", "none"] = Field(default="all", examples=["none"])
-    """Whether rules that the file does not list run: `all` or `none`."""
+    """Which rules run without being listed: `all` or `none`."""
     mode: Literal["enforce"] = Field(default="enforce", examples=["enforce"])
-    """What a stop action does: `enforce` stops the job."""
+    """Effect of a stop action: `enforce` stops the job."""
 
 
 class StopTrust(Section):
-    """Whose stop commands a training process obeys."""
+    """Public keys whose stop commands a training obeys."""
 
     trusted_keys: tuple[FilePath, ...] | None = Field(
         default=None, strict=False, examples=[["keys/actions.pub"]]
     )
-    """Files of public keys. Absent: those in tocsin's key folder."""
+    """Files of public keys. Absent: those in `~/.config/tocsin/keys`."""
 
 
 class StopOptions(Section):
@@ -173,8 +173,8 @@ class StopOptions(Section):
     LATER_KEYS = frozenset({"approve", "escalate", "target"})
 
     at: Severity | None = Field(default=None, examples=["warning"])
-    """Stop at issues of this severity and above. Absent: of a rule that may stop by itself, its
-    stop-worthy issues; of any other rule, all issues."""
+    """Stop at issues of this severity and above. Absent: at stop-worthy issues, for a rule that
+    may stop by default; at all issues, for any other rule."""
     mode: Literal["enforce"] | None = Field(default=None, examples=["enforce"])
     """`enforce` stops the job; absent: `defaults.mode`."""
     checkpoint: Literal["protect_last_good", "skip"] = Field(
@@ -182,7 +182,7 @@ class StopOptions(Section):
     )
     """`protect_last_good` names the newest checkpoint from before the onset; `skip` does not."""
     grace: Duration = Field(default=timedelta(seconds=30), examples=["30s"], validate_default=True)
-    """Time between the steps of escalation (edge, SIGTERM, SIGKILL): a duration, 1d at most."""
+    """Time for the job to leave before SIGTERM, and again before SIGKILL; at most 1d."""
 
     @model_validator(mode="after")
     def _bounded_grace(self) -> Self:
@@ -201,7 +201,7 @@ class ActionEntry(Section):
     options: StopOptions | None = None
     """How to stop, for the kind `stop`."""
     loc: Loc = Field(default=(), repr=False, exclude=True)
-    """Where it stands in the document."""
+    """Position in the document."""
 
 
 class RuleEntry(Section):
@@ -214,9 +214,9 @@ class RuleEntry(Section):
     off: bool = False
     """Whether the rule is switched off."""
     match: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
-    """Labels a run must have; each with the patterns (`*`, `?`) one of which must fit."""
+    """Labels that a run must have: each with patterns (`*`, `?`), one of which must match."""
     preset: str | None = None
-    """A set of parameters of the rule to begin with, like `sagemaker`; absent: its defaults."""
+    """A set of parameters of the rule, such as `sagemaker`. Absent: its defaults."""
     params: Mapping[str, Plain] = Field(default_factory=dict)
     """Parameters as the file has them; the rule's own model checks them."""
     severity: Severity | None = None
@@ -224,7 +224,7 @@ class RuleEntry(Section):
     actions: tuple[ActionEntry, ...] | None = None
     """What to do; absent: the default for the severity."""
     loc: Loc = Field(default=(), repr=False, exclude=True)
-    """Where it stands in the document."""
+    """Position in the document."""
     short: bool = Field(default=False, repr=False, exclude=True)
     """Whether it was written as `rulename: …`."""
 

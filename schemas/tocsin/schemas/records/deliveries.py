@@ -74,7 +74,7 @@ class Delivery(Data):
     state: DeliveryState
     reason: Text = Field(description="why it is in this state")
     decided_by: Word = Field(
-        default="", max_length=300, description="the config line, or the default, that asked for it"
+        default="", max_length=300, description="the config line, or the default, that requested it"
     )
     created_ms: Millis
     updated_ms: Millis

@@ -65,7 +65,7 @@ class Event(Model, Generic[D]):
     source: str = Field(
         min_length=1,
         max_length=400,
-        description="who says it",
+        description="the sender",
         examples=["/runs/gpt-2026-11-21/ranks/0"],
     )
     type: str = Field(min_length=1, max_length=100)

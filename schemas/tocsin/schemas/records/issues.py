@@ -76,9 +76,7 @@ class Evidence(Model):
 
     facts: Many[Fact] = Field(default=(), max_length=64)
     series: Series | None = None
-    followed: Whole = Field(
-        default=0, description="how many further tensors or ranks went the same way"
-    )
+    followed: Whole = Field(default=0, description="how many further tensors or ranks are affected")
     also: Many[Word] = Field(default=(), max_length=32, description="the next ones, by name")
     explanation: Text = Field(default="", description="how the origin was decided")
     cause: Text = Field(
@@ -155,20 +153,20 @@ class IssueFiring(RunData):
     )
     muted: bool = Field(
         default=False,
-        description="nobody is notified of this state: a notice of the issue went out a moment "
+        description="no receiver is notified of this state: a notification was sent a moment "
         "ago, or its rule has sent too many of this run; a stop does not depend on it",
     )
     last_notice: bool = Field(
         default=False,
-        description="its rule notifies nobody of further issues of this severity in this run",
+        description="the last notification of its rule for this severity in this run",
     )
     peak_severity: Severity | None = Field(
         default=None,
-        description="the gravest severity that the issue has had, if graver than `severity`",
+        description="the highest severity that the issue has had, if higher than `severity`",
     )
     origin: Origin | None = Field(
         default=None,
-        description="where the issue first began, if its condition has come back since",
+        description="where the issue first started, if its condition has recurred since",
     )
     subject: Subject
     reason: Text = Field(description="one sentence: what, where first, how bad")
@@ -179,7 +177,7 @@ class IssueFiring(RunData):
         default=None, description="the run's step when this state was decided"
     )
     onset_ms: Millis = Field(
-        default=0, description="append time of the record that began it, Unix milliseconds"
+        default=0, description="append time of the record that started it, Unix milliseconds"
     )
     at_ms: Millis = Field(
         default=0,

@@ -147,7 +147,7 @@ class OptimizersSeen(RunData):
     event_type: ClassVar[str] = "tocsin.run.optimizers"
 
     optimizers: Whole = Field(description="optimizers that have stepped")
-    losses: Whole = Field(description="how many of them stepped after a backward call of their own")
+    losses: Whole = Field(description="how many of them stepped after their own backward call")
     step: Step
 
 

@@ -311,7 +311,7 @@ class DataLoaderSeen(RunData):
     samples: Whole | None = Field(default=None, description="of the data set, on all ranks")
     cores: Whole | None = Field(default=None, description="CPUs that the process may use")
     gpu: bool = Field(default=False, description="whether the process sees a CUDA device")
-    step: Step | None = Field(default=None, description="last finished step when it was told")
+    step: Step | None = Field(default=None, description="last finished step when it was recorded")
 
 
 @EVENT_TYPES.register

@@ -53,7 +53,10 @@ class StopRequested(Data):
     not_after_ms: Millis = Field(description="refused when it is read later than this")
     nonce: str = Field(max_length=64)
     grace_s: float = Field(
-        default=30.0, ge=0, le=86_400, description="between edge, SIGTERM and SIGKILL, seconds each"
+        default=30.0,
+        ge=0,
+        le=86_400,
+        description="before SIGTERM, and again before SIGKILL, seconds",
     )
     checkpoint: Literal["protect_last_good", "skip"] = "protect_last_good"
     last_good_checkpoint: Checkpoint | None = None
@@ -94,7 +97,7 @@ class LookCloser(Data):
     steps: Positive = Field(
         description="for how many steps from the next one on; a listener takes 200 at most"
     )
-    not_after_ms: Millis = Field(description="worth nothing when it is read later than this")
+    not_after_ms: Millis = Field(description="ignored when it is read later than this")
 
     @property
     def key(self) -> str:
@@ -130,7 +133,9 @@ class StopAcknowledged(StopAnswer):
 
     event_type: ClassVar[str] = "tocsin.stop.acknowledged"
 
-    step: Step | None = Field(default=None, description="the rank's step when it heard")
+    step: Step | None = Field(
+        default=None, description="the rank's step when it received the command"
+    )
     leave_at: Step | None = Field(
         default=None, description="the step at which the ranks agreed to leave"
     )
@@ -155,7 +160,7 @@ class StopLeft(StopAnswer):
 
     step: Step | None = None
     edge: str = Field(
-        max_length=64, description="which edge: optimizer_step, scaler_update, backward, …"
+        max_length=64, description="where it left: optimizer_step, scaler_update, backward, …"
     )
     left_us: Whole = Field(
         default=0, description="the rank's clock when it left (Unix, microseconds)"

@@ -237,7 +237,7 @@ def test_what_is_not_taken_over_is_said(
     (warning,) = done.warnings
     assert warning.message.startswith(message)
     assert (warning.source, warning.line) == ("job.json", 6)
-    assert f"# {' ' * 2}not taken over: {warning.message}"[:60] in done.text
+    assert f"# {' ' * 2}not converted: {warning.message}"[:60] in done.text
     assert len(config.rules) == 1
 
 

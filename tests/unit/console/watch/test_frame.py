@@ -232,7 +232,7 @@ def test_records_of_another_release_are_said_to_be_unread() -> None:
 def test_a_run_that_is_silent_says_so() -> None:
     state = one_run()
     frame = draw(state, HERE, now_ms=NOW_MS + 60_000, width=80, height=24)
-    assert "nothing heard for 62 s" in frame.plain
+    assert "no data for 62 s" in frame.plain
 
 
 def test_text_of_a_run_cannot_steer_the_terminal() -> None:

@@ -128,7 +128,7 @@ async def test_a_stop_of_a_second_training_leaves_the_first_ones_state(place: Pl
 @pytest.mark.parametrize(
     ("hello", "reason"),
     [
-        (None, "no training said hello from this job"),
+        (None, "no training of this job has registered"),
         ("/nowhere.sock", "rank 0 could not be reached: its socket accepted no data"),
     ],
 )

@@ -67,7 +67,7 @@ class TelemetryGap(Rule[TelemetryGapParams, _State]):
         name="telemetry_gap",
         version=1,
         family="about_rules",
-        meaning="Some records of the run were dropped or did not arrive: rules saw less of it.",
+        meaning="Some records of the run were dropped or did not arrive; rules did not see them.",
         severity="info",
         inputs=(event(Heartbeat), event(RunEnded), event(RunStarted)),
         comes="maybe",
