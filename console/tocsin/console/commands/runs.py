@@ -118,8 +118,8 @@ def issues(
 ) -> None:
     """List issues in order of occurrence, and what was done about each."""
     from tocsin.console.context import read_setting
+    from tocsin.console.views.issue_commands import print_issues
     from tocsin.console.views.issues import IssueFilter
-    from tocsin.console.views.printing import print_issues
 
     wanted = IssueFilter(
         run_id=None if run_id is None else check_run_id(run_id),
@@ -149,7 +149,7 @@ def why(
     configuration decided it. Given a run, explains its first critical issue, else its first issue.
     """
     from tocsin.console.context import read_setting
-    from tocsin.console.views.printing import print_story
+    from tocsin.console.views.issue_commands import print_story
 
     try:
         check_run_id(issue)  # those of issues are UUIDs

@@ -44,7 +44,7 @@ _SHORT: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RuleActions:
     """What is done about the issues of one rule instance.
 
     Attributes:
@@ -60,7 +60,7 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holds:
+class EffectiveConfig:
     """What a configuration without problems means, flags left aside.
 
     Attributes:
@@ -79,7 +79,7 @@ class Holds:
     rules_on: Sequence[str]
     rules_off: Sequence[str]
     receivers: Mapping[str, str]
-    told: Sequence[Told]
+    told: Sequence[RuleActions]
     stopping: Sequence[str]
     budget: str
     captured: Mapping[str, str]
@@ -101,7 +101,7 @@ class Checked:
     problems: Sequence[Problem]
     warnings: Sequence[Problem] = ()
     notes: Sequence[str] = ()
-    holds: Holds | None = None
+    holds: EffectiveConfig | None = None
 
 
 def check_files(files: Sequence[Path], environ: Mapping[str, str], folder: Path) -> list[Checked]:
@@ -161,7 +161,7 @@ def check_file(
 
 def holds(
     config: Config, environ: Mapping[str, str], *, customs: Mapping[str, RuleSpec] | None = None
-) -> Holds:
+) -> EffectiveConfig:
     """What a configuration means with this environment, with the custom rules loaded. Pure.
 
     Raises:
@@ -172,7 +172,7 @@ def holds(
     entries = {entry.name: entry for entry in config.rules if entry.actions is not None}
     on = [spec.name for spec in specs]
     capture = capture_settings(config.capture.model_dump_json())
-    return Holds(
+    return EffectiveConfig(
         bus=settings.bus.url,
         bus_origin=settings.bus_origin,
         labels=settings.labels,
@@ -183,7 +183,7 @@ def holds(
         rules_on=on,
         rules_off=[name for name in built_in().names() if name not in on],
         receivers={name: receiver.type for name, receiver in config.receivers.items()},
-        told=[_told(entries[spec.name], spec) for spec in specs if spec.name in entries],
+        told=[_rule_actions(entries[spec.name], spec) for spec in specs if spec.name in entries],
         stopping=[spec.name for spec in specs if spec.name not in entries and _stops(spec)],
         budget=format_percent(capture.budget),
         captured={name: _schedules(capture.plans[name]) for name in capture.collections},
@@ -224,10 +224,10 @@ def as_json(all_checked: Iterable[Checked]) -> str:
     return json.dumps({"version": 1, "files": files}, indent=2, ensure_ascii=False)
 
 
-def _told(entry: RuleEntry, spec: RuleSpec) -> Told:
+def _rule_actions(entry: RuleEntry, spec: RuleSpec) -> RuleActions:
     actions = [action.receiver or action.kind for action in entry.actions or ()]
     stop = next((action for action in entry.actions or () if action.kind == "stop"), None)
-    return Told(entry.name, entry.match, actions, _stops_at(stop, spec) if stop else None)
+    return RuleActions(entry.name, entry.match, actions, _stops_at(stop, spec) if stop else None)
 
 
 def _stops_at(stop: ActionEntry, spec: RuleSpec) -> Severity:
@@ -263,7 +263,7 @@ def _schedules(plan: CollectionPlan) -> str:
     return " and ".join(found)
 
 
-def _summary(holds: Holds, *, verbose: bool) -> Iterator[str]:
+def _summary(holds: EffectiveConfig, *, verbose: bool) -> Iterator[str]:
     def row(label: str, value: str) -> str:
         return f"{label:<11}{value}"
 
@@ -293,7 +293,7 @@ def _summary(holds: Holds, *, verbose: bool) -> Iterator[str]:
         yield row("stops", f"critical issues of {', '.join(holds.stopping)} stop their run")
 
 
-def _rules(holds: Holds, *, verbose: bool) -> Iterator[str]:
+def _rules(holds: EffectiveConfig, *, verbose: bool) -> Iterator[str]:
     """How many are on and off. A short list is named whole, of a longer one what differs from the
     defaults; verbose names all."""
     usual = {rule.meta.name for rule in built_in() if rule.meta.by_default}

@@ -66,7 +66,7 @@ async def _what_is_there(
     ends = await reader.ends([Partition(topics.telemetry, telemetry_partition(run_id))])
     async for records in read_to_end(reader, ends):
         for record in records:
-            if (data := said(record, run_id)) is not None:
+            if (data := run_event(record, run_id)) is not None:
                 yield data, record
 
 
@@ -111,7 +111,7 @@ async def go_back(reader: Reader, topics: Topics, run_id: str, known_ms: Collect
         await reader.seek(place, From.time(max(0, min(known_ms) - _SKEW_MS)))
 
 
-def said(record: Record, run_id: str) -> RunData | None:
+def run_event(record: Record, run_id: str) -> RunData | None:
     """An event of that run's telemetry; None for the numbers, which are most of it."""
     data = event_data(record) if record.key == run_id.encode() else None
     return data if isinstance(data, RunData) and data.run_id == run_id else None

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from tocsin.actions.delivery.stop import NOT_AFTER_MS
 from tocsin.bus.port import BusError, BusUnavailable
-from tocsin.console.views.stop_history import StopWay, way_facts
+from tocsin.console.views.stop_history import StopHistory, history_facts
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.ids import new_id
 from tocsin.schemas.records.events import Event
@@ -81,7 +81,7 @@ class Answers:
     def __init__(self, run: RunSeen, command_id: str, *, key: str) -> None:
         """`key` is how to trust who signs here.
 
-        Who obeys it, and which ranks have gone, is known by the answers alone: give `take` all of
+        Who obeys it, and which ranks have gone, is known by the answers alone: give `apply` all of
         them, those to a command that was under way already from its first on.
         """
         self._run = run
@@ -96,7 +96,7 @@ class Answers:
         self._left: set[int] = set()
         self._last_ms: int | None = None
 
-    def asked(self, command: CommandSeen) -> None:
+    def requested(self, command: CommandSeen) -> None:
         """The command as the bus has it; the first answer is told with the time since it came."""
         self._asked, self._last_ms = command, command.append_ms
 
@@ -110,7 +110,7 @@ class Answers:
         """Whether anybody has answered."""
         return self.view.state != "requested"
 
-    def take(self, data: RunData, at_ms: int) -> str | None:
+    def apply(self, data: RunData, at_ms: int) -> str | None:
         """One event of the run's telemetry; the line to say, if it is news of this command."""
         same = data.incarnation == self._run.incarnation
         if same and data.role == "launcher":
@@ -136,13 +136,13 @@ class Answers:
             case StopAcknowledged():
                 new, self._acknowledged = not self._acknowledged, True
                 self._by_launcher |= data.role == "launcher"
-                self._look(data.world_size)
+                self._check_all_left(data.world_size)
                 who = "its launcher" if data.role == "launcher" else f"rank {data.rank}"
                 return f"acknowledged by {who}" if new else None
             case StopLeft():
                 new = data.rank not in self._left
                 self._left.add(data.rank)
-                self._look(data.world_size)
+                self._check_all_left(data.world_size)
                 at = "" if data.step is None else f" at step {data.step:,}"
                 return f"rank {data.rank} left its loop{at}" if new else None
             case StopEscalated():
@@ -166,7 +166,7 @@ class Answers:
             case _:
                 return None
 
-    def _look(self, world_size: int) -> None:
+    def _check_all_left(self, world_size: int) -> None:
         """Without a launcher nobody sees the process end; its loop was left by all ranks."""
         if not self._by_launcher and len(self._left) >= world_size:
             self.ending = "stopped"
@@ -192,7 +192,7 @@ class Answers:
                 "sent": sent,
                 "confirmed": self.ending == "stopped",
                 "said": said,
-                "stop": way_facts(StopWay(self.view, self._asked)),
+                "stop": history_facts(StopHistory(self.view, self._asked)),
             },
             indent=2,
         )
@@ -228,7 +228,7 @@ def away_line(error: BusError) -> str:
 
 def under_way_line(run: RunSeen, stop: StopView, asked: CommandSeen | None) -> str:
     """That somebody else was first."""
-    who = StopWay(stop, asked).asked
+    who = StopHistory(stop, asked).requested_by
     by = f", requested by {who}" if who else ""
     return (
         f"a stop of run {plain_line(run.run_id)} is already in progress ({stop.state}{by}); "

@@ -14,7 +14,7 @@ from typing import Final
 from tocsin.actions.delivery.stop import signed_record
 from tocsin.bus.port import Bus, BusError, BusUnavailable, Outgoing, Reader
 from tocsin.console.context import CommandContext
-from tocsin.console.stop.answers import find_run, find_unanswered, go_back, read_beyond, said
+from tocsin.console.stop.answers import find_run, find_unanswered, go_back, read_beyond, run_event
 from tocsin.console.stop.progress import (
     LISTENERS,
     Answers,
@@ -48,8 +48,8 @@ _DAY_S: Final = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StopOptions:
-    """What the person said. `wait_s` None is as long as an escalation takes, 0 not at all."""
+class StopRequest:
+    """What the person asked for. `wait_s` None is as long as an escalation takes, 0 not at all."""
 
     run: str
     reason: str
@@ -57,8 +57,8 @@ class StopOptions:
     wait_s: float | None = None
 
 
-def read_options(run: str, reason: str, *, grace: str, wait_s: float | None) -> StopOptions:
-    """Check what was said.
+def read_options(run: str, reason: str, *, grace: str, wait_s: float | None) -> StopRequest:
+    """Check what was asked for.
 
     Raises:
         ConfigurationError: the reason is empty, or the grace is no time of at most a day.
@@ -73,7 +73,7 @@ def read_options(run: str, reason: str, *, grace: str, wait_s: float | None) -> 
         raise ConfigurationError(f"--grace {grace}: {error}") from None
     if grace_s > _DAY_S:
         raise ConfigurationError(f"--grace {grace}: expected at most 1d")
-    return StopOptions(run=run, reason=reason.strip(), grace_s=grace_s, wait_s=wait_s)
+    return StopRequest(run=run, reason=reason.strip(), grace_s=grace_s, wait_s=wait_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class StopOutcome:
 
 async def stop_run(
     setting: CommandContext,
-    options: StopOptions,
+    options: StopRequest,
     environ: Mapping[str, str],
     say: Callable[[str], None],
 ) -> StopOutcome:
@@ -123,7 +123,7 @@ async def stop_run(
             try:
                 seen = (await read_commands(bus, topics, run.run_id)).get(command_id)
                 if seen is not None:
-                    answers.asked(seen)
+                    answers.requested(seen)
                 if stop is not None:
                     last = under_way_line(run, stop, seen)
                     say(last)
@@ -141,7 +141,7 @@ async def stop_run(
     return StopOutcome(0 if good else FAILED, answers.as_json(sent=stop is None, said=last))
 
 
-def _command(run: RunSeen, options: StopOptions) -> Event[StopRequested]:
+def _command(run: RunSeen, options: StopRequest) -> Event[StopRequested]:
     return stop_event(
         run,
         clip(options.reason),
@@ -166,14 +166,14 @@ async def _publish(bus: Bus, record: Outgoing) -> str | None:
 async def _follow(
     reader: Reader, run: RunSeen, answers: Answers, wait_s: float, say: Callable[[str], None]
 ) -> str | None:
-    """Until the stop is over or the wait is; the last line that was said."""
+    """Until the stop is over or the wait is; the last line that was printed."""
     last: str | None = None
     began_s = time.monotonic()
     quiet = True
     while answers.ending is None and (left_s := began_s + wait_s - time.monotonic()) > 0:
         for record in await reader.poll(timeout_s=min(_POLL_S, left_s)):
-            data = said(record, run.run_id)
-            line = None if data is None else answers.take(data, record.append_ms)
+            data = run_event(record, run.run_id)
+            line = None if data is None else answers.apply(data, record.append_ms)
             if line is not None:
                 last = line
                 say(f"  {line}")

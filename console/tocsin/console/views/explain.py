@@ -11,7 +11,12 @@ from rich.text import Text
 
 from tocsin.console.views.issues import SEVERITY_STYLE, issue_facts
 from tocsin.console.views.sparkline import Bucket, sparkline
-from tocsin.console.views.stop_history import StopWay, stop_way, way_facts, way_lines
+from tocsin.console.views.stop_history import (
+    StopHistory,
+    history_facts,
+    history_lines,
+    stop_history,
+)
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.issues import IssueFiring, Series
 from tocsin.schemas.records.runs import RunView
@@ -40,7 +45,7 @@ class Story:
     issue: IssueFiring
     states: Sequence[StateSeen] = ()
     deliveries: Sequence[Delivery] = ()
-    stop: StopWay | None = None
+    stop: StopHistory | None = None
     cause: IssueFiring | None = None
     consequences: Sequence[IssueFiring] = ()
 
@@ -52,7 +57,7 @@ def story_of(view: RunsView, commands: Mapping[str, CommandSeen], issue: IssueFi
         issue=issue,
         states=view.states(issue.issue_id),
         deliveries=[d for d in view.deliveries if d.issue_id == issue.issue_id],
-        stop=None if run is None else stop_way(run, commands, issue.incarnation),
+        stop=None if run is None else stop_history(run, commands, issue.incarnation),
         cause=next((one for one in view.issues if one.issue_id == issue.consequence_of), None),
         consequences=[one for one in view.issues if one.consequence_of == issue.issue_id],
     )
@@ -65,7 +70,7 @@ def story_json(view: RunsView, story: Story) -> str:
     """
     issue = issue_facts(view, story.issue)
     issue["consequences"] = [one.issue_id for one in story.consequences]
-    stop = None if story.stop is None else way_facts(story.stop)
+    stop = None if story.stop is None else history_facts(story.stop)
     return json.dumps({"version": 1, "issue": issue, "stop": stop}, indent=2)
 
 
@@ -88,9 +93,9 @@ def run_story_lines(run: RunView, commands: Mapping[str, CommandSeen]) -> list[T
     """A run in which nothing was found: that, and how it was stopped if a person did so."""
     run_id = plain_line(run.run_id)
     lines = [Text(f"no issues in run {run_id} ({run.outcome or run.state})")]
-    way = stop_way(run, commands, run.incarnation)
-    if way is not None:
-        lines += _shown("The stop", way_lines(way))
+    history = stop_history(run, commands, run.incarnation)
+    if history is not None:
+        lines += _shown("The stop", history_lines(history))
     return lines
 
 
@@ -102,8 +107,8 @@ def _shown(heading: str, paragraph: Sequence[str]) -> list[Text]:
 
 def run_story_json(run: RunView, commands: Mapping[str, CommandSeen]) -> str:
     """The same for programs; `issue` is null."""
-    way = stop_way(run, commands, run.incarnation)
-    stop = None if way is None else way_facts(way)
+    history = stop_history(run, commands, run.incarnation)
+    stop = None if history is None else history_facts(history)
     return json.dumps({"version": 1, "issue": None, "stop": stop}, indent=2)
 
 
@@ -140,7 +145,7 @@ def _paragraphs(story: Story) -> Iterator[tuple[str, list[str]]]:
         heading = "The stop"
         if not story.stop.is_for(issue.issue_id, [d.delivery_id for d in story.deliveries]):
             heading = "The stop of this run, requested for another reason"
-        yield heading, way_lines(story.stop)
+        yield heading, history_lines(story.stop)
 
 
 def _series_lines(series: Series) -> Iterator[str]:

@@ -14,7 +14,7 @@ _ORDER: Final = ("requested", "acknowledged", "left", "escalated", "exited", "re
 
 
 @dataclass(frozen=True, slots=True)
-class StopWay:
+class StopHistory:
     """A stop as the run has answered it; `command` is None where it is not on the bus any more."""
 
     view: StopView
@@ -25,7 +25,7 @@ class StopWay:
         return self.view.issue_id == issue_id or self.view.command_id in delivery_ids
 
     @property
-    def asked(self) -> str:
+    def requested_by(self) -> str:
         """Who asked for it, and why: `ana@node-1: wrong data set`."""
         if self.command is None:
             return ""
@@ -42,44 +42,46 @@ class StopWay:
         return sorted(moments.items(), key=lambda moment: (moment[1], _rank(moment[0])))
 
 
-def stop_way(run: RunView, commands: Mapping[str, CommandSeen], incarnation: str) -> StopWay | None:
+def stop_history(
+    run: RunView, commands: Mapping[str, CommandSeen], incarnation: str
+) -> StopHistory | None:
     """The stop of that incarnation, if the run's view still speaks of it."""
     if run.stop is None or run.incarnation != incarnation:
         return None
-    return StopWay(run.stop, commands.get(run.stop.command_id))
+    return StopHistory(run.stop, commands.get(run.stop.command_id))
 
 
-def way_lines(way: StopWay) -> list[str]:
+def history_lines(history: StopHistory) -> list[str]:
     """For people: who asked, then a line for each state with the milliseconds since the last."""
-    lines = [f"requested by {way.asked}"] if way.asked else []
+    lines = [f"requested by {history.requested_by}"] if history.requested_by else []
     before: int | None = None
-    for state, at_ms in way.moments:
+    for state, at_ms in history.moments:
         since = time_text(at_ms) if before is None else f"{at_ms - before:,} ms later"
-        lines.append(f"{_said(way.view, state):<32}{since}")
+        lines.append(f"{_state_text(history.view, state):<32}{since}")
         before = at_ms
-    if way.view.reason:
-        lines.append(plain_line(way.view.reason))
+    if history.view.reason:
+        lines.append(plain_line(history.view.reason))
     return lines
 
 
-def way_facts(way: StopWay) -> dict[str, object]:
+def history_facts(history: StopHistory) -> dict[str, object]:
     """The same as JSON values."""
-    command = None if way.command is None else way.command.command
+    command = None if history.command is None else history.command.command
     return {
-        "command_id": way.view.command_id,
-        "issue_id": way.view.issue_id,
-        "state": way.view.state,
+        "command_id": history.view.command_id,
+        "issue_id": history.view.issue_id,
+        "state": history.view.state,
         "requested_by": None if command is None else command.requested_by,
         "reason": None if command is None else command.reason,
-        "answer": way.view.reason or None,
-        "step": way.view.step,
-        "how": way.view.how,
-        "exit_code": way.view.exit_code,
-        "states": dict(way.moments),
+        "answer": history.view.reason or None,
+        "step": history.view.step,
+        "how": history.view.how,
+        "exit_code": history.view.exit_code,
+        "states": dict(history.moments),
     }
 
 
-def _said(view: StopView, state: str) -> str:
+def _state_text(view: StopView, state: str) -> str:
     if state == "left" and view.step is not None:
         return f"left at step {view.step:,}"
     if state == "escalated" and view.how in ("SIGTERM", "SIGKILL"):

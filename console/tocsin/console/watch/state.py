@@ -40,7 +40,7 @@ class Track:
     series: LossSeries = field(default_factory=LossSeries)
     rate: StepRate = field(default_factory=StepRate)
 
-    def reached(self, step: int, loss: float | None, at_ms: int) -> None:
+    def advance(self, step: int, loss: float | None, at_ms: int) -> None:
         """It has done that step, with that loss."""
         if step > self.step:
             self.step = step
@@ -130,7 +130,7 @@ class WatchState:
         run = self.run(record.key.decode(errors="replace"))
         view = None if run is None else run.seen.view
         if run is not None and view is not None and view.last_step is not None:
-            run.progress.views.reached(view.last_step, view.last_loss, run.seen.view_ms)
+            run.progress.views.advance(view.last_step, view.last_loss, run.seen.view_ms)
         return changed
 
     def carry_over(self, before: WatchState) -> None:
@@ -186,7 +186,7 @@ class WatchState:
         speaker, at_ms = frame.speaker, record.append_ms
         if not frame.steps.size:
             return False
-        seen = self.view.hears(speaker.run_id, speaker.incarnation, record.offset, at_ms)
+        seen = self.view.accepts(speaker.run_id, speaker.incarnation, record.offset, at_ms)
         if seen is None:
             return False
         progress = self._progress_of(seen)
@@ -195,7 +195,7 @@ class WatchState:
         if frame.mode == "train":
             values = [None] * frame.steps.size if losses is None else losses.tolist()
             for step, loss in zip(frame.steps.tolist(), values, strict=True):
-                progress.telemetry.reached(step, loss, at_ms)
+                progress.telemetry.advance(step, loss, at_ms)
         elif losses is not None and frame.mode == "eval":
             progress.eval_loss = float(losses[-1])
         return True

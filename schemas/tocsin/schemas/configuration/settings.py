@@ -29,7 +29,7 @@ class SecretUnavailable(ConfigurationError):
 
 
 @dataclass(frozen=True, slots=True)
-class Setting(Generic[T]):
+class ResolvedSetting(Generic[T]):
     """A value and who decided it."""
 
     value: T
@@ -38,15 +38,15 @@ class Setting(Generic[T]):
 
 def resolve_setting(
     *, flag: T | None = None, environment: T | None = None, file: T | None = None, default: T
-) -> Setting[T]:
+) -> ResolvedSetting[T]:
     """The first that is given, in the order flag, environment, file, default."""
     if flag is not None:
-        return Setting(flag, "flag")
+        return ResolvedSetting(flag, "flag")
     if environment is not None:
-        return Setting(environment, "environment")
+        return ResolvedSetting(environment, "environment")
     if file is not None:
-        return Setting(file, "file")
-    return Setting(default, "default")
+        return ResolvedSetting(file, "file")
+    return ResolvedSetting(default, "default")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from tocsin.schemas.records.issues import IssueFiring, IssueState
 from tocsin.schemas.records.runs import Heartbeat, RunData, RunEnded, RunStarted, RunView, StopView
 from tocsin.schemas.records.stop_progress import answered
 from tocsin.schemas.records.stops import StopAnswer, StopRequested
-from tocsin.schemas.records.wire import Received, read_event
+from tocsin.schemas.records.wire import ReceivedRecord, read_event
 
 MAX_INCARNATIONS: Final = 1_000
 """Of so many incarnations of a run the newest view is kept."""
@@ -121,7 +121,7 @@ class RunSeen:
         if self.incarnation and data.incarnation != self.incarnation and not starts:
             return False
         launcher = data.role == "launcher"
-        if not self.hears(data.incarnation, offset, append_ms, launcher=launcher):
+        if not self.accepts(data.incarnation, offset, append_ms, launcher=launcher):
             return False
         if isinstance(data, RunEnded) and launcher:
             self.ended, self._heard_to = data, offset
@@ -129,7 +129,7 @@ class RunSeen:
             self.stop, self._heard_to = answered(self.stop, data, append_ms), offset
         return True
 
-    def hears(
+    def accepts(
         self, incarnation: str, offset: int, append_ms: int, *, launcher: bool = False
     ) -> bool:
         """Whether telemetry at that offset is of the newest incarnation; it may start a new one.
@@ -177,7 +177,7 @@ class RunsView:
         self._states: dict[str, dict[StateSeen, None]] = {}
         self._deliveries: dict[str, Delivery] = {}
 
-    def apply(self, record: Received) -> bool:
+    def apply(self, record: ReceivedRecord) -> bool:
         """Fold in a record of telemetry, runs, issues, actions or control; whether it changed
         anything.
         """
@@ -221,12 +221,12 @@ class RunsView:
                 return run.add_event(data, offset=offset, append_ms=append_ms)
         return True
 
-    def hears(self, run_id: str, incarnation: str, offset: int, append_ms: int) -> RunSeen | None:
+    def accepts(self, run_id: str, incarnation: str, offset: int, append_ms: int) -> RunSeen | None:
         """That run, if numbers of telemetry at that offset are of its newest incarnation."""
         if not self._wants(run_id):
             return None
         run = self._run(run_id)
-        return run if run.hears(incarnation, offset, append_ms) else None
+        return run if run.accepts(incarnation, offset, append_ms) else None
 
     def _run(self, run_id: str) -> RunSeen:
         run = self.seen.get(run_id)

@@ -52,7 +52,7 @@ class Encodable(Protocol):
         ...
 
 
-class Received(Protocol):
+class ReceivedRecord(Protocol):
     """A record as a bus gives it to its readers: `tocsin.bus.port.Record`."""
 
     @property
@@ -148,7 +148,7 @@ def decode(meta: Meta, value: bytes) -> Frame | Event[Data] | Snapshot:
     return event
 
 
-def read_event(record: Received) -> Event[Data] | None:
+def read_event(record: ReceivedRecord) -> Event[Data] | None:
     """The event in a record of any topic; None for a tombstone, and for what is not an event:
     numbers, which are most of telemetry and are not decoded, and snapshots.
 
@@ -164,7 +164,7 @@ def read_event(record: Received) -> Event[Data] | None:
     return event if isinstance(event, Event) else None
 
 
-def event_data(record: Received) -> Data | None:
+def event_data(record: ReceivedRecord) -> Data | None:
     """The same without its envelope; None, too, for a record that this release cannot read."""
     try:
         event = read_event(record)

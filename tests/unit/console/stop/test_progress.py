@@ -62,7 +62,7 @@ def said(kind: type[RunData], made: str = NOW, **fields: object) -> RunData:
 
 def answers() -> Answers:
     made = Answers(Heard(), "c", key="/keys/actions.pub")
-    made.asked(CommandSeen(COMMAND, NOW_MS))
+    made.requested(CommandSeen(COMMAND, NOW_MS))
     return made
 
 
@@ -126,11 +126,11 @@ def test_a_stop_under_way_is_seen_in_the_view_or_beyond_it() -> None:
 def test_each_state_is_said_with_the_time_since_the_one_before() -> None:
     heard = answers()
     told = [
-        heard.take(said(StopAcknowledged, role="launcher"), NOW_MS + 4),
-        heard.take(said(StopAcknowledged, step=7), NOW_MS + 5),
-        heard.take(said(StopLeft, step=1203, edge="optimizer_step"), NOW_MS + 9),
-        heard.take(said(StopAcknowledged, command_id="other"), NOW_MS + 9),
-        heard.take(said(Heartbeat), NOW_MS + 9),
+        heard.apply(said(StopAcknowledged, role="launcher"), NOW_MS + 4),
+        heard.apply(said(StopAcknowledged, step=7), NOW_MS + 5),
+        heard.apply(said(StopLeft, step=1203, edge="optimizer_step"), NOW_MS + 9),
+        heard.apply(said(StopAcknowledged, command_id="other"), NOW_MS + 9),
+        heard.apply(said(Heartbeat), NOW_MS + 9),
     ]
     assert told == [
         "acknowledged by its launcher  (4 ms later)",
@@ -140,7 +140,7 @@ def test_each_state_is_said_with_the_time_since_the_one_before() -> None:
         None,
     ]
     assert heard.ending is None
-    line = heard.take(said(StopExited, how="edge", exit_code=79), NOW_MS + 109)
+    line = heard.apply(said(StopExited, how="edge", exit_code=79), NOW_MS + 109)
     assert line == "the job exited cleanly with 79  (100 ms later)"
     assert heard.ending == "stopped"
     facts = json.loads(heard.as_json(sent=True, said=line or ""))
@@ -151,38 +151,38 @@ def test_each_state_is_said_with_the_time_since_the_one_before() -> None:
 def test_without_a_launcher_it_is_over_when_all_ranks_have_left() -> None:
     heard = answers()
     for rank in (0, 1):
-        heard.take(said(StopAcknowledged, rank=rank, world_size=2), NOW_MS)
-    heard.take(said(StopLeft, rank=1, world_size=2, edge="backward"), NOW_MS)
+        heard.apply(said(StopAcknowledged, rank=rank, world_size=2), NOW_MS)
+    heard.apply(said(StopLeft, rank=1, world_size=2, edge="backward"), NOW_MS)
     assert heard.ending is None
-    heard.take(said(StopLeft, rank=0, world_size=2, edge="backward"), NOW_MS)
+    heard.apply(said(StopLeft, rank=0, world_size=2, edge="backward"), NOW_MS)
     assert heard.ending == "stopped"
 
 
 def test_a_second_command_is_over_when_the_ranks_have_left_by_the_first() -> None:
     heard = answers()
     told = [
-        heard.take(said(StopAcknowledged, command_id="first", world_size=2), NOW_MS),
-        heard.take(said(StopLeft, command_id="first", edge="backward", world_size=2), NOW_MS),
-        heard.take(said(StopAcknowledged, world_size=2), NOW_MS),
-        heard.take(said(StopLeft, NEXT, command_id="x", edge="backward", rank=1), NOW_MS),
-        heard.take(said(StopRefused, command_id="x", why="stops_off"), NOW_MS),
+        heard.apply(said(StopAcknowledged, command_id="first", world_size=2), NOW_MS),
+        heard.apply(said(StopLeft, command_id="first", edge="backward", world_size=2), NOW_MS),
+        heard.apply(said(StopAcknowledged, world_size=2), NOW_MS),
+        heard.apply(said(StopLeft, NEXT, command_id="x", edge="backward", rank=1), NOW_MS),
+        heard.apply(said(StopRefused, command_id="x", why="stops_off"), NOW_MS),
     ]
     assert [line and line.split("  (")[0] for line in told] == [
         None, "rank 0 left its loop", "acknowledged by rank 0", None, None,
     ]  # fmt: skip
     assert heard.ending is None
-    heard.take(said(StopLeft, command_id="first", edge="backward", rank=1, world_size=2), NOW_MS)
+    heard.apply(said(StopLeft, command_id="first", edge="backward", rank=1, world_size=2), NOW_MS)
     assert heard.ending == "stopped"
     assert json.loads(heard.as_json(sent=True, said=""))["stop"]["command_id"] == "c"
 
 
 def test_with_a_launcher_that_has_not_answered_yet_the_end_of_the_job_is_awaited() -> None:
     heard = answers()
-    heard.take(said(Heartbeat, role="launcher"), NOW_MS)
-    heard.take(said(StopAcknowledged), NOW_MS)
-    heard.take(said(StopLeft, edge="backward"), NOW_MS)
+    heard.apply(said(Heartbeat, role="launcher"), NOW_MS)
+    heard.apply(said(StopAcknowledged), NOW_MS)
+    heard.apply(said(StopLeft, edge="backward"), NOW_MS)
     assert heard.ending is None
-    heard.take(said(StopExited, NEXT, role="launcher", how="edge", exit_code=79), NOW_MS)
+    heard.apply(said(StopExited, NEXT, role="launcher", how="edge", exit_code=79), NOW_MS)
     assert heard.ending == "stopped"
 
 
@@ -201,7 +201,7 @@ def test_with_a_launcher_that_has_not_answered_yet_the_end_of_the_job_is_awaited
 )
 def test_other_answers_say_what_they_mean(answer: RunData, words: str, ending: str | None) -> None:
     heard = answers()
-    line = heard.take(answer, NOW_MS)
+    line = heard.apply(answer, NOW_MS)
     assert line is not None
     assert words in line
     assert heard.ending == ending
@@ -209,8 +209,8 @@ def test_other_answers_say_what_they_mean(answer: RunData, words: str, ending: s
 
 def test_a_refusal_by_one_rank_does_not_end_an_acknowledged_stop() -> None:
     heard = answers()
-    heard.take(said(StopAcknowledged, role="launcher"), NOW_MS)
-    line = heard.take(said(StopRefused, rank=3, why="untrusted_key", reason="key k"), NOW_MS)
+    heard.apply(said(StopAcknowledged, role="launcher"), NOW_MS)
+    line = heard.apply(said(StopRefused, rank=3, why="untrusted_key", reason="key k"), NOW_MS)
     assert line is not None
     assert line.startswith("rank 3 refused (untrusted_key): key k")
     assert heard.ending is None

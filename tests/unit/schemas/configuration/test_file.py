@@ -29,8 +29,8 @@ from tocsin.schemas.configuration.findings import findings_of
 from tocsin.schemas.configuration.problems import ConfigProblems, Finding, Problem
 from tocsin.schemas.configuration.sections import ActionEntry, RuleEntry, StopOptions
 from tocsin.schemas.configuration.settings import (
+    ResolvedSetting,
     SecretUnavailable,
-    Setting,
     resolve_secrets,
     resolve_setting,
     resolve_settings,
@@ -635,10 +635,10 @@ def test_all_missing_secrets_are_named_and_no_value_is_shown(tmp_path: Path) -> 
 
 
 def test_the_first_that_is_given_decides() -> None:
-    assert resolve_setting(flag=1, environment=2, file=3, default=4) == Setting(1, "flag")
-    assert resolve_setting(environment=2, file=3, default=4) == Setting(2, "environment")
-    assert resolve_setting(file=0, default=4) == Setting(0, "file")
-    assert resolve_setting(default=4) == Setting(4, "default")
+    assert resolve_setting(flag=1, environment=2, file=3, default=4) == ResolvedSetting(1, "flag")
+    assert resolve_setting(environment=2, file=3, default=4) == ResolvedSetting(2, "environment")
+    assert resolve_setting(file=0, default=4) == ResolvedSetting(0, "file")
+    assert resolve_setting(default=4) == ResolvedSetting(4, "default")
 
 
 def test_bus_and_labels_are_laid_over_the_file() -> None:

@@ -138,7 +138,7 @@ def test_only_the_run_that_is_wanted_is_known() -> None:
     known = RunsView("run-2")
     for data in (view(), issue(), delivery(), telemetry(Heartbeat)):
         assert not known.add(data)
-    assert known.hears("run-1", "i", 0, 0) is None
+    assert known.accepts("run-1", "i", 0, 0) is None
     assert known.add(view("run-2"))
     assert list(known.seen) == ["run-2"]
 
