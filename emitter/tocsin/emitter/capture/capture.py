@@ -64,8 +64,12 @@ MAX_GROUPS: Final = 64
 class QuickPath(FastPath, Protocol):
     """The fast path of the steps, as capture needs it."""
 
-    def allow(self, capture: Capture, optimizer: torch.optim.Optimizer, until: int) -> None:
-        """Up to that step, steps of this optimizer need not ask capture."""
+    def allow(
+        self, capture: Capture, optimizer: torch.optim.Optimizer, until: int, *, odd: bool
+    ) -> None:
+        """Up to that step, steps of this optimizer need not ask capture; nor need they be looked at
+        at all, unless the last was `odd`.
+        """
         ...
 
 
@@ -103,6 +107,8 @@ class Capture:
         self._readings: dict[int, Reading] = {}
         self._waiting: deque[Draft] = deque()
         self._ended_at: float | None = None
+        self._unseen = False
+        """Whether steps were passed over since one was looked at."""
         self._reporter = Reporter(training, self.agenda)
         self._saved: deque[Written] = deque(maxlen=100)
         self._scaler: Final = LossScaler(training, losses)
@@ -288,11 +294,23 @@ class Capture:
             self._local_s = spent_s
         if step_time is not None and step > 1:
             self.agenda.stepped(step_time, wall.seconds)
-        self._quick.allow(self, optimizer, self.quiet_until(step + 1))
+        until = self.quiet_until(step + 1)
+        self._quick.allow(self, optimizer, until, odd=self._reporter.odd_streak > 0)
         return step
+
+    @property
+    def ended_at(self) -> float:
+        """When the last step ended, by the clock of `time.perf_counter`."""
+        return self._ended_at or 0.0
+
+    def passed(self, steps: int, now: float) -> None:
+        """So many steps were passed over; the last of them ended at `now`."""
+        self._ended_at, self._unseen = now, True
+        self.optimizers.passed(steps)
 
     def ended(self, now: float) -> float | None:
         """A step of the training ends; how long it took, seconds. None: it was the first."""
+        self._unseen = False
         before, self._ended_at = self._ended_at, now
         return None if before is None else now - before
 
@@ -332,7 +350,7 @@ class Capture:
             self._readings.clear()
         if self.shared:
             self.shared = []
-        before, self._ended_at = self._ended_at, now
+        before, self._ended_at, self._unseen = self._ended_at, now, False
         return 0.0 if before is None else now - before
 
     def _scalars(
@@ -402,7 +420,9 @@ class Capture:
 
     def is_finite(self, step: int | None) -> bool | None:
         """Whether the weights after this step are finite, as far as it is known now."""
-        return None if self._waiting or step is None else self._reporter.finite_at(step)
+        if self._waiting or self._unseen or step is None:
+            return None
+        return self._reporter.finite_at(step)
 
     def saved(
         self, target: object, step: int | None, duration_s: float, *, finite: bool | None

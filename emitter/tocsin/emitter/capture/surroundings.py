@@ -124,6 +124,16 @@ class Around:
             or self.phases.timer is not None
         )
 
+    @property
+    def next_wake(self) -> int:
+        """The first step that has to be looked at for what goes on around it; 0: the next one.
+
+        What was counted of the data can wait until then.
+        """
+        if self.others.any or self.named.any or self.loaders.news:
+            return 0
+        return 0 if self.phases.timer is not None else self.checks.wakes
+
     # -- what capture asks and tells -------------------------------------------------------------
 
     def other_stepped(
@@ -148,7 +158,7 @@ class Around:
         if self.others.any:
             self.send_others(training, step, at_us)
         if self.named.any:
-            call("named losses", self.named.send, training, step, "train")
+            self.send_named(training, step)
         if self.loaders.news:
             call("loaders", self.loaders.tell, training)
         if step >= self.data.wakes:
@@ -160,9 +170,13 @@ class Around:
         """The training is over: say what is left."""
         self._wall.call("phases", self.phases.close)
         self._wall.call("labels", self.data.close, training)
-        self._wall.call("named losses", self.named.send, training, training.next_step, "train")
+        self.send_named(training, training.next_step)
         self._wall.call("loaders", self.loaders.tell, training)
         self._wall.call("source checks", self.checks.close, training)
+
+    def send_named(self, training: Training, step: int) -> None:
+        """Say what the user has named since the step before this one."""
+        self._wall.call("named losses", self.named.send, training, step, "train")
 
     def send_others(self, training: Training, step: int, at_us: int) -> None:
         """Say what the other optimizers have to say with this step of the main one."""

@@ -26,7 +26,7 @@ def install(hooks: Hooks) -> None:
     def clip_grad_norm_(
         parameters: object, max_norm: float, norm_type: float = 2.0, *args: object, **kwargs: object
     ) -> object:
-        if torch.compiler.is_compiling() or hooks.asleep or norm_type != 2:
+        if torch.compiler.is_compiling() or hooks.asleep or hooks.quick.passed.on or norm_type != 2:
             return original(parameters, max_norm, norm_type, *args, **kwargs)
         if isinstance(parameters, Iterator):
             listed = list(parameters)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from tocsin.emitter.capture.capture import MAX_GROUPS
+from tocsin.emitter.hooks.passed_steps import PassedSteps
 from tocsin.emitter.probes.losses import MAX_LOSSES
 from tocsin.emitter.process.isolation import BRIEF_S
 from tocsin.emitter.send.outbox import StepRow
@@ -47,12 +48,14 @@ class QuickSteps:
 
     def __init__(self, loop: LoopState) -> None:
         self._loop: Final = loop
+        self.passed: Final = PassedSteps(loop)
         self.until = 0
         self.forget()
 
     def forget(self) -> None:
         """Another training begins."""
         self.until = 0
+        self.passed.forget()
         self._optimizer: weakref.ref[torch.optim.Optimizer] | None = None
         self._capture: Capture | None = None
         self._now: weakref.ref[torch.optim.Optimizer] | None = None
@@ -65,8 +68,12 @@ class QuickSteps:
         self._front: tuple[float, ...] = ()
         self._back: list[float] = []
 
-    def allow(self, capture: Capture, optimizer: torch.optim.Optimizer, until: int) -> None:
-        """Up to that step, steps of this optimizer are quick."""
+    def allow(
+        self, capture: Capture, optimizer: torch.optim.Optimizer, until: int, *, odd: bool
+    ) -> None:
+        """Up to that step, steps of this optimizer are quick, or passed over: not if the last was
+        `odd`.
+        """
         if self._optimizer is None or self._optimizer() is not optimizer:
             self._optimizer = weakref.ref(optimizer)
         self._capture = capture
@@ -77,6 +84,8 @@ class QuickSteps:
             self._columns.clear()
         off = self._groups > MAX_GROUPS or self._loop.wall.rests(PROBE)
         self.until = 0 if off else until
+        if until and not (off or odd):
+            self.passed.begin(capture, optimizer, until)
 
     def backward(self, tensors: object) -> bool:
         """In front of a backward call; whether it is usual, and all is done that it asks for: up to
@@ -220,7 +229,8 @@ class QuickSteps:
         step_time = capture.settled(now)
         step = training.stepped(step_time)
         # Before the long way reads gradients again, and now and then.
-        look = step % ENDS_EVERY == 0 or step + 1 >= self.until
+        thinned = capture.agenda.budget.looks_every > 1
+        look = thinned or step % ENDS_EVERY == 0 or step + 1 >= self.until
         if capture.optimizers.counts_primary(optimizer, look=look).stale:
             self.until = 0
         columns = self._columns.get(self._key) or self._name_columns()
@@ -238,6 +248,8 @@ class QuickSteps:
             around.stepped(training, step, at_us)
             ended = perf_counter()
         phases.cursor = ended  # what we have done up to now is of no phase
+        if thinned and self.until:
+            self.passed.begin(capture, optimizer, self.until)
         return exit_points.asks(step)
 
     def _name_columns(self) -> tuple[str, ...]:

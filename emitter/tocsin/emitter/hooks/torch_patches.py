@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
@@ -40,6 +41,7 @@ from tocsin.emitter.hooks import clip_grad_norm
 from tocsin.emitter.hooks.fast_path import PROBE, QuickSteps
 from tocsin.emitter.hooks.kept_functions import held
 from tocsin.emitter.hooks.loss_functions import Evaluation
+from tocsin.emitter.hooks.passed_steps import PassedSteps
 from tocsin.emitter.hooks.state import BACKWARDS_WITHOUT_STEP, Hooks
 from tocsin.emitter.hooks.uncompiled import leave_uncompiled, leave_uncompiled_with_callees
 from tocsin.emitter.probes.activations import watch
@@ -54,6 +56,8 @@ if TYPE_CHECKING:
 
 hooks: Final = Hooks()
 """The one of this process."""
+
+passed: Final = hooks.quick.passed
 
 _installed = False
 
@@ -90,7 +94,8 @@ def _leave_uncompiled() -> None:
         Wall.call,
         Hooks.check,
         *(_before_step, _after_step, QuickSteps.before, QuickSteps.after, QuickSteps.backward),
-        *(Hooks.backward_ended, _not_quick),
+        *(Hooks.backward_ended, _not_quick, PassedSteps.before, PassedSteps.after),
+        *(PassedSteps.backward, PassedSteps.batch, PassedSteps.updated, PassedSteps.end),
     )
 
 
@@ -108,6 +113,8 @@ def _before_step(
         return
     elif not hooks.asleep:
         try:
+            if passed.on and passed.before(optimizer):
+                return
             if hooks.quick.before(optimizer, len(args) + len(kwargs)):
                 return
         # The wall, without its cost.
@@ -124,10 +131,13 @@ def _after_step(
         return
     if hooks.capture is None:
         return
-    if hooks.wall.off:
-        hooks.wall.stepped()
     try:
-        made = hooks.quick.after(optimizer)
+        if passed.on or passed.inside:
+            made: bool | None = passed.after(optimizer)
+        else:
+            if hooks.wall.off:
+                hooks.wall.stepped()
+            made = hooks.quick.after(optimizer)
     # The wall, without its cost.
     except Exception as error:
         _not_quick(error)
@@ -149,8 +159,19 @@ _after_step_apart = torch._disable_dynamo(_after_step)
 
 def _not_quick(error: Exception) -> None:
     """The quick way has failed: the next step goes the long one."""
-    hooks.quick.until = 0
+    hooks.quick.until = passed.inside = 0
+    passed.on = False
     hooks.wall.call(PROBE, _fail, error)
+
+
+def _passes(seen: Callable[[], bool]) -> bool:
+    """Whether something is passed over with the step in progress; no error of ours leaves it."""
+    try:
+        return seen()
+    # The wall, without its cost.
+    except Exception as error:
+        _not_quick(error)
+        return False
 
 
 def _fail(error: Exception) -> None:
@@ -168,12 +189,17 @@ def _backward() -> None:
     def backward(*args: object, **kwargs: object) -> None:
         if not hooks.asleep:
             tensors = args[0] if args else kwargs.get("tensors")
+            over = False
             try:
-                usual = hooks.quick.backward(tensors)
+                over = passed.on and passed.backward()
+                usual = over or hooks.quick.backward(tensors)
             # The wall, without its cost: at each step.
             except Exception as error:
                 usual = False
                 _not_quick(error)
+            if over:
+                original(*args, **kwargs)
+                return
             if not usual:
                 hooks.wall.call("losses", hooks.on_backward, tensors)
         if hooks.asleep:
@@ -200,7 +226,7 @@ def _grad_scaler() -> None:
     @functools.wraps(original_scale)
     def scale(self: object, outputs: object) -> object:
         result = original_scale(self, outputs)
-        if not hooks.asleep and getattr(self, "_enabled", True):
+        if not (hooks.asleep or passed.on) and getattr(self, "_enabled", True):
             hooks.wall.call("scaler", hooks.on_scale, outputs, result)
         return result
 
@@ -208,6 +234,8 @@ def _grad_scaler() -> None:
     def update(self: object, *args: object, **kwargs: object) -> None:
         original_update(self, *args, **kwargs)
         if hooks.asleep or not getattr(self, "_enabled", True):
+            return
+        if passed.on and _passes(passed.updated):
             return
         if hooks.wall.call("scaler", hooks.on_scaler_update, self):
             hooks.check("scaler_update")
@@ -246,6 +274,8 @@ def _data_loaders() -> None:
         except StopIteration:
             hooks.wall.call("batches", hooks.on_last_batch)
             raise
+        if passed.on and _passes(passed.batch):
+            return batch
         if hooks.wall.call("batches", hooks.on_batch, self, batch, began, perf_counter()):
             hooks.check("evaluation")
         return batch

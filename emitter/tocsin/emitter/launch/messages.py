@@ -141,17 +141,22 @@ SHORT_STEP_S: Final = 0.004
 def overhead(capture: CaptureFigures) -> str:
     """What watching has cost: `overhead 0.3 %`, of a short run `overhead 0.4 s`.
 
-    Of short steps, how often they are summarised, too: `steps of 2 ms: summaries every 500 steps`.
+    Of short steps, how often they are looked at, too: `steps of 2 ms: capture thinned to 1 step in
+    20, gradients summarised every 500 steps`.
     """
     if 0 < capture.stepping_s < SHORT_RUN_S:
         cost = f"overhead {capture.spent_s:.1f} s"
     else:
         cost = f"overhead {capture.overhead_percent:.1f} %"
+    step_s, thinned = capture.step_s, []
+    if (looks := capture.intervals.get("steps", 1)) > 1:
+        thinned.append(f"capture thinned to 1 step in {looks}")
     every = capture.intervals.get("gradients", 0)
-    step_s = capture.step_s
-    if step_s is None or step_s >= SHORT_STEP_S or every <= FLOOR["gradients"]:
+    if step_s is not None and step_s < SHORT_STEP_S and every > FLOOR["gradients"]:
+        thinned.append(f"gradients summarised every {every:,} steps")
+    if step_s is None or not thinned:
         return cost
-    return f"{cost} (steps of {1e3 * step_s:.1g} ms: gradients summarised every {every:,} steps)"
+    return f"{cost} (steps of {1e3 * step_s:.1g} ms: {', '.join(thinned)})"
 
 
 def switched_off_lines(figures: CaptureFigures, told: set[str]) -> list[str]:

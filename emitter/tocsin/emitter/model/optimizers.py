@@ -272,6 +272,20 @@ class Optimizers:
             self._alone, self._most_alone = 0, max(self._alone, self._most_alone)
         return watched
 
+    def passed(self, steps: int) -> None:
+        """The primary has made so many, and nobody has looked."""
+        watched = self._primary
+        optimizer, before = watched.optimizer(), watched.steps
+        watched.steps += steps
+        self.steps += steps
+        self._turn += steps
+        if (
+            optimizer is not None
+            and before // LOOK_EVERY != watched.steps // LOOK_EVERY
+            and not _same(watched, optimizer)
+        ):
+            watched.stale = True
+
     def is_of_training(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether it has a parameter of one that has made steps in this training."""
         return any(

@@ -32,6 +32,21 @@ LEFT: Final = 0.1
 """Share of a step's allowance that goes to the passes even where the step itself has used it up:
 never blind."""
 
+MOST_PASSED: Final = 20
+"""Steps from one that is looked at to the next, at most. Nearly all intervals are multiples of it:
+what is due meets a step that is looked at anyway."""
+
+FOR_LOOKS: Final = 0.5
+"""Share of a step's allowance that looking at steps may take, where steps are short."""
+
+UNMEASURED: Final = 2.0
+"""How many times what the hooks measure themselves they cost there: the calls around them, and what
+the step loses of the processor's caches, are the rest (`benchmarks/short_steps.py`)."""
+
+FAR_OVER: Final = 2.0
+"""Times its allowance that looking at a step costs before steps that are not short are passed over,
+too: an optimizer for each of many tensors, for one."""
+
 REMEMBERED: Final = 7
 """Passes whose median is what one costs."""
 
@@ -71,6 +86,8 @@ class Budget:
             name: Share(floor, weight, floor) for name, (floor, weight) in weights.items()
         }
         self._spent_s = 0.0
+        self.looks_every = 1
+        """Steps between two that are looked at, where nothing is due."""
 
     def add(self, name: str, seconds: float, *, more: bool = False) -> None:
         """A pass of this collection has cost that much; with `more`: its last one, so much more."""
@@ -90,13 +107,28 @@ class Budget:
 
     def review(self, step_s: Sequence[float], base_s: float) -> bool:
         """Choose the intervals anew from the newest step times and what a step without a pass
-        costs, both in seconds; whether they were chosen, and stay as they were.
+        costs that is looked at, both in seconds; whether they were chosen, and stay as they were.
         """
-        if self._fixed or not step_s or self._spent_s < ALLOWANCE_S:
+        if self._fixed or not step_s:
+            return False
+        looks = self.looks_every
+        self._choose_looks(median(step_s), base_s)
+        if self._spent_s < ALLOWANCE_S:
             return False
         before = [share.interval for share in self.shares.values()]
+        if self.looks_every > 1:
+            base_s *= UNMEASURED / self.looks_every
         self._choose(median(step_s), base_s)
-        return before == [share.interval for share in self.shares.values()]
+        after = [share.interval for share in self.shares.values()]
+        return before == after and looks == self.looks_every
+
+    def _choose_looks(self, step_s: float, base_s: float) -> None:
+        allowed = max(self._share * step_s, LEAST_S)
+        if allowed > LEAST_S and base_s <= FAR_OVER * allowed:
+            self.looks_every = 1
+            return
+        wanted = UNMEASURED * base_s / (FOR_LOOKS * allowed)
+        self.looks_every = min(MOST_PASSED, _step_to(self.looks_every, wanted, 1))
 
     def _choose(self, step_s: float, base_s: float) -> None:
         allowed = max(self._share * step_s, LEAST_S)

@@ -21,6 +21,9 @@ BLOCKS: Final = "blocks"
 NORMS: Final = "norms"
 LOCAL: Final = "local gradients"
 
+STEPS: Final = "steps"
+"""Under this name the figures of a run tell how often a step is looked at, if not each."""
+
 CHECKSUMS: Final = "checksums"
 """The collection of what replicas must have in common."""
 
@@ -137,6 +140,11 @@ class Agenda:
         regular = (step + -step % shares[name].interval for name in (BLOCKS, NORMS))
         return min(*regular, self._next - 1)
 
+    def to_next_look(self, step: int) -> int:
+        """From a step that is looked at: how many on the next one is, where nothing is due."""
+        every = self.budget.looks_every
+        return every - step % every
+
     def affords(self, name: str, pass_s: float) -> bool:
         """Whether a pass of that cost would keep its shortest interval."""
         share = self.budget.shares[name]
@@ -227,6 +235,8 @@ class Agenda:
             return False
         base_s = max(0.0, spent_s - self._reviewed_s - self._tiers_s) / count
         settled = self.budget.review(self.times, base_s)
+        if self.budget.looks_every > 1 or STEPS in self.others:
+            self.others[STEPS] = self.budget.looks_every
         longer = min(2 * count, round(REVIEW_S * count / max(1e-9, sum(self.times))))
         self._review_steps = max(REVIEW_STEPS, longer) if settled else REVIEW_STEPS
         self.times.clear()

@@ -53,6 +53,8 @@ class StepPhases:
         """Told of evaluations, and says if it marks this one; the duration in seconds comes with
         the end.
         """
+        self.resumes: Callable[[], None] = _nothing
+        """Called before something is marked that is no part of a plain step."""
         self.forget()
 
     def forget(self) -> None:
@@ -134,6 +136,7 @@ class StepPhases:
 
     def wrote(self, began: float, ended: float) -> None:
         """A checkpoint was written."""
+        self.resumes()
         if self._evaluating is not None:
             # What is written between the last batch of an evaluation and the next of training.
             self._evaluation += max(0.0, began - self._evaluating)
@@ -143,6 +146,7 @@ class StepPhases:
 
     def evaluated(self, began: float, ended: float) -> None:
         """A batch or a loss of an evaluation came by."""
+        self.resumes()
         if self._named:
             return
         if self._evaluating is None:
@@ -165,6 +169,7 @@ class StepPhases:
         """The user's own code says that a phase begins or ends. `evaluation` and `checkpoint` are
         counted; the time of others is of no phase.
         """
+        self.resumes()
         if edge == "begin":
             if name == "evaluation":
                 self._evaluation_over(now)
@@ -231,6 +236,11 @@ class StepPhases:
         self._forward = self._backward = self._optimizer = self._wait = 0.0
         return found
 
+    def starts_anew(self, now: float) -> None:
+        """Steps were passed over until then, and nothing is known of their phases."""
+        self._forward = self._backward = self._optimizer = self._wait = 0.0
+        self._stepping, self.cursor = None, now
+
     def after_step(self, step: int) -> None:
         """A step was counted: read what the GPU has passed, and time the next step if it is due."""
         timer = self.timer
@@ -248,3 +258,7 @@ class StepPhases:
     def close(self) -> None:
         """The training is over: an evaluation at its end is, too."""
         self._evaluation_over(self._evaluated)
+
+
+def _nothing() -> None:
+    pass

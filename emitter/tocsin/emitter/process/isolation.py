@@ -148,9 +148,9 @@ class Wall:
             return False
         return self._steps < self._trial_at.get(probe, sys.maxsize)
 
-    def stepped(self) -> None:
-        """An optimizer has made a step: what rests does so for one step less."""
-        self._steps += 1
+    def stepped(self, steps: int = 1) -> None:
+        """An optimizer has made so many steps: what rests does so for as many less."""
+        self._steps += steps
 
     def switch_off(self, probe: str, reason: str) -> None:
         """Call this probe no more, and say so once."""

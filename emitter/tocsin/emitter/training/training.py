@@ -190,6 +190,17 @@ class Training:
             self._stepping_s += step_time_s
         return step
 
+    def passed(self) -> int:
+        """Count a step that is passed over; return its number."""
+        step = self.next_step
+        self.next_step = step + 1
+        self._activity_at_step = self.activity
+        return step
+
+    def passed_together(self, seconds: float) -> None:
+        """Steps that were counted so have taken that long."""
+        self._stepping_s += seconds
+
     def check(self, edge: exit_points.Edge) -> None:
         """An edge where the loop may be left; not for the wall: raises StopTraining on purpose."""
         try:

@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from support.captured import Said, captured, said
+from support.loops import Loop, adversaries, in_backward, linear, loop, unseen
 from tocsin.emitter.capture.capture import Capture
 from tocsin.emitter.hooks.fast_path import QuickSteps
 from tocsin.emitter.hooks.state import Hooks
@@ -31,11 +32,6 @@ def hurry(hooks: Hooks) -> None:
     for share in hooks.capture.agenda.budget.shares.values():
         share.interval = 1000
     hooks.around.data.wakes = 10**9
-
-
-def linear() -> torch.nn.Module:
-    torch.manual_seed(0)
-    return torch.nn.Linear(4, 3)
 
 
 def train(
@@ -208,68 +204,6 @@ def test_a_larger_optimizer_of_a_training_before_has_no_part_in_this_one(tmp_pat
             kept = optimizer  # alive, and the larger
     assert kept is not optimizer
     assert sorted(said(tmp_path / "b").steps()) == list(range(5))
-
-
-Loop = Callable[[int], None]
-"""Trains one step of that number."""
-
-
-def loop(*, clips: bool = False, batches: int = 1, scales: bool = False) -> Loop:
-    model, inputs = linear(), torch.ones(2, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, enabled=scales)
-
-    def step(number: int) -> None:
-        optimizer.zero_grad()
-        for i in range(batches):
-            loss = model(inputs * (i + 1)).pow(2).mean() / (number + 1)
-            scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        if clips and number != 20:  # one step in which nothing is clipped
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        scaler.step(optimizer)
-        scaler.update()
-
-    return step
-
-
-def adversaries() -> Loop:
-    first, second = linear(), torch.nn.Linear(4, 3)
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (first, second)]
-
-    def step(number: int) -> None:
-        for model, optimizer in zip((second, first), reversed(optimizers), strict=True):
-            optimizer.zero_grad()
-            (model(torch.ones(2, 4)).pow(2).mean() / (number + 1)).backward()
-            optimizer.step()
-
-    return step
-
-
-def in_backward() -> Loop:
-    model = torch.nn.Sequential(linear(), *(torch.nn.Linear(3, 3) for _ in range(3)))
-    own = {p: torch.optim.SGD([p], lr=0.01) for p in model.parameters()}
-
-    def update(parameter: torch.Tensor) -> None:
-        own[parameter].step()
-        own[parameter].zero_grad()
-
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(update)
-    return lambda number: model(torch.ones(2, 4)).pow(2).mean().backward()
-
-
-def unseen() -> Loop:
-    """Gradients that no backward call has made."""
-    model = linear()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step(number: int) -> None:
-        for parameter in model.parameters():
-            parameter.grad = torch.full_like(parameter, 0.01)
-        optimizer.step()
-
-    return step
 
 
 def told(folder: Path, step: Loop, steps: int) -> list[tuple[int, dict[str, float]]]:

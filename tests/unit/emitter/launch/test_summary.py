@@ -111,23 +111,26 @@ def test_a_summary_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("stepping_s", "step_s", "every", "says"),
+    ("stepping_s", "step_s", "intervals", "says"),
     [
-        (12.0, 0.1, 10, "overhead 0.4 s"),
-        (600.0, 0.1, 10, "overhead 0.3 %"),
-        (600.0, 0.1, 500, "overhead 0.3 %"),
-        (600.0, 0.002, 10, "overhead 0.3 %"),
-        (600.0, 0.002, 500,
+        (12.0, 0.1, {"gradients": 10}, "overhead 0.4 s"),
+        (600.0, 0.1, {"gradients": 10}, "overhead 0.3 %"),
+        (600.0, 0.1, {"gradients": 500}, "overhead 0.3 %"),
+        (600.0, 0.002, {"gradients": 10}, "overhead 0.3 %"),
+        (600.0, 0.002, {"gradients": 500},
          "overhead 0.3 % (steps of 2 ms: gradients summarised every 500 steps)"),
-        (12.0, 0.0004, 2000,
-         "overhead 0.4 s (steps of 0.4 ms: gradients summarised every 2,000 steps)"),
+        (12.0, 0.0004, {"gradients": 2000, "steps": 20},
+         "overhead 0.4 s (steps of 0.4 ms: capture thinned to 1 step in 20, "
+         "gradients summarised every 2,000 steps)"),
+        (600.0, 0.02, {"gradients": 500, "steps": 5},
+         "overhead 0.3 % (steps of 2e+01 ms: capture thinned to 1 step in 5)"),
     ],
 )  # fmt: skip
 def test_what_watching_has_cost_in_words(
-    stepping_s: float, step_s: float, every: int, says: str
+    stepping_s: float, step_s: float, intervals: dict[str, int], says: str
 ) -> None:
     figures = CaptureFigures(
         overhead_percent=0.3, spent_s=0.42, stepping_s=stepping_s, step_s=step_s,
-        intervals={"gradients": every}, records=10, dropped=0,
+        intervals=intervals, records=10, dropped=0,
     )  # fmt: skip
     assert overhead(figures) == says

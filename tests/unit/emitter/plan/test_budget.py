@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tocsin.emitter.plan.budget import ALLOWANCE_S, LADDER, LEAST_S, Budget
+from tocsin.emitter.plan.budget import (
+    ALLOWANCE_S,
+    LADDER,
+    LEAST_S,
+    MOST_PASSED,
+    UNMEASURED,
+    Budget,
+)
 
 WEIGHTS = {"blocks": (1, 4.0), "gradients": (10, 3.0), "weights": (10, 3.0)}
 
@@ -32,7 +39,7 @@ def test_the_first_passes_are_free() -> None:
     made.review([1e-3] * 32, 1e-4)
     assert made.interval("gradients") == 10
     made.add("gradients", ALLOWANCE_S / 2)
-    made.review([1e-3] * 32, 1e-4)
+    made.review([1e-3] * 32, 1e-3)
     assert made.interval("gradients") == LADDER[-1]
 
 
@@ -65,6 +72,34 @@ def test_it_is_never_blind_where_the_step_itself_is_over_the_budget() -> None:
     made.review([5e-4] * 32, 1e-3)
     assert cost_a_step(made) <= 0.1 * LEAST_S
     assert made.interval("gradients") < LADDER[-1]
+
+
+@pytest.mark.parametrize(
+    ("step_s", "base_s", "every"),
+    [
+        (1e-3, 1e-6, 1),  # costs next to nothing
+        (1e-3, 20e-6, 5),
+        (1e-3, 1e-3, MOST_PASSED),
+        (5e-3, 40e-6, 1),  # no short step: 25 µs are allowed, and it is not far over them
+        (20e-3, 2e-3, MOST_PASSED),  # twenty times what is allowed
+    ],
+)
+def test_steps_are_looked_at_less_often_where_each_costs_too_much(
+    step_s: float, base_s: float, every: int
+) -> None:
+    made = budget()
+    made.review([step_s] * 32, base_s)
+    assert made.looks_every == every
+
+
+def test_steps_are_looked_at_again_where_they_get_longer() -> None:
+    made = budget()
+    made.review([1e-3] * 32, 50e-6)
+    assert made.looks_every == 10
+    made.review([1e-3] * 32, 40e-6)
+    assert made.looks_every == 10  # not with every breath
+    made.review([0.1] * 32, 50e-6)
+    assert made.looks_every == 1
 
 
 def test_one_slow_pass_does_not_change_the_interval() -> None:
@@ -101,6 +136,8 @@ def test_the_intervals_keep_the_budget(
     for _ in range(3):
         made.review([step_s] * 32, base_s)
     allowed = max(share * step_s, LEAST_S)
+    if made.looks_every > 1:
+        base_s *= UNMEASURED / made.looks_every
     left = max(allowed - base_s, 0.1 * allowed)
     for name, entry in made.shares.items():
         assert entry.interval >= WEIGHTS[name][0]
