@@ -96,7 +96,7 @@ def check_custom_rules(setting: CommandContext) -> None:
     Raises:
         ConfigProblems: one cannot be loaded, or its parameters are wrong.
     """
-    from tocsin.stream_rules.custom.checking import load_apart
+    from tocsin.stream_rules.custom.host import load_apart
     from tocsin.stream_rules.engine.specs import custom_entries
 
     path = setting.loaded.path

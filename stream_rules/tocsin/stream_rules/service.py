@@ -231,7 +231,7 @@ class RulesService(Service):
                 written += self._tombstones(number, run)
                 self.engine.drop(number, run.state.run_id)
                 if self._customs is not None:
-                    self._customs.host.drop(number, run.state.run_id)
+                    self._customs.drop(number, run.state.run_id)
             elif run.dirty:
                 saved = run.snapshots(
                     next_offset=state.next_offset, clock_ms=state.clock_ms, software=self._software

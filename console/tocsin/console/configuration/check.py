@@ -30,7 +30,7 @@ from tocsin.schemas.private_folders import why_shared
 from tocsin.schemas.records.issues import SEVERITIES, Severity
 from tocsin.schemas.signing import TrustedKeys
 from tocsin.stream_rules.catalogue import built_in
-from tocsin.stream_rules.custom.checking import load_apart
+from tocsin.stream_rules.custom.host import load_apart
 from tocsin.stream_rules.custom.loading import Loaded
 from tocsin.stream_rules.engine.specs import RuleSpec, rule_specs
 

@@ -96,14 +96,6 @@ class Guard:
             self._seconds[key] = self._seconds.get(key, 0.0) + time.perf_counter() - began
             self._grown[key] = self._grown.get(key, 0) + self._memory.now() - before
 
-    def loading(self, rule: str, made: Callable[[], T]) -> T:
-        """Load a rule's code."""
-        self._marker.begin(rule.encode(), b"", 0, -1)
-        try:
-            return made()
-        finally:
-            self._marker.end()
-
     def culprit(self) -> tuple[str, str] | None:
         """In whose calls the memory has grown by a good part of the limit, most of all."""
         if not self._grown:

@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> None:
         link.sendall(pack(message))
 
     child = ChildEngine(hello, Marker(page), say)
-    say(Message(child.loaded()))
+    say(Message(child.loaded))
     _limit_memory(hello.memory_bytes)
     try:
         while True:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
 
-from pydantic import JsonValue
-
 from tocsin.bus.port import Record
-from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.errors import MalformedRecord, RecordError
 from tocsin.schemas.ids import issue_id
 from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.stream_rules.custom.call_guard import Guard, GuardedSpec, OutOfMemory
 from tocsin.stream_rules.custom.current_call import Marker
-from tocsin.stream_rules.custom.description import description, stand_in
-from tocsin.stream_rules.custom.loading import RuleNotLoaded, WrongSetting, load_spec
+from tocsin.stream_rules.custom.description import description, stand_ins
+from tocsin.stream_rules.custom.loading import load_specs
 from tocsin.stream_rules.custom.protocol import (
     CUSTOM_KEY,
     Adopt,
@@ -30,20 +27,17 @@ from tocsin.stream_rules.custom.protocol import (
     Hello,
     Loaded,
     Message,
-    Problem,
     Records,
     Save,
     Saved,
     SavedRun,
     Verdict,
-    Wanted,
     records_of,
 )
 from tocsin.stream_rules.engine.episodes import Told
 from tocsin.stream_rules.engine.partitions import Engine, UnusableRecord
 from tocsin.stream_rules.engine.run import RUN_KEY, RunEngine
 from tocsin.stream_rules.engine.spec import RuleSpec
-from tocsin.stream_rules.rule import Params
 from tocsin.stream_rules.rules.about_rules.rule_failed import RuleFailed, RuleFailedParams
 
 logger = logging.getLogger(__name__)
@@ -53,7 +47,7 @@ _ANSWER_S: Final = 0.1
 
 
 class ChildEngine:
-    """The rules at work.
+    """The rules at work. `loaded` is what came of loading.
 
     Args:
         say: sends a message to the worker; blocks until it has taken it.
@@ -62,20 +56,10 @@ class ChildEngine:
     def __init__(self, hello: Hello, marker: Marker, say: Callable[[Message], None]) -> None:
         self._hello = hello
         self._say = say
-        self._names = frozenset(wanted.name for wanted in hello.wanted)
-        verdicts = list(hello.verdicts)
-        self._described: dict[str, JsonValue] = {}
-        self._problems: list[Problem] = []
-        loading = Guard(marker, (), hello.memory_bytes)
-        specs = []
-        for number, wanted in enumerate(hello.wanted):
-            spec, why = self._spec(number, wanted, loading)
-            if why:
-                verdicts.append(Verdict(rule=wanted.name, run_id=None, why=why))
-            if spec is not None:
-                self._described[wanted.name] = description(spec.rule.meta)
-                specs.append(spec)
-        self._guard = Guard(marker, verdicts, hello.memory_bytes)
+        self._names = frozenset(entry.name for entry in hello.entries)
+        specs, why = self._load(marker)
+        verdicts = [Verdict(rule=name, run_id=None, why=text) for name, text in why.items()]
+        self._guard = Guard(marker, [*hello.verdicts, *verdicts], hello.memory_bytes)
         guarded: list[RuleSpec] = [
             GuardedSpec(
                 name=spec.name,
@@ -105,63 +89,30 @@ class ChildEngine:
         self._answered_s = time.monotonic()
         self._done = 0
 
-    def loaded(self) -> Loaded:
-        """What came of loading."""
-        return Loaded(described=self._described, problems=tuple(self._problems))
-
-    def _spec(self, number: int, wanted: Wanted, guard: Guard) -> tuple[RuleSpec | None, str]:
-        """The spec of an entry, and why it must not run; without a spec there are problems."""
-        why = self._hello.unloaded
-        if not why:
-            entry = RuleEntry(
-                name=wanted.name,
-                use=wanted.use,
-                preset=wanted.preset,
-                params=wanted.params,
-                severity=wanted.severity,
-                match=wanted.match,
-            )
-            try:
-                folder, taken = Path(self._hello.folder), self._hello.taken
-                return guard.loading(wanted.name, lambda: load_spec(entry, folder, taken)), ""
-            except RuleNotLoaded as error:
-                why = str(error)
-                self._problems.append(
-                    Problem(
-                        entry=number,
-                        loc=("use",),
-                        message=why,
-                        code="rule_not_loaded",
-                        hint=error.hint,
-                    )
-                )
-            except WrongSetting as error:
-                why = str(error)
-                self._problems += [
-                    Problem(
-                        entry=number,
-                        loc=found.loc,
-                        message=found.message,
-                        code=found.code,
-                        hint=found.hint,
-                        at_key=found.at == "key",
-                        hide_value=found.hide_value,
-                    )
-                    for found in error.findings
-                ]
-        described = self._hello.described.get(wanted.name)
-        if not isinstance(described, dict):
-            return None, why
-        spec = RuleSpec(
-            name=wanted.name,
-            rule=stand_in(described),
-            params=Params(),
-            severity=wanted.severity,
-            match=wanted.match,
-            listed=True,
-            custom=True,
+    def _load(self, marker: Marker) -> tuple[Sequence[RuleSpec], Mapping[str, str]]:
+        """The specs, and why some of them must not run: an earlier child could load them."""
+        hello = self._hello
+        entries = [
+            entry.model_copy(update={"loc": (number,)})
+            for number, entry in enumerate(hello.entries)
+        ]
+        specs = stand_ins(entries, hello.described)
+        if hello.unloaded:
+            self.loaded = Loaded(described=hello.described)
+            return list(specs.values()), dict.fromkeys(self._names, hello.unloaded)
+        found = load_specs(
+            entries, folder=Path(hello.folder), taken=hello.taken, marked=marker.loading
         )
-        return spec, why
+        specs |= found.specs
+        self.loaded = Loaded(
+            described={name: description(spec.rule.meta) for name, spec in specs.items()},
+            findings=tuple(found.findings),
+        )
+        why: dict[str, str] = {}
+        for finding in found.findings:
+            name = entries[int(finding.loc[0])].name
+            why[name] = "; ".join(filter(None, (why.get(name), finding.message)))
+        return list(specs.values()), why
 
     # -- messages --------------------------------------------------------------------------
 

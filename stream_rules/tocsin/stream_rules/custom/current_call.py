@@ -10,6 +10,8 @@ import mmap
 import os
 import struct
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -48,6 +50,15 @@ class Marker:
         """It has ended."""
         self._number += 1
         _NUMBER.pack_into(self._map, 0, self._number)
+
+    @contextmanager
+    def loading(self, rule: str) -> Iterator[None]:
+        """The code of a rule is loaded meanwhile."""
+        self.begin(rule.encode(), b"", 0, -1)
+        try:
+            yield
+        finally:
+            self.end()
 
     def read(self) -> Mark | None:
         """The call under way; None: there is none."""

@@ -4,12 +4,14 @@ and a class that stands for it and does nothing."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from pydantic import JsonValue, TypeAdapter
 
+from tocsin.schemas.configuration.sections import RuleEntry
+from tocsin.stream_rules.engine.spec import RuleSpec
 from tocsin.stream_rules.rule import AnyRule, Input, Params, Rule, RuleMeta
 
 # A parameter model cannot be handed over; presets are of use only where it is.
@@ -33,7 +35,26 @@ def description(meta: RuleMeta) -> dict[str, JsonValue]:
     return {**fields, "inputs": inputs}
 
 
-def stand_in(described: Mapping[str, JsonValue]) -> type[AnyRule]:
+def stand_ins(
+    entries: Iterable[RuleEntry], described: Mapping[str, JsonValue]
+) -> dict[str, RuleSpec]:
+    """The specs of those entries whose rules were described, with classes that find nothing."""
+    return {
+        entry.name: RuleSpec(
+            name=entry.name,
+            rule=_stand_in(meta),
+            params=Params(),
+            severity=entry.severity,
+            match=entry.match,
+            listed=True,
+            custom=True,
+        )
+        for entry in entries
+        if isinstance(meta := described.get(entry.name), dict)
+    }
+
+
+def _stand_in(described: Mapping[str, JsonValue]) -> type[AnyRule]:
     """A class with that description, whose instances never find anything."""
     fields = {name: value for name, value in described.items() if name not in _LEFT_OUT}
     inputs = _INPUTS.validate_python(described["inputs"])

@@ -12,7 +12,8 @@ import os
 import selectors
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -20,13 +21,12 @@ from pydantic import JsonValue
 
 from tocsin.bus.port import Record
 from tocsin.schemas.configuration.sections import RuleEntry
-from tocsin.schemas.records.snapshots import Snapshot
-from tocsin.stream_rules.catalogue import built_in
 from tocsin.stream_rules.custom.backlog import Backlog, RunSaved, Taken
-from tocsin.stream_rules.custom.call_limits import Limits
+from tocsin.stream_rules.custom.call_limits import MEBIBYTE, Limits
 from tocsin.stream_rules.custom.child_process import ChildProcess
+from tocsin.stream_rules.custom.description import stand_ins
 from tocsin.stream_rules.custom.exit_cause import Court, Death, ending
-from tocsin.stream_rules.custom.loading import Loaded
+from tocsin.stream_rules.custom.loading import Loaded, names_taken, not_loaded
 from tocsin.stream_rules.custom.protocol import (
     Answer,
     Failing,
@@ -36,7 +36,6 @@ from tocsin.stream_rules.custom.protocol import (
     pack,
 )
 from tocsin.stream_rules.custom.protocol import Loaded as LoadedHead
-from tocsin.stream_rules.custom.subprocess_loading import loaded_from, unloadable, wanted
 from tocsin.stream_rules.engine.specs import RuleSpec
 
 logger = logging.getLogger(__name__)
@@ -75,7 +74,7 @@ class CustomHost:
     ) -> None:
         self.broken = False
         """Whether the thread has ended by a mistake of ours: nothing comes any more."""
-        self._entries = tuple(entries)
+        self._entries = tuple(entry.model_copy(update={"actions": None}) for entry in entries)
         self._folder = folder
         self._failing = None
         if failing is not None:
@@ -125,39 +124,11 @@ class CustomHost:
                     self._backlog.feed(record, self._watched_s)
             self._wake()
 
-    def advance(self, partition: int, as_of_ms: int, since_ms: int) -> None:
-        """As `Engine.tick`."""
+    @contextlib.contextmanager
+    def orders(self) -> Iterator[Backlog]:
+        """The backlog, to be given other orders. Whoever has it has the lock."""
         with self._lock:
-            self._backlog.advance(partition, as_of_ms, since_ms)
-        self._wake()
-
-    def adopt(
-        self,
-        partition: int,
-        run_id: str,
-        snapshots: Collection[Snapshot],
-        *,
-        next_offset: int,
-        begin_now: bool,
-    ) -> None:
-        """As `Engine.adopt`."""
-        with self._lock:
-            self._backlog.adopt(
-                partition, run_id, snapshots, next_offset=next_offset, begin_now=begin_now
-            )
-        self._wake()
-
-    def forget(self, partitions: Collection[int]) -> None:
-        """Drop the state of these partitions."""
-        if partitions:
-            with self._lock:
-                self._backlog.forget(partitions)
-            self._wake()
-
-    def drop(self, partition: int, run_id: str) -> None:
-        """Drop a run."""
-        with self._lock:
-            self._backlog.drop(partition, run_id)
+            yield self._backlog
         self._wake()
 
     def save(self, timeout_s: float) -> None:
@@ -254,9 +225,9 @@ class CustomHost:
     def _hello(self) -> Hello:
         with self._lock:
             return Hello(
-                wanted=tuple(wanted(entry) for entry in self._entries),
+                entries=self._entries,
                 folder=str(self._folder.absolute()),
-                taken=(*(own := built_in()).names(), *own.aliases()),
+                taken=names_taken(),
                 software=self._software,
                 failing=self._failing,
                 memory_bytes=self._limits.memory_bytes,
@@ -340,7 +311,7 @@ class CustomHost:
                 self._backlog.ready(self._watched_s)
                 if self._loaded is None:
                     self._described = head.described
-                    self._loaded = loaded_from(self._entries, head)
+                    self._loaded = self._loaded_from(head)
             elif isinstance(head, Farewell):
                 child.farewell = head
             elif isinstance(head, Answer):
@@ -374,7 +345,7 @@ class CustomHost:
             if self._court.excuses(death):
                 return True
             with self._answered:
-                self._loaded = unloadable(self._entries, death, self._limits)
+                self._loaded = self._unloadable(death)
                 self._answered.notify_all()
             return False
         verdicts = self._court.judge(death)
@@ -388,11 +359,44 @@ class CustomHost:
             self._backlog.begin_again(verdicts, self._watched_s)
         return True
 
+    def _loaded_from(self, head: LoadedHead) -> Loaded:
+        """What the child has loaded, as specs of stand-ins, and its findings at their places."""
+        findings = [
+            replace(one, loc=(*self._entries[int(one.loc[0])].loc, *one.loc[1:]))
+            for one in head.findings
+        ]
+        return Loaded(stand_ins(self._entries, head.described), findings)
+
+    def _unloadable(self, death: Death) -> Loaded:
+        """The child has not survived loading: the finding is of the entry that it was at."""
+        at = death.mark.rule if death.mark is not None else ""
+        if death.kind == "load" and death.detail:
+            why = f"takes more than {self._limits.load_bytes // MEBIBYTE:,} MiB of memory"
+        elif death.kind == "load":
+            why = f"does not end within {self._limits.load_s:g} s"
+        else:
+            why = f"ends the process ({ending(death.returncode)})"
+        entry = next((entry for entry in self._entries if entry.name == at), self._entries[0])
+        return Loaded({}, [not_loaded(entry, f"loading {entry.use} {why}")])
+
     def _rest(self) -> None:
         pause_s = _PAUSES_S[min(self._court.unexplained, len(_PAUSES_S) - 1)]
         end_s = time.monotonic() + pause_s
         while not self._closing and (left_s := end_s - time.monotonic()) > 0:
             time.sleep(min(left_s, 0.05))
+
+
+def load_apart(
+    entries: Sequence[RuleEntry], *, folder: Path, limits: Limits | None = None
+) -> Loaded:
+    """Load custom rules in a process that ends with this call: for checks, and before a start."""
+    if not entries:
+        return Loaded()
+    host = CustomHost(entries, folder, limits=limits)
+    try:
+        return host.start()
+    finally:
+        host.close()
 
 
 def _nobody() -> None:

@@ -13,6 +13,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from importlib.metadata import EntryPoint, entry_points
@@ -50,10 +51,6 @@ class Loaded:
 
     specs: Mapping[str, RuleSpec] = field(default_factory=dict)
     findings: Sequence[Finding] = ()
-
-
-CustomLoader = Callable[[Sequence[RuleEntry]], Loaded]
-"""Loads the entries that name custom rules. It may block for half a minute."""
 
 
 def load_rule(use: str, folder: Path, taken: Collection[str] = ()) -> type[AnyRule]:
@@ -123,16 +120,36 @@ class WrongSetting(ConfigurationError):
         self.findings = findings
 
 
-def load_specs(entries: Iterable[RuleEntry], *, folder: Path) -> Loaded:
-    """A `CustomLoader` that loads into this process: for tests, and for replays of one's own."""
+def names_taken() -> tuple[str, ...]:
+    """The names that rules of tocsin's own have, or had."""
+    # Not at the top: the process of the custom rules is told them, and starts without the rules.
     from tocsin.stream_rules.catalogue import built_in
 
-    taken = (*(own := built_in()).names(), *own.aliases())
+    return (*(own := built_in()).names(), *own.aliases())
+
+
+def load_specs(
+    entries: Iterable[RuleEntry],
+    *,
+    folder: Path,
+    taken: Collection[str] | None = None,
+    marked: Callable[[str], AbstractContextManager[object]] = nullcontext,
+) -> Loaded:
+    """Load rules into this process. Called for its own sake by tests and replays of one's own.
+
+    Args:
+        entries: those of the configuration that name custom rules.
+        folder: where their relative paths start.
+        taken: names that they must not have; None: those of tocsin's own.
+        marked: entered around the loading of each, with the name of its entry.
+    """
+    taken = names_taken() if taken is None else taken
     specs: dict[str, RuleSpec] = {}
     findings: list[Finding] = []
     for entry in entries:
         try:
-            specs[entry.name] = load_spec(entry, folder, taken)
+            with marked(entry.name):
+                specs[entry.name] = load_spec(entry, folder, taken)
         except RuleNotLoaded as error:
             findings.append(not_loaded(entry, str(error), error.hint))
         except WrongSetting as error:

@@ -14,6 +14,8 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 from tocsin.bus.port import Partition, Record
+from tocsin.schemas.configuration.problems import Finding
+from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.records.issues import IssueFiring, IssueOngoing, IssueResolved, Severity
 from tocsin.schemas.records.runs import RuleStatus
 from tocsin.stream_rules.engine.episodes import Told
@@ -33,17 +35,6 @@ class Head(BaseModel):
     """The JSON part of a message."""
 
     model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
-
-
-class Wanted(Head):
-    """One entry of the configuration that names a custom rule."""
-
-    name: str
-    use: str
-    preset: str | None = None
-    params: Mapping[str, JsonValue] = {}
-    severity: Severity | None = None
-    match: Mapping[str, tuple[str, ...]] = {}
 
 
 class Verdict(Head):
@@ -72,12 +63,13 @@ class Hello(Head):
     """The first message to a child: what to load, what holds.
 
     Attributes:
+        entries: those of the configuration that name custom rules.
         taken: names that are rules of tocsin's own.
         described: instance → what is known of its rule from an earlier child (see `description`).
         unloaded: why nothing is to be loaded; the rules then only say so.
     """
 
-    wanted: tuple[Wanted, ...]
+    entries: tuple[RuleEntry, ...]
     folder: str
     taken: tuple[str, ...] = ()
     software: str = ""
@@ -88,23 +80,12 @@ class Hello(Head):
     unloaded: str = ""
 
 
-class Problem(Head):
-    """What is wrong with one entry; `loc` goes on from the entry."""
-
-    entry: int
-    loc: tuple[str | int, ...]
-    message: str
-    code: str
-    hint: str | None = None
-    at_key: bool = False
-    hide_value: bool = False
-
-
 class Loaded(Head):
-    """What came of `Hello`: instance → description, and problems."""
+    """What came of `Hello`: instance → description, and findings whose places begin with the number
+    of the entry."""
 
     described: Mapping[str, JsonValue]
-    problems: tuple[Problem, ...] = ()
+    findings: tuple[Finding, ...] = ()
 
 
 class Records(Head):

@@ -59,7 +59,8 @@ class CustomRules:
         mine = [snapshot for rule, snapshot in snapshots.items() if rule in self._names]
         if mine:
             self._flush()
-            self.host.adopt(partition, run_id, mine, next_offset=next_offset, begin_now=begin_now)
+            with self.host.orders() as backlog:
+                backlog.adopt(partition, run_id, mine, next_offset=next_offset, begin_now=begin_now)
 
     def feed(self, record: Record) -> None:
         """A record of telemetry."""
@@ -88,15 +89,22 @@ class CustomRules:
         for number in gone:
             self._covers.pop(number, None)
             self._open.pop(number, None)
-        self.host.forget(gone)
+        with self.host.orders() as backlog:
+            backlog.forget(gone)
+
+    def drop(self, partition: int, run_id: str) -> None:
+        """The run was over long ago."""
+        with self.host.orders() as backlog:
+            backlog.drop(partition, run_id)
 
     def exchange(self, tick: Tick | None, engine: Engine) -> list[Told]:
         """Hand over what came, let time pass, and take what was found."""
         self._flush()
-        if tick is not None:
-            for number, caught_up in tick.caught_up.items():
-                if number in tick.owned:
-                    self.host.advance(number, caught_up.as_of_ms, caught_up.since_ms)
+        if tick is not None and tick.caught_up:
+            with self.host.orders() as backlog:
+                for number, caught_up in tick.caught_up.items():
+                    if number in tick.owned:
+                        backlog.advance(number, caught_up.as_of_ms, caught_up.since_ms)
         taken = self.host.take()
         self._snapshots += taken.snapshots
         self._covers |= taken.covers

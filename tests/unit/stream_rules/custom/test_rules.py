@@ -18,7 +18,7 @@ from support.custom import FILE, customs, entries
 from support.sick_rules import HighLoss
 from tocsin.runtime.service import CaughtUp, Tick
 from tocsin.stream_rules.custom.call_limits import Limits
-from tocsin.stream_rules.custom.checking import load_apart
+from tocsin.stream_rules.custom.host import load_apart
 from tocsin.stream_rules.engine.replay import replay
 from tocsin.stream_rules.testing import RunBuilder, only
 
