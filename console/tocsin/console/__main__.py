@@ -22,6 +22,7 @@ from tocsin.console.commands import (
     configuration,
     convert,
     demo,
+    drill,
     node,
     run,
     runs,
@@ -64,7 +65,7 @@ def _options(
     """What holds before a command is named: only `--version`, which its callback has done."""
 
 
-for _group in (bus, run, demo, workers, runs, node, catalog, convert, configuration):
+for _group in (bus, run, demo, drill, workers, runs, node, catalog, convert, configuration):
     # `--help` lists them in this order.
     _group.register(app)
 

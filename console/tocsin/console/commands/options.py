@@ -33,3 +33,11 @@ HttpOption = Annotated[
         "--http", metavar="HOST:PORT", help="Serve /metrics, /healthz and /readyz at this address."
     ),
 ]
+AllowCidrOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-cidr",
+        metavar="CIDR",
+        help="Private addresses that webhooks and chat may reach; may be repeated.",
+    ),
+]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Annotated
 
 import typer
 
 from tocsin.bus.port import BusError
-from tocsin.console.commands.options import BusOption, ConfigOption, HttpOption
+from tocsin.console.commands.options import (
+    AllowCidrOption,
+    BusOption,
+    ConfigOption,
+    HttpOption,
+)
 from tocsin.console.services.log import log_to_stderr, print_error
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.exit_codes import FAILED
@@ -35,14 +39,7 @@ def actions(
     config: ConfigOption = None,
     bus: BusOption = None,
     http: HttpOption = None,
-    allow_cidr: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow-cidr",
-            metavar="CIDR",
-            help="Private addresses that webhooks and chat may reach; may be repeated.",
-        ),
-    ] = None,
+    allow_cidr: AllowCidrOption = None,
 ) -> None:
     """Start an action worker: reads issues, sends notices and stops. Workers share the load."""
     from tocsin.console.context import read_setting
