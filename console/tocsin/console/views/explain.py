@@ -56,7 +56,7 @@ def story_of(view: RunsView, commands: Mapping[str, CommandSeen], issue: IssueFi
     return Story(
         issue=issue,
         states=view.states(issue.issue_id),
-        deliveries=[d for d in view.deliveries if d.issue_id == issue.issue_id],
+        deliveries=view.deliveries_of(issue.issue_id),
         stop=None if run is None else stop_history(run, commands, issue.incarnation),
         cause=next((one for one in view.issues if one.issue_id == issue.consequence_of), None),
         consequences=[one for one in view.issues if one.consequence_of == issue.issue_id],

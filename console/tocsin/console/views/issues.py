@@ -140,11 +140,7 @@ def issue_facts(view: RunsView, issue: IssueFiring) -> dict[str, object]:
             {"state": seen.state, "at_ms": seen.at_ms, "step": seen.step}
             for seen in view.states(issue.issue_id)
         ],
-        "deliveries": [
-            delivery_facts(delivery)
-            for delivery in view.deliveries
-            if delivery.issue_id == issue.issue_id
-        ],
+        "deliveries": [*map(delivery_facts, view.deliveries_of(issue.issue_id))],
     }
 
 

@@ -267,6 +267,11 @@ class RunsView:
         """The newest view of that run."""
         return self.seen[run_id].view if run_id in self.seen else None
 
+    def deliveries_of(self, issue_id: str) -> Sequence[Delivery]:
+        """Those about that issue, the first created first."""
+        found = (one for one in self._deliveries.values() if one.issue_id == issue_id)
+        return sorted(found, key=lambda delivery: delivery.created_ms)
+
     def delivery(self, key: str) -> Delivery | None:
         """The newest state of the delivery with that key."""
         return self._deliveries.get(key)
