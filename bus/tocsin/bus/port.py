@@ -114,7 +114,7 @@ class UnusableBus(BusError, ConfigurationError):
 
 
 class MissingBus(UnusableBus):
-    """There is no bus file, and this command makes none."""
+    """The bus file does not exist, and this command creates none."""
 
 
 class FencedMember(BusError):
@@ -233,11 +233,17 @@ class AssignmentListener(Protocol):
     """Told about changes of a member's partitions, from within `poll`."""
 
     async def on_revoked(self, partitions: frozenset[Partition]) -> None:
-        """These go to another member: last chance to commit. May take up to 10 s."""
+        """Called when partitions go to another member: the last chance to commit.
+
+        May take up to 10 s.
+        """
         ...
 
     async def on_assigned(self, partitions: frozenset[Partition]) -> None:
-        """These are owned now; nothing of them is read before this returns. `seek` is allowed."""
+        """Called when partitions are owned; none of their records is read before this returns.
+
+        `seek` is allowed.
+        """
         ...
 
 

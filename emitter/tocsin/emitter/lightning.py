@@ -138,7 +138,7 @@ class TocsinCallback(_Base):  # type: ignore[valid-type, misc]  # found when it 
             self._framework.phase_begins("evaluation")
 
     def on_validation_end(self, trainer: Trainer, pl_module: object) -> None:
-        """It has ended."""
+        """An evaluation ends."""
         if not trainer.sanity_checking:
             self._framework.safely(self._log_evaluation, trainer)
             self._framework.phase_ends("evaluation")
@@ -148,7 +148,7 @@ class TocsinCallback(_Base):  # type: ignore[valid-type, misc]  # found when it 
         self._framework.phase_begins("test")
 
     def on_test_end(self, trainer: Trainer, pl_module: object) -> None:
-        """It has ended."""
+        """A test ends."""
         self._framework.safely(self._log_evaluation, trainer)
         self._framework.phase_ends("test")
 
@@ -157,7 +157,7 @@ class TocsinCallback(_Base):  # type: ignore[valid-type, misc]  # found when it 
         self._framework.phase_begins("predict")
 
     def on_predict_end(self, trainer: Trainer, pl_module: object) -> None:
-        """They have ended."""
+        """Predictions end."""
         self._framework.phase_ends("predict")
 
     # -- numbers

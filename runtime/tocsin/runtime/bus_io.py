@@ -142,7 +142,7 @@ class Wiring:
         self._refetch.update(offsets)
 
     def drop(self, partitions: Collection[Partition]) -> None:
-        """These are not ours any more."""
+        """Drop partitions that this worker no longer owns."""
         self.records = [r for r in self.records if r.partition not in partitions]
         for partition in partitions:
             self._refetch.pop(partition, None)

@@ -78,7 +78,7 @@ class SkippedRuns:
         return min([offset, *(first.offset for first in firsts if first.partition == partition)])
 
     def drop(self, partitions: Collection[Partition]) -> None:
-        """These partitions are another worker's now."""
+        """Drop partitions that another worker owns now."""
         self._records = {
             run: rows for run, rows in self._records.items() if rows[0].partition not in partitions
         }

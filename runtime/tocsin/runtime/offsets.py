@@ -61,7 +61,7 @@ class Positions:
         return True
 
     def park(self, numbers: Iterable[int]) -> None:
-        """These were given up, checkpointed."""
+        """Park partitions that were given up after a checkpoint."""
         for number in numbers:
             if number in self._owned:
                 self._parked[number] = self._owned.pop(number)
@@ -74,7 +74,7 @@ class Positions:
         return gone
 
     def clear(self) -> frozenset[int]:
-        """Nothing is ours any more; returns the numbers of which there may be state."""
+        """Drop all partitions; returns the numbers of those that may have state."""
         numbers = frozenset(self._owned) | frozenset(self._parked)
         self._owned.clear()
         self._parked.clear()

@@ -26,7 +26,7 @@ class Poison:
 
 @dataclass(frozen=True, slots=True)
 class CaughtUp:
-    """Nothing that was appended before `as_of_ms` is still to be applied. Unix milliseconds.
+    """All records that were appended before `as_of_ms` have been applied. Unix milliseconds.
 
     `since_ms` is when that could first be said since the partition was assigned to this worker.
     """
@@ -111,7 +111,7 @@ class Service(Protocol):
         return None
 
     def forget(self, partitions: Collection[int]) -> None:
-        """These are another worker's: drop their state."""
+        """Drop the state of partitions that another worker owns now."""
         return None
 
     def apply(self, records: Sequence[Record], tick: Tick) -> Sequence[Poison]:

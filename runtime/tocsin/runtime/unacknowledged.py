@@ -31,7 +31,7 @@ class Outbox:
         return len(self._records)
 
     def add(self, records: Sequence[Outgoing]) -> None:
-        """Behind those that are there."""
+        """Add records at the end."""
         self._records += records
 
     def clear(self) -> None:

@@ -16,7 +16,7 @@ def plain_line(text: str) -> str:
 
 
 def still(text: str) -> str:
-    """The same with the spaces that are there, where columns stand below one another."""
+    """`plain_line`, but with its spaces, for columns."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(" " if unicodedata.category(c) in _UNPRINTED else c for c in text)

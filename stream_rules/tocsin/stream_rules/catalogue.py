@@ -26,7 +26,7 @@ class DuplicateRule(TocsinError):
 
 
 class UnknownRule(ConfigurationError):
-    """There is no rule of that name."""
+    """No rule has this name."""
 
 
 class Catalogue:

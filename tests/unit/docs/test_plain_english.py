@@ -91,3 +91,27 @@ def test_a_page_is_plain_english(page: Path) -> None:
     # Blocks are what a terminal shows; each paragraph is read for itself.
     paragraphs = _FENCE.sub("", page.read_text()).split("\n\n")
     assert [line for text in paragraphs for line in found_in(text)] == []
+
+
+FRAGMENT = re.compile(
+    r"(?:Those|They|Them|Behind|That of|Of (?:a|an|one|the|that)\b|One more|It has (?!no)"
+    r"|It is over|As above|The other way round"
+    r"|The same (?:as above|within|for|without|with|of|inside)\b)"
+)
+"""How a docstring starts that makes sense only after the definition above it."""
+
+
+def fragments(node: ast.AST, path: str) -> Iterator[str]:
+    """The public definitions below a node whose docstrings do not stand alone."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            if child.name.startswith("_"):
+                continue
+            if FRAGMENT.match(ast.get_docstring(child) or ""):
+                yield f"{path}.{child.name}"
+            yield from fragments(child, f"{path}.{child.name}")
+
+
+def test_public_docstrings_stand_alone() -> None:
+    found = [each for path in SOURCES for each in fragments(ast.parse(path.read_text()), path.stem)]
+    assert found == []

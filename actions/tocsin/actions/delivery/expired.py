@@ -34,7 +34,7 @@ class ExpiredReports:
 
     @classmethod
     def from_config(cls, config: Config) -> ExpiredReports:
-        """As the configuration has the rule."""
+        """Read the settings of the rule from the configuration."""
         entry = next((rule for rule in config.rules if rule.use == RULE), None)
         if entry is None:
             return cls(off=config.defaults.rules != "all")

@@ -56,7 +56,7 @@ class Ledger:
         return len(self._pending) if run_id is None else self._open[run_id]
 
     def pending(self, run_id: str | None = None) -> Iterator[Delivery]:
-        """Those that are not final, of one run or of all."""
+        """The deliveries without a final state, of one run or of all."""
         for delivery in list(self._pending.values()):
             if run_id is None or delivery.run_id == run_id:
                 yield delivery

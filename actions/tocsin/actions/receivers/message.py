@@ -68,7 +68,7 @@ class Message:
         return "RESOLVED" if self.state == "resolved" else self.severity.upper()
 
     def text(self) -> str:
-        """As plain text: the headline, an empty line, and a line for each row."""
+        """The message as plain text: the headline, an empty line, and a line for each row."""
         lines = [f"{self.word}: {self.headline}", ""]
         lines += [f"{row.label + ':':<{_LABEL_WIDTH}}{row.value}" for row in self.rows]
         return "\n".join(lines) + "\n"

@@ -36,16 +36,16 @@ class PartialRecipients:
         self._reached: OrderedDict[str, set[str]] = OrderedDict()
 
     def missing(self, delivery_id: str, all_of_them: Sequence[str]) -> list[str]:
-        """Those it has not reached."""
+        """The recipients that a delivery has not reached yet."""
         reached = self._reached.get(delivery_id, set())
         return [one for one in all_of_them if one not in reached]
 
     def add(self, delivery_id: str, *reached: str) -> None:
-        """It has reached these."""
+        """Note recipients that a delivery has reached."""
         self._reached.setdefault(delivery_id, set()).update(reached)
         if len(self._reached) > _KEPT:
             self._reached.popitem(last=False)
 
     def discard(self, delivery_id: str) -> None:
-        """There will be no repeat."""
+        """Forget a delivery that is not retried."""
         self._reached.pop(delivery_id, None)

@@ -13,7 +13,7 @@ ReadAddresses = Callable[[], Mapping[str, Sequence[str]]]
 
 
 class RunAddresses:
-    """Those that were kept somewhere; read again for whatever is not known yet.
+    """The addresses of `--notify` that runs have kept; read again for whatever is not known yet.
 
     So a worker that runs for long finds the addresses of launches that have started since.
     """

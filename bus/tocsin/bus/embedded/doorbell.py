@@ -149,7 +149,7 @@ class Bell:
         return rung
 
     def touch(self) -> None:
-        """As if it had rung."""
+        """Wake the waiter as if the bell had rung."""
         self._rung.set()
 
     async def wait(self, timeout_s: float) -> None:

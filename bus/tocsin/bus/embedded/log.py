@@ -60,7 +60,7 @@ def append(
 def append_within(
     db: sqlite3.Connection, catalogue: Catalogue, records: Sequence[Outgoing], now_ms: int
 ) -> list[int]:
-    """The same within the caller's transaction."""
+    """Append records within the caller's transaction."""
     ids: list[int] = []
     for record in records:
         limit = catalogue.spec(db, record.partition.topic).max_record_bytes

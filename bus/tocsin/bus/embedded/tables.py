@@ -98,7 +98,7 @@ class Catalogue:
         return found
 
     def known(self, db: sqlite3.Connection, topics: Sequence[str]) -> Mapping[str, TopicSpec]:
-        """Those of the topics that exist."""
+        """The topics of these that exist."""
         if any(topic not in self.specs for topic in topics):
             self._load(db)
         return {topic: self.specs[topic] for topic in topics if topic in self.specs}
@@ -144,7 +144,7 @@ def create_topics(db: sqlite3.Connection, specs: Sequence[TopicSpec]) -> None:
 
 
 def add_topics(db: sqlite3.Connection, specs: Sequence[TopicSpec]) -> None:
-    """The same within the caller's transaction."""
+    """Add topics within the caller's transaction."""
     for spec in specs:
         created = db.execute(
             "INSERT OR IGNORE INTO topics"

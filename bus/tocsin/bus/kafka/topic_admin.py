@@ -66,7 +66,7 @@ def differences(spec: TopicSpec, found: FoundTopic, brokers: int) -> tuple[str, 
 async def find_topics(
     admin: AIOKafkaAdminClient, names: Sequence[str], *, configs: bool = False
 ) -> dict[str, FoundTopic]:
-    """Those of the topics that exist. Creates nothing, whatever the brokers' auto-creation says.
+    """The topics of these that exist. Creates nothing, whatever the brokers' auto-creation says.
 
     Raises:
         BusUnavailable, UnusableBus.

@@ -70,7 +70,7 @@ def stops(rule: type[AnyRule]) -> str:
 
 
 def reads_text(rule: type[AnyRule]) -> str:
-    """Its inputs: which records, of which names, in which mode; alike ones together."""
+    """The inputs of a rule: which records, of which names, in which mode; alike ones together."""
     first = "; ".join(_together(one for one in rule.meta.inputs if not one.beside))
     beside = "; ".join(_together(one for one in rule.meta.inputs if one.beside))
     return f"{first}; in addition, {beside}" if beside else first

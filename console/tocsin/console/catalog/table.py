@@ -39,7 +39,7 @@ _WIDTH: Final = 18
 
 
 class UnknownFamily(ConfigurationError):
-    """There is no family of that name."""
+    """No family of rules has this name."""
 
 
 def chosen(
@@ -116,7 +116,7 @@ def list_notes(catalogue: Catalogue, family: str | None = None) -> str:
 
 
 def list_json(catalogue: Catalogue, family: str | None = None) -> str:
-    """The same for programs: one JSON object with `version` and `rules`."""
+    """The list of rules for programs: one JSON object with `version` and `rules`."""
     rules = [rule_facts(rule) for _, members in chosen(catalogue, family) for rule in members]
     return _json({"version": 1, "rules": rules})
 

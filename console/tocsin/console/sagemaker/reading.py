@@ -173,5 +173,5 @@ def find(document: Document, text: str) -> Found:
 
 
 def renamed(placed: Placed, **values: Plain) -> Placed:
-    """The same with other values."""
+    """The mapping with other values."""
     return replace(placed, data={**placed.data, **values})

@@ -28,7 +28,7 @@ _FLAGS: Final = os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True)
 class KeptAddresses:
-    """Those of one launch, in a file that only this user can read."""
+    """The addresses of one launch, in a file that only this user can read."""
 
     bus_file: Path
     launch: str

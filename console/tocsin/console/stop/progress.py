@@ -206,12 +206,12 @@ LISTENERS: Final = (
 
 
 def requested_line(run: RunSeen, command_id: str) -> str:
-    """That the command is on the bus."""
+    """The line that the command is on the bus."""
     return f"asked run {plain_line(run.run_id)} to stop (command {command_id[:_SHORT]})"
 
 
 def unsure_line(error: BusUnavailable) -> str:
-    """That the bus went away while it was to take the command."""
+    """The line that the bus became unreachable while the command was sent."""
     return (
         f"the bus did not confirm the command: {plain_line(str(error))}; it may have "
         "arrived: once the bus is back, see `tocsin status`"
@@ -219,7 +219,7 @@ def unsure_line(error: BusUnavailable) -> str:
 
 
 def away_line(error: BusError) -> str:
-    """That the bus went away before the job was seen to leave."""
+    """The line that the bus became unreachable before the job was observed to exit."""
     return (
         f"the stop was requested, but the bus is unreachable: {plain_line(str(error))}; once it is "
         "back, see `tocsin status`"
@@ -227,7 +227,7 @@ def away_line(error: BusError) -> str:
 
 
 def under_way_line(run: RunSeen, stop: StopView, asked: CommandSeen | None) -> str:
-    """That somebody else was first."""
+    """The line that another stop of the run is in progress."""
     who = StopHistory(stop, asked).requested_by
     by = f", requested by {who}" if who else ""
     return (

@@ -64,7 +64,8 @@ def story_of(view: RunsView, commands: Mapping[str, CommandSeen], issue: IssueFi
 
 
 def story_json(view: RunsView, story: Story) -> str:
-    """The same for programs: one JSON object with `version`, `issue` and `stop` (or null).
+    """An issue's explanation for programs: one JSON object with `version`, `issue` and `stop` (or
+    null).
 
     `issue` is as in `tocsin issues --json`, with `consequences`: the ids of what it caused.
     """
@@ -106,7 +107,7 @@ def _shown(heading: str, paragraph: Sequence[str]) -> list[Text]:
 
 
 def run_story_json(run: RunView, commands: Mapping[str, CommandSeen]) -> str:
-    """The same for programs; `issue` is null."""
+    """A run's explanation for programs; `issue` is null."""
     history = stop_history(run, commands, run.incarnation)
     stop = None if history is None else history_facts(history)
     return json.dumps({"version": 1, "issue": None, "stop": stop}, indent=2)

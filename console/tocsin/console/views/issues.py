@@ -122,7 +122,7 @@ def no_runs_line(bus_url: str) -> str:
 
 
 def issues_json(view: RunsView, wanted: IssueFilter) -> str:
-    """The same for programs: one JSON object with `version` and `issues`.
+    """The issues for programs: one JSON object with `version` and `issues`.
 
     Each has its newest state, `states` (all of them, with times) and `deliveries`.
     """

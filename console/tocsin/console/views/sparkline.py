@@ -42,7 +42,7 @@ class Bucket:
 
     @property
     def mean(self) -> float | None:
-        """Of the finite points; None if there is none, or their sum is no number."""
+        """The mean of the finite points; None without any, or if their sum is not finite."""
         mean = self.total / self.finite if self.finite else math.nan
         return mean if math.isfinite(mean) else None
 
@@ -121,7 +121,7 @@ class StepRate:
         self._seen: deque[tuple[int, int]] = deque(maxlen=_RATE_SAMPLES)
 
     def add(self, step: int, at_ms: int) -> None:
-        """That step was seen at that time; steps and times that fall are left out."""
+        """Note a step and its time; steps and times that decrease are ignored."""
         seen = self._seen
         if seen and (step <= seen[-1][1] or at_ms < seen[-1][0] + _RATE_STEP_MS):
             return
@@ -130,7 +130,7 @@ class StepRate:
             seen.popleft()
 
     def per_s(self, now_ms: int) -> float | None:
-        """None if too little was seen, or the next step is long overdue."""
+        """Steps per second; None with too few steps, or if the next one is long overdue."""
         if len(self._seen) < 2:
             return None
         (first_ms, first), (last_ms, last) = self._seen[0], self._seen[-1]

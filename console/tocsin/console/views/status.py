@@ -25,7 +25,7 @@ _STATE_STYLE: Mapping[str, str] = {"running": "green", "ended": "", "lost": "yel
 
 
 def status_json(view: RunsView) -> str:
-    """The same for programs: one JSON object with `version`, `runs`, `issues`, `deliveries`."""
+    """The status for programs: one JSON object with `version`, `runs`, `issues`, `deliveries`."""
     return json.dumps(
         {
             "version": 1,

@@ -14,7 +14,7 @@ from tocsin.bus.port import TopicState
 
 
 def topics_json(url: str, states: Sequence[TopicState]) -> str:
-    """The same for programs: one JSON object with `version`, `bus` and `topics`."""
+    """The topics for programs: one JSON object with `version`, `bus` and `topics`."""
     topics = [
         {
             **asdict(state.spec),

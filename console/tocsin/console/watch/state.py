@@ -41,7 +41,7 @@ class Track:
     rate: StepRate = field(default_factory=StepRate)
 
     def advance(self, step: int, loss: float | None, at_ms: int) -> None:
-        """It has done that step, with that loss."""
+        """Note a completed step and its loss."""
         if step > self.step:
             self.step = step
             self.rate.add(step, at_ms)
@@ -143,7 +143,7 @@ class WatchState:
                 run.progress.eval_loss = old.progress.eval_loss
 
     def run(self, run_id: str) -> WatchedRun | None:
-        """That run, if it is known."""
+        """The run with this id, if it is known."""
         seen = self.view.seen.get(run_id)
         return None if seen is None else WatchedRun(seen, self._progress_of(seen))
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class QuickSteps:
-    """Those of this process. `until` is the first step that goes the long way again."""
+    """Steps at which nothing is due. `until` is the first step that is not one of them."""
 
     def __init__(self, loop: LoopState) -> None:
         self._loop: Final = loop
@@ -202,8 +202,10 @@ class QuickSteps:
         return True
 
     def after(self, optimizer: torch.optim.Optimizer) -> bool | None:
-        """Behind a step; whether it was one of the training, at which the loop may have to be left.
-        None: it was not quick.
+        """Called after a step.
+
+        Whether it was a step of the training, at which the loop may have to be left; None: it was
+        not quick.
         """
         if self._now is None:
             return None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class LoopState:
-    """That of this process."""
+    """The state of the training loop in this process."""
 
     def __init__(self) -> None:
         self.wall: Final = current.wall
@@ -45,7 +45,7 @@ class LoopState:
         """The id of what a GradScaler has scaled last, and the loss before it was scaled."""
 
     def parameters(self) -> Iterator[torch.Tensor]:
-        """Those of all optimizers; none before the first step."""
+        """The parameters of all optimizers; none before the first step."""
         return iter(()) if self.capture is None else self.capture.optimizers.each_parameter()
 
     def look_for_skipped(self) -> None:

@@ -53,7 +53,7 @@ class Evaluation:
         self._inside = False
 
     def on_loss(self, name: str, value: object) -> bool:
-        """Behind a loss without a gradient; whether an evaluation goes on."""
+        """Called after a loss without a gradient. Whether an evaluation is in progress."""
         capture = self._hooks.capture
         if capture is None:
             return False
@@ -73,7 +73,7 @@ class Evaluation:
     def on_function(
         self, name: str, value: object, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> bool:
-        """Behind a loss function without a gradient; whether an evaluation goes on."""
+        """Called after a loss function without a gradient. Whether an evaluation is in progress."""
         capture = self._hooks.capture
         if capture is None:
             return False
@@ -83,7 +83,7 @@ class Evaluation:
         return self.on_loss(name, value)
 
     def on_classes(self, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
-        """Behind a cross-entropy: the classes that it was of."""
+        """Called after a cross-entropy, with its number of classes."""
         capture = self._hooks.capture
         if capture is None:
             return

@@ -35,7 +35,7 @@ LONGEST_S: Final = 0.1
 
 
 class PassedSteps:
-    """Those of this process. `on`: the step in progress is passed over."""
+    """The steps of this process that are passed over. `on`: the step in progress is one."""
 
     def __init__(self, loop: LoopState) -> None:
         self._loop: Final = loop
@@ -52,7 +52,7 @@ class PassedSteps:
         """Calls of optimizers' steps that were passed over and are under way."""
 
     def begin(self, capture: Capture, optimizer: torch.optim.Optimizer, until: int) -> None:
-        """Behind a step of this optimizer: look at the step `until` next, if nothing else comes."""
+        """Called after a step of this optimizer: pass over those before `until`, if possible."""
         step = capture.training.next_step
         around = self._loop.around
         following = step - 1 + capture.agenda.to_next_look(step - 1)
@@ -96,7 +96,7 @@ class PassedSteps:
         return True
 
     def after(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Behind it; whether the loop may have to be left."""
+        """Called after an optimizer's step. Whether the loop may have to be left."""
         loop, capture = self._loop, self._capture
         if self.inside:
             self.inside -= 1
@@ -130,7 +130,7 @@ class PassedSteps:
         return True
 
     def updated(self) -> bool:
-        """Behind `GradScaler.update`; whether it is passed over: a step was made."""
+        """Called after `GradScaler.update`. Whether it is passed over: a step was made."""
         made_step, loop = self._loop.made_step, self._loop
         if not made_step:
             self.end()

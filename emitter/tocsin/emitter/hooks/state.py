@@ -197,7 +197,7 @@ class Hooks(LoopState):
             self.around.phases.step_begins(perf_counter())
 
     def after_step(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> bool:
-        """Behind `Optimizer.step`; whether the training has made a step."""
+        """Called after `Optimizer.step`. Whether the training has made a step."""
         capture = self.capture
         if capture is None or not self.stepping:
             return False
@@ -248,7 +248,7 @@ class Hooks(LoopState):
             self.around.phases.backward_begins(perf_counter())
 
     def backward_ended(self) -> None:
-        """Behind a backward call."""
+        """Called after a backward call."""
         if self.threads.any and self.threads.train_here(self.around.thread):
             return
         if not self.stepping and self.losses.held and not self.cleared.is_left():
@@ -264,13 +264,13 @@ class Hooks(LoopState):
             unwatched.tell("no_step", os.environ)
 
     def on_scale(self, before: object, after: object) -> None:
-        """Behind `GradScaler.scale`."""
+        """Called after `GradScaler.scale`."""
         self.local.scaled = True
         if isinstance(before, torch.Tensor) and before.numel() == 1:
             self.scaled = (id(after), before.detach())
 
     def on_scaler_update(self, scaler: object) -> bool:
-        """Behind `GradScaler.update`; whether there is a training."""
+        """Called after `GradScaler.update`. Whether there is a training."""
         made_step, self.made_step = self.made_step, False
         self.cleared.had = False
         if self.capture is None:
@@ -281,7 +281,7 @@ class Hooks(LoopState):
         return True
 
     def on_batch(self, iterator: object, batch: object, began: float, ended: float) -> bool:
-        """Behind a batch of a data loader; whether it is one of an evaluation."""
+        """Called after a data loader returned a batch. Whether it belongs to an evaluation."""
         evaluating = self.capture is not None and self.capture.training.is_evaluating()
         self.around.batch(iterator, began, ended, evaluating=evaluating)
         capture = self.capture
@@ -300,7 +300,7 @@ class Hooks(LoopState):
         return evaluating
 
     def on_last_batch(self) -> None:
-        """Behind the last batch of a data loader."""
+        """Called after the last batch of a data loader."""
         if self.capture is not None and self.around.on_its_thread:
             self.capture.evaluations.drained()
             if self.around.loaders.trains:

@@ -93,7 +93,7 @@ class OtherThreads:
         return False
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """It has made that step, which was counted."""
+        """Note that a thread's optimizer has made this step, which was counted."""
         # Also where two threads have made their first steps at once, and `step` was not asked.
         self._apart.setdefault(optimizer, _Apart(0)).steps += 1
         self._steps_apart += 1

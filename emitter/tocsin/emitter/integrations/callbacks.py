@@ -159,7 +159,7 @@ class Framework:
             self.safely(self._mark, name, "begin", None)
 
     def phase_ends(self, name: str, duration_s: float | None = None) -> None:
-        """It has ended; after `duration_s` where that is known better."""
+        """End the phase; its duration is `duration_s` if the framework measured it."""
         began = self._began.pop(name, None)
         if began is not None:
             lasted = time.monotonic() - began if duration_s is None else duration_s

@@ -71,7 +71,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of the child."""
+        """Process id of the child."""
         return self._popen.pid
 
     @property

@@ -77,7 +77,7 @@ class Job:
 
     @property
     def exit_code(self) -> int | None:
-        """As a shell has it: CMD's own, 128+n after signal n; None while it runs."""
+        """CMD's exit code as a shell reports it, 128+n after signal n; None while it runs."""
         if self.returncode is None:
             return None
         return self.returncode if self.returncode >= 0 else SIGNALLED - self.returncode
@@ -93,7 +93,7 @@ class Job:
         return self.exit_code
 
     def wait_blocking(self) -> int:
-        """The same without an event loop: the last resort when ours has failed."""
+        """Wait for CMD without an event loop: the last resort when ours has failed."""
         while self.returncode is None:
             self._reaper.reap()
             time.sleep(_LOOK_S)

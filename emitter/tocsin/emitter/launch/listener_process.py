@@ -54,7 +54,7 @@ class Orders:
         self._write(f"stop {order.model_dump_json()}")
 
     def left(self, pid: int) -> None:
-        """That rank has left its loop."""
+        """Note that a rank has left its loop."""
         self._write(f"left {pid}")
 
     def _write(self, order: str) -> None:

@@ -86,7 +86,7 @@ class OwnRun:
         return view is not None and view.state in OVER and "in_progress" not in view.rules.values()
 
     def open_deliveries(self) -> list[Delivery]:
-        """Those that are not in a final state."""
+        """The deliveries without a final state."""
         return [delivery for delivery in self.view.deliveries if not delivery.final]
 
     def settled(self, incarnation: str, now_ms: int) -> bool:

@@ -29,7 +29,7 @@ class Kept(Protocol):
         ...
 
     def forget(self) -> None:
-        """Nothing is left to go on with. Raises OSError."""
+        """Remove what was kept: there is nothing to continue. Raises OSError."""
         ...
 
 

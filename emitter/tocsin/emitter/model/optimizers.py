@@ -93,7 +93,7 @@ class Watched:
 
 
 class Optimizers:
-    """Those of one training.
+    """The optimizers of one training.
 
     `preferred` is the one that the user has named the main one, and `model` the model; `used` are
     those of trainings before, which have no part in this one unless they step.
@@ -155,7 +155,7 @@ class Optimizers:
         return self._primary
 
     def modules(self) -> list[nn.Module]:
-        """Those that are alive, as they were found when an optimizer was last new."""
+        """The root modules that still exist, as they were found when an optimizer was last new."""
         return [m for m in (ref() for ref in self._modules) if m is not None]
 
     def take_model(self, model: nn.Module) -> None:
@@ -184,7 +184,7 @@ class Optimizers:
         return self._primary.optimizer() is optimizer
 
     def alive(self) -> list[torch.optim.Optimizer]:
-        """Those that have not gone."""
+        """The optimizers that still exist."""
         found = (watched.optimizer() for watched in self._watched.values())
         return [optimizer for optimizer in found if optimizer is not None]
 
@@ -260,7 +260,7 @@ class Optimizers:
         return True
 
     def counts_primary(self, optimizer: torch.optim.Optimizer, *, look: bool) -> Watched:
-        """The same for the primary, which it is."""
+        """Whether the primary optimizer's step counts as a step of the training."""
         watched = self._primary
         if look or (watched.steps + 1) % LOOK_EVERY == 0:
             self.counts(optimizer, watched, look=look)

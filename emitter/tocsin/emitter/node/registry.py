@@ -81,7 +81,7 @@ class NodeFolder:
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> NodeFolder:
-        """That of this user. Raises OSError."""
+        """The node folder of this user. Raises OSError."""
         given = environ.get(NODE_FOLDER)
         return cls(Path(given) if given else runtime_folder.private_folder(environ) / "node")
 
@@ -118,7 +118,7 @@ class NodeFolder:
                 lock.release()
 
     def registrations(self) -> list[Registration]:
-        """Those whose process lives, the oldest first; files of the others are taken away."""
+        """The registrations of live processes, the oldest first. Removes the files of others."""
         found: list[Registration] = []
         try:
             paths = [path for path in self.path.iterdir() if path.suffix == _SUFFIX]

@@ -254,7 +254,7 @@ class Sampler(Generic[F]):
         *,
         interval_s: float = INTERVAL_S,
     ) -> Sampler[SystemFrame]:
-        """Of one node for one job."""
+        """Build a sampler of this node for one job."""
         return Sampler(
             lambda now_s, at_us: packer.add(node.sample(now_s), at_us),
             send,

@@ -66,7 +66,7 @@ class Paced:
         self._last: Sample = {}
 
     def sample(self, now_s: float) -> Sample:
-        """What it says, or said when it was read last."""
+        """The source's reading, or the last one if it is not due."""
         if now_s < self._due_s:
             return self._last
         before_s = time.thread_time()
@@ -117,7 +117,7 @@ class Beside:
         self._told_slow = self._told_silent = False
 
     def sample(self, now_s: float) -> Sample:
-        """What it says, or said last; nothing if that is too long ago.
+        """The source's last reading; nothing if it is too old.
 
         Waits for half of the time since the sample before, and a second, at most.
         """

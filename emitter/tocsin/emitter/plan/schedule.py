@@ -168,7 +168,7 @@ class Agenda:
         return min(every, _CLOSER_EVERY.get(plan.of, _CLOSER_ELSE))
 
     def intervals(self) -> dict[str, int]:
-        """Those of all collections that are summarised at intervals, by name."""
+        """The intervals of all collections that have one, by name."""
         found = {
             name: self.interval(name)
             for name, (_, schedule) in self._plans.items()

@@ -68,7 +68,7 @@ class ClippedNorms:
         """The parameters of a call that were all those of the main optimizer."""
 
     def add(self, parameters: object, norm: object, limit: float) -> None:
-        """These parameters' gradients had that L2 norm together, and were clipped to `limit`."""
+        """Note the L2 norm of these parameters' gradients before they were clipped to `limit`."""
         if isinstance(norm, torch.Tensor) and is_distributed(norm):
             if not all(placement.is_replicate() for placement in norm.placements):
                 return  # it would have to be asked of the other ranks

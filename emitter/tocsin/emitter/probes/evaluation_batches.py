@@ -87,7 +87,7 @@ class _Said:
 
 
 class EvaluationBatches:
-    """Those of one training, on the thread that trains."""
+    """The evaluation batches of one training, on the thread that trains."""
 
     def __init__(
         self,

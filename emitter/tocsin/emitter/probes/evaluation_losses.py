@@ -31,7 +31,7 @@ class At(NamedTuple):
 
 
 class EvaluationLosses:
-    """Those of one training, on their way."""
+    """The evaluation losses of one training that are being copied."""
 
     def __init__(self, training: Training) -> None:
         self._training: Final = training

@@ -49,7 +49,7 @@ class Norms:
         return all([copy.ready() for copy in copies])
 
     def values(self) -> Floats:
-        """They, in the order of the tensors; once they are ready."""
+        """The norms, in the order of the tensors; only if `ready`."""
         found = np.zeros(self._number, np.float32)
         for at, part in self._parts:
             found[at] = part.values() if isinstance(part, HostCopy) else part
@@ -131,8 +131,10 @@ class GradientReader:
         """Tensors that could not be read so far: meta, quantised, …"""
 
     def read(self, watched: Watched, step: int, *, odd: bool, at_once: bool) -> Reading | None:
-        """None if there are no gradients. `odd`: the loss is not finite; `at_once`: then, or if a
-        block is not finite, all rows are read in this step.
+        """Read the gradients of a step; None if there are none.
+
+        `odd`: the loss is not finite; `at_once`: then, or if a block is not finite, all rows are
+        read in this step.
         """
         agenda, optimizer = self._agenda, watched.optimizer()
         due = agenda.due(step).get(GRADIENTS, ())

@@ -20,7 +20,7 @@ SAY_EVERY: Final = 10
 
 
 class LossScaler:
-    """That of one training. `active`: there is one."""
+    """The `GradScaler` of one training. `active`: there is one."""
 
     def __init__(self, training: Training, losses: LossBuffer) -> None:
         self.active = False
@@ -31,7 +31,10 @@ class LossScaler:
         self._updates = 0
 
     def updated(self, scaler: object, *, made_step: bool) -> bool:
-        """Behind `GradScaler.update`; whether the step was skipped: no optimizer has made one."""
+        """Called after `GradScaler.update`.
+
+        Whether the step was skipped: no optimizer has made one.
+        """
         self.active = True
         self._look(scaler, skipped=not made_step)
         if made_step:

@@ -30,7 +30,7 @@ MAX_WAITING: Final = 64
 
 
 class NamedLosses:
-    """Those of one training, by name."""
+    """The named losses of one training."""
 
     def __init__(self) -> None:
         self.any = False

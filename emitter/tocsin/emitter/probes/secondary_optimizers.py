@@ -75,7 +75,7 @@ class OtherSteps:
 
 
 class OtherOptimizers:
-    """Those of one training."""
+    """The secondary optimizers of one training."""
 
     def __init__(self) -> None:
         self._known: dict[int, _Other] = {}
@@ -92,7 +92,7 @@ class OtherOptimizers:
         *,
         norm: bool = True,
     ) -> None:
-        """One of them has made a step; these are the losses since any optimizer's last.
+        """Called after a step of a secondary optimizer, with the losses since the last step of any.
 
         `modules` finds the live ones, for a name; `norm` says whether its gradients are read.
         """

@@ -26,7 +26,7 @@ _MAX_COPIES: Final = 16
 
 
 class SkippedSteps:
-    """Those of one training."""
+    """The skipped steps of one training."""
 
     def __init__(self, training: Training) -> None:
         self._training = training

@@ -102,7 +102,7 @@ class StepPhases:
             self.device.backward()
 
     def backward_ends(self, now: float) -> None:
-        """It is over, by an error perhaps; without a begin nothing is known of it."""
+        """Called when a backward call ends, also by an error. Ignored without a begin."""
         self._depth -= 1
         if self._depth:
             self._depth = max(0, self._depth)
@@ -125,7 +125,7 @@ class StepPhases:
             self.device.optimizer()
 
     def step_ends(self, now: float) -> None:
-        """It is over; what a closure did in it is counted where it belongs."""
+        """Called when an optimizer step ends. Its closure counts for the other phases."""
         if self._stepping is not None:
             within = self._wait + self._forward + self._backward - self._within
             self._optimizer += max(0.0, now - self._stepping - within)

@@ -53,7 +53,7 @@ class Who(TypedDict):
 
 
 def who_speaks(speaker: Speaker) -> Who:
-    """The same as a frame's speaker, for an event."""
+    """The sender of an event, as frames name it."""
     return {
         "run_id": speaker.run_id,
         "incarnation": speaker.incarnation,
@@ -85,7 +85,7 @@ class Identity:
         return json.dumps([self.job_id, self.restart_count, self.training])
 
     def joined(self, claim: str) -> Identity:
-        """The same rank in the training that `claim` names: the one that its ranks agreed on.
+        """This rank in the training that `claim` names: the one that its ranks agreed on.
 
         Raises:
             ValueError: that is no claim.
@@ -97,7 +97,7 @@ class Identity:
 
     @property
     def speaker(self) -> Speaker:
-        """As frames name it."""
+        """This rank as frames name it."""
         return Speaker(
             run_id=self.run_id,
             incarnation=self.incarnation,

@@ -74,7 +74,7 @@ def mask_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def mask_text(text: str) -> str:
-    """The same inside one text: URLs, headers and tokens of well-known services."""
+    """Mask secrets inside one text: URLs, headers and tokens of well-known services."""
     text = _URL.sub(rf"\1{MASK}@", text)
     text = _QUERY.sub(lambda m: m[1] + (MASK if is_secret_name(m[2]) else m[3]), text)
     text = _HEADER.sub(rf"\1{MASK}", text)

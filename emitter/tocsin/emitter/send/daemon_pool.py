@@ -61,4 +61,4 @@ class DaemonPool(ThreadPoolExecutor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """There is nothing to be waited for."""
+        """Shut down without waiting."""

@@ -27,14 +27,19 @@ _vecdot: Final[Callable[[Array, Array], Array] | None] = getattr(np, "vecdot", N
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Full rows: `values[i]` are STATISTIC_COLUMNS and `counts[i]` COUNT_COLUMNS of tensor i."""
+    """Full rows of T tensors.
+
+    Attributes:
+        values: `[T, 7]`, the STATISTIC_COLUMNS.
+        counts: `[T, 4]`, the COUNT_COLUMNS.
+    """
 
     values: Floats
     counts: Counts
 
     @property
     def nonfinite(self) -> npt.NDArray[np.bool_]:
-        """Which tensors have a NaN or an infinity."""
+        """Which tensors have a NaN or an infinity: `[T]`."""
         bad: npt.NDArray[np.bool_] = (self.counts[:, 2] + self.counts[:, 3]) > 0
         return bad
 
@@ -111,7 +116,7 @@ def is_numbers(dtype: np.dtype[Any]) -> bool:
 
 
 def real_numbers(array: Array) -> Array:
-    """Its numbers, flat; of complex ones the real and imaginary parts side by side.
+    """The numbers of an array, flat; of complex ones the real and imaginary parts side by side.
 
     A view where the memory has no gaps; in the order of the memory, not of the indices.
 

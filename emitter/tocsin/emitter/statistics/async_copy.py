@@ -39,7 +39,7 @@ class HostCopy:
         return asked or self._host is not None
 
     def values(self) -> npt.NDArray[np.float64]:
-        """The numbers; call it once `ready` says so."""
+        """The copied numbers, `[n]`; only if `ready`."""
         if self._host is None:
             assert self._source is not None
             self._host = self._source.cpu()
@@ -49,7 +49,7 @@ class HostCopy:
 
 
 def by_device(tensors: Sequence[torch.Tensor]) -> dict[torch.device, list[int]]:
-    """The places of the tensors that lie on each device."""
+    """The indices of the tensors on each device."""
     places: dict[torch.device, list[int]] = {}
     for i, tensor in enumerate(tensors):
         places.setdefault(tensor.device, []).append(i)

@@ -46,7 +46,7 @@ _numpy_types: Final = frozenset(
 
 
 def host_rows(tensors: Sequence[torch.Tensor]) -> Rows:
-    """Rows of flat tensors on the CPU, of any type that `dense` gives. Never starts a thread."""
+    """Rows of tensors `[n]` on the CPU, of any type that `dense` returns. Never starts a thread."""
     values = np.zeros((len(tensors), len(STATISTIC_COLUMNS)), np.float64)
     counts = np.zeros((len(tensors), len(COUNT_COLUMNS)), np.uint64)
     small: list[int] = []
@@ -71,8 +71,9 @@ def host_rows(tensors: Sequence[torch.Tensor]) -> Rows:
 
 
 def as_numpy(tensor: torch.Tensor) -> Array:
-    """The numbers of a tensor on the CPU that `dense` gave; a copy in float32 of what NumPy has no
-    type for, or computes slowly (float16).
+    """The numbers of a tensor `[n]` that `dense` returned, as an array `[n]`.
+
+    A copy in float32 of types that NumPy lacks, or computes slowly (float16).
     """
     if tensor.dtype in _numpy_types:
         return tensor.numpy()  # type: ignore[no-any-return]  # torch has no types here
@@ -84,7 +85,10 @@ def as_numpy(tensor: torch.Tensor) -> Array:
 
 
 def exact_row(tensor: torch.Tensor) -> tuple[Doubles, Counts]:
-    """One row in float64, over the finite values, with exact counts. Slow (2 ns per element)."""
+    """The statistics `[7]` in float64, and exact counts `[4]`, of a tensor of any shape.
+
+    Over the finite values. Slow: 2 ns per element.
+    """
     exact = ExactRow()
     for chunk in tensor.detach().split(SINGLE):
         exact.add(chunk.double().cpu().numpy())

@@ -23,8 +23,10 @@ _CELLS: Final = 7  # sum, l2, l1, min, max, variance, how many are not zero
 
 
 class PackedRows:
-    """Rows of flat tensors on one device, in two steps: `packed` is queued when the constructor
-    returns, `rows` turns a copy of it on the host into statistics. Reads the tensors only once.
+    """Rows of tensors `[n]` on one device, in two steps.
+
+    `packed` is queued when the constructor returns; `rows` turns a copy of it on the host into
+    statistics. Reads the tensors only once.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 def types(*names: str) -> frozenset[torch.dtype]:
-    """Those of them that this PyTorch has."""
+    """The types of these names that this PyTorch has."""
     found = (getattr(torch, name, None) for name in names)
     return frozenset(dtype for dtype in found if dtype is not None)
 
@@ -32,7 +32,7 @@ _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 
 
 def is_readable(thing: object, of: frozenset[torch.dtype] = FLOATS) -> TypeGuard[torch.Tensor]:
-    """Whether this is a dense tensor of such numbers, and they may be read now."""
+    """Whether this is a dense tensor of one of these types that can be read now."""
     if type(thing) not in _PLAIN and not _is_harmless(thing):
         return False
     assert isinstance(thing, torch.Tensor)
@@ -46,8 +46,9 @@ def is_readable(thing: object, of: frozenset[torch.dtype] = FLOATS) -> TypeGuard
 
 
 def readable(thing: object, of: frozenset[torch.dtype] = FLOATS) -> torch.Tensor | None:
-    """The numbers of a tensor: itself or a view of it, without a graph, of no class of the user's;
-    None if it is no dense tensor of such numbers, or they cannot be read now.
+    """The tensor itself, or a view of the same shape without a graph and without a user's class.
+
+    None if it is not a dense tensor of one of these types, or cannot be read now.
     """
     if not is_readable(thing, of):
         return None

@@ -35,11 +35,11 @@ _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The values of a tensor as this rank holds them, flat and real; None if it has none to read
-    (meta, quantised, of another library's kind, …).
+    """The values of a tensor of any shape: `[n]`, real, without a graph; None if it has none.
 
     A DTensor gives its local part, a sparse tensor the values it stores, a complex one its real and
-    imaginary parts side by side. Never a graph, and a copy only where the layout forces one.
+    imaginary parts side by side. Tensors on `meta`, quantised ones and those of other libraries
+    have no values. Copies only if the layout requires it.
     """
     if (
         type(tensor) in _PLAIN
@@ -73,9 +73,9 @@ def dense(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def norms(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The L2 norm of each flat tensor, float32[len(tensors)], on the tensors' own device.
+    """The L2 norms of tensors `[n]` on one device: `[len(tensors)]`, float32, on that device.
 
-    A NaN or an infinity in a tensor makes its norm so too. All must live on one device.
+    The norm of a tensor with a NaN or an infinity is not finite.
     """
     if tensors[0].is_cuda and all(tensor.dtype is torch.float32 for tensor in tensors):
         # There one call is a few launches for all of them; on a CPU it saves nothing.
@@ -84,7 +84,7 @@ def norms(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def lengths(vectors: torch.Tensor) -> torch.Tensor:
-    """The L2 norms over the last dimension, summed in float32 at least, as float32."""
+    """The L2 norms of vectors `[..., width]`: `[...]`, float32, summed in at least float32."""
     wide = torch.float64 if vectors.dtype is torch.float64 else torch.float32
     return torch.linalg.vector_norm(vectors, dim=-1, dtype=wide).float()
 

@@ -34,7 +34,7 @@ class Table:
     def frame(
         self, speaker: Speaker, step: int, mode: Mode = "train", *, every: int, at_us: int
     ) -> TensorFrame:
-        """As it is sent; `every` is the interval that was in force, `at_us` the Unix time."""
+        """The table as a frame; `every` is the current interval, `at_us` the Unix time."""
         return TensorFrame(
             speaker=speaker,
             step=step,

@@ -139,12 +139,12 @@ def send(path: str | Path, message: Mapping[str, Field]) -> bool:
 
 
 def text(message: Message, name: str) -> str:
-    """That field if it is text, else ""."""
+    """A field if it is text, else ""."""
     value = message.get(name)
     return value if isinstance(value, str) else ""
 
 
 def number(message: Message, name: str, default: int = 0) -> int:
-    """That field if it is a whole number, else `default`."""
+    """A field if it is a whole number, else `default`."""
     value = message.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) else default

@@ -113,7 +113,7 @@ class Listener:
             await reader.close()
 
     async def keep_listening(self, bus: Bus) -> None:
-        """The same, begun again whenever the bus breaks it off. On a bus that is open."""
+        """Listen, and start again whenever the bus fails. On a bus that is open."""
         away = False
         while True:
             try:

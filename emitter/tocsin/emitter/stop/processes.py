@@ -65,12 +65,12 @@ class Members:
 
     @property
     def incarnation(self) -> str:
-        """That of the newest training of which a rank said hello, else the job's first."""
+        """The incarnation of the newest training with a registered rank, else the job's first."""
         return self._newest
 
     @property
     def world_size(self) -> int:
-        """That of the newest training."""
+        """The world size of the newest training."""
         ranks = self.ranks(self._newest)
         return ranks[-1].world_size if ranks else 1
 
@@ -79,7 +79,7 @@ class Members:
         return self._incarnations
 
     def ranks(self, incarnation: str) -> list[Trainer]:
-        """Those of that training that have said hello; the last `KEPT` trainings are known."""
+        """The registered ranks of a training; the last `KEPT` trainings are known."""
         return self._ranks.get(incarnation, [])
 
     def living(self, incarnation: str) -> list[Trainer]:

@@ -55,7 +55,7 @@ class SignedCommand:
         return hashlib.sha256(len(self.key).to_bytes(4, "little") + self.key + self.value).digest()
 
     def message(self) -> datagrams.Message:
-        """As a datagram of kind `stop`."""
+        """The command as a datagram of kind `stop`."""
         signature = self.signature or Signature("", "")
         return {
             "kind": "stop",
@@ -67,7 +67,7 @@ class SignedCommand:
 
     @classmethod
     def of(cls, message: datagrams.Message) -> SignedCommand | None:
-        """The other way round; None if the datagram holds no command."""
+        """Read a command from a datagram; None if it has none."""
         try:
             key = base64.b64decode(datagrams.text(message, "key"), validate=True)
             value = base64.b64decode(datagrams.text(message, "value"), validate=True)

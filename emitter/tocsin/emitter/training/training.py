@@ -251,7 +251,7 @@ class Training:
         )
 
     def heartbeat(self) -> Heartbeat:
-        """That this rank lives; called on the sender's thread."""
+        """Send a heartbeat of this rank; called on the sender's thread."""
         busy = self.phases[-1] if self.phases else ("evaluation" if self.is_evaluating() else None)
         return Heartbeat(
             **self.who,

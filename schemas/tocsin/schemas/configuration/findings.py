@@ -65,7 +65,7 @@ def expected(what: str, raw: Plain, loc: Loc, *, hint: str | None = None) -> Fin
 
 
 def unknown_key(key: str, loc: Loc, known: tuple[str, ...]) -> Finding:
-    """There is no such key; the nearest of the known ones is the hint."""
+    """A finding for an unknown key; the nearest of the known ones is the hint."""
     hint = did_you_mean(key, known)
     message = f"unknown key {quoted(key)}"
     return Finding(loc, message, "unknown_key", hint, at="key", hide_value=loc[0] == "bus")

@@ -33,7 +33,7 @@ class DeadLetter:
     """When it was put aside, Unix milliseconds."""
 
     def headers(self) -> tuple[tuple[str, bytes], ...]:
-        """As bus headers, to be put before the original's."""
+        """The dead letter as bus headers, before those of the original."""
         return (
             (_PREFIX + "topic", self.topic.encode()),
             (_PREFIX + "partition", b"%d" % self.partition),

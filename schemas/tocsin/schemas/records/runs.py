@@ -171,9 +171,8 @@ class CaptureFigures(Model):
 
     @classmethod
     def joined(cls, figures: Iterable[Self]) -> Self | None:
-        """Of several ranks or trainings: the highest cost and the longest intervals, the sums of
-        the records. None of none.
-        """
+        """The figures of several ranks or trainings together: the highest cost and the longest
+        intervals, the sums of the records. None of none."""
         each = list(figures)
         if not each:
             return None

@@ -75,7 +75,7 @@ class RunSeen:
 
     @property
     def view(self) -> RunView | None:
-        """Its newest view; None until the rules have published one."""
+        """The run's newest view; None until the rules have published one."""
         return self.views.get(self.incarnation)
 
     @property

@@ -78,7 +78,7 @@ class Meta:
     seq: int = 0
 
     def headers(self) -> Headers:
-        """As bus headers."""
+        """The metadata as bus headers."""
         return (
             (TYPE, self.type.encode()),
             (VERSION, b"%d" % self.version),
@@ -123,7 +123,7 @@ def read_signature(headers: Sequence[tuple[str, bytes]]) -> Signature | None:
 
 
 def signature_headers(signature: Signature) -> Headers:
-    """The other way round."""
+    """The headers of a signature, from its parts."""
     return ((KEY_ID, signature.key_id.encode()), (SIGNATURE, signature.text.encode()))
 
 
@@ -165,7 +165,8 @@ def read_event(record: ReceivedRecord) -> Event[Data] | None:
 
 
 def event_data(record: ReceivedRecord) -> Data | None:
-    """The same without its envelope; None, too, for a record that this release cannot read."""
+    """The data of a record's event, without the envelope; None, too, for a record that this release
+    cannot read."""
     try:
         event = read_event(record)
     except RecordError:

@@ -47,7 +47,7 @@ class Marker:
         _BODY.pack_into(self._map, 0, self._number, offset, partition, len(rule), len(run))
 
     def end(self) -> None:
-        """It has ended."""
+        """Mark the call as ended."""
         self._number += 1
         _NUMBER.pack_into(self._map, 0, self._number)
 

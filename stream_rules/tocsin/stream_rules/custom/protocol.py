@@ -268,7 +268,7 @@ def pack_records(records: Iterable[Record]) -> Message:
 
 
 def records_of(message: Message) -> Iterator[Record]:
-    """The other way round."""
+    """Read records from a message."""
     assert isinstance(message.head, Records)
     for i, (topic, number, offset, append_ms, whole, headers) in enumerate(message.head.records):
         yield Record(

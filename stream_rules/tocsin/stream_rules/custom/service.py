@@ -82,7 +82,7 @@ class CustomRules:
         self.host.feed(fed)
 
     def forget(self, partitions: Collection[int]) -> None:
-        """These are another worker's."""
+        """Drop the runs of partitions that another worker owns now."""
         gone = frozenset(partitions)
         self._fed = [record for record in self._fed if record.partition.number not in gone]
         self._snapshots = [one for one in self._snapshots if one[0] not in gone]

@@ -147,7 +147,7 @@ class Episode:
 
 @dataclass(slots=True)
 class Episodes:
-    """Those of one rule instance: the open ones by `about`, and how many issues there were.
+    """The episodes of one rule instance: the open ones by `about`, and how many issues there were.
 
     `past` are resolved ones that may come again; `notices` counts those sent, by severity.
     """

@@ -77,7 +77,7 @@ class Instance:
         return self._shell.failed is not None
 
     def begin_cold(self) -> bool:
-        """It begins in the middle of a run. Whether that matters: it judges by what came before."""
+        """Start in the middle of a run. Whether the rule depends on earlier records."""
         self._shell.cold = self.spec.rule.meta.history_steps > 0
         return self._shell.cold
 
@@ -266,12 +266,12 @@ class Instance:
         return self._shell.episodes.say_again(episode, at, name=self.spec.name, meta=meta)
 
     def open_issues(self) -> list[Known]:
-        """Its open issues, as far as causes are looked for."""
+        """The instance's open issues that may have a cause."""
         name = self.spec.rule.meta.name
         return [episode.known(name) for episode in self._shell.episodes.open.values()]
 
     def snapshot(self) -> bytes:
-        """Its state as the payload of a snapshot record."""
+        """The instance's state as the payload of a snapshot record."""
         own = b""
         if not self.failed:
             try:

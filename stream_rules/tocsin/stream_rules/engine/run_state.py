@@ -182,7 +182,7 @@ class RunState:
         return None if self.ended or self.lost else self.heard_ms + QUIET_MS
 
     def went_quiet(self, now_ms: int) -> None:
-        """Nothing was heard for `QUIET_MS`."""
+        """Called when a run has sent nothing for `QUIET_MS`."""
         if self.ranks and all(rank.outcome for rank in self.ranks.values()):
             self._end(now_ms)
         else:

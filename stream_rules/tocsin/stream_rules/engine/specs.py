@@ -74,7 +74,7 @@ def rule_specs(
 
 
 def with_own_names(config: Config, catalogue: Catalogue | None = None) -> Config:
-    """The same configuration, each alias replaced by the rule's own name, as issues will say it."""
+    """The configuration with each alias replaced by the rule's own name, as issues will say it."""
     known = catalogue or built_in()
     custom = _CustomRules(known)
 
@@ -91,7 +91,7 @@ def with_own_names(config: Config, catalogue: Catalogue | None = None) -> Config
 def custom_entries(
     entries: Iterable[RuleEntry], catalogue: Catalogue | None = None
 ) -> tuple[RuleEntry, ...]:
-    """Those that name a rule of the user's or of a package."""
+    """The entries that name a custom rule, or one of a package."""
     custom = _CustomRules(catalogue or built_in())
     return tuple(entry for entry in entries if not entry.off and entry in custom)
 

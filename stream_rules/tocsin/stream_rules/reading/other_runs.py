@@ -144,7 +144,7 @@ class References:
         return self._runs.keys()
 
     def of(self, run_id: str) -> Reference | None:
-        """That run; None: no rule names it."""
+        """The data of a referenced run; None if no rule names it."""
         return self._runs.get(run_id)
 
     def read(self, record: Record) -> None:

@@ -58,7 +58,7 @@ def dump_state(state: object) -> bytes:
 
 
 def load_state(model: type[S], payload: bytes) -> S:
-    """The other way round.
+    """Read a dataclass from the bytes of `dump_state`.
 
     Raises:
         MalformedRecord: these bytes are no such dataclass.

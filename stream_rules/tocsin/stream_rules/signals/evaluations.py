@@ -25,7 +25,7 @@ TRAIN_STEPS: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One of them: after which step, the mean losses; `at_ms` is the append time of its first
+    """An evaluation: after which step, and its mean losses; `at_ms` is the append time of its first
     loss."""
 
     step: int
@@ -44,7 +44,7 @@ class _Under:
 
 @dataclass(slots=True)
 class Evaluations:
-    """Those of the lowest rank that evaluates, as they become complete.
+    """The evaluations of the lowest rank that evaluates, as they become complete.
 
     The training losses are those of the lowest rank that sends any: under data parallelism they
     tell the same, and not every rank evaluates.

@@ -26,7 +26,7 @@ class Gpu:
 
     @property
     def name(self) -> str:
-        """As issues call it: `gpu 0 of node-17`."""
+        """The GPU as issues call it: `gpu 0 of node-17`."""
         return f"gpu {self.number} of {self.frame.node}"
 
     def column(self, what: str) -> Doubles | None:

@@ -31,7 +31,7 @@ class Hysteresis:
             self.episode, self.first_ms = f"{at.boot}/{at.seq}", at.now_ms
 
     def doubtful(self) -> None:
-        """It does not hold, nor is it gone: what was open stays open."""
+        """Neither true nor clearly false: an open episode stays open."""
         self.gone_at = None
 
     def gone(self, now: float, *, least: float) -> bool:

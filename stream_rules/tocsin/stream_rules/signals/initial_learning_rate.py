@@ -40,7 +40,7 @@ _SMALL: Final = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class RuinousStep:
-    """That a step has thrown the weights away, and what shows it."""
+    """A step that has ruined the weights, and the evidence."""
 
     reason: str
     step: int

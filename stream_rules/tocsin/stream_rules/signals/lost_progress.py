@@ -36,7 +36,10 @@ _MOST: Final = FALLS_OVER // _EVERY + 1
 
 @dataclass(slots=True)
 class LostProgress:
-    """Of one series of losses. Counts are of losses, which a log may write every hundred steps."""
+    """The progress that one series of losses has lost.
+
+    Counts are of losses, which a log may write every hundred steps.
+    """
 
     lowest: float = math.inf
     lowest_step: int = 0

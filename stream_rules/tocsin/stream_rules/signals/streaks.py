@@ -16,7 +16,10 @@ Booleans = npt.NDArray[np.bool_]
 
 @dataclass(slots=True)
 class Streaks:
-    """Of one collection. `length` and `since` (a step) stand in the order of `rows`."""
+    """Streaks of marked rows of one collection.
+
+    `length` and `since` (a step) stand in the order of `rows`.
+    """
 
     rows: list[str] = field(default_factory=list)
     length: StateArray = field(default_factory=lambda: np.zeros(0))

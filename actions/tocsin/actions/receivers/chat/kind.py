@@ -45,7 +45,7 @@ class Chat(ReceiverKind[ChatReceiver, ChatTarget]):
     def target(
         self, name: str, config: ChatReceiver, context: ReceiverContext
     ) -> ChatTarget | None:
-        """None without its URL."""
+        """The address of the chat; None without its URL."""
         url = value_of(config.url, context.secrets)
         if url is None:
             return None

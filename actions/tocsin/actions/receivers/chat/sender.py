@@ -104,7 +104,7 @@ class ChatSender:
         )
 
     async def close(self) -> None:
-        """Nothing stays open."""
+        """Close the sender; it keeps nothing open."""
 
     async def _run(self, task: Task) -> Result | None:
         environ = {

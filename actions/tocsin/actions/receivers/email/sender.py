@@ -81,7 +81,7 @@ class EmailSender:
         return outcome
 
     async def close(self) -> None:
-        """Nothing stays open."""
+        """Close the sender; it keeps nothing open."""
 
     async def _picture(self, message: Message) -> bytes | None:
         drawing = drawing_of(message)

@@ -40,7 +40,7 @@ class LambdaSender:
             return await asyncio.to_thread(self._call, target, payload)
 
     async def close(self) -> None:
-        """Nothing stays open."""
+        """Close the sender; it keeps nothing open."""
 
     def _call(self, target: LambdaTarget, payload: bytes) -> Outcome:
         """Blocks."""

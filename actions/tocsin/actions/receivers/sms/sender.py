@@ -93,7 +93,7 @@ class SmsSender:
         return outcome
 
     async def close(self) -> None:
-        """Nothing stays open."""
+        """Close the sender; it keeps nothing open."""
 
     def _publish(self, target: SmsTarget, numbers: Sequence[str], text: str) -> list[Outcome]:
         """Blocks."""

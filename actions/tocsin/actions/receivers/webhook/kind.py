@@ -56,7 +56,7 @@ class Webhook(ReceiverKind[WebhookReceiver, WebhookTarget]):
     def target(
         self, name: str, config: WebhookReceiver, context: ReceiverContext
     ) -> WebhookTarget | None:
-        """None without its URL."""
+        """The address of the webhook; None without its URL."""
         what = f"receiver {name!r}"
         url = value_of(config.url, context.secrets)
         if url is None:

@@ -40,9 +40,12 @@ def read(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Reading | None:
-    """What attention over these says: [batch, heads, places, width], or without heads.
+    """The bound, the largest logit and the entropy of an attention; None for other shapes.
 
-    Queries may have more heads than keys (grouped queries). None: it is of no such shape.
+    Args:
+        query: `[B, H, Q, D]`, or `[B, Q, D]`.
+        key: `[B, G, K, D]`, or `[B, K, D]`. H is a multiple of G (grouped queries).
+        mask: boolean or added to the logits, broadcast to `[B, H, Q, K]`.
     """
     if query.dim() == 3:
         query, key = query.unsqueeze(1), key.unsqueeze(1)
@@ -123,8 +126,13 @@ def _logits(
 def read_module(
     name: str, module: nn.MultiheadAttention, query: torch.Tensor, key: torch.Tensor
 ) -> Reading | None:
-    """The same of a MultiheadAttention that computes its probabilities itself (`need_weights`):
-    its projections are made again for the first sample. Masks are not taken into account.
+    """`read` for a MultiheadAttention that computes its probabilities itself (`need_weights`).
+
+    It projects the first sample again, and ignores masks.
+
+    Args:
+        query: `[B, Q, D]`, or `[Q, B, D]` without `batch_first`.
+        key: `[B, K, D]`, or `[K, B, D]` without `batch_first`.
     """
     weight = module.in_proj_weight
     if weight is None or is_distributed(weight) or query.dim() != 3 or key.dim() != 3:

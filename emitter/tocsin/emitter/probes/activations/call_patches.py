@@ -82,7 +82,7 @@ class Seer:
 
 
 class WatchedCalls:
-    """Those of this process."""
+    """The patched function calls of this process."""
 
     def __init__(self, seer: Seer) -> None:
         self.for_good = False

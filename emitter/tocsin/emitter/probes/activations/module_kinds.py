@@ -96,7 +96,7 @@ class Found:
     is_compiled: bool
 
     def modules(self) -> list[nn.Module]:
-        """Those that are looked at and alive."""
+        """The captured modules that still exist."""
         return [module for k in self.known.values() if (module := k.module()) is not None]
 
 

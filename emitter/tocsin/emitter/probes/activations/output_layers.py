@@ -20,8 +20,11 @@ MOST_ROWS: Final = 65_536
 
 
 def logits(name: str, output: torch.Tensor) -> Reading | None:
-    """How large the logits are together: the log of the sum of their exponentials, of up to 256
-    tokens; with more than 1,000 logits of each fewer, 32 at least. None: there is nothing to sum.
+    """The log of the sum of the logits' exponentials, of up to 256 tokens; None without logits.
+
+    Args:
+        output: `[..., vocabulary]`. More than 1,000 logits for each token: fewer tokens, at least
+            32.
     """
     if output.dim() < 2 or output.numel() == 0:
         return None

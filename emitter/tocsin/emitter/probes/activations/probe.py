@@ -110,7 +110,7 @@ class ChosenActivations:
         return self.said.ready
 
     def tables(self) -> Iterator[Table]:
-        """Those of each collection."""
+        """The tables of each collection."""
         for table in self.said.tables():
             for plan in self.plans:
                 if table.collection == ACTIVATIONS:

@@ -58,14 +58,14 @@ def _number(value: torch.Tensor | float) -> torch.Tensor | float:
 
 @dataclass(slots=True, eq=False)
 class Readings:
-    """Those of one step, in forward order. A `Pending`."""
+    """The activation readings of one step, in forward order. A `Pending`."""
 
     all: list[Reading] = field(default_factory=list)
     _numbers: HostCopy | None = None
     _samples: HostCopy | None = None
 
     def add(self, reading: Reading) -> None:
-        """One more."""
+        """Add the reading of a module."""
         reading.read()
         self.all.append(reading)
 

@@ -65,7 +65,7 @@ def _number(module: nn.Module, names: Sequence[str]) -> int | None:
 
 
 def tensors_of(output: object, experts: int) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-    """The logits in a router's output, and the numbers of the chosen experts if it says them."""
+    """The logits `[..., experts]` in a router's output, and the chosen experts if it has them."""
     parts = output if isinstance(output, tuple | list) else (output,)
     tensors = [part for part in parts if isinstance(part, torch.Tensor)]
     logits = next(
@@ -80,9 +80,12 @@ def tensors_of(output: object, experts: int) -> tuple[torch.Tensor, torch.Tensor
 def read(
     name: str, logits: torch.Tensor, chosen: torch.Tensor | None, *, experts: int, top: int
 ) -> Reading | None:
-    """The load of each expert, of up to 4,096 tokens; None: the output is not of that shape.
+    """The load of each expert, of up to 4,096 tokens; None for other shapes.
 
-    `chosen` counts if it holds numbers of experts: neither probabilities nor a mask of them all.
+    Args:
+        logits: `[..., experts]`.
+        chosen: numbers of the chosen experts, `[..., top]`. Ignored if it has probabilities or a
+            mask of all experts.
     """
     if logits.shape[-1] != experts or logits.numel() == 0:
         return None

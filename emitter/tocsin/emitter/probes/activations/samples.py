@@ -42,7 +42,7 @@ Sample: TypeAlias = npt.NDArray[np.float32] | Doubles
 
 
 def spread(tensor: torch.Tensor, most: int = LOOKS) -> torch.Tensor:
-    """Up to `most` values of the tensor as float32 (float64 stays), flat, its own memory."""
+    """Up to `most` values of a tensor of any shape: `[n]`, a copy, float32 (float64 stays)."""
     if not tensor.is_contiguous():
         # Channels last, transposed, …: without gaps in memory it is contiguous in another order.
         # What is there many times (expanded) is looked at once.
@@ -60,9 +60,9 @@ def spread(tensor: torch.Tensor, most: int = LOOKS) -> torch.Tensor:
 
 
 def thinned(tensor: torch.Tensor, most: int, *, whole: int = 0) -> torch.Tensor:
-    """A view with fewer places in the first dimensions; the last `whole` dimensions stay.
+    """A view with every n-th index of the first dimensions; the last `whole` dimensions stay.
 
-    `most` counts the places of the dimensions that do not stay.
+    The first dimensions have about `most` elements together.
     """
     free = tensor.dim() - whole
     for d in sorted(range(free), key=lambda d: -tensor.shape[d]):
@@ -75,7 +75,7 @@ def thinned(tensor: torch.Tensor, most: int, *, whole: int = 0) -> torch.Tensor:
 
 
 def rows_of(tensor: torch.Tensor, most: int) -> torch.Tensor:
-    """About `most` rows of the last dimension, evenly spread: [rows, width], float32."""
+    """About `most` evenly spread rows of a tensor `[..., width]`: `[rows, width]`, float32."""
     width = tensor.shape[-1]
     if tensor.is_contiguous():
         flat = tensor.view(-1, width)
@@ -87,7 +87,7 @@ def rows_of(tensor: torch.Tensor, most: int) -> torch.Tensor:
 
 
 def statistics(sample: Sample) -> tuple[Doubles, npt.NDArray[np.uint64]]:
-    """STATISTIC_COLUMNS (over the finite values) and COUNT_COLUMNS of a sample on the host."""
+    """STATISTIC_COLUMNS (of finite values) `[7]` and COUNT_COLUMNS `[4]` of a sample `[n]`."""
     n = sample.size
     if n == 0:
         return np.zeros(7), np.zeros(4, np.uint64)
@@ -119,10 +119,13 @@ def statistics(sample: Sample) -> tuple[Doubles, npt.NDArray[np.uint64]]:
 
 
 def dead_share(output: torch.Tensor, *, channels_first: bool) -> torch.Tensor | None:
-    """Which share of the units is dead, one number; NaN: the output has NaN; None: too little.
+    """The share of dead units, a scalar; NaN if the output has a NaN, None for too few values.
 
-    A unit is a channel of a convolution (dimension 1), else a place of the last dimension. As many
-    values of each are looked at as make 16,384 in all, at least 128, evenly spread over the batch.
+    It samples about 16,384 values, at least 128 for each unit, evenly spread over the batch.
+
+    Args:
+        output: `[B, C, ...]` with `channels_first` (a convolution), else `[..., C]`; a unit is one
+            of the C.
     """
     looks = _looks_at_units(output, channels_first=channels_first)
     if looks is None:
@@ -155,13 +158,18 @@ def _looks_at_units(output: torch.Tensor, *, channels_first: bool) -> torch.Tens
 
 
 def share_beyond(values: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    """Which share of a sample is at most `low` or at least `high`; NaN if it has a NaN."""
+    """The share of a sample of any shape that is at most `low` or at least `high`; NaN if it has
+    a NaN."""
     beyond = ((values <= low) | (values >= high)).mean(dtype=torch.float32)
     return torch.where(values.isnan().any(), torch.nan, beyond)
 
 
 def certainty(probabilities: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of a softmax: which share of its rows is all but one-hot, and their mean entropy (nats)."""
+    """The share of a softmax's rows that are nearly one-hot, and their mean entropy (nats).
+
+    Args:
+        probabilities: any shape; the softmax is over `dim`.
+    """
     rows = rows_of(probabilities.movedim(dim, -1), MOST_ROWS)
     sure = (rows.amax(dim=-1) > 1 - CERTAIN).mean(dtype=torch.float32)
     entropy = torch.special.entr(rows).sum(dim=-1).mean()

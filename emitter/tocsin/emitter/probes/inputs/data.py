@@ -148,7 +148,7 @@ class DataProbe:
     def cross_entropy(
         self, args: Sequence[object], kwargs: Mapping[str, object], mode: Mode
     ) -> None:
-        """Behind a call of that function."""
+        """Called after a call of `cross_entropy`."""
         if self._named or not self._wanted(mode):
             return
         began = time.thread_time()

@@ -25,7 +25,7 @@ class NamedData:
 
 
 def check_data(inputs: object, labels: object, predictions: object, tokens: object) -> NamedData:
-    """The same, if it is what it should be.
+    """The arguments of `Run.data`, checked.
 
     Raises:
         ConfigurationError: what is not, and what was expected.

@@ -64,7 +64,7 @@ GRADIENTS, FROZEN, GRAPHS, LOSSES, MODES, SCHEDULES, CALLS = (
 
 
 class SourceChecks:
-    """Those of the training of this process."""
+    """The program checks of this process's training."""
 
     def __init__(self, wall: Wall) -> None:
         self._wall: Final = wall

@@ -82,7 +82,7 @@ class _Found:
 
 
 class FrozenWeights:
-    """Those of one training."""
+    """The frozen weights of one training."""
 
     def __init__(self) -> None:
         self.forget()

@@ -67,7 +67,7 @@ _MARGIN: Final = 0.05
 
 
 class LossInputs:
-    """Those of one training."""
+    """The inputs of loss functions of one training."""
 
     def __init__(self) -> None:
         self.forget()

@@ -145,8 +145,9 @@ class MissingGradients:
         self.next = step + apart
 
     def news(self) -> Table | None:
-        """Those that have had no gradient for long, when others than before; a table without names
-        when it is first known that there are none, or are none any more.
+        """The parameters that have had no gradient for long, if they have changed.
+
+        The table has no names when it is first known that there are none, or none any more.
         """
         found = {n: a for n, a in self._absent.items() if a.steps >= ENOUGH}
         names = frozenset(found)
@@ -192,7 +193,7 @@ class UntrackedGradients:
         self._before = {key: _state_of(parameter) for key, parameter in found.items()}
 
     def again(self, optimizers: Optimizers) -> Table | None:
-        """Those that have changed since; None: there are none."""
+        """The gradients that have changed since the last call; None without any."""
         before, self._before = self._before, {}
         if not before:
             return None

@@ -56,7 +56,7 @@ class Calls:
         return self._owners.get(id(parameter))
 
     def of(self, owner: int) -> Seen:
-        """Of that module."""
+        """The number of calls of a module."""
         return self.by_module.get(owner, Seen())
 
 

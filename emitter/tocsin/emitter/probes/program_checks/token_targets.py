@@ -59,7 +59,7 @@ class _Attentions:
 
 
 class StepTokens:
-    """Those of one forward pass."""
+    """The token ids of one forward pass."""
 
     def __init__(self, recurrent: Sequence[nn.Module] = ()) -> None:
         """`recurrent` are such layers of the model: beside one of them attention may look at what

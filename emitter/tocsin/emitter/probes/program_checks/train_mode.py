@@ -42,7 +42,7 @@ def is_switchable(module: nn.Module) -> bool:
 
 
 class LayerModes(Seer):
-    """Those of one training's model."""
+    """The train and eval modes of a model's layers."""
 
     def __init__(self) -> None:
         self.due = False
@@ -150,7 +150,7 @@ class LayerModes(Seer):
         is_causal: bool,
         scale: float | None,
     ) -> None:
-        """Of no interest here."""
+        """Called for an attention; not used here."""
 
     def _see(self, module: nn.Module) -> None:
         if module.training and not torch.is_grad_enabled() and id(module) in self._layers:

@@ -13,7 +13,7 @@ from tocsin.stream_rules.rule import Params, Rule, RuleMeta
 
 
 class ActionFailedParams(Params):
-    """It has no parameters."""
+    """The rule has no parameters."""
 
 
 @dataclass(slots=True)

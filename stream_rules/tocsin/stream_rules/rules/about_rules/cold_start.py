@@ -22,7 +22,7 @@ from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
 
 
 class ColdStartParams(Params):
-    """It has no parameters."""
+    """The rule has no parameters."""
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from tocsin.stream_rules.rule import Params, Rule, RuleMeta
 
 
 class RuleFailedParams(Params):
-    """It has no parameters."""
+    """The rule has no parameters."""
 
 
 @dataclass(slots=True)

@@ -25,7 +25,7 @@ BRANCH: Final = "in_no_optimizer"
 
 @dataclass(slots=True)
 class UnownedGradients:
-    """Those of the first look, which the second must confirm."""
+    """Unowned gradients at the first check, which the second must confirm."""
 
     frames: LowestRankRows = field(default_factory=LowestRankRows)
     before: list[str] = field(default_factory=list)

@@ -65,7 +65,7 @@ _MEANINGS: Final = {
 
 
 class GpuHardwareErrorParams(Params):
-    """It has no parameters."""
+    """The rule has no parameters."""
 
 
 @dataclass(slots=True)
