@@ -102,6 +102,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
         {"outcomes"},
         {"rule"},
         {"signals"},
+        {"rule_bases"},
         {"rules"},
         {"catalogue"},
         {"engine"},

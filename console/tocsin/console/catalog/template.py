@@ -20,12 +20,14 @@ A rule to begin with: change what it reads, what it remembers and when it finds 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pydantic import Field
-from tocsin.schemas import Evidence, StepFrame, Subject
+from tocsin.schemas import Evidence, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
-from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
+from tocsin.stream_rules.rule import Params, RuleMeta, scalar
+from tocsin.stream_rules.rule_bases import SeriesRule, SeriesState
+from tocsin.stream_rules.signals.streaks import Streak
 
 
 class {cls}Params(Params):
@@ -38,14 +40,13 @@ class {cls}Params(Params):
 
 
 @dataclass(slots=True)
-class {cls}State:
+class {cls}State(SeriesState):
     """All that the rule remembers: it is saved, and read back after a crash."""
 
-    in_a_row: int = 0
-    first_step: int = 0
+    high: Streak = field(default_factory=Streak)
 
 
-class {cls}(Rule[{cls}Params, {cls}State]):
+class {cls}(SeriesRule[{cls}Params, {cls}State]):
     """The loss is above `limit` for `steps` steps in a row."""
 
     meta = RuleMeta(
@@ -62,29 +63,24 @@ class {cls}(Rule[{cls}Params, {cls}State]):
         resolve_after_steps=20,
     )
     state_type = {cls}State
+    column = "loss"
 
-    def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
-        """Called with the scalars of some steps of one rank; no clock, no chance, no files here."""
-        losses = frame.column("loss")
-        if losses is None or frame.speaker.rank != 0:
-            return
-        for step, loss in zip(frame.steps.tolist(), losses.tolist(), strict=True):
-            # Not `loss <= limit`: NaN is for `nonfinite`.
-            if not loss > self.params.limit:
-                self.state.in_a_row = 0
-                yield Clear(step)
-                continue
-            if self.state.in_a_row == 0:
-                self.state.first_step = step
-            self.state.in_a_row += 1
-            if self.state.in_a_row >= self.params.steps:
-                yield Finding(
-                    subject=Subject(kind="loss", name="loss"),
-                    reason=f"the loss is {{loss:.4g}} at step {{step}}, and has been above "
-                    f"{{self.params.limit:g}} for {{self.state.in_a_row}} steps",
-                    first_step=self.state.first_step,
-                    evidence=Evidence(facts=(fact("loss", loss, limit=self.params.limit),)),
-                )
+    def on_value(self, step: int, value: float, at: Moment) -> Outcomes:
+        """Called with the finite loss of each step; no clock, no chance, no files here."""
+        high, params = self.state.high, self.params
+        if not high.update(step, at.now_ms, holds=value > params.limit):
+            yield Clear(step)
+        elif high.length >= params.steps:
+            yield Finding(
+                subject=Subject(kind="loss", name="loss"),
+                reason=f"the loss is {{value:.4g}} at step {{step}}, and has been above "
+                f"{{params.limit:g}} for {{high.length}} steps",
+                first_step=high.first_step,
+                evidence=Evidence(
+                    facts=(fact("loss", value, limit=params.limit),),
+                    series=self.state.lead.series("loss", limit=params.limit),
+                ),
+            )
 '''
 
 _TEST: Final = '''\

@@ -18,13 +18,35 @@ SERIES_POINTS: Final = 128
 
 
 @dataclass(slots=True)
-class RankSeries:
+class PointHistory:
+    """The last points of a series, as many as the evidence carries."""
+
+    steps: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+    def append(self, step: int, value: float) -> None:
+        """Keep a point."""
+        self.steps.append(step)
+        self.values.append(float(value))
+        del self.steps[:-SERIES_POINTS], self.values[:-SERIES_POINTS]
+
+    def series(self, name: str, *, limit: float | None = None, unit: str | None = None) -> Series:
+        """The last points, for the evidence."""
+        return Series(
+            name=name,
+            unit=unit,
+            steps=tuple(self.steps[-SERIES_POINTS:]),
+            values=tuple(self.values[-SERIES_POINTS:]),
+            limit=limit,
+        )
+
+
+@dataclass(slots=True)
+class RankSeries(PointHistory):
     """Which rank leads, how far it is, and its last points."""
 
     rank: int | None = None
     last_step: int = -1
-    steps: list[int] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
 
     def overtaken_by(self, frame: StepFrame) -> bool:
         """Whether a frame is of a lower rank than the one that leads, and so begins to lead.
@@ -62,13 +84,3 @@ class RankSeries:
         if len(self.steps) > 2 * SERIES_POINTS:
             del self.steps[:-SERIES_POINTS], self.values[:-SERIES_POINTS]
         return True
-
-    def series(self, name: str, *, limit: float | None = None, unit: str | None = None) -> Series:
-        """The last points, for the evidence."""
-        return Series(
-            name=name,
-            unit=unit,
-            steps=tuple(self.steps[-SERIES_POINTS:]),
-            values=tuple(self.values[-SERIES_POINTS:]),
-            limit=limit,
-        )

@@ -80,6 +80,14 @@ def reset_ranks(state: object) -> None:
             reset_ranks(getattr(state, one.name))
 
 
+def doubles(table: TensorFrame, column: str) -> Doubles:
+    """A statistic of all rows that the table has. Raises KeyError: it has not."""
+    values = table.column(column)
+    if values is None:
+        raise KeyError(column)
+    return values.astype(np.float64)
+
+
 def mean_abs(frame: TensorFrame) -> Doubles | None:
     """The mean absolute value of each row's finite values; None: it was not captured.
 
@@ -150,6 +158,12 @@ def is_asked_for(collection: str, row: str, patterns: Iterable[str]) -> bool:
     """
     names = {f"{collection}/{row}", f"{collection}/{row.partition('@')[0]}"}
     return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
+
+
+def rows_asked_for(table: TensorFrame, patterns: Iterable[str]) -> npt.NDArray[np.bool_]:
+    """Which rows of a table COLLECTION/NAME patterns name."""
+    asked = (is_asked_for(table.collection, name, patterns) for name in table.rows)
+    return np.fromiter(asked, bool, len(table.rows))
 
 
 def named(rows: Sequence[str], chosen: Iterable[int], limit: int = 32) -> tuple[str, ...]:

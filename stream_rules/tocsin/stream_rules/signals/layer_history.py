@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tocsin.schemas.records.issues import Series
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
 from tocsin.stream_rules.reading.state_codec import StateArray
 from tocsin.stream_rules.reading.tensor_rows import Doubles, aligned
@@ -46,9 +47,16 @@ class LayerHistory:
         index = int(np.searchsorted(self.steps, step, side="left"))
         return None if index >= len(self.steps) - 1 else self.values[index]
 
-    def of(self, row: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """Steps and values of one layer, where it said something."""
+    def series(
+        self, row: int, name: str, *, limit: float | None = None, unit: str | None = None
+    ) -> Series:
+        """What one layer said, where it said something, for the evidence."""
         column = self.values[:, row]
         known = np.isfinite(column)
-        steps = np.asarray(self.steps)[known].tolist()
-        return tuple(steps), tuple(column[known].tolist())
+        return Series(
+            name=name,
+            unit=unit,
+            steps=tuple(np.asarray(self.steps)[known].tolist()),
+            values=tuple(column[known].tolist()),
+            limit=limit,
+        )

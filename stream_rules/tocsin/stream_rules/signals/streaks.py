@@ -1,4 +1,4 @@
-"""For how many summaries in a row a condition has held, row by row."""
+"""For how many checks in a row a condition has held: of a rule, or of each row of a table."""
 
 from __future__ import annotations
 
@@ -12,6 +12,22 @@ from tocsin.stream_rules.reading.state_codec import StateArray
 from tocsin.stream_rules.reading.tensor_rows import Doubles, aligned
 
 Booleans = npt.NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class Streak:
+    """How many checks in a row, and where the first of them was: its step, and its append time."""
+
+    length: int = 0
+    first_step: int = 0
+    first_ms: int = 0
+
+    def update(self, step: int, now_ms: int, *, holds: bool) -> int:
+        """The length after a check."""
+        if holds and not self.length:
+            self.first_step, self.first_ms = step, now_ms
+        self.length = self.length + 1 if holds else 0
+        return self.length
 
 
 @dataclass(slots=True)

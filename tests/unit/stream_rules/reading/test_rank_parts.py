@@ -17,7 +17,6 @@ from tocsin.stream_rules.engine.partitions import Engine
 from tocsin.stream_rules.engine.spec import RuleSpec
 from tocsin.stream_rules.reading.rank_parts import KEPT_STEPS, MAX_SIZE, SILENT_STEPS, Parts
 from tocsin.stream_rules.reading.state_codec import dump_state, load_state
-from tocsin.stream_rules.reading.tensor_rows import LowestRankRows
 from tocsin.stream_rules.rule import AnyRule
 from tocsin.stream_rules.testing import Numbers, RunBuilder, issues_of, only
 
@@ -422,7 +421,8 @@ def test_every_rule_with_whole_summaries_says_how_it_reads_ranks() -> None:
         rule: type[AnyRule] = built_in().get(name)
         source = inspect.getsource(inspect.getmodule(rule) or rule)
         if not rule.by_part and any(
-            word in source for word in (LowestRankRows.__name__, "WarmStart", "ClassTotals")
+            word in source
+            for word in ("TensorRowRule", "LowestRankRows", "WarmStart", "ClassTotals")
         ):
             found.add(name)
     assert found == others

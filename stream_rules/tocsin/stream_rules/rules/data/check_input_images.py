@@ -22,12 +22,14 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import TensorFrame
-from tocsin.schemas.records.issues import Evidence, Series, Subject
+from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
+from tocsin.stream_rules.reading.rank_series import PointHistory
 from tocsin.stream_rules.reading.state_codec import StateArray
-from tocsin.stream_rules.reading.tensor_rows import LowestRankRows
-from tocsin.stream_rules.rule import Params, Rule, RuleMeta, tensors
+from tocsin.stream_rules.reading.tensor_rows import Doubles, doubles
+from tocsin.stream_rules.rule import Params, RuleMeta, tensors
+from tocsin.stream_rules.rule_bases import RowState, TensorRowRule
+from tocsin.stream_rules.signals.streaks import Streak
 
 
 class CheckInputImagesParams(Params):
@@ -53,19 +55,16 @@ class _Input:
     seen: float = 0.0
     mean: StateArray = field(default_factory=lambda: np.zeros(0))
     std: StateArray = field(default_factory=lambda: np.zeros(0))
-    bad: int = 0
-    since: int = 0
-    steps: list[int] = field(default_factory=list)
-    worst: list[float] = field(default_factory=list)
+    bad: Streak = field(default_factory=Streak)
+    worst: PointHistory = field(default_factory=PointHistory)
 
 
 @dataclass(slots=True)
-class _State:
-    frames: LowestRankRows = field(default_factory=LowestRankRows)
+class _State(RowState):
     inputs: dict[str, _Input] = field(default_factory=dict)
 
 
-class CheckInputImages(Rule[CheckInputImagesParams, _State]):
+class CheckInputImages(TensorRowRule[CheckInputImagesParams, _State]):
     """An episode for each input."""
 
     meta = RuleMeta(
@@ -100,34 +99,22 @@ class CheckInputImages(Rule[CheckInputImagesParams, _State]):
         resolve_after_steps=0,
     )
     state_type = _State
+    by_part = False
+    columns = ("mean", "std", "numel")
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
-        whole = self.state.frames.assemble(frame)
-        if whole is None:
-            return
-        mean, std, values = whole.column("mean"), whole.column("std"), whole.count("numel")
-        if mean is None or std is None or values is None:
-            return
+    def on_table(self, table: TensorFrame, at: Moment) -> Outcomes:
+        mean, std, values = doubles(table, "mean"), doubles(table, "std"), table.count("numel")
+        assert values is not None
         channels: dict[str, list[int]] = {}
-        for row, name in enumerate(whole.rows):
+        for row, name in enumerate(table.rows):
             channels.setdefault(name.rpartition(".")[0], []).append(row)
         for name, rows in channels.items():
-            if len(rows) <= self.params.most_channels and values[rows].min() > 0:
-                yield from self._input(
-                    name,
-                    mean[rows].astype(np.float64),
-                    std[rows].astype(np.float64),
-                    float(values[rows].min()),
-                    whole.step,
-                )
+            least = float(values[rows].min())
+            if len(rows) <= self.params.most_channels and least > 0:
+                yield from self._input(name, mean[rows], std[rows], least, table.step, at)
 
     def _input(
-        self,
-        name: str,
-        mean: StateArray,
-        std: StateArray,
-        values: float,
-        step: int,
+        self, name: str, mean: Doubles, std: Doubles, values: float, step: int, at: Moment
     ) -> Outcomes:
         if not (np.isfinite(mean).all() and np.isfinite(std).all()):
             return  # nonfinite says that; in the means it would stay for ever
@@ -146,16 +133,13 @@ class CheckInputImages(Rule[CheckInputImagesParams, _State]):
         wide = np.zeros(len(mean), bool)
         if (largest := self.params.largest_std) is not None:
             wide = (known.std > largest) | ((known.std < self.params.least_std) & (known.std > 0.0))
-        known.steps = [*known.steps, step][-SERIES_POINTS:]
-        known.worst = [*known.worst, float(np.abs(known.mean).max())][-SERIES_POINTS:]
-        if not (off | wide).any():
-            known.bad = 0
+        known.worst.append(step, np.abs(known.mean).max())
+        bad = off | wide
+        length = known.bad.update(step, at.now_ms, holds=bool(bad.any()))
+        if not length:
             yield Clear(step, about=name)
-            return
-        known.since = step if known.bad == 0 else known.since
-        known.bad += 1
-        if known.bad >= self.params.for_summaries:
-            yield self._finding(name, known, [int(i) for i in np.flatnonzero(off | wide)], wide)
+        elif length >= self.params.for_summaries:
+            yield self._finding(name, known, np.flatnonzero(bad).tolist(), wide)
 
     def _finding(self, name: str, known: _Input, bad: list[int], wide: StateArray) -> Finding:
         scale = bool(wide.any())
@@ -168,19 +152,16 @@ class CheckInputImages(Rule[CheckInputImagesParams, _State]):
             subject=Subject(kind="tensor", name=f"{name}.{first}", collection="input_channels"),
             reason=f"channel {first} of {name} has the mean {known.mean[first]:.3g} and the "
             f"standard deviation {known.std[first]:.3g}{others}: the images are not normalised",
-            first_step=known.since,
-            first_rank=self.state.frames.rank,
+            first_step=known.bad.first_step,
+            first_rank=self.state.tables["input_channels"].rank,
             evidence=Evidence(
                 facts=(
                     fact("mean", known.mean[first], limit=params.threshold_mean),
                     fact("std", known.std[first], limit=params.largest_std),
                     fact("values_seen", known.seen),
                 ),
-                series=Series(
-                    name="distance of the worst mean from 0",
-                    steps=tuple(known.steps),
-                    values=tuple(known.worst),
-                    limit=params.threshold_mean,
+                series=known.worst.series(
+                    "distance of the worst mean from 0", limit=params.threshold_mean
                 ),
                 followed=len(bad) - 1,
                 also=tuple(f"{name}.{i}" for i in bad if i != first),

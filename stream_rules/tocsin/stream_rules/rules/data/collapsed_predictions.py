@@ -23,8 +23,9 @@ from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.schemas.records.program_facts import LayerInputsSeen, LossInputsSeen
 from tocsin.schemas.records.runs import RunData
 from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.tensor_rows import LowestRankRows
-from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event, tensors
+from tocsin.stream_rules.rule import Params, RuleMeta, event, tensors
+from tocsin.stream_rules.rule_bases import RowState, TensorRowRule
+from tocsin.stream_rules.signals.loss_inputs import leading_loss_inputs
 
 _SAME: Final = 1e-6
 _ROWS: Final = 4
@@ -50,14 +51,13 @@ class CollapsedPredictionsParams(Params):
 
 @dataclass(slots=True)
 class _Collapse:
-    frames: LowestRankRows = field(default_factory=LowestRankRows)
     last_step: int = 0
     since: int | None = None
     records: int = 0
 
 
 @dataclass(slots=True)
-class _State:
+class _State(RowState):
     rank: int | None = None
     same: dict[str, int] = field(default_factory=dict)
     same_since: dict[str, int] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class _State:
     modes: dict[str, _Collapse] = field(default_factory=dict)
 
 
-class CollapsedPredictions(Rule[CollapsedPredictionsParams, _State]):
+class CollapsedPredictions(TensorRowRule[CollapsedPredictionsParams, _State]):
     """One episode for each branch, in training and in evaluations."""
 
     meta = RuleMeta(
@@ -95,19 +95,24 @@ class CollapsedPredictions(Rule[CollapsedPredictionsParams, _State]):
         resolve_after_steps=0,
     )
     state_type = _State
+    by_part = False
 
     def on_event(self, data: RunData, at: Moment) -> Outcomes:
         state = self.state
         if isinstance(data, LayerInputsSeen):
             state.inputs_same = data.sample_std == 0.0
-            return
-        if not isinstance(data, LossInputsSeen) or data.mode != "train":
-            return
-        if state.rank is not None and data.rank > state.rank:
-            return
+        inputs = leading_loss_inputs(data, state.rank)
+        if inputs is not None:
+            yield from self._constant(inputs)
+
+    def _constant(self, data: LossInputsSeen) -> Outcomes:
+        state = self.state
         if data.rank != state.rank:
             self.state = state = _State(
-                rank=data.rank, inputs_same=state.inputs_same, modes=state.modes
+                tables=state.tables,
+                rank=data.rank,
+                inputs_same=state.inputs_same,
+                modes=state.modes,
             )
         if data.spread is None or data.rows < _ROWS:
             return
@@ -143,16 +148,16 @@ class CollapsedPredictions(Rule[CollapsedPredictionsParams, _State]):
             ),
         )
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
-        mode = frame.mode
+    def table_key(self, frame: TensorFrame) -> str:
+        return frame.mode
+
+    def on_table(self, table: TensorFrame, at: Moment) -> Outcomes:
+        mode = table.mode
         if mode not in ("train", "eval"):
             return
         kept = self.state.modes.setdefault(mode, _Collapse())
-        whole = kept.frames.assemble(frame)
-        if whole is None:
-            return
-        labels, predictions = whole.count("labels"), whole.count("predictions")
-        began, kept.last_step = kept.last_step, whole.step
+        labels, predictions = table.count("labels"), table.count("predictions")
+        began, kept.last_step = kept.last_step, table.step
         if labels is None or predictions is None:
             return
         all_labels, all_predictions = int(labels.sum()), int(predictions.sum())
@@ -164,7 +169,7 @@ class CollapsedPredictions(Rule[CollapsedPredictionsParams, _State]):
         about, params = f"one_class {mode}", self.params
         if taken < params.share or true > params.label_share:
             kept.since, kept.records = None, 0
-            yield Clear(whole.step, about=about)
+            yield Clear(table.step, about=about)
             return
         if began < params.start_step:
             return
@@ -172,25 +177,25 @@ class CollapsedPredictions(Rule[CollapsedPredictionsParams, _State]):
             kept.since = began
         kept.records += 1
         enough = (
-            whole.step - kept.since >= params.steps and kept.records > 1
+            table.step - kept.since >= params.steps and kept.records > 1
             if mode == "train"
-            else kept.records >= params.evaluations and whole.step >= params.steps
+            else kept.records >= params.evaluations and table.step >= params.steps
         )
         if not enough:
-            yield Holds(whole.step, about=about)
+            yield Holds(table.step, about=about)
             return
         where = "" if mode == "train" else " of the evaluations"
         yield Finding(
             about=about,
             branch="one_class",
             subject=Subject(kind="scalar", name="predictions"),
-            reason=f"{100 * taken:.1f} % of the predictions{where} are class {whole.rows[top]} "
+            reason=f"{100 * taken:.1f} % of the predictions{where} are class {table.rows[top]} "
             f"since step {kept.since}, which {100 * true:.1f} % of the labels are",
             first_step=kept.since,
-            first_rank=kept.frames.rank,
+            first_rank=table.speaker.rank,
             evidence=Evidence(
                 facts=(
-                    fact("class", whole.rows[top]),
+                    fact("class", table.rows[top]),
                     fact("predicted", taken, limit=params.share),
                     fact("labelled", true, limit=params.label_share),
                     fact("records", kept.records),

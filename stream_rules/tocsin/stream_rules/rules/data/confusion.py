@@ -24,12 +24,13 @@ import numpy.typing as npt
 from pydantic import Field
 
 from tocsin.schemas.records.frames import TensorFrame
-from tocsin.schemas.records.issues import Evidence, Series, Subject
+from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
+from tocsin.stream_rules.reading.rank_series import PointHistory
 from tocsin.stream_rules.reading.state_codec import StateArray
-from tocsin.stream_rules.reading.tensor_rows import Doubles, LowestRankRows
-from tocsin.stream_rules.rule import Params, Rule, RuleMeta, tensors
+from tocsin.stream_rules.reading.tensor_rows import Doubles
+from tocsin.stream_rules.rule import Params, RuleMeta, tensors
+from tocsin.stream_rules.rule_bases import RowState, TensorRowRule
 from tocsin.stream_rules.signals.class_totals import Recent
 from tocsin.stream_rules.signals.proportion_bounds import at_least, at_most
 from tocsin.stream_rules.signals.vocabulary import Vocabulary
@@ -59,22 +60,20 @@ class ConfusionParams(Params):
 
 
 @dataclass(slots=True)
-class _Table:
-    frames: LowestRankRows = field(default_factory=LowestRankRows)
+class _Tally:
     recent: Recent = field(default_factory=Recent)
     bad: StateArray = field(default_factory=lambda: np.zeros((0, 0), np.uint32))
     since: int | None = None
-    steps: list[int] = field(default_factory=list)
-    worst: list[float] = field(default_factory=list)
+    worst: PointHistory = field(default_factory=PointHistory)
 
 
 @dataclass(slots=True)
-class _State:
-    tables: dict[str, _Table] = field(default_factory=dict)
+class _State(RowState):
+    tallies: dict[str, _Tally] = field(default_factory=dict)
     vocabulary: Vocabulary = field(default_factory=Vocabulary)
 
 
-class Confusion(Rule[ConfusionParams, _State]):
+class Confusion(TensorRowRule[ConfusionParams, _State]):
     """An episode for training and one for evaluations; it names the worst pair of classes."""
 
     meta = RuleMeta(
@@ -110,26 +109,31 @@ class Confusion(Rule[ConfusionParams, _State]):
         resolve_after_steps=0,
     )
     state_type = _State
+    by_part = False
+
+    def table_key(self, frame: TensorFrame) -> str:
+        return frame.mode
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
-        state, params = self.state, self.params
         if frame.collection == "embeddings":
-            state.vocabulary.learn(frame)
-            return
-        of = state.tables.setdefault(frame.mode, _Table())
-        whole = of.frames.assemble(frame)
-        if whole is None or whole.count_columns != whole.rows:
-            return
-        if not params.tokens_too and state.vocabulary.holds(len(whole.rows)):
-            return
-        counted = whole.counts.astype(np.float64)
-        of.recent.add(counted, float(counted.sum()), params.samples)
-        table = of.recent.total()[: params.category_no, : params.category_no]
-        if of.recent.seen < params.samples or not table.any():
-            return
-        yield from self._evaluate(of, table, whole.step, frame.mode)
+            self.state.vocabulary.learn(frame)
+            return ()
+        return super().on_tensors(frame, at)
 
-    def _evaluate(self, of: _Table, table: Doubles, step: int, mode: str) -> Outcomes:
+    def on_table(self, table: TensorFrame, at: Moment) -> Outcomes:
+        state, params = self.state, self.params
+        if table.count_columns != table.rows:
+            return
+        if not params.tokens_too and state.vocabulary.holds(len(table.rows)):
+            return
+        of = state.tallies.setdefault(table.mode, _Tally())
+        counted = table.counts.astype(np.float64)
+        of.recent.add(counted, float(counted.sum()), params.samples)
+        total = of.recent.total()[: params.category_no, : params.category_no]
+        if of.recent.seen >= params.samples and total.any():
+            yield from self._evaluate(of, total, table.step, table.mode)
+
+    def _evaluate(self, of: _Tally, table: Doubles, step: int, mode: str) -> Outcomes:
         params, z = self.params, self.params.certainty
         labels = np.repeat(table.sum(1, keepdims=True), table.shape[1], axis=1)
         own = np.eye(len(table), dtype=bool)
@@ -142,8 +146,7 @@ class Confusion(Rule[ConfusionParams, _State]):
         before[: known.shape[0], : known.shape[1]] = known
         of.bad = np.where(over, before + 1, 0).astype(np.uint32)
         shares = table / np.maximum(labels, 1)
-        of.steps = [*of.steps, step][-SERIES_POINTS:]
-        of.worst = [*of.worst, float(np.where(own, 0, shares).max())][-SERIES_POINTS:]
+        of.worst.append(step, np.where(own, 0, shares).max())
         if not over.any():
             of.since = None
             yield Clear(step, about=mode)
@@ -155,7 +158,7 @@ class Confusion(Rule[ConfusionParams, _State]):
 
     def _finding(
         self,
-        of: _Table,
+        of: _Tally,
         table: Doubles,
         shares: Doubles,
         lasting: Flags,
@@ -183,7 +186,7 @@ class Confusion(Rule[ConfusionParams, _State]):
             subject=Subject(kind="tensor", name=f"class {i}", collection="confusion"),
             reason=f"{said}{more}, while {100 * accuracy:.0f} % of all are predicted correctly",
             first_step=of.since,
-            first_rank=of.frames.rank,
+            first_rank=self.state.tables[mode].rank,
             evidence=Evidence(
                 facts=(
                     fact("share", shares[i, j], limit=limit),
@@ -193,10 +196,8 @@ class Confusion(Rule[ConfusionParams, _State]):
                     fact("labels_of_class", table[i].sum()),
                     fact("accuracy", accuracy),
                 ),
-                series=Series(
-                    name="largest share of a class that is predicted as another",
-                    steps=tuple(of.steps),
-                    values=tuple(of.worst),
+                series=of.worst.series(
+                    "largest share of a class that is predicted as another",
                     limit=self.params.max_off_diag,
                 ),
                 followed=len(others),

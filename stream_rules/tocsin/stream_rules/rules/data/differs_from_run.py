@@ -27,8 +27,8 @@ from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.stream_rules.outcomes import Finding, Holds, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.other_runs import COLLECTIONS, Reference, References, differs
 from tocsin.stream_rules.reading.rank_series import RankSeries
-from tocsin.stream_rules.reading.tensor_rows import LowestRankRows
-from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar, tensors
+from tocsin.stream_rules.rule import Params, RuleMeta, scalar, tensors
+from tocsin.stream_rules.rule_bases import RowState, TensorRowRule
 
 
 class DiffersFromRunParams(Params):
@@ -43,15 +43,14 @@ class DiffersFromRunParams(Params):
 
 
 @dataclass(slots=True)
-class _State:
+class _State(RowState):
     lead: RankSeries = field(default_factory=RankSeries)
-    frames: dict[str, LowestRankRows] = field(default_factory=dict)
     looked: bool = False
     different: bool = False
     compared: int = 0
 
 
-class DiffersFromRun(Rule[DiffersFromRunParams, _State]):
+class DiffersFromRun(TensorRowRule[DiffersFromRunParams, _State]):
     """One episode, at the first difference; another if the other run is not there."""
 
     meta = RuleMeta(
@@ -76,6 +75,7 @@ class DiffersFromRun(Rule[DiffersFromRunParams, _State]):
         params=DiffersFromRunParams,
     )
     state_type = _State
+    by_part = False
 
     def __init__(self, name: str, params: DiffersFromRunParams) -> None:
         super().__init__(name, params)
@@ -104,22 +104,19 @@ class DiffersFromRun(Rule[DiffersFromRunParams, _State]):
             subject = Subject(kind="loss", name="loss")
             yield from self._differs(step, subject, "the loss", loss, other, 0)
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
+    def on_table(self, table: TensorFrame, at: Moment) -> Outcomes:
         state = self.state
-        whole = state.frames.setdefault(frame.collection, LowestRankRows()).assemble(frame)
-        if whole is None:
-            return
         yield from self._inspect(at)
-        other = None if self._other is None else self._other.frame(whole.collection, whole.step)
+        other = None if self._other is None else self._other.frame(table.collection, table.step)
         if other is None:
             return
         state.compared += 1
-        found = differs(whole, other, self.params.rtol)
+        found = differs(table, other, self.params.rtol)
         if found:
             name, statistic, ours, theirs = found[0]
-            subject = Subject(kind="tensor", name=name, collection=whole.collection)
-            what = f"{statistic} of {whole.collection}/{name}"
-            yield from self._differs(whole.step, subject, what, ours, theirs, len(found) - 1)
+            subject = Subject(kind="tensor", name=name, collection=table.collection)
+            what = f"{statistic} of {table.collection}/{name}"
+            yield from self._differs(table.step, subject, what, ours, theirs, len(found) - 1)
 
     def _inspect(self, at: Moment) -> Outcomes:
         """Once: whether the other run is there."""

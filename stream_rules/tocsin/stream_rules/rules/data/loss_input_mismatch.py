@@ -34,6 +34,7 @@ from tocsin.schemas.records.program_facts import LossInputsSeen
 from tocsin.schemas.records.runs import RunData
 from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event
+from tocsin.stream_rules.signals.loss_inputs import leading_loss_inputs
 
 _CERTAIN: Final = 1e-6
 _ABOVE: Final = 1e-3
@@ -129,36 +130,37 @@ class LossInputMismatch(Rule[LossInputMismatchParams, _State]):
     state_type = _State
 
     def on_event(self, data: RunData, at: Moment) -> Outcomes:
-        if not isinstance(data, LossInputsSeen) or data.mode != "train":
-            return
         state = self.state
-        if state.rank is not None and data.rank > state.rank:
+        inputs = leading_loss_inputs(data, state.rank)
+        if inputs is None:
             return
-        if data.rank != state.rank:
-            state.rank, state.watched = data.rank, {}
-        found = self._branches(data)
+        if inputs.rank != state.rank:
+            state.rank, state.watched = inputs.rank, {}
+        found = self._branches(inputs)
         for branch in BRANCHES:
-            key = f"{data.function} {branch}"
+            key = f"{inputs.function} {branch}"
             if branch in found or key in state.watched:
-                yield from self._inspect(key, branch, data, found.get(branch))
+                yield from self._inspect(key, branch, inputs, found.get(branch))
 
-    def _inspect(self, key: str, branch: str, data: LossInputsSeen, needed: int | None) -> Outcomes:
+    def _inspect(
+        self, key: str, branch: str, inputs: LossInputsSeen, needed: int | None
+    ) -> Outcomes:
         watched = self.state.watched.setdefault(key, _Watched())
-        if data.step < watched.step:
+        if inputs.step < watched.step:
             return
-        new = data.step > watched.step
+        new = inputs.step > watched.step
         if needed is None:
             # Of several calls of a step all must be so.
-            watched.looks, watched.step, watched.holds = 0, data.step, False
-            yield Clear(data.step, about=key)
+            watched.looks, watched.step, watched.holds = 0, inputs.step, False
+            yield Clear(inputs.step, about=key)
             return
         if new:
-            watched.first_step = data.step if not watched.looks else watched.first_step
-            watched.looks, watched.step, watched.holds = watched.looks + 1, data.step, True
+            watched.first_step = inputs.step if not watched.looks else watched.first_step
+            watched.looks, watched.step, watched.holds = watched.looks + 1, inputs.step, True
         if watched.holds and watched.looks >= needed:
-            yield self._finding(key, branch, data, watched, needed)
+            yield self._finding(key, branch, inputs, watched, needed)
         else:
-            yield Holds(data.step, about=key)
+            yield Holds(inputs.step, about=key)
 
     def _branches(self, data: LossInputsSeen) -> dict[str, int]:
         """The branches that hold, each with the number of looks that it needs."""

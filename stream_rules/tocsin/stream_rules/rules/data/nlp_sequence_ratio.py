@@ -21,11 +21,11 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from tocsin.schemas.records.frames import TensorFrame
-from tocsin.schemas.records.issues import Evidence, Series, Subject
+from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
-from tocsin.stream_rules.reading.tensor_rows import LowestRankRows
-from tocsin.stream_rules.rule import Params, Rule, RuleMeta, tensors
+from tocsin.stream_rules.reading.rank_series import PointHistory
+from tocsin.stream_rules.rule import Params, RuleMeta, tensors
+from tocsin.stream_rules.rule_bases import RowState, TensorRowRule
 from tocsin.stream_rules.signals.proportion_bounds import at_least
 from tocsin.stream_rules.signals.vocabulary import Vocabulary
 
@@ -63,17 +63,15 @@ class NlpSequenceRatioParams(Params):
 
 
 @dataclass(slots=True)
-class _State:
-    frames: dict[str, LowestRankRows] = field(default_factory=dict)
+class _State(RowState):
     rank: int | None = None
     vocabulary: Vocabulary = field(default_factory=Vocabulary)
-    tables: list[dict[str, float]] = field(default_factory=list)
+    counted: list[dict[str, float]] = field(default_factory=list)
     since: dict[str, int] = field(default_factory=dict)
-    steps: list[int] = field(default_factory=list)
-    worst: list[float] = field(default_factory=list)
+    worst: PointHistory = field(default_factory=PointHistory)
 
 
-class NlpSequenceRatio(Rule[NlpSequenceRatioParams, _State]):
+class NlpSequenceRatio(TensorRowRule[NlpSequenceRatioParams, _State]):
     """An episode for each token."""
 
     meta = RuleMeta(
@@ -107,26 +105,29 @@ class NlpSequenceRatio(Rule[NlpSequenceRatioParams, _State]):
         resolve_after_steps=0,
     )
     state_type = _State
+    by_part = False
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
-        state = self.state
+        vocabulary = self.state.vocabulary
         if frame.collection == "embeddings":
-            state.vocabulary.learn(frame)
+            vocabulary.learn(frame)
+            return ()
+        if frame.collection == "labels" and not vocabulary.holds(len(frame.rows)):
+            return ()
+        return super().on_tensors(frame, at)
+
+    def on_table(self, table: TensorFrame, at: Moment) -> Outcomes:
+        state, counts = self.state, table.count(_COUNT[table.collection])
+        if counts is None:
             return
-        if frame.collection == "labels" and not state.vocabulary.holds(len(frame.rows)):
-            return
-        whole = state.frames.setdefault(frame.collection, LowestRankRows()).assemble(frame)
-        counts = None if whole is None else whole.count(_COUNT[frame.collection])
-        if whole is None or counts is None:
-            return
-        state.rank = whole.speaker.rank
-        state.tables.append(dict(zip(whole.rows, map(float, counts.tolist()), strict=True)))
-        held = [sum(table.values()) for table in state.tables]
+        state.rank = table.speaker.rank
+        state.counted.append(dict(zip(table.rows, map(float, counts.tolist()), strict=True)))
+        held = [sum(counts.values()) for counts in state.counted]
         while len(held) > _MOST or sum(held[1:]) >= self.params.samples:
-            del held[0], state.tables[0]
+            del held[0], state.counted[0]
         total = sum(held)
         if total >= self.params.samples:
-            yield from self._evaluate(total, whole.step)
+            yield from self._evaluate(total, table.step)
 
     def _evaluate(self, total: float, step: int) -> Outcomes:
         state, params = self.state, self.params
@@ -135,14 +136,13 @@ class NlpSequenceRatio(Rule[NlpSequenceRatioParams, _State]):
             each = limits * (len(params.token_values) // len(limits))
             watched = {str(v): limit for v, limit in zip(params.token_values, each, strict=True)}
         else:
-            watched = {name: limits[0] for table in state.tables for name in table}
+            watched = {name: limits[0] for table in state.counted for name in table}
             watched.pop("other", None)
         names = list(watched)
-        counts = np.array([sum(t.get(name, 0.0) for t in state.tables) for name in names])
+        counts = np.array([sum(t.get(name, 0.0) for t in state.counted) for name in names])
         allowed = np.array([watched[name] for name in names])
         surely = 100 * at_least(counts, np.full(len(names), total), params.certainty)
-        state.steps = [*state.steps, step][-SERIES_POINTS:]
-        state.worst = [*state.worst, 100 * float(counts.max(initial=0)) / total][-SERIES_POINTS:]
+        state.worst.append(step, 100 * float(counts.max(initial=0)) / total)
         over = {names[i] for i in np.flatnonzero(surely > allowed)}
         for name in [name for name in state.since if name not in over]:
             del state.since[name]
@@ -166,12 +166,8 @@ class NlpSequenceRatio(Rule[NlpSequenceRatioParams, _State]):
                     fact("share", percent, limit=limit, unit="percent"),
                     fact("tokens_seen", total),
                 ),
-                series=Series(
-                    name="share of the most frequent token that is watched",
-                    unit="percent",
-                    steps=tuple(state.steps),
-                    values=tuple(state.worst),
-                    limit=limit,
+                series=state.worst.series(
+                    "share of the most frequent token that is watched", unit="percent", limit=limit
                 ),
             ),
         )

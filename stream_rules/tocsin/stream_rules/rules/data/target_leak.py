@@ -29,6 +29,7 @@ from tocsin.schemas.records.program_facts import LossInputsSeen
 from tocsin.schemas.records.runs import RunData
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event
+from tocsin.stream_rules.signals.loss_inputs import leading_loss_inputs
 
 _REASONS: Final = {
     "unshifted_targets": "the targets of {function} are the tokens that the model has just read: "
@@ -97,24 +98,23 @@ class TargetLeak(Rule[TargetLeakParams, _State]):
     state_type = _State
 
     def on_event(self, data: RunData, at: Moment) -> Outcomes:
-        if not isinstance(data, LossInputsSeen) or data.mode != "train":
-            return
         state = self.state
-        if state.rank is not None and data.rank > state.rank:
+        inputs = leading_loss_inputs(data, state.rank)
+        if inputs is None:
             return
-        if data.rank != state.rank:
-            self.state = state = _State(rank=data.rank)
-        if data.ahead_least is None or data.ahead_most is None or data.step < state.step:
+        if inputs.rank != state.rank:
+            self.state = state = _State(rank=inputs.rank)
+        if inputs.ahead_least is None or inputs.ahead_most is None or inputs.step < state.step:
             return
-        branch = self._branch(data, data.ahead_least, data.ahead_most)
+        branch = self._branch(inputs, inputs.ahead_least, inputs.ahead_most)
         if branch != state.branch:
             if state.branch:
-                yield Clear(data.step, about=state.branch)
-            state.branch, state.first_step, state.looks = branch, data.step, 0
-        if data.step > state.step or not state.looks:
-            state.step, state.looks = data.step, state.looks + 1
+                yield Clear(inputs.step, about=state.branch)
+            state.branch, state.first_step, state.looks = branch, inputs.step, 0
+        if inputs.step > state.step or not state.looks:
+            state.step, state.looks = inputs.step, state.looks + 1
         if branch and state.looks >= self.params.for_looks:
-            yield self._finding(branch, data, data.ahead_least, data.ahead_most)
+            yield self._finding(branch, inputs, inputs.ahead_least, inputs.ahead_most)
 
     def _branch(self, data: LossInputsSeen, least: float, most: float) -> str:
         params = self.params

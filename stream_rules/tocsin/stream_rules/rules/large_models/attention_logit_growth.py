@@ -31,10 +31,10 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import TensorFrame
-from tocsin.schemas.records.issues import Evidence, Series, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.tensor_rows import Doubles, LowestRankRows, named
-from tocsin.stream_rules.rule import Params, Rule, RuleMeta, tensors
+from tocsin.stream_rules.reading.tensor_rows import Doubles, doubles
+from tocsin.stream_rules.rule import Params, RuleMeta, tensors
+from tocsin.stream_rules.rule_bases import RowState, TensorRowRule
 from tocsin.stream_rules.signals.layer_history import Flags, LayerHistory
 
 _LASTING: Final = 2
@@ -56,14 +56,13 @@ class AttentionLogitGrowthParams(Params):
 
 
 @dataclass(slots=True)
-class _State:
-    frames: LowestRankRows = field(default_factory=LowestRankRows)
+class _State(RowState):
     levels: LayerHistory = field(default_factory=LayerHistory)
     shares: LayerHistory = field(default_factory=LayerHistory)
     since: dict[str, int] = field(default_factory=dict)
 
 
-class AttentionLogitGrowth(Rule[AttentionLogitGrowthParams, _State]):
+class AttentionLogitGrowth(TensorRowRule[AttentionLogitGrowthParams, _State]):
     """An episode for each branch; it names the worst layer."""
 
     meta = RuleMeta(
@@ -90,26 +89,20 @@ class AttentionLogitGrowth(Rule[AttentionLogitGrowthParams, _State]):
         resolve_after_steps=0,
     )
     state_type = _State
-    by_part = True
+    columns = ("qk_bound",)
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
-        state = self.state
-        whole = state.frames.assemble(frame)
-        bound = None if whole is None else whole.column("qk_bound")
-        if whole is None or bound is None or not len(whole.rows):
-            return
-        level = bound.astype(np.float64)
-        largest = whole.column("logit_max")
+    def on_table(self, table: TensorFrame, at: Moment) -> Outcomes:
+        state, level = self.state, doubles(table, "qk_bound")
+        largest = table.column("logit_max")
         if largest is not None:
             level = np.where(np.isfinite(largest), largest, level)
-        state.levels.add(whole.step, whole.rows, level)
-        yield from self._branch("limit", self._over_limit(), whole.step, level)
-        yield from self._branch("growth", self._growing(whole.step), whole.step, level)
-        share = whole.column("entropy_share")
-        if share is not None:
-            percent = 100 * share.astype(np.float64)
-            state.shares.add(whole.step, whole.rows, percent)
-            yield from self._branch("entropy_collapse", self._collapsed(), whole.step, -percent)
+        state.levels.add(table.step, table.rows, level)
+        yield from self._branch("limit", self._over_limit(), table, level)
+        yield from self._branch("growth", self._growing(table.step), table, level)
+        if "entropy_share" in table.columns:
+            percent = 100 * doubles(table, "entropy_share")
+            state.shares.add(table.step, table.rows, percent)
+            yield from self._branch("entropy_collapse", self._collapsed(), table, -percent)
 
     def _over_limit(self) -> Flags:
         values, params = self.state.levels.values, self.params
@@ -136,24 +129,24 @@ class AttentionLogitGrowth(Rule[AttentionLogitGrowthParams, _State]):
             fallen = _FALL * values[-1] < np.nanmax(np.nan_to_num(values), axis=0)
         return np.asarray(low[-_LASTING:].all(0) & (len(values) >= _LASTING) & fallen)
 
-    def _branch(self, branch: str, bad: Flags, step: int, worth: Doubles) -> Outcomes:
+    def _branch(self, branch: str, bad: Flags, table: TensorFrame, worth: Doubles) -> Outcomes:
         state = self.state
-        found = [int(i) for i in np.flatnonzero(bad)]
+        found = np.flatnonzero(bad).tolist()
         if not found:
             state.since.pop(branch, None)
-            yield Clear(step, about=branch)
+            yield Clear(table.step, about=branch)
             return
         found.sort(key=lambda i: -worth[i])
-        state.since.setdefault(branch, step)
-        yield self._finding(branch, found)
+        state.since.setdefault(branch, table.step)
+        yield self._finding(branch, table, found)
 
-    def _finding(self, branch: str, found: list[int]) -> Finding:
+    def _finding(self, branch: str, table: TensorFrame, found: list[int]) -> Finding:
         state, params, first = self.state, self.params, found[0]
-        levels = state.levels
+        levels, least = state.levels, params.least_entropy_percent
         name, level = levels.rows[first], float(levels.values[-1, first])
-        history, unit, limit = levels, None, params.limit
+        series = levels.series(first, "largest attention logit", limit=params.limit)
         if branch == "limit":
-            said = f"the largest attention logit of {name} is {level:.4g}, above {limit:.4g}"
+            said = f"the largest attention logit of {name} is {level:.4g}, above {params.limit:.4g}"
         elif branch == "growth":
             then = levels.first_since(levels.steps[-1] - params.window)
             before = float(then[first]) if then is not None else level
@@ -162,44 +155,32 @@ class AttentionLogitGrowth(Rule[AttentionLogitGrowthParams, _State]):
                 f"{level:.4g} in {min(params.window, levels.steps[-1] - levels.steps[0])} steps"
             )
         else:
-            history, unit, limit = state.shares, "percent", params.least_entropy_percent
             percent = float(state.shares.values[-1, first])
+            series = state.shares.series(
+                first, "entropy of the attention", unit="percent", limit=least
+            )
             said = (
                 f"the attention of {name} sees one position: its entropy is {percent:.2g} % of the "
                 "largest possible"
             )
-        steps, values = history.of(first)
-        others = f", and so do {len(found) - 1} other layers" if len(found) > 1 else ""
-        return Finding(
-            about=branch,
+        entropies = dict(zip(state.shares.rows, state.shares.values[-1:].ravel(), strict=False))
+        entropy = entropies.get(name)
+        return self.row_finding(
+            table,
+            found,
+            kind="layer",
             branch=branch,
-            subject=Subject(kind="layer", name=name, collection="attention"),
-            reason=said + others,
+            reason=said,
+            others=", and so do {} other layers",
             first_step=state.since[branch],
-            first_rank=state.frames.rank,
             severity="warning" if branch == "limit" else "info",
-            evidence=Evidence(
-                facts=(
-                    fact("largest_logit", level, limit=params.limit),
-                    *(
-                        fact(
-                            "entropy",
-                            state.shares.values[-1, row],
-                            limit=params.least_entropy_percent,
-                            unit="percent",
-                        )
-                        for row, layer in enumerate(state.shares.rows)
-                        if layer == name
-                    ),
+            facts=(
+                fact("largest_logit", level, limit=params.limit),
+                *(
+                    []
+                    if entropy is None
+                    else [fact("entropy", entropy, limit=least, unit="percent")]
                 ),
-                series=Series(
-                    name="entropy of the attention" if unit else "largest attention logit",
-                    unit=unit,
-                    steps=steps,
-                    values=values,
-                    limit=limit,
-                ),
-                followed=len(found) - 1,
-                also=named(levels.rows, found[1:]),
             ),
+            series=series,
         )

@@ -26,12 +26,12 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import TensorFrame
-from tocsin.schemas.records.issues import Evidence, Series, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.state_codec import StateArray
-from tocsin.stream_rules.reading.tensor_rows import Doubles, LowestRankRows, aligned, named
-from tocsin.stream_rules.rule import Params, Rule, RuleMeta, tensors
+from tocsin.stream_rules.reading.tensor_rows import Doubles, doubles
+from tocsin.stream_rules.rule import Params, RuleMeta, tensors
+from tocsin.stream_rules.rule_bases import RowState, TensorRowRule
 from tocsin.stream_rules.signals.layer_history import Flags, LayerHistory
+from tocsin.stream_rules.signals.streaks import Streaks
 
 _LASTING: Final = 2
 _BEGINNING: Final = 150
@@ -47,17 +47,15 @@ class EmbeddingNormGrowthParams(Params):
 
 
 @dataclass(slots=True)
-class _State:
-    frames: LowestRankRows = field(default_factory=LowestRankRows)
+class _State(RowState):
     mean: LayerHistory = field(default_factory=LayerHistory)
     ratio: LayerHistory = field(default_factory=LayerHistory)
-    rows: list[str] = field(default_factory=list)
-    streaks: dict[str, StateArray] = field(default_factory=dict)
+    streaks: dict[str, Streaks] = field(default_factory=dict)
     since: dict[str, int] = field(default_factory=dict)
     first: int | None = None
 
 
-class EmbeddingNormGrowth(Rule[EmbeddingNormGrowthParams, _State]):
+class EmbeddingNormGrowth(TensorRowRule[EmbeddingNormGrowthParams, _State]):
     """An episode for each branch; it names the worst table."""
 
     meta = RuleMeta(
@@ -83,28 +81,21 @@ class EmbeddingNormGrowth(Rule[EmbeddingNormGrowthParams, _State]):
         resolve_after_steps=0,
     )
     state_type = _State
-    by_part = True
+    columns = ("row_norm_mean", "row_norm_max")
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
-        state, params = self.state, self.params
-        whole = state.frames.assemble(frame)
-        mean = None if whole is None else whole.column("row_norm_mean")
-        largest = None if whole is None else whole.column("row_norm_max")
-        if whole is None or mean is None or largest is None or not len(whole.rows):
-            return
-        lengths = mean.astype(np.float64)
+    def on_table(self, table: TensorFrame, at: Moment) -> Outcomes:
+        state, params, lengths = self.state, self.params, doubles(table, "row_norm_mean")
         with np.errstate(all="ignore"):
-            ratios = np.where(lengths > 0, largest.astype(np.float64) / lengths, np.nan)
-        state.first = whole.step if state.first is None else state.first
-        state.mean.add(whole.step, whole.rows, lengths)
-        state.ratio.add(whole.step, whole.rows, ratios)
-        before = self._before(whole.step)
+            ratios = np.where(lengths > 0, doubles(table, "row_norm_max") / lengths, np.nan)
+        state.first = table.step if state.first is None else state.first
+        state.mean.add(table.step, table.rows, lengths)
+        state.ratio.add(table.step, table.rows, ratios)
+        before = self._before(table.step)
         with np.errstate(all="ignore"):
             uneven = ratios > params.ratio
             growing = lengths > params.factor * before
-        yield from self._branch("ratio", uneven, whole, ratios, before)
-        yield from self._branch("growth", growing, whole, lengths, before)
-        state.rows = list(whole.rows)
+        yield from self._branch("ratio", uneven, table, ratios, before)
+        yield from self._branch("growth", growing, table, lengths, before)
 
     def _before(self, step: int) -> Doubles:
         """The mean lengths at half as many steps of this run, or a little later, so that nothing
@@ -117,56 +108,50 @@ class EmbeddingNormGrowth(Rule[EmbeddingNormGrowthParams, _State]):
         return found
 
     def _branch(
-        self, branch: str, bad: Flags, frame: TensorFrame, worth: Doubles, before: Doubles
+        self, branch: str, bad: Flags, table: TensorFrame, worth: Doubles, before: Doubles
     ) -> Outcomes:
         state = self.state
-        streak = state.streaks.get(branch, np.zeros(0))
-        streak = np.nan_to_num(aligned(frame.rows, state.rows, streak))
-        state.streaks[branch] = np.where(bad, streak + 1, 0.0)
-        found = [int(i) for i in np.flatnonzero(state.streaks[branch] >= _LASTING)]
+        streaks = state.streaks.setdefault(branch, Streaks())
+        length = streaks.update(table.rows, table.step, bad)
+        found = np.flatnonzero(length >= _LASTING).tolist()
         if not found:
             state.since.pop(branch, None)
-            yield Clear(frame.step, about=branch)
+            yield Clear(table.step, about=branch)
             return
         found.sort(key=lambda i: -worth[i])
-        state.since.setdefault(branch, frame.step)
-        yield self._finding(branch, frame, found, before)
+        state.since.setdefault(branch, table.step)
+        yield self._finding(branch, table, found, before)
 
     def _finding(
-        self, branch: str, frame: TensorFrame, found: list[int], before: Doubles
+        self, branch: str, table: TensorFrame, found: list[int], before: Doubles
     ) -> Finding:
         state, params, i = self.state, self.params, found[0]
-        name = frame.rows[i]
+        name = table.rows[i]
         mean, ratio = float(state.mean.values[-1, i]), float(state.ratio.values[-1, i])
-        row = frame.count("row_of_max")
-        which = "" if row is None else f" ({int(row[i])})"
+        row = table.count("row_of_max")
         if branch == "ratio":
+            which = "" if row is None else f" ({int(row[i])})"
             said = f"the longest row{which} of {name} is {ratio:.3g} times as long as the mean"
-            history, limit, series = state.ratio, params.ratio, "longest row against the mean"
+            series = state.ratio.series(i, "longest row against the mean", limit=params.ratio)
         else:
             said = (
                 f"the mean length of the rows of {name} has grown from {before[i]:.3g} to "
                 f"{mean:.3g} since half as many steps"
             )
             limit = params.factor * float(before[i])
-            history, series = state.mean, "mean length of the rows"
-        steps, values = history.of(i)
-        others = f", and {len(found) - 1} other tables" if len(found) > 1 else ""
-        return Finding(
-            about=branch,
+            series = state.mean.series(i, "mean length of the rows", limit=limit)
+        return self.row_finding(
+            table,
+            found,
+            kind="layer",
             branch=branch,
-            subject=Subject(kind="layer", name=name, collection="embeddings"),
-            reason=said + others,
+            reason=said,
+            others=", and {} other tables",
             first_step=state.since[branch],
-            first_rank=state.frames.rank,
-            evidence=Evidence(
-                facts=(
-                    fact("mean_length", mean),
-                    fact("longest_to_mean", ratio, limit=params.ratio),
-                    *(fact("longest_row", r) for r in ([] if row is None else [row[i]])),
-                ),
-                series=Series(name=series, steps=steps, values=values, limit=limit),
-                followed=len(found) - 1,
-                also=named(frame.rows, found[1:]),
+            facts=(
+                fact("mean_length", mean),
+                fact("longest_to_mean", ratio, limit=params.ratio),
+                *([] if row is None else [fact("longest_row", row[i])]),
             ),
+            series=series,
         )

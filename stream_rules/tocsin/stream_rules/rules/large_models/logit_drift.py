@@ -26,10 +26,10 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import TensorFrame
-from tocsin.schemas.records.issues import Evidence, Series, Subject
-from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.tensor_rows import Doubles, LowestRankRows, aligned
-from tocsin.stream_rules.rule import Params, Rule, RuleMeta, tensors
+from tocsin.stream_rules.outcomes import Clear, Moment, Outcomes, fact
+from tocsin.stream_rules.reading.tensor_rows import Doubles, aligned, doubles
+from tocsin.stream_rules.rule import Params, RuleMeta, tensors
+from tocsin.stream_rules.rule_bases import RowState, TensorRowRule
 from tocsin.stream_rules.signals.layer_history import Flags, LayerHistory
 
 _LASTING: Final = 2
@@ -50,8 +50,7 @@ class LogitDriftParams(Params):
 
 
 @dataclass(slots=True)
-class _State:
-    frames: LowestRankRows = field(default_factory=LowestRankRows)
+class _State(RowState):
     history: LayerHistory = field(default_factory=LayerHistory)
     first_rows: list[str] = field(default_factory=list)
     first: list[float] = field(default_factory=list)
@@ -59,7 +58,7 @@ class _State:
     since: dict[str, int] = field(default_factory=dict)
 
 
-class LogitDrift(Rule[LogitDriftParams, _State]):
+class LogitDrift(TensorRowRule[LogitDriftParams, _State]):
     """An episode for each branch."""
 
     meta = RuleMeta(
@@ -88,32 +87,30 @@ class LogitDrift(Rule[LogitDriftParams, _State]):
         resolve_after_steps=0,
     )
     state_type = _State
-    by_part = True
+    columns = ("log_z",)
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
-        state = self.state
         if frame.collection != "logits":
-            state.cross_entropy = True
-            return
-        whole = state.frames.assemble(frame)
-        column = None if whole is None else whole.column("log_z")
-        if whole is None or column is None or not len(whole.rows):
-            return
-        level = column.astype(np.float64)
-        start = aligned(whole.rows, state.first_rows, np.asarray(state.first))
+            self.state.cross_entropy = True
+            return ()
+        return super().on_tensors(frame, at)
+
+    def on_table(self, table: TensorFrame, at: Moment) -> Outcomes:
+        state, level = self.state, doubles(table, "log_z")
+        start = aligned(table.rows, state.first_rows, np.asarray(state.first))
         start = np.where(np.isfinite(start), start, level)
-        state.first_rows, state.first = list(whole.rows), start.tolist()
-        state.history.add(whole.step, whole.rows, level)
+        state.first_rows, state.first = list(table.rows), start.tolist()
+        state.history.add(table.step, table.rows, level)
         if not state.cross_entropy:
             return
         away = np.abs(state.history.values - start)
         with np.errstate(invalid="ignore"):
             far = np.asarray((away[-_LASTING:] > self.params.limit).all(0))
         far &= len(away) >= _LASTING
-        slopes = self._slopes(whole.step)
+        slopes = self._slopes(table.step)
         steep = (np.abs(slopes) > self.params.slope) & (away[-1] > self.params.slope)
-        yield from self._branch("limit", far, whole.step, start, slopes)
-        yield from self._branch("slope", steep & ~far, whole.step, start, slopes)
+        yield from self._branch("limit", far, table, start, slopes)
+        yield from self._branch("slope", steep & ~far, table, start, slopes)
 
     def _slopes(self, step: int) -> Doubles:
         """Per 1,000 steps; 0 where it is not known, or not always in one direction."""
@@ -135,35 +132,31 @@ class LogitDrift(Rule[LogitDriftParams, _State]):
         return np.where(steady, 1000 * (high - low) / away, none)
 
     def _branch(
-        self, branch: str, bad: Flags, step: int, start: Doubles, slopes: Doubles
+        self, branch: str, bad: Flags, table: TensorFrame, start: Doubles, slopes: Doubles
     ) -> Outcomes:
         state, params = self.state, self.params
-        found = [int(i) for i in np.flatnonzero(bad)]
-        if not found:
+        if not bad.any():
             state.since.pop(branch, None)
-            yield Clear(step, about=branch)
+            yield Clear(table.step, about=branch)
             return
-        state.since.setdefault(branch, step)
-        i = found[0]
-        name, level = state.history.rows[i], float(state.history.values[-1, i])
+        state.since.setdefault(branch, table.step)
+        i = int(np.argmax(bad))
+        level = float(state.history.values[-1, i])
         away, slope = level - float(start[i]), float(slopes[i])
         said = f", by {slope:+.3g} per 1,000 steps" if branch == "slope" else ""
-        steps, values = state.history.of(i)
-        yield Finding(
-            about=branch,
+        yield self.row_finding(
+            table,
+            [i],
+            kind="layer",
             branch=branch,
-            subject=Subject(kind="layer", name=name, collection="logits"),
-            reason=f"the mean log Z of the logits of {name} has drifted from {start[i]:.3g} to "
-            f"{level:.4g}{said}",
+            reason=f"the mean log Z of the logits of {table.rows[i]} has drifted from "
+            f"{start[i]:.3g} to {level:.4g}{said}",
             first_step=state.since[branch],
-            first_rank=state.frames.rank,
             severity="warning" if abs(away) > _FAR * params.limit else None,
-            evidence=Evidence(
-                facts=(
-                    fact("log_z", level),
-                    fact("drift", away, limit=params.limit),
-                    fact("slope", slope, limit=params.slope, unit="per 1,000 steps"),
-                ),
-                series=Series(name="mean log Z", steps=steps, values=values),
+            facts=(
+                fact("log_z", level),
+                fact("drift", away, limit=params.limit),
+                fact("slope", slope, limit=params.slope, unit="per 1,000 steps"),
             ),
+            series=state.history.series(i, "mean log Z"),
         )

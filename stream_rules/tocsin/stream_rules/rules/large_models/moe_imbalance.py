@@ -18,19 +18,20 @@ times the mean from step 100 on, with or without a balancing loss. So one summar
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import TensorFrame
-from tocsin.schemas.records.issues import Evidence, Series, Subject
-from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
+from tocsin.stream_rules.outcomes import Clear, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.state_codec import StateArray
-from tocsin.stream_rules.reading.tensor_rows import Doubles, LowestRankRows, aligned, named
-from tocsin.stream_rules.rule import Params, Rule, RuleMeta, tensors
+from tocsin.stream_rules.reading.tensor_rows import Doubles
+from tocsin.stream_rules.rule import Params, RuleMeta, tensors
+from tocsin.stream_rules.rule_bases import RowState, TensorRowRule
 from tocsin.stream_rules.signals.layer_history import LayerHistory
+from tocsin.stream_rules.signals.streaks import Streaks
 
 _NEARLY_ALL: Final = 0.9
 _EXPECTED: Final = 300.0
@@ -52,21 +53,19 @@ class MoeImbalanceParams(Params):
 class _Routers:
     """Those with the same number of experts."""
 
-    frames: LowestRankRows = field(default_factory=LowestRankRows)
     load: LayerHistory = field(default_factory=LayerHistory)
-    high: StateArray = field(default_factory=lambda: np.zeros(0))
-    rows: list[str] = field(default_factory=list)
+    high: Streaks = field(default_factory=Streaks)
     recent: list[StateArray] = field(default_factory=list)
     tokens: list[float] = field(default_factory=list)
     since: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
-class _State:
+class _State(RowState):
     routers: dict[int, _Routers] = field(default_factory=dict)
 
 
-class MoeImbalance(Rule[MoeImbalanceParams, _State]):
+class MoeImbalance(TensorRowRule[MoeImbalanceParams, _State]):
     """An episode for each branch and number of experts; it names the worst router."""
 
     meta = RuleMeta(
@@ -91,19 +90,18 @@ class MoeImbalance(Rule[MoeImbalanceParams, _State]):
         resolve_after_steps=0,
     )
     state_type = _State
-    by_part = True
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
-        columns = [i for i, name in enumerate(frame.count_columns) if name.startswith(_EXPERT)]
+    def table_key(self, frame: TensorFrame) -> str:
+        # One table for each number of experts.
+        return str(len(_experts(frame)))
+
+    def on_table(self, table: TensorFrame, at: Moment) -> Outcomes:
+        columns = _experts(table)
         if len(columns) < 2:
             return
-        # One frame for each number of experts.
         of = self.state.routers.setdefault(len(columns), _Routers())
-        whole = of.frames.assemble(frame)
-        if whole is None or not len(whole.rows):
-            return
-        counts = whole.counts[:, columns].astype(np.float64)
-        tokens = whole.count("numel")
+        counts = table.counts[:, columns].astype(np.float64)
+        tokens = table.count("numel")
         chosen = counts.sum(1)
         seen = chosen if tokens is None else tokens.astype(np.float64)
         mean = chosen / len(columns)
@@ -111,89 +109,86 @@ class MoeImbalance(Rule[MoeImbalanceParams, _State]):
             load = np.where(mean > 0, counts.max(1) / mean, np.nan)
             most = np.where(chosen > 0, len(columns) * seen / chosen, np.inf)
         limit = np.minimum(self.params.ratio, _NEARLY_ALL * most)
-        over = load > limit
-        high = np.nan_to_num(aligned(whole.rows, of.rows, of.high))
-        of.high = np.where(over, high + 1, 0.0)
-        if list(whole.rows) != of.rows:
+        if list(table.rows) != of.high.rows:
             of.recent, of.tokens = [], []
-        of.rows = list(whole.rows)
-        of.load.add(whole.step, whole.rows, load)
+        of.high.update(table.rows, table.step, load > limit)
+        of.load.add(table.step, table.rows, load)
         of.recent = [*of.recent, counts][-self.params.dead_for :]
         of.tokens = [*of.tokens, float(mean.min())][-self.params.dead_for :]
-        yield from self._overload(of, whole.step, limit, counts)
-        yield from self._dead(of, whole.step, len(columns))
+        yield from self._overload(of, table, limit, counts)
+        yield from self._dead(of, table, len(columns))
 
-    def _overload(self, of: _Routers, step: int, limit: Doubles, counts: Doubles) -> Outcomes:
+    def _overload(
+        self, of: _Routers, table: TensorFrame, limit: Doubles, counts: Doubles
+    ) -> Outcomes:
         about = f"overload/{counts.shape[1]}"
-        bad = [int(i) for i in np.flatnonzero(of.high >= self.params.for_summaries)]
+        bad = np.flatnonzero(of.high.length >= self.params.for_summaries).tolist()
         if not bad:
             of.since.pop(about, None)
-            yield Clear(step, about=about)
+            yield Clear(table.step, about=about)
             return
         load = of.load.values[-1]
         bad.sort(key=lambda i: -load[i])
-        first, name = bad[0], of.rows[bad[0]]
-        expert = int(np.argmax(counts[first]))
-        of.since.setdefault(about, step)
-        others = f", and so have {len(bad) - 1} other routers" if len(bad) > 1 else ""
-        steps, values = of.load.of(first)
-        yield Finding(
+        first, expert = bad[0], int(np.argmax(counts[bad[0]]))
+        of.since.setdefault(about, table.step)
+        yield self.row_finding(
+            table,
+            bad,
+            kind="layer",
             about=about,
             branch="overload",
-            subject=Subject(kind="layer", name=name, collection="routers"),
-            reason=f"expert {expert} of {name} has {load[first]:.2g} times the mean load "
-            f"({counts.shape[1]} experts){others}",
+            reason=f"expert {expert} of {table.rows[first]} has {load[first]:.2g} times the mean "
+            f"load ({counts.shape[1]} experts)",
+            others=", and so have {} other routers",
             first_step=of.since[about],
-            first_rank=of.frames.rank,
-            evidence=Evidence(
-                facts=(
-                    fact("load", load[first], limit=limit[first]),
-                    fact("expert", expert),
-                    fact("experts", counts.shape[1]),
-                ),
-                series=Series(
-                    name="load of the most chosen expert",
-                    unit="times the mean",
-                    steps=steps,
-                    values=values,
-                    limit=float(limit[first]),
-                ),
-                followed=len(bad) - 1,
-                also=named(of.rows, bad[1:]),
+            facts=(
+                fact("load", load[first], limit=limit[first]),
+                fact("expert", expert),
+                fact("experts", counts.shape[1]),
+            ),
+            series=of.load.series(
+                first,
+                "load of the most chosen expert",
+                unit="times the mean",
+                limit=float(limit[first]),
             ),
         )
 
-    def _dead(self, of: _Routers, step: int, experts: int) -> Outcomes:
+    def _dead(self, of: _Routers, table: TensorFrame, experts: int) -> Outcomes:
         about = f"dead_expert/{experts}"
         if len(of.recent) < self.params.dead_for or sum(of.tokens) < _EXPECTED:
             return
         none = np.sum(of.recent, axis=0) == 0
-        rows = [int(i) for i in np.flatnonzero(none.any(1))]
+        rows = np.flatnonzero(none.any(1)).tolist()
         if not rows:
             of.since.pop(about, None)
-            yield Clear(step, about=about)
+            yield Clear(table.step, about=about)
             return
         rows.sort(key=lambda i: -int(none[i].sum()))
-        first, name = rows[0], of.rows[rows[0]]
+        first, name = rows[0], table.rows[rows[0]]
         dead = np.flatnonzero(none[first]).tolist()
-        of.since.setdefault(about, step)
+        of.since.setdefault(about, table.step)
         which = f"expert {dead[0]}" if len(dead) == 1 else f"{len(dead)} of {experts} experts"
-        others = f", nor had some of {len(rows) - 1} other routers" if len(rows) > 1 else ""
-        yield Finding(
+        finding = self.row_finding(
+            table,
+            rows,
+            kind="layer",
             about=about,
             branch="dead_expert",
-            subject=Subject(kind="layer", name=name, collection="routers"),
-            reason=f"{which} of {name} had no token in the last {len(of.recent)} summaries{others}",
+            reason=f"{which} of {name} had no token in the last {len(of.recent)} summaries",
+            others=", nor had some of {} other routers",
             first_step=of.since[about],
-            first_rank=of.frames.rank,
             severity="warning" if 2 * len(dead) >= experts else "info",
-            evidence=Evidence(
-                facts=(
-                    fact("dead_experts", len(dead)),
-                    fact("experts", experts),
-                    fact("summaries", len(of.recent)),
-                ),
-                followed=len(rows) - 1,
-                also=tuple(f"{name}: expert {i}" for i in dead[:32]),
+            facts=(
+                fact("dead_experts", len(dead)),
+                fact("experts", experts),
+                fact("summaries", len(of.recent)),
             ),
         )
+        also = tuple(f"{name}: expert {i}" for i in dead[:32])
+        yield replace(finding, evidence=finding.evidence.model_copy(update={"also": also}))
+
+
+def _experts(frame: TensorFrame) -> list[int]:
+    """Which of the counts are those of experts."""
+    return [i for i, name in enumerate(frame.count_columns) if name.startswith(_EXPERT)]

@@ -21,8 +21,11 @@ from tocsin.schemas.records.frames import StepFrame, TensorFrame
 from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import RankSeries
-from tocsin.stream_rules.reading.tensor_rows import LowestRankRows, is_asked_for, named
-from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar, tensors
+from tocsin.stream_rules.reading.tensor_rows import (
+    rows_asked_for,
+)
+from tocsin.stream_rules.rule import Params, RuleMeta, scalar, tensors
+from tocsin.stream_rules.rule_bases import RowState, TensorRowRule
 from tocsin.stream_rules.signals.streaks import Streaks
 
 GRADIENTS, TENSORS = "gradients", "tensors"
@@ -41,23 +44,17 @@ class AllZeroParams(Params):
 
 
 @dataclass(slots=True)
-class _Watched:
-    frames: LowestRankRows = field(default_factory=LowestRankRows)
-    streaks: Streaks = field(default_factory=Streaks)
-
-
-@dataclass(slots=True)
-class _State:
+class _State(RowState):
     norms: RankSeries = field(default_factory=RankSeries)
     first_loss: float | None = None
     loss: float | None = None
     zero_steps: list[int] = field(default_factory=list)
     since: int = 0
     since_ms: int = 0
-    watched: dict[str, _Watched] = field(default_factory=dict)
+    streaks: dict[str, Streaks] = field(default_factory=dict)
 
 
-class AllZero(Rule[AllZeroParams, _State]):
+class AllZero(TensorRowRule[AllZeroParams, _State]):
     """Without `tensors` it watches the gradients of the model as a whole."""
 
     meta = RuleMeta(
@@ -84,7 +81,11 @@ class AllZero(Rule[AllZeroParams, _State]):
         resolve_after_steps=20,
     )
     state_type = _State
-    by_part = True
+    columns = ("numel", "zeros")
+
+    def table_key(self, frame: TensorFrame) -> str:
+        # Of activations a step has one frame for each set of columns.
+        return f"{frame.collection}|{','.join(frame.columns)}"
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         state = self.state
@@ -110,7 +111,7 @@ class AllZero(Rule[AllZeroParams, _State]):
             if frame.parts == 1 and total:
                 yield from self._inspect(frame.step, zero=int(zeros.sum()) == total, at=at)
         if self.params.tensors:
-            yield from self._named(frame)
+            yield from super().on_tensors(frame, at)
 
     def _inspect(self, step: int, *, zero: bool, at: Moment) -> Outcomes:
         """Norm and summary of one step are one look."""
@@ -146,44 +147,32 @@ class AllZero(Rule[AllZeroParams, _State]):
         loss, first = self.state.loss, self.state.first_loss
         return loss is not None and first is not None and abs(loss) <= _SOLVED * abs(first)
 
-    def _named(self, frame: TensorFrame) -> Outcomes:
-        params = self.params
-        key = f"{frame.collection}|{','.join(frame.columns)}"
-        watched = self.state.watched.get(key)
-        if watched is None:
-            watched = self.state.watched[key] = _Watched()
-        whole = watched.frames.assemble(frame)
-        if whole is None:
-            return
-        numel, zeros = whole.count("numel"), whole.count("zeros")
+    def on_table(self, table: TensorFrame, at: Moment) -> Outcomes:
+        params, key = self.params, self.table_key(table)
+        numel, zeros = table.count("numel"), table.count("zeros")
         assert numel is not None
         assert zeros is not None
-        asked = [is_asked_for(whole.collection, name, params.tensors) for name in whole.rows]
         percent = 100 * zeros / np.maximum(numel, 1)
-        holds = (percent >= params.threshold) & (numel > 0) & np.asarray(asked, bool)
-        length = watched.streaks.update(whole.rows, whole.step, holds)
-        found = np.flatnonzero(length >= params.for_summaries)
+        holds = (percent >= params.threshold) & (numel > 0) & rows_asked_for(table, params.tensors)
+        streaks = self.state.streaks.setdefault(key, Streaks())
+        length = streaks.update(table.rows, table.step, holds)
+        found = np.flatnonzero(length >= params.for_summaries).tolist()
         about = f"{TENSORS}/{key}"
-        if not len(found):
-            yield Clear(whole.step, about=about)
+        if not found:
+            yield Clear(table.step, about=about)
             return
-        first = int(found[0])
-        name, since = whole.rows[first], int(watched.streaks.since[first])
-        more = f", and {len(found) - 1} other tensors" if len(found) > 1 else ""
-        yield Finding(
+        first, since = found[0], int(streaks.since[found[0]])
+        yield self.row_finding(
+            table,
+            found,
             about=about,
             branch=TENSORS,
-            subject=Subject(kind="tensor", name=name, collection=whole.collection),
-            reason=f"{percent[first]:.0f} % of {whole.collection}/{name} are zero since step "
-            f"{since}{more}",
+            reason=f"{percent[first]:.0f} % of {table.collection}/{table.rows[first]} are zero "
+            f"since step {since}",
+            others=", and {} other tensors",
             first_step=since,
-            first_rank=watched.frames.rank,
-            evidence=Evidence(
-                facts=(
-                    fact("zeros", percent[first], limit=params.threshold, unit="percent"),
-                    fact("summaries", length[first]),
-                ),
-                followed=len(found) - 1,
-                also=named(whole.rows, found[1:].tolist()),
+            facts=(
+                fact("zeros", percent[first], limit=params.threshold, unit="percent"),
+                fact("summaries", length[first]),
             ),
         )

@@ -30,8 +30,9 @@ from tocsin.schemas.records.frames import StepFrame, TensorFrame
 from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import RankSeries
-from tocsin.stream_rules.reading.tensor_rows import LowestRankRows, MarkedRows, named
-from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar, tensors
+from tocsin.stream_rules.reading.tensor_rows import MarkedRows
+from tocsin.stream_rules.rule import Params, RuleMeta, scalar, tensors
+from tocsin.stream_rules.rule_bases import RowState, TensorRowRule
 
 RENEWED: Final = "optimizer_renewed"
 _FIRST: Final = ("exp_avg", "momentum_buffer")
@@ -53,9 +54,7 @@ class DeadOptimizerStateParams(Params):
 
 
 @dataclass(slots=True)
-class _State:
-    frames: LowestRankRows = field(default_factory=LowestRankRows)
-    gradients: LowestRankRows = field(default_factory=LowestRankRows)
+class _State(RowState):
     pushed: MarkedRows = field(default_factory=MarkedRows)
     lead: RankSeries = field(default_factory=RankSeries)
 
@@ -84,7 +83,7 @@ def _moments(rows: tuple[str, ...]) -> _Moments:
     )
 
 
-class DeadOptimizerState(Rule[DeadOptimizerStateParams, _State]):
+class DeadOptimizerState(TensorRowRule[DeadOptimizerStateParams, _State]):
     """One episode for each branch; it names the first tensor and how many others."""
 
     meta = RuleMeta(
@@ -114,7 +113,6 @@ class DeadOptimizerState(Rule[DeadOptimizerStateParams, _State]):
         resolve_after_steps=0,
     )
     state_type = _State
-    by_part = True
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         lead = self.state.lead
@@ -138,55 +136,45 @@ class DeadOptimizerState(Rule[DeadOptimizerStateParams, _State]):
                 ),
             )
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
+    def on_table(self, table: TensorFrame, at: Moment) -> Outcomes:
         state = self.state
-        if frame.collection == "gradients":
-            whole = state.gradients.assemble(frame)
-            size = None if whole is None else whole.column("absmax")
-            if whole is not None and size is not None:
+        if table.collection == "gradients":
+            size = table.column("absmax")
+            if size is not None:
                 # Smaller ones have no square that is a number, and are noise.
-                state.pushed = MarkedRows(whole.rows, size > _TINY)
+                state.pushed = MarkedRows(table.rows, size > _TINY)
             return
-        whole = state.frames.assemble(frame)
-        if whole is None:
-            return
-        zeros, numel = whole.count("zeros"), whole.count("numel")
-        if zeros is None or numel is None or not whole.rows:
+        zeros, numel = table.count("zeros"), table.count("numel")
+        if zeros is None or numel is None:
             return
         empty = zeros.astype(np.float64) / np.maximum(numel, 1)
-        moments = _moments(whole.rows)
+        moments = _moments(table.rows)
         momenta = moments.first & state.pushed.among(moments.parameters)
         squares = moments.second & (moments.first_of >= 0)
         behind = empty - empty[moments.first_of]
-        yield from self._evaluate("empty", whole, momenta, (empty >= 1.0) & momenta)
-        yield from self._evaluate("underflow", whole, squares, (behind > _MOSTLY) & squares)
+        yield from self._evaluate("empty", table, momenta, (empty >= 1.0) & momenta)
+        yield from self._evaluate("underflow", table, squares, (behind > _MOSTLY) & squares)
 
-    def _evaluate(self, branch: str, frame: TensorFrame, asked: Mask, bad: Mask) -> Outcomes:
-        among, found = int(asked.sum()), np.flatnonzero(bad)
+    def _evaluate(self, branch: str, table: TensorFrame, asked: Mask, bad: Mask) -> Outcomes:
+        among, found = int(asked.sum()), np.flatnonzero(bad).tolist()
         if not among:
             return
         if len(found) < max(1.0, self.params.share * among):
-            yield Clear(frame.step, about=branch)
+            yield Clear(table.step, about=branch)
             return
-        name = frame.rows[found[0]]
         others = f" and {len(found) - 1} others" if len(found) > 1 else ""
-        reason = {
-            "empty": f"{name}{others} are zero although their parameters have gradients",
-            "underflow": f"{name}{others} are zero in most places where the first moment is not",
+        what = {
+            "empty": "although their parameters have gradients",
+            "underflow": "in most places where the first moment is not",
         }[branch]
-        yield Finding(
-            about=branch,
+        yield self.row_finding(
+            table,
+            found,
             branch=branch,
-            subject=Subject(kind="tensor", name=name, collection=frame.collection),
-            reason=reason,
-            first_step=frame.step,
-            first_rank=self.state.frames.rank,
-            evidence=Evidence(
-                facts=(
-                    fact("tensors", len(found)),
-                    fact("watched", among, unit="tensors"),
-                ),
-                followed=len(found) - 1,
-                also=named(frame.rows, found[1:].tolist()),
+            reason=f"{table.rows[found[0]]}{others} are zero {what}",
+            first_step=table.step,
+            facts=(
+                fact("tensors", len(found)),
+                fact("watched", among, unit="tensors"),
             ),
         )

@@ -23,12 +23,12 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import TensorFrame
-from tocsin.schemas.records.issues import Evidence, Series, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
-from tocsin.stream_rules.reading.state_codec import StateArray
-from tocsin.stream_rules.reading.tensor_rows import Doubles, LowestRankRows, aligned, named
-from tocsin.stream_rules.rule import Params, Rule, RuleMeta, tensors
+from tocsin.stream_rules.reading.rank_series import PointHistory
+from tocsin.stream_rules.reading.tensor_rows import Doubles, doubles
+from tocsin.stream_rules.rule import Params, RuleMeta, tensors
+from tocsin.stream_rules.rule_bases import RowState, TensorRowRule
+from tocsin.stream_rules.signals.streaks import Streaks
 
 
 class DeadReluParams(Params):
@@ -43,16 +43,12 @@ class DeadReluParams(Params):
 
 
 @dataclass(slots=True)
-class _State:
-    frames: LowestRankRows = field(default_factory=LowestRankRows)
-    rows: list[str] = field(default_factory=list)
-    high: StateArray = field(default_factory=lambda: np.zeros(0))
-    since: StateArray = field(default_factory=lambda: np.zeros(0))
-    steps: list[int] = field(default_factory=list)
-    worst: list[float] = field(default_factory=list)
+class _State(RowState):
+    streaks: Streaks = field(default_factory=Streaks)
+    worst: PointHistory = field(default_factory=PointHistory)
 
 
-class DeadRelu(Rule[DeadReluParams, _State]):
+class DeadRelu(TensorRowRule[DeadReluParams, _State]):
     """One episode for the run; it names the first such layer in forward order."""
 
     meta = RuleMeta(
@@ -75,61 +71,44 @@ class DeadRelu(Rule[DeadReluParams, _State]):
         resolve_after_steps=0,
     )
     state_type = _State
-    by_part = True
+    columns = ("dead",)
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
+    def on_table(self, table: TensorFrame, at: Moment) -> Outcomes:
         state, params = self.state, self.params
-        # A step has one frame for each set of columns; the others are not of ReLUs.
-        whole = state.frames.assemble(frame) if "dead" in frame.columns else None
-        dead = None if whole is None else whole.column("dead")
-        if whole is None or dead is None or not len(whole.rows):
-            return
-        percent = 100 * dead.astype(np.float64)
+        percent = 100 * doubles(table, "dead")
         known = np.isfinite(percent)
         if not known.any():
             return
         over = percent > params.threshold_layer
-        high = np.nan_to_num(aligned(whole.rows, state.rows, state.high))
-        since = aligned(whole.rows, state.rows, state.since)
-        state.since = np.where(over & (high == 0), whole.step, since)
-        state.high = np.where(known, np.where(over, high + 1, 0), high)
-        state.rows = list(whole.rows)
-        state.steps = [*state.steps, whole.step][-SERIES_POINTS:]
-        state.worst = [*state.worst, float(percent[known].max())][-SERIES_POINTS:]
+        length = state.streaks.update(table.rows, table.step, over, known)
+        state.worst.append(table.step, percent[known].max())
         gone = percent > params.threshold_at_once
-        high_layers = (state.high >= params.for_summaries) | (gone & (state.high > 0))
-        layers = np.flatnonzero(high_layers & known)
-        if len(layers):
-            yield self._finding(whole, percent, [int(i) for i in layers])
-        elif high_layers.any():
+        high = (length >= params.for_summaries) | (gone & (length > 0))
+        layers = np.flatnonzero(high & known).tolist()
+        if layers:
+            yield self._finding(table, percent, layers)
+        elif high.any():
             yield Holds()
         else:
             yield Clear()
 
-    def _finding(self, frame: TensorFrame, percent: Doubles, layers: list[int]) -> Finding:
-        state, first = self.state, layers[0]
-        name, since = frame.rows[first], int(state.since[first])
-        others = f", and {len(layers) - 1} other layers" if len(layers) > 1 else ""
-        return Finding(
-            subject=Subject(kind="layer", name=name, collection="activations"),
-            reason=f"{percent[first]:.0f} % of the units of {name} are dead since step {since}"
-            f"{others}",
+    def _finding(self, table: TensorFrame, percent: Doubles, layers: list[int]) -> Finding:
+        first, limit = layers[0], self.params.threshold_layer
+        since = int(self.state.streaks.since[first])
+        return self.row_finding(
+            table,
+            layers,
+            kind="layer",
+            reason=f"{percent[first]:.0f} % of the units of {table.rows[first]} are dead since "
+            f"step {since}",
+            others=", and {} other layers",
             first_step=since,
-            first_rank=state.frames.rank,
-            evidence=Evidence(
-                facts=(
-                    fact("dead", percent[first], limit=self.params.threshold_layer, unit="percent"),
-                    fact("summaries", state.high[first]),
-                ),
-                series=Series(
-                    name="dead units of the worst layer",
-                    unit="percent",
-                    steps=tuple(state.steps),
-                    values=tuple(state.worst),
-                    limit=self.params.threshold_layer,
-                ),
-                followed=len(layers) - 1,
-                also=named(frame.rows, layers[1:]),
-                explanation="a unit is dead if it was active in less than 1 % of a batch",
+            facts=(
+                fact("dead", percent[first], limit=limit, unit="percent"),
+                fact("summaries", self.state.streaks.length[first]),
             ),
+            series=self.state.worst.series(
+                "dead units of the worst layer", unit="percent", limit=limit
+            ),
+            explanation="a unit is dead if it was active in less than 1 % of a batch",
         )

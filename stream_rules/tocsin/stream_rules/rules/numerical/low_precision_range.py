@@ -21,12 +21,12 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import TensorFrame
-from tocsin.schemas.records.issues import Evidence, Series, Subject
 from tocsin.schemas.text import share_text
-from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
-from tocsin.stream_rules.reading.tensor_rows import Doubles, LowestRankRows, named
-from tocsin.stream_rules.rule import Params, Rule, RuleMeta, tensors
+from tocsin.stream_rules.outcomes import Clear, Moment, Outcomes, fact
+from tocsin.stream_rules.reading.rank_series import PointHistory
+from tocsin.stream_rules.reading.tensor_rows import Doubles
+from tocsin.stream_rules.rule import Params, RuleMeta, tensors
+from tocsin.stream_rules.rule_bases import RowState, TensorRowRule
 
 _BACK = 0.9
 
@@ -47,17 +47,15 @@ class _Side:
     row: list[float] = field(default_factory=list)
     since: int = 0
     since_ms: int = 0
-    steps: list[int] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
+    shares: PointHistory = field(default_factory=PointHistory)
 
 
 @dataclass(slots=True)
-class _State:
-    frames: LowestRankRows = field(default_factory=LowestRankRows)
+class _State(RowState):
     sides: dict[str, _Side] = field(default_factory=dict)
 
 
-class LowPrecisionRange(Rule[LowPrecisionRangeParams, _State]):
+class LowPrecisionRange(TensorRowRule[LowPrecisionRangeParams, _State]):
     """A warning for each end of the range."""
 
     meta = RuleMeta(
@@ -82,25 +80,23 @@ class LowPrecisionRange(Rule[LowPrecisionRangeParams, _State]):
         resolve_after_steps=20,
     )
     state_type = _State
-    by_part = True
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         # The table of statistics comes in a frame of its own.
-        if "underflow" not in frame.columns and "overflow" not in frame.columns:
-            return
-        whole = self.state.frames.assemble(frame)
-        if whole is None or not len(whole.rows):
-            return
-        numel, params = whole.count("numel"), self.params
-        size = np.ones(len(whole.rows)) if numel is None else numel.astype(np.float64)
-        low, high = whole.column("underflow"), whole.column("overflow")
+        ours = "underflow" in frame.columns or "overflow" in frame.columns
+        return super().on_tensors(frame, at) if ours else ()
+
+    def on_table(self, table: TensorFrame, at: Moment) -> Outcomes:
+        numel, params = table.count("numel"), self.params
+        size = np.ones(len(table.rows)) if numel is None else numel.astype(np.float64)
+        low, high = table.column("underflow"), table.column("overflow")
         if low is not None:
             known = np.nan_to_num(low.astype(np.float64))
             total = 100 * float((known * size).sum() / max(1.0, size.sum()))
-            yield from self._side("underflow", total, params.underflow, known * size, whole, at)
+            yield from self._side("underflow", total, params.underflow, known * size, table, at)
         if high is not None:
             each = 100 * np.nan_to_num(high.astype(np.float64))
-            yield from self._side("overflow", float(each.max()), params.overflow, each, whole, at)
+            yield from self._side("overflow", float(each.max()), params.overflow, each, table, at)
 
     def _side(
         self,
@@ -108,34 +104,22 @@ class LowPrecisionRange(Rule[LowPrecisionRangeParams, _State]):
         share: float,
         limit: float,
         weights: Doubles,
-        frame: TensorFrame,
+        table: TensorFrame,
         at: Moment,
     ) -> Outcomes:
         side = self.state.sides.setdefault(name, _Side())
-        side.steps = [*side.steps, frame.step][-SERIES_POINTS:]
-        side.values = [*side.values, share][-SERIES_POINTS:]
+        side.shares.append(table.step, share)
         if share <= limit:
             side.row = []
-            yield Clear(frame.step, about=name)
+            yield Clear(table.step, about=name)
             return
         if not side.row:
-            side.since, side.since_ms = frame.step, at.now_ms
+            side.since, side.since_ms = table.step, at.now_ms
         side.row = [*side.row, share][-self.params.for_summaries :]
-        if len(side.row) == self.params.for_summaries and share >= _BACK * side.row[0]:
-            yield self._finding(name, side, share, limit, weights, frame)
-
-    def _finding(
-        self,
-        name: str,
-        side: _Side,
-        share: float,
-        limit: float,
-        weights: Doubles,
-        frame: TensorFrame,
-    ) -> Finding:
-        order = np.argsort(-weights, kind="stable")
-        worst = frame.rows[int(order[0])]
-        affected = int((weights > 0).sum())
+        if len(side.row) < self.params.for_summaries or share < _BACK * side.row[0]:
+            return
+        order = np.argsort(-weights, kind="stable").tolist()
+        worst = table.rows[order[0]]
         what = (
             f"{share:.0f} % of the gradients are below the smallest normal number of their type, "
             f"most of them in {worst},"
@@ -143,24 +127,13 @@ class LowPrecisionRange(Rule[LowPrecisionRangeParams, _State]):
             else f"{share_text(share)} % of the gradients of {worst} are near the largest number "
             "of their type"
         )
-        return Finding(
-            about=name,
+        yield self.row_finding(
+            table,
+            order[: max(1, int((weights > 0).sum()))],
             branch=name,
-            subject=Subject(kind="tensor", name=worst, collection="gradients"),
             reason=f"{what} since step {side.since}",
             first_step=side.since,
-            first_rank=self.state.frames.rank,
             onset_ms=side.since_ms,
-            evidence=Evidence(
-                facts=(fact(name, share, limit=limit, unit="percent"),),
-                series=Series(
-                    name=name,
-                    unit="percent",
-                    steps=tuple(side.steps),
-                    values=tuple(side.values),
-                    limit=limit,
-                ),
-                followed=max(0, affected - 1),
-                also=named(frame.rows, order[1:affected].tolist()),
-            ),
+            facts=(fact(name, share, limit=limit, unit="percent"),),
+            series=side.shares.series(name, unit="percent", limit=limit),
         )

@@ -43,10 +43,9 @@ import numpy.typing as npt
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
-from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.tensor_rows import LowestRankRows, named
-from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar, tensors
+from tocsin.stream_rules.rule import Params, RuleMeta, scalar, tensors
+from tocsin.stream_rules.rule_bases import RowState, TensorRowRule
 
 _TURNS: Final = 3
 _REMEDIES: Final = {
@@ -77,13 +76,11 @@ class NoGradientParams(Params):
 
 
 @dataclass(slots=True)
-class _State:
-    frames: LowestRankRows = field(default_factory=LowestRankRows)
+class _State(RowState):
     open: list[str] = field(default_factory=list)
-    untrained: LowestRankRows = field(default_factory=LowestRankRows)
 
 
-class NoGradient(Rule[NoGradientParams, _State]):
+class NoGradient(TensorRowRule[NoGradientParams, _State]):
     """One episode for each branch; it names the first such parameter and how many others."""
 
     meta = RuleMeta(
@@ -116,24 +113,20 @@ class NoGradient(Rule[NoGradientParams, _State]):
         resolve_after_steps=0,
     )
     state_type = _State
-    by_part = True
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         missing = frame.column("without_gradient")
         if missing is not None and len(missing) and missing[-1] == 0:
             yield from self._close(())
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
-        if frame.collection == UNTRAINED:
-            yield from self._untrained(frame)
-            return
-        whole = self.state.frames.assemble(frame)
-        if whole is None or not len(whole.rows):
+    def on_table(self, table: TensorFrame, at: Moment) -> Outcomes:
+        if table.collection == UNTRAINED:
+            yield from self._untrained(table)
             return
         found: dict[str, Counts] = {
-            name: np.asarray(whole.count(name), np.int64)
-            for name in whole.count_columns
-            if whole.count(name) is not None
+            name: np.asarray(counts, np.int64)
+            for name in table.count_columns
+            if (counts := table.count(name)) is not None
         }
         needed = {"steps", "called", "silent_calls", "watched", "longest", "had", "place"}
         if not needed <= found.keys() or "trainable" not in found:
@@ -144,43 +137,36 @@ class NoGradient(Rule[NoGradientParams, _State]):
             return
         branches = self._branches(found, rows)
         for branch, chosen in branches.items():
-            yield self._finding(whole, found, branch, chosen)
+            yield self._finding(table, found, branch, chosen.tolist())
         yield from self._close(branches)
 
-    def _untrained(self, frame: TensorFrame) -> Outcomes:
-        whole = self.state.untrained.assemble(frame)
-        matrices = None if whole is None else whole.count("matrices")
-        if whole is None or matrices is None or not len(whole.rows):
+    def _untrained(self, table: TensorFrame) -> Outcomes:
+        matrices, frozen = table.count("matrices"), table.count("frozen")
+        if matrices is None:
             return
-        frozen = whole.count("frozen")
         # Of a large model not all are looked at; nine in ten of those that were are untrained.
-        found = len(whole.rows) if frozen is None else int(frozen.max())
+        found = len(table.rows) if frozen is None else int(frozen.max())
         share = found / max(1, int(matrices.max()))
         if share < self.params.frozen_share:
             return
-        name = whole.rows[0]
-        shown = ((column, whole.column(column)) for column in _SHOWN)
-        yield Finding(
-            about=UNTRAINED,
+        shown = ((column, table.column(column)) for column in _SHOWN)
+        yield self.row_finding(
+            table,
+            range(len(table.rows)),
+            collection="weights",
             branch=UNTRAINED,
-            subject=Subject(kind="tensor", name=name, collection="weights"),
-            reason=f"{found} of {int(matrices.max())} weights, from {name} on, are frozen and "
-            "still have the values of their initialisation",
+            reason=f"{found} of {int(matrices.max())} weights, from {table.rows[0]} on, are frozen "
+            "and still have the values of their initialisation",
             first_step=0,
-            first_rank=self.state.untrained.rank,
             remedy=_REMEDIES[UNTRAINED],
-            evidence=Evidence(
-                facts=(
-                    fact("frozen_share", share, limit=self.params.frozen_share),
-                    fact("untrained", len(whole.rows), unit="tensors"),
-                    *(fact(n, v[0]) for n, v in shown if v is not None and v[0]),
-                ),
-                followed=len(whole.rows) - 1,
-                also=named(whole.rows, range(1, len(whole.rows))),
-                explanation="requires_grad is False, nothing writes to them, and their values are "
-                "distributed as an initialisation draws them: below the bound of a uniform one, or "
-                "normal beside untouched biases and scales",
+            facts=(
+                fact("frozen_share", share, limit=self.params.frozen_share),
+                fact("untrained", len(table.rows), unit="tensors"),
+                *(fact(n, v[0]) for n, v in shown if v is not None and v[0]),
             ),
+            explanation="requires_grad is False, nothing writes to them, and their values are "
+            "distributed as an initialisation draws them: below the bound of a uniform one, or "
+            "normal beside untouched biases and scales",
         )
 
     def _branches(self, found: dict[str, Counts], rows: Counts) -> dict[str, Counts]:
@@ -207,11 +193,9 @@ class NoGradient(Rule[NoGradientParams, _State]):
         state.open = still
 
     def _finding(
-        self, frame: TensorFrame, found: dict[str, Counts], branch: str, rows: Counts
+        self, table: TensorFrame, found: dict[str, Counts], branch: str, rows: list[int]
     ) -> Finding:
-        name = frame.rows[rows[0]]
-        looks = int(found["steps"][rows[0]])
-        first_step = max(0, frame.step - looks + 1)
+        name, looks = table.rows[rows[0]], int(found["steps"][rows[0]])
         others = f" and {len(rows) - 1} other tensors" if len(rows) > 1 else ""
         trainable = int(found["trainable"].max())
         take, get, to_be, have = (
@@ -223,27 +207,23 @@ class NoGradient(Rule[NoGradientParams, _State]):
             "lost": f"{name}{others} {take} part in forward passes and {get} no gradient any more",
             "unused": f"{name}{others} {to_be} to be trained and {have} had no gradient",
         }
-        return Finding(
-            about=branch,
+        return self.row_finding(
+            table,
+            rows,
+            collection="gradients",
             branch=branch,
-            subject=Subject(kind="tensor", name=name, collection="gradients"),
             reason=f"{reasons[branch]}, in {looks} consecutive checks",
-            first_step=first_step,
-            first_rank=self.state.frames.rank,
+            first_step=max(0, table.step - looks + 1),
             severity="info" if branch == "unused" else None,
             remedy=_REMEDIES.get(branch),
-            evidence=Evidence(
-                facts=(
-                    fact("looks_without", looks, limit=self.params.for_steps),
-                    fact("without_gradient", len(rows), unit="tensors"),
-                    fact("trainable", trainable, unit="tensors"),
-                    fact("called", found["called"][rows].max()),
-                    fact("called_without_grad", found["silent_calls"][rows].max()),
-                    fact("watched", found["watched"][rows].max(), unit="steps"),
-                ),
-                followed=len(rows) - 1,
-                also=named(frame.rows, rows[1:].tolist()),
-                explanation="`.grad` was None after the optimizer's step although requires_grad "
-                "was set",
+            facts=(
+                fact("looks_without", looks, limit=self.params.for_steps),
+                fact("without_gradient", len(rows), unit="tensors"),
+                fact("trainable", trainable, unit="tensors"),
+                fact("called", found["called"][rows].max()),
+                fact("called_without_grad", found["silent_calls"][rows].max()),
+                fact("watched", found["watched"][rows].max(), unit="steps"),
             ),
+            explanation="`.grad` was None after the optimizer's step although requires_grad "
+            "was set",
         )

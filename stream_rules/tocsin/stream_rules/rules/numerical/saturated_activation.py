@@ -23,15 +23,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import Field
 
 from tocsin.schemas.records.frames import TensorFrame
-from tocsin.schemas.records.issues import Evidence, Series, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
-from tocsin.stream_rules.reading.tensor_rows import Doubles, LowestRankRows, named
-from tocsin.stream_rules.rule import Params, Rule, RuleMeta, tensors
+from tocsin.stream_rules.reading.rank_series import PointHistory
+from tocsin.stream_rules.reading.tensor_rows import Doubles, doubles
+from tocsin.stream_rules.rule import Params, RuleMeta, tensors
+from tocsin.stream_rules.rule_bases import RowState, TensorRowRule
 from tocsin.stream_rules.signals.streaks import Streaks
 
 HIDDEN, OUTPUT, SOFTMAX = "hidden", "output", "softmax"
@@ -48,20 +47,18 @@ class SaturatedActivationParams(Params):
 
 @dataclass(slots=True)
 class _Kind:
-    frames: LowestRankRows = field(default_factory=LowestRankRows)
     streaks: Streaks = field(default_factory=Streaks)
     first_step: int | None = None
-    steps: list[int] = field(default_factory=list)
-    worst: list[float] = field(default_factory=list)
+    worst: PointHistory = field(default_factory=PointHistory)
 
 
 @dataclass(slots=True)
-class _State:
+class _State(RowState):
     kinds: dict[str, _Kind] = field(default_factory=dict)
     last_order: int = -1
 
 
-class SaturatedActivation(Rule[SaturatedActivationParams, _State]):
+class SaturatedActivation(TensorRowRule[SaturatedActivationParams, _State]):
     """One episode for each branch; it names the first such layer in forward order."""
 
     meta = RuleMeta(
@@ -92,118 +89,77 @@ class SaturatedActivation(Rule[SaturatedActivationParams, _State]):
         resolve_after_steps=0,
     )
     state_type = _State
-    by_part = True
+    columns = ("saturated",)
+
+    def table_key(self, frame: TensorFrame) -> str:
+        return SOFTMAX if "entropy" in frame.columns else HIDDEN
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
-        state = self.state
         # A step has one frame for each set of columns; the last module may stand in any of them.
         order = frame.count("order")
         if order is not None and order.size and frame.columns:
-            state.last_order = max(state.last_order, int(order.max()))
-        if "saturated" not in frame.columns:
-            return
-        softmax = "entropy" in frame.columns
-        kind = state.kinds.setdefault(SOFTMAX if softmax else HIDDEN, _Kind())
-        whole = kind.frames.assemble(frame)
-        share = None if whole is None else whole.column("saturated")
-        if whole is None or share is None or not len(whole.rows):
-            return
-        percent = 100 * share.astype(np.float64)
+            self.state.last_order = max(self.state.last_order, int(order.max()))
+        return super().on_tensors(frame, at)
+
+    def on_table(self, table: TensorFrame, at: Moment) -> Outcomes:
+        params, which = self.params, self.table_key(table)
+        percent = 100 * doubles(table, "saturated")
         known = np.isfinite(percent)
         if not known.any():
             return
-        yield from self._evaluate(kind, whole, percent, known, softmax=softmax)
-
-    def _evaluate(
-        self,
-        kind: _Kind,
-        frame: TensorFrame,
-        percent: Doubles,
-        known: npt.NDArray[np.bool_],
-        *,
-        softmax: bool,
-    ) -> Outcomes:
-        params = self.params
+        kind = self.state.kinds.setdefault(which, _Kind())
         fresh = kind.first_step is None
         if kind.first_step is None:
-            kind.first_step = frame.step
-        kind.steps = [*kind.steps, frame.step][-SERIES_POINTS:]
-        kind.worst = [*kind.worst, float(percent[known].max())][-SERIES_POINTS:]
+            kind.first_step = table.step
+        kind.worst.append(table.step, percent[known].max())
         length = kind.streaks.update(
-            frame.rows, frame.step, percent > params.threshold_layer, known
+            table.rows, table.step, percent > params.threshold_layer, known
         )
         from_first = kind.streaks.since == kind.first_step
         high = (length >= params.for_summaries) | (from_first & (length > 0))
-        if softmax:
-            yield from self._outcomes(SOFTMAX, kind, frame, percent, high, known, fresh=fresh)
-            return
-        output = np.zeros(len(frame.rows), bool)
-        order = frame.count("order")
-        if order is not None:
-            output = (order >= max(self.state.last_order, 1)) & ~from_first
-        for branch, among in ((HIDDEN, ~output), (OUTPUT, output)):
-            yield from self._outcomes(
-                branch, kind, frame, percent, high & among, known, fresh=fresh
-            )
-
-    def _outcomes(
-        self,
-        branch: str,
-        kind: _Kind,
-        frame: TensorFrame,
-        percent: Doubles,
-        high: npt.NDArray[np.bool_],
-        known: npt.NDArray[np.bool_],
-        *,
-        fresh: bool,
-    ) -> Outcomes:
-        layers = np.flatnonzero(high & known)
-        if len(layers):
-            yield self._finding(branch, kind, frame, percent, [int(i) for i in layers])
-        elif high.any():
-            yield Holds(about=branch)
-        elif not fresh:
-            yield Clear(about=branch)
+        branches = {SOFTMAX: high}
+        if which != SOFTMAX:
+            output = np.zeros(len(table.rows), bool)
+            order = table.count("order")
+            if order is not None:
+                output = (order >= max(self.state.last_order, 1)) & ~from_first
+            branches = {HIDDEN: high & ~output, OUTPUT: high & output}
+        for branch, among in branches.items():
+            layers = np.flatnonzero(among & known).tolist()
+            if layers:
+                yield self._finding(branch, kind, table, percent, layers)
+            elif among.any():
+                yield Holds(about=branch)
+            elif not fresh:
+                yield Clear(about=branch)
 
     def _finding(
-        self, branch: str, kind: _Kind, frame: TensorFrame, percent: Doubles, layers: list[int]
+        self, branch: str, kind: _Kind, table: TensorFrame, percent: Doubles, layers: list[int]
     ) -> Finding:
-        first = layers[0]
-        name, since = frame.rows[first], int(kind.streaks.since[first])
-        others = f", and {len(layers) - 1} other layers" if len(layers) > 1 else ""
+        first, limit = layers[0], self.params.threshold_layer
+        since = int(kind.streaks.since[first])
         what = "rows have one answer above 0.999" if branch == SOFTMAX else "values are saturated"
-        return Finding(
-            about=branch,
+        return self.row_finding(
+            table,
+            layers,
+            kind="layer",
             branch=branch,
             severity=None if branch == HIDDEN else "info",
-            subject=Subject(kind="layer", name=name, collection="activations"),
-            reason=f"{percent[first]:.0f} % of the {what} in {name} since step {since}{others}",
+            reason=f"{percent[first]:.0f} % of the {what} in {table.rows[first]} since step "
+            f"{since}",
+            others=", and {} other layers",
             first_step=since,
-            first_rank=kind.frames.rank,
-            evidence=Evidence(
-                facts=(
-                    fact(
-                        "saturated",
-                        percent[first],
-                        limit=self.params.threshold_layer,
-                        unit="percent",
-                    ),
-                    fact("summaries", kind.streaks.length[first]),
-                ),
-                series=Series(
-                    name="saturated part of the worst layer",
-                    unit="percent",
-                    steps=tuple(kind.steps),
-                    values=tuple(kind.worst),
-                    limit=self.params.threshold_layer,
-                ),
-                followed=len(layers) - 1,
-                also=named(frame.rows, layers[1:]),
-                explanation={
-                    HIDDEN: "the derivative at these values is below 1e-7, or they are at a bound",
-                    OUTPUT: "it is the last module in forward order, and learned to saturate: that "
-                    "may be its task",
-                    SOFTMAX: "if these are the model's answers, it may be correct",
-                }[branch],
+            facts=(
+                fact("saturated", percent[first], limit=limit, unit="percent"),
+                fact("summaries", kind.streaks.length[first]),
             ),
+            series=kind.worst.series(
+                "saturated part of the worst layer", unit="percent", limit=limit
+            ),
+            explanation={
+                HIDDEN: "the derivative at these values is below 1e-7, or they are at a bound",
+                OUTPUT: "it is the last module in forward order, and learned to saturate: that "
+                "may be its task",
+                SOFTMAX: "if these are the model's answers, it may be correct",
+            }[branch],
         )

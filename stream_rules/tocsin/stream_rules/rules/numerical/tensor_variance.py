@@ -15,10 +15,10 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from tocsin.schemas.records.frames import TensorFrame
-from tocsin.schemas.records.issues import Evidence, Subject
-from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.tensor_rows import Doubles, LowestRankRows, is_asked_for, named
-from tocsin.stream_rules.rule import Params, Rule, RuleMeta, tensors
+from tocsin.stream_rules.outcomes import Clear, Holds, Moment, Outcomes, fact
+from tocsin.stream_rules.reading.tensor_rows import doubles, rows_asked_for
+from tocsin.stream_rules.rule import Params, RuleMeta, tensors
+from tocsin.stream_rules.rule_bases import RowState, TensorRowRule
 from tocsin.stream_rules.signals.streaks import Streaks
 
 LOW, HIGH = "below", "above"
@@ -45,18 +45,11 @@ class TensorVarianceParams(Params):
 
 
 @dataclass(slots=True)
-class _Watched:
-    frames: LowestRankRows = field(default_factory=LowestRankRows)
-    below: Streaks = field(default_factory=Streaks)
-    above: Streaks = field(default_factory=Streaks)
+class _State(RowState):
+    streaks: dict[str, Streaks] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class _State:
-    watched: dict[str, _Watched] = field(default_factory=dict)
-
-
-class TensorVariance(Rule[TensorVarianceParams, _State]):
+class TensorVariance(TensorRowRule[TensorVarianceParams, _State]):
     """Off until the configuration sets tensors and a limit."""
 
     meta = RuleMeta(
@@ -82,70 +75,38 @@ class TensorVariance(Rule[TensorVarianceParams, _State]):
         resolve_after_steps=0,
     )
     state_type = _State
-    by_part = True
+    columns = ("std",)
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
-        params = self.params
-        if "std" not in frame.columns or (
-            params.min_threshold is None and params.max_threshold is None
-        ):
-            return
+    def table_key(self, frame: TensorFrame) -> str:
         # Of activations a step has one frame for each set of columns.
-        key = f"{frame.collection}|{','.join(frame.columns)}"
-        watched = self.state.watched.get(key)
-        if watched is None:
-            watched = self.state.watched[key] = _Watched()
-        whole = watched.frames.assemble(frame)
-        spread = None if whole is None else whole.column("std")
-        if whole is None or spread is None or not len(whole.rows):
-            return
-        variance = np.square(spread.astype(np.float64))
-        asked = np.array(
-            [is_asked_for(whole.collection, name, params.tensors) for name in whole.rows], bool
-        )
+        return f"{frame.collection}|{','.join(frame.columns)}"
+
+    def on_table(self, table: TensorFrame, at: Moment) -> Outcomes:
+        params, key = self.params, self.table_key(table)
+        variance = np.square(doubles(table, "std"))
+        asked = rows_asked_for(table, params.tensors)
         known = np.isfinite(variance)
-        for branch, limit, streaks in (
-            (LOW, params.min_threshold, watched.below),
-            (HIGH, params.max_threshold, watched.above),
-        ):
+        for branch, limit in ((LOW, params.min_threshold), (HIGH, params.max_threshold)):
             if limit is None:
                 continue
-            out = (variance < limit) if branch == LOW else (variance > limit)
-            length = streaks.update(whole.rows, whole.step, out & asked, known)
-            high = length >= params.for_summaries
-            found = np.flatnonzero(high & known)
             about = f"{branch}/{key}"
-            if len(found):
-                yield self._finding(about, branch, limit, whole, variance, found.tolist(), streaks)
-            elif high.any():
-                yield Holds(whole.step, about=about)
-            else:
-                yield Clear(whole.step, about=about)
-
-    def _finding(
-        self,
-        about: str,
-        branch: str,
-        limit: float,
-        frame: TensorFrame,
-        variance: Doubles,
-        found: list[int],
-        streaks: Streaks,
-    ) -> Finding:
-        first = found[0]
-        name, since = frame.rows[first], int(streaks.since[first])
-        more = f", and {len(found) - 1} other tensors are out" if len(found) > 1 else ""
-        return Finding(
-            about=about,
-            branch=branch,
-            subject=Subject(kind="tensor", name=name, collection=frame.collection),
-            reason=f"the variance of {frame.collection}/{name} is {variance[first]:.3g}, {branch} "
-            f"{limit:.3g}, since step {since}{more}",
-            first_step=since,
-            first_rank=frame.speaker.rank,
-            evidence=Evidence(
+            out = (variance < limit) if branch == LOW else (variance > limit)
+            streaks = self.state.streaks.setdefault(about, Streaks())
+            length = streaks.update(table.rows, table.step, out & asked, known)
+            high = length >= params.for_summaries
+            found = np.flatnonzero(high & known).tolist()
+            if not found:
+                yield Holds(table.step, about) if high.any() else Clear(table.step, about)
+                continue
+            first, since = found[0], int(streaks.since[found[0]])
+            yield self.row_finding(
+                table,
+                found,
+                about=about,
+                branch=branch,
+                reason=f"the variance of {table.collection}/{table.rows[first]} is "
+                f"{variance[first]:.3g}, {branch} {limit:.3g}, since step {since}",
+                others=", and {} other tensors are out",
+                first_step=since,
                 facts=(fact("variance", variance[first], limit=limit),),
-                followed=len(found) - 1,
-                also=named(frame.rows, found[1:]),
-            ),
-        )
+            )

@@ -31,7 +31,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
-from tocsin.schemas.records.issues import Evidence, Series, Subject
+from tocsin.schemas.records.issues import Series
 from tocsin.schemas.records.runs import RunData, RunStarted
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.state_codec import StateArray
@@ -39,11 +39,11 @@ from tocsin.stream_rules.reading.tensor_rows import (
     LowestRankRows,
     MarkedRows,
     aligned,
-    is_asked_for,
-    named,
     places,
+    rows_asked_for,
 )
-from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event, scalar, tensors
+from tocsin.stream_rules.rule import Params, RuleMeta, event, scalar, tensors
+from tocsin.stream_rules.rule_bases import RowState, TensorRowRule
 from tocsin.stream_rules.rules.numerical.parameters_without_optimizer import (
     COLLECTION,
     UnownedGradients,
@@ -74,7 +74,6 @@ class UnchangedTensorParams(Params):
 
 @dataclass(slots=True)
 class _Kept:
-    frames: LowestRankRows = field(default_factory=LowestRankRows)
     rows: tuple[str, ...] = ()
     values: StateArray = field(default_factory=lambda: np.zeros((0, 0)))
     columns: list[str] = field(default_factory=list)
@@ -85,7 +84,7 @@ class _Kept:
 
 
 @dataclass(slots=True)
-class _State:
+class _State(RowState):
     collections: dict[str, _Kept] = field(default_factory=dict)
     pushed: SignificantGradients = field(default_factory=SignificantGradients)
     updates: LowestRankRows = field(default_factory=LowestRankRows)
@@ -94,7 +93,7 @@ class _State:
     unowned: UnownedGradients = field(default_factory=UnownedGradients)
 
 
-class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
+class UnchangedTensor(TensorRowRule[UnchangedTensorParams, _State]):
     """One episode for each collection; it names the first tensor and how many others. Arrays that
     are recorded one by one each have their own."""
 
@@ -127,7 +126,6 @@ class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
         resolve_after_steps=0,
     )
     state_type = _State
-    by_part = True
 
     def on_event(self, data: RunData, at: Moment) -> Outcomes:
         self.state.groups.add_start(data)
@@ -156,26 +154,26 @@ class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
                 limit = self.params.atol + self.params.rtol * size
                 state.changed = MarkedRows(whole.rows, change > limit)
         if frame.collection == "weights" or self._asked(frame).any():
-            yield from self._inspect(frame)
+            key = self.table_key(frame)
+            if key in state.collections or len(state.collections) < _MOST:
+                state.collections.setdefault(key, _Kept())
+                yield from super().on_tensors(frame, at)
 
-    def _inspect(self, frame: TensorFrame) -> Outcomes:
-        state = self.state
+    def table_key(self, frame: TensorFrame) -> str:
         # Each call of `run.record` sends a frame of one row, several of them at one step.
         alone = frame.parts == 1 and len(frame.rows) == 1
-        about = f"{frame.collection}/{frame.rows[0]}" if alone else frame.collection
-        if about not in state.collections and len(state.collections) >= _MOST:
-            return
-        kept = state.collections.setdefault(about, _Kept())
-        whole = kept.frames.assemble(frame)
-        if whole is None:
-            return
+        return f"{frame.collection}/{frame.rows[0]}" if alone else frame.collection
+
+    def on_table(self, table: TensorFrame, at: Moment) -> Outcomes:
+        state, about = self.state, self.table_key(table)
+        kept = state.collections[about]
         resting = 0
-        if whole.collection == "weights" and self.params.only_pushed:
+        if table.collection == "weights" and self.params.only_pushed:
             rest = state.groups.inspect()
             if rest.everywhere:
                 return
             resting = rest.tensors
-        self._keep(kept, whole)
+        self._keep(kept, table)
         unchanged = np.flatnonzero(kept.equal >= self.params.num_steps - 1)
         if len(unchanged) <= resting:
             kept.first_step = None
@@ -183,7 +181,7 @@ class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
             return
         if kept.first_step is None:
             kept.first_step = kept.steps[max(0, len(kept.steps) - self.params.num_steps)]
-        yield self._finding(whole, kept, unchanged, about, resting)
+        yield self._finding(table, kept, unchanged.tolist(), about, resting)
 
     def _keep(self, kept: _Kept, whole: TensorFrame) -> None:
         equal = self._equal(kept, whole)
@@ -229,50 +227,37 @@ class UnchangedTensor(Rule[UnchangedTensorParams, _State]):
         """Which rows the parameter names."""
         if not self.params.tensors:
             return np.zeros(len(frame.rows), bool)
-        patterns = self.params.tensors
-        asked = (is_asked_for(frame.collection, name, patterns) for name in frame.rows)
-        return np.fromiter(asked, bool, len(frame.rows))
+        return rows_asked_for(frame, self.params.tensors)
 
     def _finding(
-        self,
-        frame: TensorFrame,
-        kept: _Kept,
-        unchanged: npt.NDArray[np.int64],
-        about: str,
-        resting: int,
+        self, table: TensorFrame, kept: _Kept, unchanged: list[int], about: str, resting: int
     ) -> Finding:
-        first = frame.rows[unchanged[0]]
+        first, most = table.rows[unchanged[0]], self.params.num_steps
         norms = kept.norms[unchanged[0]]
         seen = np.flatnonzero(np.isfinite(norms))
         steps = kept.steps[-len(norms) :]
-        has = "gets gradients and " if frame.collection == "weights" else ""
+        has = "gets gradients and " if table.collection == "weights" else ""
         at_rest = [fact("at_rest", resting, unit="tensors")] if resting else []
-        others = f", nor do {len(unchanged) - 1} others" if len(unchanged) > 1 else ""
-        return Finding(
+        return self.row_finding(
+            table,
+            unchanged,
             about=about,
-            subject=Subject(kind="tensor", name=first, collection=frame.collection),
-            reason=f"{first} {has}has not changed since step {kept.first_step}{others}",
+            reason=f"{first} {has}has not changed since step {kept.first_step}",
+            others=", nor do {} others",
             first_step=kept.first_step,
-            first_rank=kept.frames.rank,
-            evidence=Evidence(
-                facts=(
-                    fact(
-                        "equal_summaries", kept.equal[unchanged[0]] + 1, limit=self.params.num_steps
-                    ),
-                    fact("unchanged", len(unchanged), unit="tensors"),
-                    fact("watched", len(frame.rows), unit="tensors"),
-                    *at_rest,
-                ),
-                series=Series(
-                    name=f"norm of {first}"[:200],
-                    steps=tuple(steps[i - len(norms) + len(steps)] for i in seen),
-                    values=tuple(float(norms[i]) for i in seen),
-                )
-                if len(seen)
-                else None,
-                followed=len(unchanged) - 1,
-                also=named(frame.rows, unchanged[1:]),
-                explanation="all statistics of the summaries are equal; parameters without a "
-                "gradient, or with one that is rounding noise, are not counted",
+            facts=(
+                fact("equal_summaries", kept.equal[unchanged[0]] + 1, limit=most),
+                fact("unchanged", len(unchanged), unit="tensors"),
+                fact("watched", len(table.rows), unit="tensors"),
+                *at_rest,
             ),
+            series=Series(
+                name=f"norm of {first}"[:200],
+                steps=tuple(steps[i - len(norms) + len(steps)] for i in seen),
+                values=tuple(float(norms[i]) for i in seen),
+            )
+            if len(seen)
+            else None,
+            explanation="all statistics of the summaries are equal; parameters without a "
+            "gradient, or with one that is rounding noise, are not counted",
         )

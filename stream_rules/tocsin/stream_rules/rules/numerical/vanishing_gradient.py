@@ -26,11 +26,12 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
-from tocsin.stream_rules.reading.tensor_rows import Doubles, LowestRankRows, mean_abs, named
-from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar, tensors
+from tocsin.stream_rules.reading.rank_series import PointHistory
+from tocsin.stream_rules.reading.tensor_rows import Doubles, mean_abs
+from tocsin.stream_rules.rule import Params, RuleMeta, scalar, tensors
+from tocsin.stream_rules.rule_bases import RowState, TensorRowRule
+from tocsin.stream_rules.signals.streaks import Streak
 
 _SMOOTH: Final = 0.1
 _LEAST: Final = 8
@@ -58,17 +59,12 @@ class VanishingGradientParams(Params):
 
 @dataclass(slots=True)
 class _Form:
-    row: int = 0
-    first_step: int = 0
-    first_ms: int = 0
-    steps: list[int] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
+    streak: Streak = field(default_factory=Streak)
+    values: PointHistory = field(default_factory=PointHistory)
 
 
 @dataclass(slots=True)
-class _State:
-    frames: LowestRankRows = field(default_factory=LowestRankRows)
-    updates: LowestRankRows = field(default_factory=LowestRankRows)
+class _State(RowState):
     moves: float = 0.0
     forms: dict[str, _Form] = field(default_factory=dict)
     rank: int | None = None
@@ -76,7 +72,7 @@ class _State:
     loss: float = 0.0
 
 
-class VanishingGradient(Rule[VanishingGradientParams, _State]):
+class VanishingGradient(TensorRowRule[VanishingGradientParams, _State]):
     """A warning: the run may still learn with only its last layers."""
 
     meta = RuleMeta(
@@ -117,7 +113,6 @@ class VanishingGradient(Rule[VanishingGradientParams, _State]):
         resolve_after_steps=20,
     )
     state_type = _State
-    by_part = True
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         state, losses = self.state, frame.column("loss")
@@ -132,31 +127,33 @@ class VanishingGradient(Rule[VanishingGradientParams, _State]):
             state.loss += _SMOOTH * (loss - state.loss)
         return ()
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
-        if frame.collection == "updates":
-            self._add_updates(frame)
+    def on_table(self, table: TensorFrame, at: Moment) -> Outcomes:
+        if table.collection == "updates":
+            self._add_updates(table)
             return
-        whole = self.state.frames.assemble(frame)
-        size = None if whole is None else mean_abs(whole)
-        if whole is None or size is None or not np.isfinite(size).any():
+        size = mean_abs(table)
+        if size is None or not np.isfinite(size).any():
             return
         vanished = size < self.params.threshold
         share = float(vanished.sum() / np.isfinite(size).sum())
         rests = self._solved() or self.state.moves > self.params.moving
-        yield from self._evaluate(
-            whole, at, "share", share, holds=share >= self.params.share and not rests
-        )
+        form = self._form("share", table, share, at, holds=share >= self.params.share and not rests)
+        if form is None:
+            yield Clear(table.step, about="share")
+        elif form.streak.length >= self.params.for_steps:
+            yield self._share(table, size, form)
         ratio = _depth(size[np.isfinite(size)])
-        if ratio is not None:
-            yield from self._evaluate(
-                whole, at, "depth", ratio, holds=ratio < self.params.depth_ratio
-            )
+        if ratio is None:
+            return
+        form = self._form("depth", table, ratio, at, holds=ratio < self.params.depth_ratio)
+        if form is None:
+            yield Clear(table.step, about="depth")
+        elif form.streak.length >= self.params.for_steps:
+            yield self._ratio(table, form)
 
-    def _add_updates(self, frame: TensorFrame) -> None:
+    def _add_updates(self, table: TensorFrame) -> None:
         """By how much a step changes the median tensor."""
-        whole = self.state.updates.assemble(frame)
-        change = None if whole is None else whole.column("update_l2")
-        size = None if whole is None else whole.column("l2")
+        change, size = table.column("update_l2"), table.column("l2")
         if change is None or size is None:
             return
         with np.errstate(all="ignore"):
@@ -168,80 +165,52 @@ class VanishingGradient(Rule[VanishingGradientParams, _State]):
         first = self.state.first_loss
         return first is not None and abs(self.state.loss) < self.params.solved * abs(first)
 
-    def _evaluate(
-        self, frame: TensorFrame, at: Moment, name: str, value: float, *, holds: bool
-    ) -> Outcomes:
+    def _form(
+        self, name: str, table: TensorFrame, value: float, at: Moment, *, holds: bool
+    ) -> _Form | None:
+        """One of the two, with this value; None: its condition does not hold."""
         form = self.state.forms.setdefault(name, _Form())
-        form.steps = [*form.steps, frame.step][-SERIES_POINTS:]
-        form.values = [*form.values, value][-SERIES_POINTS:]
-        if not holds:
-            form.row = 0
-            yield Clear(frame.step, about=name)
-            return
-        if form.row == 0:
-            form.first_step, form.first_ms = frame.step, at.now_ms
-        form.row += 1
-        if form.row >= self.params.for_steps:
-            yield self._share(frame, form) if name == "share" else self._ratio(frame, form)
+        form.values.append(table.step, value)
+        return form if form.streak.update(table.step, at.now_ms, holds=holds) else None
 
-    def _share(self, frame: TensorFrame, form: _Form) -> Finding:
-        size = mean_abs(frame)
-        assert size is not None
+    def _share(self, table: TensorFrame, size: Doubles, form: _Form) -> Finding:
         # Backward order: the last row belongs to the first layer, where vanishing is worst.
-        bad = np.flatnonzero(size < self.params.threshold)[::-1]
-        return self._finding(
-            "share",
-            form,
-            Subject(kind="tensor", name=frame.rows[bad[0]], collection="gradients"),
-            f"{len(bad)} of {len(frame.rows)} tensors have a mean absolute gradient below "
-            f"{self.params.threshold:.3g} since step {form.first_step}: {frame.rows[bad[0]]} has "
-            f"{size[bad[0]]:.3g}",
-            (
-                fact("share", form.values[-1], limit=self.params.share),
+        bad = np.flatnonzero(size < self.params.threshold)[::-1].tolist()
+        return self.row_finding(
+            table,
+            bad,
+            branch="share",
+            reason=f"{len(bad)} of {len(table.rows)} tensors have a mean absolute gradient below "
+            f"{self.params.threshold:.3g} since step {form.streak.first_step}: "
+            f"{table.rows[bad[0]]} has {size[bad[0]]:.3g}",
+            first_step=form.streak.first_step,
+            onset_ms=form.streak.first_ms,
+            facts=(
+                fact("share", form.values.values[-1], limit=self.params.share),
                 fact("mean_abs", size[bad[0]], limit=self.params.threshold),
+                fact("summaries", form.streak.length),
             ),
-            Evidence(
-                followed=len(bad) - 1,
-                also=named(frame.rows, bad[1:]),
-                series=_series("share of vanished gradients", form, self.params.share),
-            ),
+            series=form.values.series("share of vanished gradients", limit=self.params.share),
         )
 
-    def _ratio(self, frame: TensorFrame, form: _Form) -> Finding:
-        ratio = form.values[-1]
-        return self._finding(
-            "depth",
-            form,
-            Subject(kind="layer", name=frame.rows[-1], collection="gradients"),
-            f"the gradients of the first layers are {ratio:.3g} of those of the last layers since "
-            f"step {form.first_step}",
-            (fact("depth_ratio", ratio, limit=self.params.depth_ratio),),
-            Evidence(
-                series=_series("first layers against last", form, self.params.depth_ratio),
-                explanation="medians of the mean absolute gradient over the first and the last "
-                "quarter of the tensors",
+    def _ratio(self, table: TensorFrame, form: _Form) -> Finding:
+        ratio, limit = form.values.values[-1], self.params.depth_ratio
+        return self.row_finding(
+            table,
+            [len(table.rows) - 1],
+            kind="layer",
+            branch="depth",
+            reason=f"the gradients of the first layers are {ratio:.3g} of those of the last layers "
+            f"since step {form.streak.first_step}",
+            first_step=form.streak.first_step,
+            onset_ms=form.streak.first_ms,
+            facts=(
+                fact("depth_ratio", ratio, limit=limit),
+                fact("summaries", form.streak.length),
             ),
-        )
-
-    def _finding(
-        self,
-        about: str,
-        form: _Form,
-        subject: Subject,
-        reason: str,
-        facts: tuple[Fact, ...],
-        evidence: Evidence,
-    ) -> Finding:
-        facts = (*facts, fact("summaries", form.row))
-        return Finding(
-            about=about,
-            branch=about,
-            subject=subject,
-            reason=reason,
-            first_step=form.first_step,
-            first_rank=self.state.frames.rank,
-            onset_ms=form.first_ms,
-            evidence=evidence.model_copy(update={"facts": facts}),
+            series=form.values.series("first layers against last", limit=limit),
+            explanation="medians of the mean absolute gradient over the first and the last "
+            "quarter of the tensors",
         )
 
 
@@ -252,7 +221,3 @@ def _depth(size: Doubles) -> float | None:
     quarter = len(size) // 4
     last, first = float(np.median(size[:quarter])), float(np.median(size[-quarter:]))
     return first / last if last > 0 else None
-
-
-def _series(name: str, form: _Form, limit: float) -> Series:
-    return Series(name=name, steps=tuple(form.steps), values=tuple(form.values), limit=limit)

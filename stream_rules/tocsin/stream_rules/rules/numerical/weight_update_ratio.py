@@ -41,15 +41,17 @@ import numpy.typing as npt
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
-from tocsin.schemas.records.issues import Evidence, Series, Subject
+from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.schemas.records.runs import RunData, RunStarted
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
-from tocsin.stream_rules.reading.tensor_rows import Doubles, LowestRankRows, named
-from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event, scalar, tensors
+from tocsin.stream_rules.reading.rank_series import PointHistory
+from tocsin.stream_rules.reading.tensor_rows import Doubles, doubles
+from tocsin.stream_rules.rule import Params, RuleMeta, event, scalar, tensors
+from tocsin.stream_rules.rule_bases import RowState, TensorRowRule
 from tocsin.stream_rules.signals.frozen_groups import FrozenGroups, FrozenSince
 from tocsin.stream_rules.signals.initial_learning_rate import STRETCH, InitialLearningRate
 from tocsin.stream_rules.signals.significant_gradients import SignificantGradients
+from tocsin.stream_rules.signals.streaks import Streak
 
 Side = Literal["large", "small"]
 
@@ -78,25 +80,16 @@ class WeightUpdateRatioParams(Params):
 
 
 @dataclass(slots=True)
-class _Row:
-    row: int = 0
-    first_step: int = 0
-    first_ms: int = 0
-
-
-@dataclass(slots=True)
-class _State:
-    frames: LowestRankRows = field(default_factory=LowestRankRows)
+class _State(RowState):
     pushed: SignificantGradients = field(default_factory=SignificantGradients)
     first_step: int | None = None
     groups: FrozenGroups = field(default_factory=FrozenGroups)
-    sides: dict[str, _Row] = field(default_factory=dict)
-    steps: list[int] = field(default_factory=list)
-    medians: list[float] = field(default_factory=list)
+    sides: dict[str, Streak] = field(default_factory=dict)
+    medians: PointHistory = field(default_factory=PointHistory)
     first: InitialLearningRate = field(default_factory=InitialLearningRate)
 
 
-class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
+class WeightUpdateRatio(TensorRowRule[WeightUpdateRatioParams, _State]):
     """Small updates are not checked while all learning rates are paused: `learning_rate_anomaly`
     reports that."""
 
@@ -139,7 +132,7 @@ class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
         resolve_after_steps=20,
     )
     state_type = _State
-    by_part = True
+    columns = ("update_l2", "l2")
 
     def on_event(self, data: RunData, at: Moment) -> Outcomes:
         self.state.groups.add_start(data)
@@ -151,47 +144,43 @@ class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
         return self._ruined(at)
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
-        state, params = self.state, self.params
         if frame.collection == "gradients":
-            state.pushed.add(frame)
-            return
-        whole = state.frames.assemble(frame)
-        if whole is None:
-            return
-        change, size = whole.column("update_l2"), whole.column("l2")
-        if change is None or size is None or not len(whole.rows):
-            return
+            self.state.pushed.add(frame)
+            return ()
+        return super().on_tensors(frame, at)
+
+    def on_table(self, table: TensorFrame, at: Moment) -> Outcomes:
+        state, params = self.state, self.params
+        change, size = doubles(table, "update_l2"), table.column("l2")
+        assert size is not None
         if state.first_step is None:
-            state.first_step = whole.step
-        if whole.step - state.first_step < params.warmup_steps:
-            state.first.add_updates(
-                whole.step, whole.rows, change.astype(np.float64), size.astype(np.float64)
-            )
+            state.first_step = table.step
+        if table.step - state.first_step < params.warmup_steps:
+            state.first.add_updates(table.step, table.rows, change, size.astype(np.float64))
             yield from self._ruined(at)
             return
-        ratio = change.astype(np.float64) / (size + params.epsilon)
-        state.steps = [*state.steps, whole.step][-SERIES_POINTS:]
-        state.medians = [*state.medians, float(np.median(ratio))][-SERIES_POINTS:]
-        every = np.ones(len(whole.rows), bool)
+        ratio = change / (size + params.epsilon)
+        state.medians.append(table.step, np.median(ratio))
+        every = np.ones(len(table.rows), bool)
         known = state.pushed.moved is not None and params.only_pushed
-        pushed = every if not known else state.pushed.among(whole.rows)
+        pushed = every if not known else state.pushed.among(table.rows)
         small = ratio < params.small_threshold
-        yield from self._large(whole, ratio, at)
+        yield from self._large(table, ratio, at)
         rest = (
             state.groups.inspect()
             if params.only_pushed
             else FrozenSince(everywhere=False, tensors=0)
         )
         if not rest.everywhere:
-            yield from self._side("small", small, pushed, rest.tensors, ratio, whole, at)
+            yield from self._side("small", small, pushed, rest.tensors, ratio, table, at)
 
-    def _large(self, whole: TensorFrame, ratio: Doubles, at: Moment) -> Outcomes:
+    def _large(self, table: TensorFrame, ratio: Doubles, at: Moment) -> Outcomes:
         params = self.params
-        numel = whole.count("numel") if params.only_pushed else None
-        asked = np.ones(len(whole.rows), bool) if numel is None else numel >= _FEW
+        numel = table.count("numel") if params.only_pushed else None
+        asked = np.ones(len(table.rows), bool) if numel is None else numel >= _FEW
         if asked.any():
             large = ratio > params.large_threshold
-            yield from self._side("large", large, asked, 0, ratio, whole, at)
+            yield from self._side("large", large, asked, 0, ratio, table, at)
 
     def _ruined(self, at: Moment) -> Outcomes:
         """Whether one of the first steps has thrown the weights away."""
@@ -217,7 +206,7 @@ class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
             reason=f"step {first.step} changed half of {first.tensors} weights by more than "
             f"{first.ratio:.2g} of their norm, {found.reason}",
             first_step=first.step,
-            first_rank=self.state.frames.rank,
+            first_rank=self.state.tables["updates"].rank,
             evidence=Evidence(facts=tuple(facts), followed=first.tensors // 2),
         )
 
@@ -227,61 +216,40 @@ class WeightUpdateRatio(Rule[WeightUpdateRatioParams, _State]):
         over: npt.NDArray[np.bool_],
         among: npt.NDArray[np.bool_],
         resting: int,
-        ratio: npt.NDArray[np.float64],
-        frame: TensorFrame,
+        ratio: Doubles,
+        table: TensorFrame,
         at: Moment,
     ) -> Outcomes:
-        kept = self.state.sides.setdefault(side, _Row())
+        params, large = self.params, side == "large"
         out, watched = over & among, int(among.sum())
         more, of = int(out.sum()) - resting, watched - resting
-        if more <= 0 or more < self.params.share * of:
-            kept.row = 0
-            yield Clear(frame.step, about=side)
+        holds = more > 0 and more >= params.share * of
+        streak = self.state.sides.setdefault(side, Streak())
+        streak.update(table.step, at.now_ms, holds=holds)
+        if not holds:
+            yield Clear(table.step, about=side)
+        if not holds or streak.length < params.for_summaries:
             return
-        if kept.row == 0:
-            kept.first_step, kept.first_ms = frame.step, at.now_ms
-        kept.row += 1
-        if kept.row >= self.params.for_summaries:
-            yield self._finding(side, np.flatnonzero(out), watched, ratio, frame, kept)
-
-    def _finding(
-        self,
-        side: Side,
-        out: npt.NDArray[np.int64],
-        watched: int,
-        ratio: npt.NDArray[np.float64],
-        frame: TensorFrame,
-        kept: _Row,
-    ) -> Finding:
-        params, large = self.params, side == "large"
-        order = out[np.argsort(ratio[out])]
-        worst = order[-1] if large else order[0]
+        rows = np.flatnonzero(out)
+        order = rows[np.argsort(ratio[rows])].tolist()
+        worst = order.pop(-1 if large else 0)
         limit = params.large_threshold if large else params.small_threshold
-        return Finding(
-            about=side,
+        yield self.row_finding(
+            table,
+            [worst, *order],
+            collection="weights",
             branch=side,
-            subject=Subject(kind="tensor", name=frame.rows[worst], collection="weights"),
-            reason=f"one step changes {len(out)} of {watched} weights by "
+            reason=f"one step changes {len(rows)} of {watched} weights by "
             f"{'more' if large else 'less'} than {limit:.3g} of their norm since step "
-            f"{kept.first_step}: {frame.rows[worst]} by {ratio[worst]:.3g}",
-            first_step=kept.first_step,
-            first_rank=self.state.frames.rank,
-            onset_ms=kept.first_ms,
-            evidence=Evidence(
-                facts=(
-                    fact("reason", side),
-                    fact("ratio", ratio[worst], limit=limit),
-                    fact("share", len(out) / watched, limit=params.share),
-                    fact("median_ratio", self.state.medians[-1]),
-                    fact("summaries", kept.row),
-                ),
-                series=Series(
-                    name="median ratio of update to weight",
-                    steps=tuple(self.state.steps),
-                    values=tuple(self.state.medians),
-                    limit=limit,
-                ),
-                followed=len(out) - 1,
-                also=named(frame.rows, (i for i in order if i != worst)),
+            f"{streak.first_step}: {table.rows[worst]} by {ratio[worst]:.3g}",
+            first_step=streak.first_step,
+            onset_ms=streak.first_ms,
+            facts=(
+                fact("reason", side),
+                fact("ratio", ratio[worst], limit=limit),
+                fact("share", len(rows) / watched, limit=params.share),
+                fact("median_ratio", self.state.medians.values[-1]),
+                fact("summaries", streak.length),
             ),
+            series=self.state.medians.series("median ratio of update to weight", limit=limit),
         )

@@ -69,14 +69,14 @@ from typing import Final
 import numpy as np
 from pydantic import Field
 
-from tocsin.schemas.records.frames import StepFrame, TensorFrame
+from tocsin.schemas.records.frames import TensorFrame
 from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.schemas.records.program_facts import LossInputsSeen
 from tocsin.schemas.records.runs import RunData
 from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.rank_series import RankSeries
 from tocsin.stream_rules.reading.tensor_rows import LowestRankRows
-from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event, scalar, tensors
+from tocsin.stream_rules.rule import Params, RuleMeta, event, scalar, tensors
+from tocsin.stream_rules.rule_bases import SeriesRule, SeriesState
 from tocsin.stream_rules.signals.initial_learning_rate import InitialLearningRate
 from tocsin.stream_rules.signals.lost_progress import LEARNED, LEARNED_UNKNOWN, LostProgress
 
@@ -150,8 +150,7 @@ class LossDivergedParams(Params):
 
 
 @dataclass(slots=True)
-class _State:
-    lead: RankSeries = field(default_factory=RankSeries)
+class _State(SeriesState):
     recent: list[float] = field(default_factory=list)
     lowest: float = math.inf
     """Of the running medians over `for_steps`."""
@@ -183,7 +182,7 @@ class _State:
     ruin: InitialLearningRate = field(default_factory=InitialLearningRate)
 
 
-class LossDiverged(Rule[LossDivergedParams, _State]):
+class LossDiverged(SeriesRule[LossDivergedParams, _State]):
     """A warning; the same issue critical and worth a stop where the model has lost what it had
     learned, only for one loss: those of GAN and RL rise by nature."""
 
@@ -224,6 +223,7 @@ class LossDiverged(Rule[LossDivergedParams, _State]):
         resolve_after_steps=50,
     )
     state_type = _State
+    column = "loss"
 
     def on_event(self, data: RunData, at: Moment) -> Outcomes:
         state = self.state
@@ -246,21 +246,15 @@ class LossDiverged(Rule[LossDivergedParams, _State]):
             )
         return ()
 
-    def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
+    def restarted(self) -> _State:
         state = self.state
-        if state.lead.overtaken_by(frame):
-            self.state = state = _State(
-                lead=state.lead, classes=state.classes, updates=state.updates, ruin=state.ruin
-            )
-        if not state.lead.accepts(frame):
-            return
-        state.alone = at.run.one_loss is True
-        for step, loss in state.lead.points(frame, "loss"):
-            if math.isfinite(loss):
-                yield from self._point(step, loss, at)
+        return _State(
+            lead=state.lead, classes=state.classes, updates=state.updates, ruin=state.ruin
+        )
 
-    def _point(self, step: int, loss: float, at: Moment) -> Outcomes:
-        state, params = self.state, self.params
+    def on_value(self, step: int, value: float, at: Moment) -> Outcomes:
+        state, params, loss = self.state, self.params, value
+        state.alone = at.run.one_loss is True
         if state.count == 0:
             state.first_step = step
         if len(state.begin) < _FIRST:

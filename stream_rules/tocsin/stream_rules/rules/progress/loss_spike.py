@@ -22,18 +22,16 @@ healthy.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 from pydantic import Field
 
-from tocsin.schemas.records.frames import StepFrame
 from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.rank_series import RankSeries
-from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
+from tocsin.stream_rules.rule import Params, RuleMeta, scalar
+from tocsin.stream_rules.rule_bases import SeriesRule, SeriesState
 
 _BACK: Final = 3
 _SIGMA: Final = 1.4826
@@ -77,8 +75,7 @@ class _Level:
 
 
 @dataclass(slots=True)
-class _State:
-    lead: RankSeries = field(default_factory=RankSeries)
+class _State(SeriesState):
     window: list[float] = field(default_factory=list)
     limit: float | None = None
     median: float = 0.0
@@ -96,7 +93,7 @@ class _State:
     about: str = ""
 
 
-class LossSpike(Rule[LossSpikeParams, _State]):
+class LossSpike(SeriesRule[LossSpikeParams, _State]):
     """A warning; critical once it has lasted for `recover_steps` and is far worse than the initial
     loss. Never requests a stop."""
 
@@ -117,18 +114,10 @@ class LossSpike(Rule[LossSpikeParams, _State]):
         resolve_after_steps=0,
     )
     state_type = _State
+    column = "loss"
 
-    def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
-        if self.state.lead.overtaken_by(frame):
-            self.state = _State(lead=self.state.lead)
-        if not self.state.lead.accepts(frame):
-            return
-        for step, loss in self.state.lead.points(frame, "loss"):
-            if math.isfinite(loss):
-                yield from self._point(step, loss, at)
-
-    def _point(self, step: int, loss: float, at: Moment) -> Outcomes:
-        state = self.state
+    def on_value(self, step: int, value: float, at: Moment) -> Outcomes:
+        state, loss = self.state, value
         if len(state.begin) < _FIRST:
             state.begin.append(loss)
         yield from self._recovered(step, loss)

@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame
-from tocsin.schemas.records.issues import Evidence, Series, Subject
+from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.schemas.records.runs import RunData
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
+from tocsin.stream_rules.reading.rank_series import PointHistory
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
 from tocsin.stream_rules.signals.evaluations import Evaluation, Evaluations
+from tocsin.stream_rules.signals.streaks import Streak
 
 
 class OvertrainingParams(Params):
@@ -40,11 +41,8 @@ class OvertrainingParams(Params):
 class _Loss:
     best: float | None = None
     best_step: int = 0
-    since: int = 0
-    first_step: int = 0
-    first_ms: int = 0
-    steps: list[int] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
+    worse: Streak = field(default_factory=Streak)
+    values: PointHistory = field(default_factory=PointHistory)
 
 
 @dataclass(slots=True)
@@ -108,17 +106,14 @@ class Overtraining(Rule[OvertrainingParams, _State]):
         self, which: str, value: float, evaluation: Evaluation, patience: int
     ) -> Outcomes:
         loss = self.state.losses.setdefault(which, _Loss())
-        loss.steps = [*loss.steps, evaluation.step][-SERIES_POINTS:]
-        loss.values = [*loss.values, value][-SERIES_POINTS:]
+        loss.values.append(evaluation.step, value)
         size = 1.0 if loss.best is None or not self.params.relative else abs(loss.best)
-        if loss.best is None or loss.best - value > self.params.delta * size:
-            loss.best, loss.best_step, loss.since = value, evaluation.step, 0
+        better = loss.best is None or loss.best - value > self.params.delta * size
+        since = loss.worse.update(evaluation.step, evaluation.at_ms, holds=not better)
+        if loss.best is None or better:
+            loss.best, loss.best_step = value, evaluation.step
             yield Clear(about=which)
-            return
-        if loss.since == 0:
-            loss.first_step, loss.first_ms = evaluation.step, evaluation.at_ms
-        loss.since += 1
-        if loss.since >= patience:
+        elif since >= patience:
             yield self._finding(which, value, loss.best, loss, patience)
 
     def _finding(
@@ -129,21 +124,19 @@ class Overtraining(Rule[OvertrainingParams, _State]):
             about=which,
             branch=which,
             subject=Subject(kind="loss", name="loss"),
-            reason=f"the {name} has not improved for {loss.since} evaluations: it is {value:.4g}, "
-            f"its best was {best:.4g} at step {loss.best_step}",
-            first_step=loss.first_step,
+            reason=f"the {name} has not improved for {loss.worse.length} evaluations: it is "
+            f"{value:.4g}, its best was {best:.4g} at step {loss.best_step}",
+            first_step=loss.worse.first_step,
             first_rank=self.state.evaluations.rank,
-            onset_ms=loss.first_ms,
+            onset_ms=loss.worse.first_ms,
             evidence=Evidence(
                 facts=(
                     fact("reason", which),
-                    fact("evaluations", loss.since, limit=patience),
+                    fact("evaluations", loss.worse.length, limit=patience),
                     fact("loss", value),
                     fact("best", best),
                     fact("best_step", loss.best_step),
                 ),
-                series=Series(
-                    name=name, steps=tuple(loss.steps), values=tuple(loss.values), limit=best
-                ),
+                series=loss.values.series(name, limit=best),
             ),
         )

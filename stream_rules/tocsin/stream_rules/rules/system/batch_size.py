@@ -12,7 +12,8 @@ documentation says 100. `low_gpu_utilization` reports a GPU that is not used at 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -22,10 +23,9 @@ from tocsin.schemas.records.frames import Doubles, SystemFrame
 from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.schemas.records.runs import DataLoaderSeen, RunData
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
-from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event, system
+from tocsin.stream_rules.rule import Params, RuleMeta, event, system
+from tocsin.stream_rules.rule_bases import NodeRule, NodeState, NodeWindow
 from tocsin.stream_rules.signals.gpus import CAPTURE_HINT, gpus_with
-from tocsin.stream_rules.signals.hysteresis import Hysteresis
-from tocsin.stream_rules.signals.sliding_window import SlidingWindow, TrainingStart
 
 _FULL: Final = 90.0
 """Of a GPU's memory: what a batch may well fill, percent."""
@@ -49,19 +49,11 @@ class BatchSizeParams(Params):
 
 
 @dataclass(slots=True)
-class _Gpu:
-    recent: SlidingWindow = field(default_factory=SlidingWindow)
-    latch: Hysteresis = field(default_factory=Hysteresis)
-
-
-@dataclass(slots=True)
-class _State:
-    start: TrainingStart = field(default_factory=TrainingStart)
-    gpus: dict[str, _Gpu] = field(default_factory=dict)
+class _State(NodeState):
     batch: int | None = None
 
 
-class BatchSize(Rule[BatchSizeParams, _State]):
+class BatchSize(NodeRule[BatchSizeParams, _State]):
     """One episode for each GPU."""
 
     meta = RuleMeta(
@@ -105,39 +97,37 @@ class BatchSize(Rule[BatchSizeParams, _State]):
             self.state.batch = data.batch_size
         return ()
 
-    def on_system(self, frame: SystemFrame, at: Moment) -> Outcomes:
+    def window(self) -> int:
+        return self.params.window
+
+    def quantities(self, frame: SystemFrame) -> Iterable[tuple[str, Sequence[Doubles] | None]]:
         cpu = _processors(frame)
-        if not self.state.start.is_over(at) or cpu is None:
-            return
-        for gpu in gpus_with(frame, "utilization_percent"):
+        for gpu in gpus_with(frame, "utilization_percent") if cpu is not None else ():
             rate, memory = gpu.column("utilization_percent"), gpu.memory_percent()
             if not gpu.of_job or not gpu.taken:
-                if self.state.gpus.pop(gpu.name, None) is not None:
-                    yield Clear(about=gpu.name)
-                continue
-            if rate is None or memory is None:
-                continue
-            known = self.state.gpus.setdefault(gpu.name, _Gpu())
-            if known.recent.add(frame.at_us, [rate, memory, cpu], window=self.params.window):
-                yield from self._evaluate(gpu.name, known, at)
+                yield gpu.name, None
+            elif rate is not None and memory is not None and cpu is not None:
+                yield gpu.name, [rate, memory, cpu]
 
-    def _evaluate(self, name: str, gpu: _Gpu, at: Moment) -> Outcomes:
-        params, recent = self.params, gpu.recent
-        if recent.seen < params.patience or len(recent.rows) < params.window:
+    def on_window(self, name: str, window: NodeWindow, at: Moment) -> Outcomes:
+        params, samples = self.params, window.samples
+        if samples.seen < params.patience or len(samples.rows) < params.window:
             return
         limits = np.array(
             [params.gpu_threshold_p95, params.gpu_memory_threshold_p95, params.cpu_threshold_p95]
         )
-        high = np.percentile(recent.rows, 95, axis=0)
-        if (high < limits).all() and recent.rows[:, 0].any():
-            gpu.latch.holds(at)
-            yield self._finding(name, gpu, *high.tolist())
+        high = np.percentile(samples.rows, 95, axis=0)
+        if (high < limits).all() and samples.rows[:, 0].any():
+            window.hysteresis.holds(at)
+            yield self._finding(name, window, *high.tolist())
         elif (high < np.minimum(_OVER * limits, (limits + 100) / 2)).all():
-            gpu.latch.doubtful()
-        elif gpu.latch.gone(recent.seen, least=params.window):
+            window.hysteresis.doubtful()
+        elif window.hysteresis.gone(samples.seen, least=params.window):
             yield Clear(about=name)
 
-    def _finding(self, name: str, gpu: _Gpu, rate: float, memory: float, cpu: float) -> Finding:
+    def _finding(
+        self, name: str, window: NodeWindow, rate: float, memory: float, cpu: float
+    ) -> Finding:
         params, batch = self.params, self.state.batch
         times = _FULL / max(memory, 1.0)
         fits = f"a batch of {int(times * batch)}" if batch else f"{times:.1f} times the batch"
@@ -155,11 +145,11 @@ class BatchSize(Rule[BatchSizeParams, _State]):
             reason=f"{name} is busy for at most {rate:.0f} % of the time and uses {memory:.0f} % "
             f"of its memory, the processors {cpu:.0f} % (95th percentiles): at least {fits} "
             "would fit",
-            episode=gpu.latch.episode,
-            onset_ms=gpu.latch.first_ms,
+            episode=window.hysteresis.episode,
+            onset_ms=window.hysteresis.first_ms,
             evidence=Evidence(
                 facts=tuple(facts),
-                series=gpu.recent.series(f"memory of {name}", "percent", 1),
+                series=window.samples.series(f"memory of {name}", "percent", 1),
             ),
         )
 

@@ -11,6 +11,7 @@ GPUs are those of the job; where nobody knows which are, those that hold memory 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -21,11 +22,10 @@ from tocsin.schemas.records.frames import Doubles, StepFrame, SystemFrame
 from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.schemas.records.runs import RunData, RunStarted
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
-from tocsin.stream_rules.rule import Input, Params, Rule, event, scalar, system
+from tocsin.stream_rules.rule import Input, Params, event, scalar, system
+from tocsin.stream_rules.rule_bases import NodeRule, NodeState, NodeWindow
 from tocsin.stream_rules.signals.gpus import gpus_with
-from tocsin.stream_rules.signals.hysteresis import Hysteresis
 from tocsin.stream_rules.signals.phase_times import PHASES, PhaseTimes
-from tocsin.stream_rules.signals.sliding_window import SlidingWindow, TrainingStart
 
 _OVER: Final = 0.8
 _OVER_S: Final = 60.0
@@ -52,24 +52,16 @@ class BottleneckParams(Params):
 
 
 @dataclass(slots=True)
-class _Node:
-    recent: SlidingWindow = field(default_factory=SlidingWindow)
-    latch: Hysteresis = field(default_factory=Hysteresis)
-
-
-@dataclass(slots=True)
-class BottleneckState:
+class BottleneckState(NodeState):
     """Snapshots by node, and where the time of steps goes."""
 
-    start: TrainingStart = field(default_factory=TrainingStart)
-    nodes: dict[str, _Node] = field(default_factory=dict)
     phases: PhaseTimes = field(default_factory=PhaseTimes)
 
 
 P = TypeVar("P", bound=BottleneckParams)
 
 
-class Bottleneck(Rule[P, BottleneckState]):
+class Bottleneck(NodeRule[P, BottleneckState]):
     """One episode for each node."""
 
     state_type = BottleneckState
@@ -98,11 +90,15 @@ class Bottleneck(Rule[P, BottleneckState]):
         return ()
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
-        if self.state.nodes:
+        # From the first sample of a GPU on, the times of steps are kept to be laid beside.
+        if self.state.windows:
             self.state.phases.add(frame)
         return ()
 
-    def on_system(self, frame: SystemFrame, at: Moment) -> Outcomes:
+    def window(self) -> int:
+        return self.params.patience
+
+    def quantities(self, frame: SystemFrame) -> Iterable[tuple[str, Sequence[Doubles] | None]]:
         rates = [
             rate
             for gpu in gpus_with(frame, "utilization_percent")
@@ -110,33 +106,31 @@ class Bottleneck(Rule[P, BottleneckState]):
             if (rate := gpu.column("utilization_percent")) is not None
         ]
         busy = self.busy(frame)
-        if not rates or busy is None or not self.state.start.is_over(at):
-            return
-        # From the first sample of a GPU on, the times of steps are kept to be laid beside.
-        node = self.state.nodes.setdefault(frame.node, _Node())
-        columns = [np.mean(rates, axis=0), busy]
-        if node.recent.add(frame.at_us, columns, window=self.params.patience):
-            yield from self._evaluate(frame.node, node, at)
+        return [] if not rates or busy is None else [(frame.node, [np.mean(rates, axis=0), busy])]
 
-    def _evaluate(self, name: str, node: _Node, at: Moment) -> Outcomes:
-        params, recent = self.params, node.recent
+    def on_window(self, name: str, window: NodeWindow, at: Moment) -> Outcomes:
+        params, recent, hysteresis = self.params, window.samples, window.hysteresis
         if len(recent.rows) < params.patience:
             return
         gpu, busy = recent.rows.T
         both = (gpu < params.gpu_threshold) & (busy > self.busy_threshold)
         share = 100 * float(both.mean())
         if share > params.threshold:
-            node.latch.holds(at)
-            yield self._finding(name, node, share, both)
+            hysteresis.holds(at)
+            yield self._finding(name, window, share, both)
         elif share > _OVER * params.threshold:
-            node.latch.doubtful()
-        elif node.latch.gone(recent.last_us / 1e6, least=_OVER_S):
+            hysteresis.doubtful()
+        elif hysteresis.gone(recent.last_us / 1e6, least=_OVER_S):
             yield Clear(about=name)
 
     def _finding(
-        self, name: str, node: _Node, share: float, both: np.ndarray[tuple[int], np.dtype[np.bool_]]
+        self,
+        name: str,
+        node: NodeWindow,
+        share: float,
+        both: np.ndarray[tuple[int], np.dtype[np.bool_]],
     ) -> Finding:
-        recent = node.recent
+        recent = node.samples
         gpu, busy = (float(x) for x in np.median(recent.rows[both], axis=0))
         times_us = (recent.start_us or 0) + (1e6 * recent.seconds[both]).astype(np.int64)
         phases = self.state.phases.shares(name, times_us.tolist())
@@ -146,8 +140,8 @@ class Bottleneck(Rule[P, BottleneckState]):
             about=name,
             subject=Subject(kind="node", name=name),
             reason=self.reason(name, share, gpu, busy) + where,
-            episode=node.latch.episode,
-            onset_ms=node.latch.first_ms,
+            episode=node.hysteresis.episode,
+            onset_ms=node.hysteresis.first_ms,
             evidence=Evidence(
                 facts=(
                     fact("share", share, limit=self.params.threshold, unit="percent"),

@@ -23,14 +23,13 @@ from typing import Final, Literal
 import numpy as np
 from pydantic import Field
 
-from tocsin.schemas.records.frames import Doubles, SystemFrame
-from tocsin.schemas.records.issues import Evidence, Series, Subject
+from tocsin.schemas.records.frames import SystemFrame
+from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
-from tocsin.stream_rules.reading.state_codec import StateArray
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, system
 from tocsin.stream_rules.signals.gpus import CAPTURE_HINT, gpus_with
 from tocsin.stream_rules.signals.hysteresis import Hysteresis
+from tocsin.stream_rules.signals.sliding_window import SlidingWindow
 
 Why = Literal["unused", "underused", "fluctuating"]
 
@@ -52,11 +51,7 @@ class LowGpuUtilizationParams(Params):
 
 @dataclass(slots=True)
 class _Gpu:
-    seen: int = 0
-    start_us: int | None = None
-    last_us: int = -1
-    times: StateArray = field(default_factory=lambda: np.zeros(0))
-    values: StateArray = field(default_factory=lambda: np.zeros(0))
+    samples: SlidingWindow = field(default_factory=SlidingWindow)
     taken: bool = False
     leaning: str = ""
     leaning_since: int = 0
@@ -120,36 +115,22 @@ class LowGpuUtilization(Rule[LowGpuUtilizationParams, _State]):
                     yield Clear(about=f"{gpu.why} {name}")
                 continue
             gpu = self.state.gpus.setdefault(name, _Gpu())
-            self._add(gpu, frame, values, taken=there.taken)
+            if gpu.samples.add(frame.at_us, [values], window=self.params.window):
+                gpu.taken = there.taken
             yield from self._evaluate(name, gpu, at)
 
-    def _add(self, gpu: _Gpu, frame: SystemFrame, values: Doubles, *, taken: bool) -> None:
-        times = frame.at_us.astype(np.int64)
-        new = (times > gpu.last_us) & np.isfinite(values)
-        if not new.any():
-            return
-        if gpu.start_us is None:
-            gpu.start_us = int(times[new][0])
-        gpu.last_us = int(times[new][-1])
-        gpu.seen += int(new.sum())
-        window = self.params.window
-        seconds = (times[new] - gpu.start_us) / 1e6
-        gpu.times = np.concatenate([gpu.times, seconds])[-window:]
-        gpu.values = np.concatenate([gpu.values, values[new]])[-window:]
-        gpu.taken = taken
-
     def _evaluate(self, name: str, gpu: _Gpu, at: Moment) -> Outcomes:
-        params = self.params
-        if gpu.seen < max(params.patience, params.window) or len(gpu.values) < params.window:
+        params, seen = self.params, gpu.samples.seen
+        if seen < max(params.patience, params.window) or len(gpu.samples.rows) < params.window:
             return
-        low, high = (float(x) for x in np.percentile(gpu.values, (5, 95)))
+        low, high = (float(x) for x in np.percentile(gpu.samples.rows[:, 0], (5, 95)))
         why = self._reason(gpu, low, high)
         if (why or "") != gpu.leaning:
-            gpu.leaning, gpu.leaning_since = why or "", gpu.seen
-        settled = gpu.seen - gpu.leaning_since >= _SETTLED * params.window
+            gpu.leaning, gpu.leaning_since = why or "", seen
+        settled = seen - gpu.leaning_since >= _SETTLED * params.window
         if gpu.why and gpu.why != why:
             graver = why is not None and settled and gpu.why == "fluctuating"
-            if graver or gpu.latch.gone(gpu.seen, least=params.window):
+            if graver or gpu.latch.gone(seen, least=params.window):
                 yield Clear(about=f"{gpu.why} {name}")
                 gpu.why, gpu.latch = "", Hysteresis()
         if not gpu.why and why is not None and settled:
@@ -159,30 +140,28 @@ class LowGpuUtilization(Rule[LowGpuUtilizationParams, _State]):
             yield self._finding(why, name, gpu, low, high)
 
     def _reason(self, gpu: _Gpu, low: float, high: float) -> Why | None:
-        if gpu.values.max() <= 0:
+        if gpu.samples.rows.max() <= 0:
             return "unused" if gpu.taken else None
         top = self.params.threshold_p95
         if high < (min(1.1 * top, (top + 100) / 2) if gpu.why == "underused" else top):
             return "underused"
         if gpu.why == "fluctuating":
-            low = float(np.percentile(gpu.values, 2.5))
+            low = float(np.percentile(gpu.samples.rows[:, 0], 2.5))
         return "fluctuating" if low < self.params.threshold_p5 else None
 
     def _finding(self, why: Why, name: str, gpu: _Gpu, low: float, high: float) -> Finding:
         params = self.params
         limit = params.threshold_p5 if why == "fluctuating" else params.threshold_p95
-        seconds = float(gpu.times[-1] - gpu.times[0])
         text = {
             "unused": "was not used at all",
             "underused": f"was busy for at most {high:.0f} % of the time (95th percentile)",
             "fluctuating": f"alternates between {low:.0f} % and {high:.0f} %",
         }[why]
-        every = max(1, len(gpu.values) // SERIES_POINTS + 1)
         return Finding(
             about=f"{why} {name}",
             branch=why,
             subject=Subject(kind="device", name=name),
-            reason=f"{name} {text} in the last {seconds:,.0f} s",
+            reason=f"{name} {text} in the last {gpu.samples.span_s:,.0f} s",
             episode=gpu.latch.episode,
             onset_ms=gpu.latch.first_ms,
             severity="info" if why == "fluctuating" else None,
@@ -191,15 +170,8 @@ class LowGpuUtilization(Rule[LowGpuUtilizationParams, _State]):
                     fact("reason", why),
                     fact("p95", high, limit=params.threshold_p95, unit="percent"),
                     fact("p5", low, limit=params.threshold_p5, unit="percent"),
-                    fact("samples", len(gpu.values)),
+                    fact("samples", len(gpu.samples.rows)),
                 ),
-                series=Series(
-                    name=f"utilisation of {name} by second"[:200],
-                    unit="percent",
-                    x="s",
-                    steps=tuple(round(t) for t in gpu.times[::every].tolist()),
-                    values=tuple(gpu.values[::every].tolist()),
-                    limit=limit,
-                ),
+                series=gpu.samples.series(f"utilisation of {name}", "percent", limit=limit),
             ),
         )

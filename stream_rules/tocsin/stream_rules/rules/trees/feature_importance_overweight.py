@@ -23,8 +23,10 @@ from tocsin.schemas.records.frames import StepFrame, TensorFrame
 from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import RankSeries
-from tocsin.stream_rules.reading.tensor_rows import Doubles, LowestRankRows
-from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar, tensors
+from tocsin.stream_rules.reading.tensor_rows import Doubles, doubles
+from tocsin.stream_rules.rule import Params, RuleMeta, scalar, tensors
+from tocsin.stream_rules.rule_bases import RowState, TensorRowRule
+from tocsin.stream_rules.signals.streaks import Streak
 
 COLLECTION: Final = "feature_importance"
 _PREFIX: Final = f"log.{COLLECTION}."
@@ -46,16 +48,13 @@ class FeatureImportanceOverweightParams(Params):
 
 
 @dataclass(slots=True)
-class _State:
-    frames: LowestRankRows = field(default_factory=LowestRankRows)
+class _State(RowState):
     shares: RankSeries = field(default_factory=RankSeries)
     rank: int | None = None
-    row: int = 0
-    first_step: int = 0
-    first_ms: int = 0
+    streak: Streak = field(default_factory=Streak)
 
 
-class FeatureImportanceOverweight(Rule[FeatureImportanceOverweightParams, _State]):
+class FeatureImportanceOverweight(TensorRowRule[FeatureImportanceOverweightParams, _State]):
     """An info: a few features may contain all the information."""
 
     meta = RuleMeta(
@@ -86,13 +85,12 @@ class FeatureImportanceOverweight(Rule[FeatureImportanceOverweightParams, _State
         resolve_after_steps=0,
     )
     state_type = _State
+    by_part = False
+    columns = ("importance",)
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
-        whole = self.state.frames.assemble(frame)
-        values = None if whole is None else whole.column("importance")
-        if whole is not None and values is not None:
-            self.state.rank = whole.speaker.rank
-            yield from self._evaluate(whole.step, whole.rows, values.astype(np.float64), at)
+    def on_table(self, table: TensorFrame, at: Moment) -> Outcomes:
+        self.state.rank = table.speaker.rank
+        return self._evaluate(table.step, table.rows, doubles(table, "importance"), at)
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         state, rank = self.state, frame.speaker.rank
@@ -115,14 +113,10 @@ class FeatureImportanceOverweight(Rule[FeatureImportanceOverweightParams, _State
         share = float(weights[order].sum()) / total
         if step < params.start_step or not state.shares.add(step, share):
             return
-        if share <= params.threshold:
-            state.row = 0
+        if not state.streak.update(step, at.now_ms, holds=share > params.threshold):
             yield Clear()
             return
-        if state.row == 0:
-            state.first_step, state.first_ms = step, at.now_ms
-        state.row += 1
-        if state.row < params.for_steps:
+        if state.streak.length < params.for_steps:
             yield Holds()
             return
         largest = [(names[i], weights[i] / total) for i in order.tolist()]
@@ -130,10 +124,10 @@ class FeatureImportanceOverweight(Rule[FeatureImportanceOverweightParams, _State
         yield Finding(
             subject=Subject(kind="layer", name=largest[0][0], collection=COLLECTION),
             reason=f"{len(largest)} of {len(weights)} features have {100 * share:.0f} % of the "
-            f"importance since step {state.first_step}: {listed}",
-            first_step=state.first_step,
+            f"importance since step {state.streak.first_step}: {listed}",
+            first_step=state.streak.first_step,
             first_rank=state.rank,
-            onset_ms=state.first_ms,
+            onset_ms=state.streak.first_ms,
             evidence=Evidence(
                 facts=(
                     fact("share", share, limit=params.threshold),

@@ -22,8 +22,9 @@ from tocsin.schemas.records.frames import StepFrame, TensorFrame
 from tocsin.schemas.records.issues import Evidence, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcome, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import RankSeries
-from tocsin.stream_rules.reading.tensor_rows import Doubles, LowestRankRows, named
-from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar, tensors
+from tocsin.stream_rules.reading.tensor_rows import Doubles, named
+from tocsin.stream_rules.rule import Params, RuleMeta, scalar, tensors
+from tocsin.stream_rules.rule_bases import RowState, TensorRowRule
 
 COLLECTION: Final = "trees"
 SCALAR: Final = "log.tree_depth"
@@ -37,15 +38,14 @@ class TreeDepthParams(Params):
 
 
 @dataclass(slots=True)
-class _State:
-    frames: LowestRankRows = field(default_factory=LowestRankRows)
+class _State(RowState):
     lead: RankSeries = field(default_factory=RankSeries)
     deepest: RankSeries = field(default_factory=RankSeries)
     first_step: int | None = None
     first_ms: int = 0
 
 
-class TreeDepth(Rule[TreeDepthParams, _State]):
+class TreeDepth(TensorRowRule[TreeDepthParams, _State]):
     """A warning; it resolves when new trees have been shallow enough for some steps."""
 
     meta = RuleMeta(
@@ -69,19 +69,19 @@ class TreeDepth(Rule[TreeDepthParams, _State]):
         resolve_after_steps=10,
     )
     state_type = _State
+    by_part = False
 
-    def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
-        whole = self.state.frames.assemble(frame)
-        depths = None if whole is None else _depths(whole)
-        if whole is None or depths is None or not np.isfinite(depths).any():
+    def on_table(self, table: TensorFrame, at: Moment) -> Outcomes:
+        depths = _depths(table)
+        if depths is None or not np.isfinite(depths).any():
             return
         order = np.argsort(-np.nan_to_num(depths, nan=-1.0), kind="stable")
         deepest = int(order[0])
         over = [int(i) for i in order[1:] if depths[i] > self.params.depth]
-        also = named(whole.rows, over)
-        rank = whole.speaker.rank
+        also = named(table.rows, over)
+        rank = table.speaker.rank
         yield self._evaluate(
-            whole.step, whole.rows[deepest], float(depths[deepest]), len(over), also, rank, at
+            table.step, table.rows[deepest], float(depths[deepest]), len(over), also, rank, at
         )
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:

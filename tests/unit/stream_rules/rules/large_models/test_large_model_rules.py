@@ -324,7 +324,9 @@ def test_of_many_layers_few_summaries_are_remembered() -> None:
     assert history.steps == list(range(24, 40))
     assert history.values.shape == (16, 5000)
     history.add(40, ["blocks.7"], np.ones(1))
-    assert history.of(0) == (tuple(range(24, 41)), (*map(float, range(24, 40)), 1.0))
+    series = history.series(0, "load")
+    assert series.steps == tuple(range(24, 41))
+    assert series.values == (*map(float, range(24, 40)), 1.0)
 
 
 def test_numbers_that_are_none_are_left_alone() -> None:
