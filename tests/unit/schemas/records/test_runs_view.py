@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from support.issue_records import (
     NOW_MS,
@@ -215,6 +217,43 @@ def test_of_several_launchers_the_ranks_say_which_incarnation_it_is() -> None:
         telemetry(RunStarted, 2),
     )
     assert run.incarnation == incarnation(training=1), "2 was passed when a rank spoke of 1"
+
+
+ANYTHING: list[Data] = [
+    view(),
+    view(next_offset=9),
+    view(ended=True, next_offset=20),
+    view(training=1, next_offset=30),
+    issue(),
+    issue(resolved=True).model_copy(update={"at_ms": NOW_MS + 5}),
+    issue(training=1),
+    delivery(),
+    delivery("delivered"),
+    telemetry(RunStarted),
+    telemetry(RunStarted, 1),
+    telemetry(Heartbeat),
+    telemetry(RunEnded, role="launcher", outcome="stopped", exit_code=79),
+    telemetry(StopAcknowledged),
+    telemetry(StopExited, how="edge", exit_code=79),
+]
+
+
+@given(st.lists(st.sampled_from(ANYTHING), max_size=30), st.data())
+def test_what_is_read_again_changes_nothing(events: list[Data], data: st.DataObject) -> None:
+    """The bus gives a record at least once, and a reader that was away begins further back."""
+    once, again = RunsView(), RunsView()
+
+    def read_from(known: RunsView, first: int, last: int) -> None:
+        for offset in range(first, last):
+            known.add(events[offset], offset=offset, append_ms=NOW_MS + offset)
+
+    read_from(once, 0, len(events))
+    away = data.draw(st.integers(0, len(events)))
+    read_from(again, 0, away)
+    read_from(again, data.draw(st.integers(0, away)), len(events))
+    assert (once.runs, once.issues, once.deliveries) == (again.runs, again.issues, again.deliveries)
+    for found in once.issues:
+        assert once.states(found.issue_id) == again.states(found.issue_id)
 
 
 # Records
