@@ -52,7 +52,7 @@ INTERVALS: Final = (EVERY, 20, 50, AT_LEAST_EVERY)
 
 LATE: Final = 1000
 LATE_INTERVALS: Final = (1000, 500, 200)
-LATE_APART_S: Final = 1.0
+LATE_APART_S: Final = 0.5
 """From the step `LATE` on where steps are short: a look and its record cost some 500 µs."""
 
 SEND_EVERY: Final = 100
