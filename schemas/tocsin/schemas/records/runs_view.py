@@ -268,7 +268,7 @@ class RunsView:
         return self.seen[run_id].view if run_id in self.seen else None
 
     def deliveries_of(self, issue_id: str) -> Sequence[Delivery]:
-        """Those about that issue, the first created first."""
+        """The deliveries of an issue, the oldest first."""
         found = (one for one in self._deliveries.values() if one.issue_id == issue_id)
         return sorted(found, key=lambda delivery: delivery.created_ms)
 
