@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from support.fault_server import FaultServer, fault_server
+from support.forking import Forked
 from support.issue_records import TOPICS, issue, issue_record, view, view_record
 from tocsin.actions.receivers.notify_option import parse_addresses
 from tocsin.bus.embedded.bus import EmbeddedBus
@@ -37,18 +38,9 @@ async def process(
     environment.pop(CRASH_AT, None)
     if crash_at is not None:
         environment[CRASH_AT] = crash_at
-    child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "support.actions_process",
-        str(bus),
-        server.url(path),
-        str(keys),
-        "run-1",
-        "20",
-        env=environment,
-    )
-    return await asyncio.wait_for(child.wait(), 60)
+    words = (str(bus), server.url(path), str(keys), "run-1", "20")
+    child = Forked([sys.executable, "-m", "support.actions_process", *words], env=environment)
+    return await asyncio.to_thread(child.wait, 60)
 
 
 async def read(bus: EmbeddedBus, topic: str) -> list[Record]:

@@ -23,6 +23,7 @@ import pytest
 import yaml
 from typer.main import get_command
 
+from support.forking import Forked
 from support.kafka_broker import free_ports
 from support.site import Site, end, until
 from tocsin.console.__main__ import app
@@ -358,7 +359,7 @@ def at(words: list[str], site: Site, port: int) -> list[str]:
 def start(name: str, site: Site, port: int) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tocsin.console"]
     with (site.folder / f"deploy-{name}.log").open("w") as log:
-        return subprocess.Popen(
+        return Forked(
             [*command, *at(WORKERS[name]["command"], site, port)],
             cwd=site.folder,
             env={**os.environ, **site.environ},

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from support.forking import Forked
 from support.issue_records import TOPICS, issue, issue_record
 from support.site import SCRIPTS, Site, helpers_of, until
 from support.smtp_server import Mailbox, smtp_server, smtp_thread
@@ -119,10 +120,8 @@ async def worker(bus: Path, mailbox: Mailbox, keys: Path, crash_at: str | None =
     if crash_at is not None:
         environ[CRASH_AT] = crash_at
     command = (str(bus), "mailto:me@example.com", str(keys), "run-1", "30")
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "support.actions_process", *command, env=environ
-    )
-    return await asyncio.wait_for(child.wait(), 60)
+    child = Forked([sys.executable, "-m", "support.actions_process", *command], env=environ)
+    return await asyncio.to_thread(child.wait, 60)
 
 
 @pytest.mark.parametrize(("point", "mails"), [("attempting:1", 1), ("attempted:1", 2)])

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from support.forking import Forked
 from support.receiver import Receiver, http_receiver
 from support.site import SCRIPTS, embedded_site_in, end, kafka_site_in, until
 
@@ -68,7 +69,7 @@ def test_the_line_about_what_is_left_finishes_it(tmp_path: Path, sick_receiver: 
     assert kept.stat().st_mode & 0o077 == 0
 
     words = shlex.split(printed[1])
-    worker = subprocess.Popen(
+    worker = Forked(
         [PYTHON, "-m", "tocsin.console", *words[1:]],
         cwd=site.folder,
         env={**os.environ, **site.environ},

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from support.fold_service import expected_outputs, fold
+from support.forking import Forked
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Outgoing, Partition, Record
 from tocsin.runtime.testing import CRASH_AT, CRASH_POINTS
@@ -28,15 +29,9 @@ async def process(path: Path, *, guard: bool = True, crash_at: str | None = None
     environment.pop(CRASH_AT, None)
     if crash_at is not None:
         environment[CRASH_AT] = crash_at
-    child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "support.fold_process",
-        str(path),
-        "guard" if guard else "none",
-        env=environment,
-    )
-    return await asyncio.wait_for(child.wait(), 60)
+    words = (str(path), "guard" if guard else "none")
+    child = Forked([sys.executable, "-m", "support.fold_process", *words], env=environment)
+    return await asyncio.to_thread(child.wait, 60)
 
 
 async def read(bus: EmbeddedBus, partition: Partition) -> list[Record]:

@@ -15,6 +15,8 @@ from pathlib import PurePosixPath
 
 import pytest
 
+from support import forking
+
 UNIT_S = 2.0
 """A test in `tests/unit` that takes longer bears the marker `slow`."""
 
@@ -30,7 +32,7 @@ _COSTLIEST = 25
 
 def _now() -> float:
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + children.ru_utime + children.ru_stime
+    return time.process_time() + children.ru_utime + children.ru_stime + forking.spent.seconds
 
 
 def _measured(item: pytest.Item) -> Generator[None, object, object]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from support.children import python_path
+from support.forking import Forked
 from support.stops import StopSigner
 from support.waiting import wait_until
 
@@ -81,7 +82,7 @@ def start(
     **options: str,
 ) -> Launched:
     """Launch CMD with a bus in `folder`."""
-    process = subprocess.Popen(
+    process = Forked(
         command_line(folder, *command, **options),
         env={**environment(folder, signer), **(environ or {})},
         cwd=folder,

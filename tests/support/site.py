@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 
+from support import forking
+from support.forking import Forked
 from support.receiver import Receiver
 from tocsin.bus.port import Partition
 from tocsin.bus.urls import open_bus
@@ -174,7 +176,7 @@ class Site:
         summary = self.folder / f"summary-{os.getpid()}-{self._count}.json"
         argv = [*wrap, sys.executable, "-m", "tocsin.console", "run", "--config", str(self.config)]
         argv += ["--summary", str(summary), *(["--run-id", run_id] if run_id else []), *options]
-        process = subprocess.Popen(
+        process = Forked(
             [*argv, "--", *command],
             cwd=cwd or self.folder,
             env={**os.environ, **self.environ, **(environ or {})},
@@ -196,13 +198,11 @@ class Site:
 
     def tocsin(self, *arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
         """Run another command of tocsin to its end."""
-        return subprocess.run(
+        return forking.run(
             [sys.executable, "-m", "tocsin.console", *arguments],
             cwd=self.folder,
             env={**os.environ, **self.environ},
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
             timeout=timeout_s,
         )
 
@@ -225,7 +225,7 @@ class Site:
     def service(self, *arguments: str) -> subprocess.Popen[str]:
         """Start a worker; what it prints goes to a file in the folder."""
         with (self.folder / f"{arguments[0]}-{time.monotonic_ns()}.log").open("w") as log:
-            return subprocess.Popen(
+            return Forked(
                 [sys.executable, "-m", "tocsin.console", *arguments, "--config", str(self.config)],
                 cwd=self.folder,
                 env={**os.environ, **self.environ},

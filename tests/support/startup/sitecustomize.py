@@ -109,5 +109,8 @@ def _be_deterministic_early(torch: Any) -> None:
     torch.use_deterministic_algorithms = use_deterministic_algorithms
 
 
+# To tocsin it is no module of a user's: with one, the launcher would not fork its helper.
+del __file__
+
 if "torch" not in sys.modules:
     sys.meta_path.insert(0, _Watcher())

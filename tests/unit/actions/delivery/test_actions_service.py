@@ -583,6 +583,7 @@ async def test_planted_secrets_are_nowhere(bench: Bench, caplog: pytest.LogCaptu
         assert all(b"SECRET" not in value for _, value in record.headers)
 
 
+@pytest.mark.slow
 async def test_planted_secrets_of_mail_and_chat_are_nowhere(
     bench: Bench, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

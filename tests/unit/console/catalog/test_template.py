@@ -13,6 +13,7 @@ from tocsin.console.configuration.check import check_file
 from tocsin.schemas.errors import ConfigurationError
 
 
+@pytest.mark.slow
 def test_the_template_passes_its_own_test_and_is_clean(tmp_path: Path) -> None:
     files = write_template(tmp_path / "rules", "my_own_rule")
 

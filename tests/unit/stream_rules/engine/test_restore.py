@@ -146,9 +146,13 @@ def test_the_history_shows_every_rule() -> None:
 
 
 @pytest.mark.slow
-def test_a_restart_after_any_record_changes_nothing() -> None:
+@pytest.mark.parametrize(
+    ("every", "at_the_end"), [(29, 7), pytest.param(1, 1, marks=pytest.mark.torture)]
+)
+def test_a_restart_after_any_record_changes_nothing(every: int, at_the_end: int) -> None:
     records, bad = history(), []
-    for at in (*range(1, len(records), 7), *range(len(records) - 80, len(records), 2)):
+    last = range(len(records) - 80, len(records), at_the_end)
+    for at in (*range(1, len(records), every), *last):
         worker = Worker()
         worker.run(at, written=None)
         worker.run(len(records), written=None)

@@ -110,6 +110,7 @@ def test_a_learning_rate_that_is_far_too_high_calls_for_a_stop() -> None:
     assert calling.step <= FAULT_AT + 30
 
 
+@pytest.mark.slow
 def test_a_learning_rate_of_zero_is_said_and_so_is_that_the_loss_does_not_fall() -> None:
     issues = [issue for issue in train("no_rate") if issue.state == "firing"]
     assert [issue.rule for issue in issues] == ["learning_rate_anomaly", "loss_not_decreasing"]
@@ -117,5 +118,6 @@ def test_a_learning_rate_of_zero_is_said_and_so_is_that_the_loss_does_not_fall()
     assert not any(issue.stop_worthy for issue in issues)
 
 
+@pytest.mark.slow
 def test_the_same_length_with_a_rate_is_quiet() -> None:
     assert train("long") == ()

@@ -71,6 +71,7 @@ async def send(chat: ChatSender, url: str, found: IssueFiring = EVIL) -> Outcome
     return await chat.send(ChatTarget("chat", SecretStr(url)), notice(found, kind="chat"))
 
 
+@pytest.mark.slow
 async def test_slack_discord_and_telegram_take_the_message(
     services: ChatServices, trusted: Authority
 ) -> None:
@@ -98,6 +99,7 @@ async def test_slack_discord_and_telegram_take_the_message(
         assert "apprise" not in text.lower()
 
 
+@pytest.mark.slow
 async def test_answers_are_read_where_apprise_does_not_say_them(
     services: ChatServices, trusted: Authority
 ) -> None:
@@ -120,6 +122,7 @@ async def test_a_strange_certificate_is_refused(services: ChatServices) -> None:
     assert services.seen == []
 
 
+@pytest.mark.slow
 async def test_refused_addresses_are_never_connected_to(
     services: ChatServices, trusted: Authority
 ) -> None:

@@ -91,6 +91,7 @@ def parts(mail: EmailMessage) -> dict[str, EmailMessage]:
     return {part.get_content_type(): part for part in mail.walk()}
 
 
+@pytest.mark.slow
 async def test_a_mail_has_text_html_picture_and_values() -> None:
     async with smtp_server() as mailbox:
         outcome = await EmailSender().send(target(mailbox), notice(with_series()))

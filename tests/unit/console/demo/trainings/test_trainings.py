@@ -53,6 +53,7 @@ def losses(output: str) -> list[float]:
     return [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)$", output, re.MULTILINE)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("train", "falls_to"), [(gpt.main, 3.7), (resnet.main, 0.6)], ids=["gpt", "resnet"]
 )
@@ -127,6 +128,7 @@ def test_a_bad_loss_makes_the_whole_backward_bad(
     assert len(bad_gradients[5]) > 25
 
 
+@pytest.mark.slow
 def test_diverge_leaves_the_loss_high_but_finite(
     capsys: pytest.CaptureFixture[str], bad_gradients: list[list[str]]
 ) -> None:

@@ -93,6 +93,7 @@ def trained_replicas(spoil: Callable[[nn.Module], None] | None) -> RunBuilder:
     return run
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_in_one_replica_is_found() -> None:
     def flip(model: nn.Module) -> None:
         bits = next(model.parameters()).detach().view(torch.int32)
