@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from tocsin.stream_rules.engine.specs import RuleSpec
+from tocsin.stream_rules.engine.configured_rules import RuleSpec
 from tocsin.stream_rules.testing import RunBuilder, issues_of, only
 
 RULES: Final = ("loss_diverged", "loss_spike", "loss_not_decreasing", "overfit")

@@ -19,8 +19,8 @@ import numpy as np
 
 from tocsin.bus.port import Record
 from tocsin.schemas.records.wire import decode, read_meta
-from tocsin.stream_rules.engine.partitions import Engine
-from tocsin.stream_rules.engine.specs import RuleSpec, rule_specs
+from tocsin.stream_rules.engine.configured_rules import RuleSpec, rule_specs
+from tocsin.stream_rules.engine.partitions import PartitionEngine
 from tocsin.stream_rules.testing import Numbers, RunBuilder
 
 FRAMES = 200
@@ -120,7 +120,7 @@ def measure(
     """The best of the rounds that fit into `seconds`."""
     best, until = float("inf"), time.process_time() + seconds
     while time.process_time() < until:
-        engine = Engine(specs)
+        engine = PartitionEngine(specs)
         started = time.process_time()
         told = [one for record in records for one in engine.apply(record)]
         best = min(best, time.process_time() - started)
@@ -142,7 +142,7 @@ def measure_decoding(records: Sequence[Record], rows: int, seconds: float) -> Fi
 
 def measure_snapshot(records: Sequence[Record], seconds: float) -> tuple[float, int]:
     """Milliseconds for all snapshots of one run, and their bytes."""
-    engine = Engine(rule_specs())
+    engine = PartitionEngine(rule_specs())
     for record in records:
         engine.apply(record)
     run = engine.run("bench")
@@ -172,7 +172,7 @@ def main() -> int:
         measure("no rule", tensors, FRAMES * rows, (), seconds),
     ]
     for spec in specs:
-        alone = (replace(spec, watched=()),)
+        alone = (replace(spec, instances=()),)
         figures.append(measure(spec.name, tensors, FRAMES * rows, alone, seconds / 3))
     for per_frame in (1, 20):
         records = step_records(per_frame)

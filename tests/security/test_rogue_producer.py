@@ -23,11 +23,11 @@ from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.runs import Heartbeat, RunEnded, RunStarted, RunView
 from tocsin.schemas.records.stops import StopAcknowledged, StopExited, StopLeft
 from tocsin.schemas.records.wire import Meta, meta_of
-from tocsin.stream_rules.engine.episodes import Told
-from tocsin.stream_rules.engine.partitions import Engine
+from tocsin.stream_rules.engine.configured_rules import rule_specs
+from tocsin.stream_rules.engine.episodes import Reported
+from tocsin.stream_rules.engine.partitions import PartitionEngine
 from tocsin.stream_rules.engine.run_state import MAX_RANKS
 from tocsin.stream_rules.engine.run_view import run_view
-from tocsin.stream_rules.engine.specs import rule_specs
 from tocsin.stream_rules.testing import RunBuilder
 
 COMMAND = "5c0c6b62-6f8e-4b0e-8f2f-1f5f2a0c1d9e"
@@ -37,9 +37,9 @@ class Scene:
     """A healthy run of one rank and its launcher, and a rogue who writes the same partition."""
 
     def __init__(self) -> None:
-        self.engine = Engine(rule_specs([]))
+        self.engine = PartitionEngine(rule_specs([]))
         self.victim = RunBuilder()
-        self.told: list[Told] = []
+        self.told: list[Reported] = []
         self.refused: list[str] = []
         self._offset = 0
         self.victim.started(role="launcher")
@@ -54,13 +54,13 @@ class Scene:
 
     def forge(
         self, value: StepFrame | Event[Data], *, boot: str = "rogue", seq: int = 0, rank: int = 0
-    ) -> list[Told]:
+    ) -> list[Reported]:
         before = len(self.told)
         meta = meta_of(value, rank=rank, boot=boot, seq=seq)
         self._apply(self._record(value.encode(), meta))
         return self.told[before:]
 
-    def forge_data(self, data: Data, **headers: Any) -> list[Told]:
+    def forge_data(self, data: Data, **headers: Any) -> list[Reported]:
         event = Event.of(data, id="x", source="/rogue", time_ms=self.victim.now_ms)
         return self.forge(event, **headers)
 
@@ -115,7 +115,7 @@ def steps(
     )
 
 
-def stop_worthy(told: list[Told]) -> list[IssueFiring]:
+def stop_worthy(told: list[Reported]) -> list[IssueFiring]:
     return [
         one.issue
         for one in told

@@ -11,8 +11,8 @@ import pytest
 from tocsin.schemas.records.frames import Speaker, StepFrame
 from tocsin.schemas.records.wire import meta_of
 from tocsin.stream_rules import rule as rule_module
+from tocsin.stream_rules.engine.configured_rules import rule_specs
 from tocsin.stream_rules.engine.run import RunEngine
-from tocsin.stream_rules.engine.specs import rule_specs
 from tocsin.stream_rules.rules.about_rules.rule_has_no_input import RuleHasNoInput
 from tocsin.stream_rules.testing import only
 

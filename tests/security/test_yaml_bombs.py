@@ -21,7 +21,7 @@ from tocsin.schemas.configuration.document import (
 from tocsin.schemas.configuration.file import MAX_FINDINGS, check_config
 from tocsin.schemas.configuration.problems import ConfigProblems
 from tocsin.stream_rules.catalogue import built_in
-from tocsin.stream_rules.engine.specs import rule_findings
+from tocsin.stream_rules.engine.configured_rules import rule_findings
 
 
 def many(row: Callable[[int], str], before: str = "", after: str = "") -> str:
@@ -106,7 +106,7 @@ def test_installed_packages_are_looked_through_once(monkeypatch: pytest.MonkeyPa
         looked.append(group)
         return entry_points(group=group)
 
-    monkeypatch.setattr("tocsin.stream_rules.engine.specs.entry_points", counted)
+    monkeypatch.setattr("tocsin.stream_rules.engine.configured_rules.entry_points", counted)
     text = "version: 1\nrules:\n" + "".join(f"- r{i}: []\n" for i in range(MAX_FINDINGS))
     config, _ = check_config(text, "tocsin.yaml")
     assert config is not None

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.records.frames import Mode, TensorFrame
-from tocsin.stream_rules.engine.specs import RuleSpec, rule_specs
+from tocsin.stream_rules.engine.configured_rules import RuleSpec, rule_specs
 from tocsin.stream_rules.testing import RunBuilder
 
 Table = Sequence[float] | npt.NDArray[np.floating] | npt.NDArray[np.integer]

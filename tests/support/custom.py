@@ -16,8 +16,8 @@ from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.topics import Topics
 from tocsin.stream_rules.custom.call_limits import MEBIBYTE, Limits
 from tocsin.stream_rules.custom.host import CustomHost
-from tocsin.stream_rules.engine.episodes import Told
-from tocsin.stream_rules.engine.specs import custom_entries, rule_specs
+from tocsin.stream_rules.engine.configured_rules import custom_entries, rule_specs
+from tocsin.stream_rules.engine.episodes import Reported
 from tocsin.stream_rules.service import RulesService
 
 FILE = Path(__file__).with_name("sick_rules.py")
@@ -46,7 +46,7 @@ class Customs:
         assert not loaded.findings, loaded.findings
         specs = rule_specs(listed, customs=loaded.specs)
         self.service = RulesService(Topics(), specs, customs=self.host)
-        self.told: list[Told] = []
+        self.told: list[Reported] = []
         self._nudged = threading.Event()
         self.service.attached(Attachment(nudge=self._nudged.set))
         self._number = 0
@@ -58,10 +58,10 @@ class Customs:
             self._number = records[0].partition.number
             self._now_ms = records[-1].append_ms
         self.service.apply(records, Tick(self._now_ms, frozenset([self._number])))
-        self.told += self.service._told
-        self.service._told.clear()
+        self.told += self.service._reported
+        self.service._reported.clear()
 
-    def settle(self, timeout_s: float = 60.0) -> list[Told]:
+    def settle(self, timeout_s: float = 60.0) -> list[Reported]:
         """Rounds until all is answered. Everything told so far."""
         deadline = time.monotonic() + timeout_s
         while not self.service.settled():

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.records.frames import StepFrame, SystemFrame
 from tocsin.schemas.records.runs import RunData
-from tocsin.stream_rules.engine.specs import RuleSpec, rule_specs
+from tocsin.stream_rules.engine.configured_rules import RuleSpec, rule_specs
 from tocsin.stream_rules.outcomes import Moment, Outcome
 from tocsin.stream_rules.rule import AnyRule
 from tocsin.stream_rules.testing import RunBuilder, issues_of

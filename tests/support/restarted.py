@@ -6,19 +6,19 @@ from collections.abc import Sequence
 
 from tocsin.bus.port import Record
 from tocsin.schemas.records.issues import IssueFiring
-from tocsin.stream_rules.engine.partitions import Engine
+from tocsin.stream_rules.engine.configured_rules import RuleSpec
+from tocsin.stream_rules.engine.partitions import PartitionEngine
 from tocsin.stream_rules.engine.replay import replay
-from tocsin.stream_rules.engine.specs import RuleSpec
 
 
 def half_way(records: Sequence[Record], specs: tuple[RuleSpec, ...]) -> list[IssueFiring]:
     """What is found if another worker goes on in the middle of the records."""
     cut = len(records) // 2
-    first = Engine(specs)
+    first = PartitionEngine(specs)
     told = replay(records[:cut], engine=first)
     ((number, state, engine),) = first.runs()
     saved = engine.snapshots(next_offset=state.next_offset, clock_ms=state.clock_ms, software="")
-    second = Engine(specs)
+    second = PartitionEngine(specs)
     second.adopt(
         number, engine.state.run_id, {s.rule: s for s in saved}, next_offset=state.next_offset
     )

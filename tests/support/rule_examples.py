@@ -13,7 +13,7 @@ from fixtures.runs.faults import Fault, faults
 from fixtures.runs.recorded import recorded
 from rule_examples import Example
 from tocsin.schemas.records.issues import IssueFiring
-from tocsin.stream_rules.engine.episodes import Told
+from tocsin.stream_rules.engine.episodes import Reported
 from tocsin.stream_rules.engine.replay import replay
 from tocsin.stream_rules.testing import START_MS
 
@@ -46,7 +46,7 @@ def made_examples(rules: Iterable[str]) -> dict[str, Example]:
     wanted = set(rules)
     found: dict[str, list[IssueFiring]] = {rule: [] for rule in wanted}
 
-    def keeping(*args: Any, **kwargs: Any) -> list[Told]:
+    def keeping(*args: Any, **kwargs: Any) -> list[Reported]:
         told = replay(*args, **kwargs)
         for rule in wanted:
             found[rule] += _of(told, rule)
@@ -72,7 +72,7 @@ def _made(issues: Sequence[IssueFiring]) -> Example:
     return Example.of(issue, run)
 
 
-def _of(told: Iterable[Told], rule: str) -> list[IssueFiring]:
+def _of(told: Iterable[Reported], rule: str) -> list[IssueFiring]:
     issues = (one.issue for one in told)
     return [issue for issue in issues if issue.use == rule and issue.state == "firing"]
 

@@ -14,7 +14,7 @@ from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Partition, Record
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.topics import Topics, telemetry_partition
-from tocsin.stream_rules.engine.specs import RuleSpec
+from tocsin.stream_rules.engine.configured_rules import RuleSpec
 from tocsin.stream_rules.testing import issues_of
 
 

@@ -78,7 +78,7 @@ def read_setting(
         ConfigurationError: a flag, a variable or a secret is wrong.
     """
     env = os.environ if environ is None else environ
-    from tocsin.stream_rules.engine.specs import with_own_names
+    from tocsin.stream_rules.engine.configured_rules import with_own_names
 
     loaded = load_config(config, env, registry=section_registry())
     loaded = replace(loaded, config=with_own_names(loaded.config))
@@ -97,7 +97,7 @@ def check_custom_rules(setting: CommandContext) -> None:
         ConfigProblems: one cannot be loaded, or its parameters are wrong.
     """
     from tocsin.stream_rules.custom.host import load_apart
-    from tocsin.stream_rules.engine.specs import custom_entries
+    from tocsin.stream_rules.engine.configured_rules import custom_entries
 
     path = setting.loaded.path
     customs = custom_entries(setting.config.rules)
@@ -120,7 +120,7 @@ def section_registry(
     # What the services import is not paid by who reads no configuration.
     from tocsin.actions.config import receiver_findings
     from tocsin.actions.receivers.registry import ReceiverKinds
-    from tocsin.stream_rules.engine.specs import rule_findings
+    from tocsin.stream_rules.engine.configured_rules import rule_findings
 
     kinds = ReceiverKinds()
     registry = SectionRegistry(kinds)

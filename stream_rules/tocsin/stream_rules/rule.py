@@ -160,7 +160,7 @@ class RuleMeta:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watched:
+class InstanceFacts:
     """Another rule instance of the run, as a rule about rules sees it."""
 
     name: str
@@ -207,7 +207,7 @@ class Rule(ABC, Generic[P, S]):
         self.params = params
         self.state: S = self.state_type()
 
-    def beside(self, watched: tuple[Watched, ...]) -> None:
+    def beside(self, instances: tuple[InstanceFacts, ...]) -> None:
         """Called once, first, with all rule instances of the run. For rules about rules."""
 
     def other_runs(self) -> Sequence[str]:

@@ -26,11 +26,11 @@ from tocsin.stream_rules.custom.call_limits import Limits
 from tocsin.stream_rules.custom.host import CustomHost
 from tocsin.stream_rules.custom.protocol import CUSTOM_KEY
 from tocsin.stream_rules.custom.service import CustomRules
-from tocsin.stream_rules.engine.episodes import Told
-from tocsin.stream_rules.engine.partitions import Engine, UnusableRecord
+from tocsin.stream_rules.engine.configured_rules import RuleSpec, custom_entries, rule_specs
+from tocsin.stream_rules.engine.episodes import Reported
+from tocsin.stream_rules.engine.partitions import PartitionEngine, UnusableRecord
 from tocsin.stream_rules.engine.run import RUN_KEY, Earlier, RunEngine
 from tocsin.stream_rules.engine.run_view import run_view
-from tocsin.stream_rules.engine.specs import RuleSpec, custom_entries, rule_specs
 from tocsin.stream_rules.rules.about_rules.rule_failed import RuleFailed
 
 logger = logging.getLogger(__name__)
@@ -68,14 +68,14 @@ class RulesService(Service):
     ) -> None:
         self.inputs = (topics.telemetry,)
         self.restores = (topics.state,)
-        self.engine: Final = Engine([spec for spec in specs if not spec.custom])
+        self.engine: Final = PartitionEngine([spec for spec in specs if not spec.custom])
         self._customs: Final = CustomRules(specs, customs) if customs is not None else None
         self._topics: Final = topics
         own = () if self._customs is None else (CUSTOM_KEY,)
         self._names: Final = (*(spec.name for spec in specs), RUN_KEY, *own)
         self._adopt = True
         self._software = software
-        self._told: list[Told] = []
+        self._reported: list[Reported] = []
         self._saved: dict[int, dict[str, dict[str, Snapshot]]] = {}
         # Partition -> key -> append time of the newest view, whoever wrote it; oldest first.
         self._views: dict[int, dict[bytes, int]] = {}
@@ -176,19 +176,19 @@ class RulesService(Service):
             if self._customs is not None:
                 self._customs.feed(record)
             try:
-                self._told += self.engine.apply(record, was_away=tick.was_away)
+                self._reported += self.engine.apply(record, was_away=tick.was_away)
             except UnusableRecord as error:
-                self._told += error.told
+                self._reported += error.reported
                 poison.append(Poison(record, error.error))
             except RecordError as error:
                 poison.append(Poison(record, error))
         for number, caught_up in tick.caught_up.items():
             if number in tick.owned:
-                self._told += self.engine.tick(
+                self._reported += self.engine.tick(
                     number, caught_up.as_of_ms, since_ms=caught_up.since_ms
                 )
         if self._customs is not None:
-            self._told += self._customs.exchange(tick, self.engine)
+            self._reported += self._customs.exchange(tick, self.engine)
         return poison
 
     def next_due_ms(self) -> int | None:
@@ -214,15 +214,19 @@ class RulesService(Service):
             await asyncio.to_thread(self._customs.host.close)
 
     def outputs(self) -> Sequence[Outgoing]:
-        told, self._told = self._told, []
-        looks = [self._look(one.look, one.issue.at_ms) for one in told if one.look is not None]
-        return [*(self._issue(one) for one in told), *looks]
+        reported, self._reported = self._reported, []
+        looks = [
+            self._detail_request(one.request, one.issue.at_ms)
+            for one in reported
+            if one.request is not None
+        ]
+        return [*(self._issue(one) for one in reported), *looks]
 
     def snapshots(self, *, force: bool) -> Sequence[Outgoing]:
         written: list[Outgoing] = []
         if self._customs is not None:
             if force:
-                self._told += self._customs.save(SAVE_S, self.engine)
+                self._reported += self._customs.save(SAVE_S, self.engine)
             written += [self._snapshot(*one) for one in self._customs.hand_out()]
         for number, state, run in self.engine.runs():
             written += [self._view(number, e, e.offset, e.state.heard_ms) for e in run.earlier]
@@ -244,11 +248,11 @@ class RulesService(Service):
 
     # -- records ---------------------------------------------------------------------------
 
-    def _issue(self, told: Told) -> Outgoing:
-        issue = told.issue
+    def _issue(self, reported: Reported) -> Outgoing:
+        issue = reported.issue
         event: Event[Data] = Event.of(
             issue,
-            id=told.event_id,
+            id=reported.event_id,
             source=f"/runs/{issue.run_id}/rules/{issue.rule}",
             time_ms=issue.at_ms,
             subject=issue.subject.name[:400],
@@ -257,15 +261,15 @@ class RulesService(Service):
         headers = meta_of(event, rank=issue.rank).headers()
         return Outgoing(partition, issue.run_id.encode(), event.encode(), headers)
 
-    def _look(self, look: LookCloser, at_ms: int) -> Outgoing:
+    def _detail_request(self, request: LookCloser, at_ms: int) -> Outgoing:
         event: Event[Data] = Event.of(
-            look,
-            id=f"{look.issue_id}/look_closer",
-            source=f"/runs/{look.run_id}/rules/{look.rule}",
+            request,
+            id=f"{request.issue_id}/look_closer",
+            source=f"/runs/{request.run_id}/rules/{request.rule}",
             time_ms=at_ms,
         )
-        partition = Partition(self._topics.control, issue_partition(look.run_id))
-        return Outgoing(partition, look.key.encode(), event.encode(), meta_of(event).headers())
+        partition = Partition(self._topics.control, issue_partition(request.run_id))
+        return Outgoing(partition, request.key.encode(), event.encode(), meta_of(event).headers())
 
     def _snapshot(self, number: int, snapshot: Snapshot) -> Outgoing:
         partition = Partition(self._topics.state, number)

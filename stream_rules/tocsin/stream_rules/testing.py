@@ -44,8 +44,8 @@ from tocsin.schemas.records.runs import (
 from tocsin.schemas.records.wire import meta_of
 from tocsin.schemas.topics import Topics, telemetry_partition
 from tocsin.stream_rules.catalogue import Catalogue, built_in
+from tocsin.stream_rules.engine.configured_rules import RuleSpec, rule_specs
 from tocsin.stream_rules.engine.replay import replay
-from tocsin.stream_rules.engine.specs import RuleSpec, rule_specs
 from tocsin.stream_rules.reading.recordings import load_records as load_records
 from tocsin.stream_rules.reading.recordings import records_of_run as records_of_run
 from tocsin.stream_rules.reading.recordings import save_records as save_records
@@ -362,8 +362,8 @@ def issues_of(
     until_ms: int | None = None,
 ) -> list[IssueFiring]:
     """The issues that the rules report for the records, in order and in all states."""
-    told = replay(records, rule_specs() if specs is None else specs, until_ms=until_ms)
-    return [one.issue for one in told if rule is None or one.issue.rule == rule]
+    reported = replay(records, rule_specs() if specs is None else specs, until_ms=until_ms)
+    return [one.issue for one in reported if rule is None or one.issue.rule == rule]
 
 
 def assert_fires(

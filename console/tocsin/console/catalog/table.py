@@ -29,7 +29,7 @@ from tocsin.schemas.configuration.problems import did_you_mean
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.stream_rules.catalogue import Catalogue, UnknownRule
 from tocsin.stream_rules.custom.loading import load_rule
-from tocsin.stream_rules.engine.specs import CUSTOM_GROUP
+from tocsin.stream_rules.engine.configured_rules import CUSTOM_GROUP
 from tocsin.stream_rules.rule import AnyRule, Family
 
 Shown = str | Text | Table

@@ -32,7 +32,7 @@ from tocsin.schemas.signing import TrustedKeys
 from tocsin.stream_rules.catalogue import built_in
 from tocsin.stream_rules.custom.host import load_apart
 from tocsin.stream_rules.custom.loading import Loaded
-from tocsin.stream_rules.engine.specs import RuleSpec, rule_specs
+from tocsin.stream_rules.engine.configured_rules import RuleSpec, rule_specs
 
 NO_FILE: Final = "defaults"
 """What the configuration is called where there is no file."""

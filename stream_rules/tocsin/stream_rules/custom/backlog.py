@@ -28,7 +28,7 @@ from tocsin.stream_rules.custom.protocol import (
     pack_records,
     told_of,
 )
-from tocsin.stream_rules.engine.episodes import Told
+from tocsin.stream_rules.engine.episodes import Reported
 
 _WINDOW: Final = 2
 """Messages that are under way at once: the child has the next at hand, and hardly more is lost."""
@@ -89,7 +89,7 @@ class Taken:
     `changed`: the runs, with their partitions, of which a reader is to be told.
     """
 
-    told: Sequence[Told]
+    told: Sequence[Reported]
     snapshots: Sequence[tuple[int, Snapshot]]
     covers: Mapping[int, int]
     changed: Sequence[tuple[int, str]]
@@ -119,7 +119,7 @@ class Backlog:
         self._clear_findings()
 
     def _clear_findings(self) -> None:
-        self._told: list[Told] = []
+        self._told: list[Reported] = []
         self._snapshots: list[tuple[int, Snapshot]] = []
         self._covers: dict[int, int] = {}
         self._changed: dict[tuple[int, str], None] = {}

@@ -13,7 +13,7 @@ from tocsin.schemas.records.frames import StepFrame, SystemFrame, TensorFrame
 from tocsin.schemas.records.runs import RunData
 from tocsin.stream_rules.custom.current_call import Marker
 from tocsin.stream_rules.custom.protocol import Used, Verdict
-from tocsin.stream_rules.engine.spec import RuleSpec
+from tocsin.stream_rules.engine.rule_spec import RuleSpec
 from tocsin.stream_rules.outcomes import Moment, Outcome
 from tocsin.stream_rules.rule import AnyRule, Params, Rule
 

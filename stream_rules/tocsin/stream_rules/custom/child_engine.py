@@ -34,10 +34,10 @@ from tocsin.stream_rules.custom.protocol import (
     Verdict,
     records_of,
 )
-from tocsin.stream_rules.engine.episodes import Told
-from tocsin.stream_rules.engine.partitions import Engine, UnusableRecord
+from tocsin.stream_rules.engine.episodes import Reported
+from tocsin.stream_rules.engine.partitions import PartitionEngine, UnusableRecord
+from tocsin.stream_rules.engine.rule_spec import RuleSpec
 from tocsin.stream_rules.engine.run import RUN_KEY, RunEngine
-from tocsin.stream_rules.engine.spec import RuleSpec
 from tocsin.stream_rules.rules.about_rules.rule_failed import RuleFailed, RuleFailedParams
 
 logger = logging.getLogger(__name__)
@@ -83,9 +83,9 @@ class ChildEngine:
                     severity=failing.severity,
                 )
             )
-        self._engine = Engine(guarded)
+        self._engine = PartitionEngine(guarded)
         self._positions: dict[int, int] = {}
-        self._told: list[Told] = []
+        self._told: list[Reported] = []
         self._answered_s = time.monotonic()
         self._done = 0
 
@@ -150,7 +150,7 @@ class ChildEngine:
         try:
             self._told += self._engine.apply(record)
         except UnusableRecord as error:
-            self._told += error.told
+            self._told += error.reported
             if isinstance(error.error.__cause__, MemoryError) or isinstance(
                 error.__cause__, MemoryError
             ):
@@ -253,7 +253,7 @@ def _own(snapshot: Snapshot) -> Snapshot:
     return Snapshot(**{**asdict(snapshot), "rule": CUSTOM_KEY})
 
 
-def _one_failure(told: Told) -> Told:
+def _one_failure(told: Reported) -> Reported:
     """An id that does not depend on the record at which a rule fails: that of one that is slow is
     another in each attempt, and a rule fails but once in a training."""
     issue = told.issue

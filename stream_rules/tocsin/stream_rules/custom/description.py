@@ -11,7 +11,7 @@ from typing import Final
 from pydantic import JsonValue, TypeAdapter
 
 from tocsin.schemas.configuration.sections import RuleEntry
-from tocsin.stream_rules.engine.spec import RuleSpec
+from tocsin.stream_rules.engine.rule_spec import RuleSpec
 from tocsin.stream_rules.rule import AnyRule, Input, Params, Rule, RuleMeta
 
 # A parameter model cannot be handed over; presets are of use only where it is.

@@ -36,7 +36,7 @@ from tocsin.stream_rules.custom.protocol import (
     pack,
 )
 from tocsin.stream_rules.custom.protocol import Loaded as LoadedHead
-from tocsin.stream_rules.engine.specs import RuleSpec
+from tocsin.stream_rules.engine.configured_rules import RuleSpec
 
 logger = logging.getLogger(__name__)
 

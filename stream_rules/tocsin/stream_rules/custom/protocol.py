@@ -18,7 +18,7 @@ from tocsin.schemas.configuration.problems import Finding
 from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.records.issues import IssueFiring, IssueOngoing, IssueResolved, Severity
 from tocsin.schemas.records.runs import RuleStatus
-from tocsin.stream_rules.engine.episodes import Told
+from tocsin.stream_rules.engine.episodes import Reported
 
 CUSTOM_KEY: Final = "_custom"
 """The rule part of the key under which a run's own state, as the child has it, is saved."""
@@ -281,10 +281,10 @@ def records_of(message: Message) -> Iterator[Record]:
         )
 
 
-def told_of(message: Message) -> list[Told]:
+def told_of(message: Message) -> list[Reported]:
     """The issues of an answer."""
     assert isinstance(message.head, Answer)
     return [
-        Told(_ISSUES[state].model_validate_json(blob), number)
+        Reported(_ISSUES[state].model_validate_json(blob), number)
         for (state, number), blob in zip(message.head.told, message.blobs, strict=False)
     ]

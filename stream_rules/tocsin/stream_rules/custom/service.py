@@ -15,10 +15,10 @@ from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.schemas.records.wire import TYPE
 from tocsin.stream_rules.custom.host import CustomHost
 from tocsin.stream_rules.custom.protocol import CUSTOM_KEY
-from tocsin.stream_rules.engine.detail_requests import look_closer
-from tocsin.stream_rules.engine.episodes import Told
-from tocsin.stream_rules.engine.partitions import Engine
-from tocsin.stream_rules.engine.specs import RuleSpec
+from tocsin.stream_rules.engine.configured_rules import RuleSpec
+from tocsin.stream_rules.engine.detail_requests import detail_request
+from tocsin.stream_rules.engine.episodes import Reported
+from tocsin.stream_rules.engine.partitions import PartitionEngine
 
 _LATE_S: Final = 5.0
 """After so long states that came late are written, if nothing else brings a checkpoint."""
@@ -97,7 +97,7 @@ class CustomRules:
         with self.host.orders() as backlog:
             backlog.drop(partition, run_id)
 
-    def exchange(self, tick: Tick | None, engine: Engine) -> list[Told]:
+    def exchange(self, tick: Tick | None, engine: PartitionEngine) -> list[Reported]:
         """Hand over what came, let time pass, and take what was found."""
         self._flush()
         if tick is not None and tick.caught_up:
@@ -118,7 +118,7 @@ class CustomRules:
                 self._urgent = True
         return [_with_look(told, engine) for told in taken.told]
 
-    def save(self, timeout_s: float, engine: Engine) -> list[Told]:
+    def save(self, timeout_s: float, engine: PartitionEngine) -> list[Reported]:
         """Have all saved that was handed over; what was found on the way."""
         self.host.save(timeout_s)
         return self.exchange(None, engine)
@@ -169,13 +169,13 @@ class CustomRules:
         )
 
 
-def _with_look(told: Told, engine: Engine) -> Told:
+def _with_look(told: Reported, engine: PartitionEngine) -> Reported:
     """With the request that it brings, as for the other rules of the run."""
     run = engine.run(told.issue.run_id)
     if run is None or run.state.ended:
         return told
-    look = look_closer(told.issue, run.state.looked_ms)
-    if look is None:
+    request = detail_request(told.issue, run.state.looked_ms)
+    if request is None:
         return told
     run.state.looked_ms = told.issue.at_ms
-    return replace(told, look=look)
+    return replace(told, request=request)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tocsin.stream_rules.engine.episodes import Told
+from tocsin.stream_rules.engine.episodes import Reported
 from tocsin.stream_rules.engine.instance import Instance
-from tocsin.stream_rules.engine.spec import RuleSpec
+from tocsin.stream_rules.engine.rule_spec import RuleSpec
 from tocsin.stream_rules.outcomes import Moment, Outcome
 from tocsin.stream_rules.rule import AnyRule
 from tocsin.stream_rules.rules.about_rules.cold_start import ColdStart
 
 
 @dataclass(slots=True)
-class Cold:
+class ColdInstances:
     """Which have just begun so, and why; to be told with the next record."""
 
     why: dict[str, str] = field(default_factory=dict)
@@ -24,14 +24,14 @@ class Cold:
 
     def add(self, instance: Instance, why: str, *, lost: bool) -> None:
         """One of them; a rule that judges by the moment alone is none."""
-        if instance.begin_cold():
+        if instance.start_cold():
             self.why[instance.spec.name] = why
             self.history = max(self.history, instance.spec.rule.meta.history_steps)
             self.lost |= lost
 
-    def tell(
+    def report(
         self, instances: Sequence[Instance], at: Moment, *, fails_as: RuleSpec | None
-    ) -> list[Told]:
+    ) -> list[Reported]:
         """The issue that says so, once; none if `cold_start` is switched off, or the run over."""
         why, lost, history = self.why, self.lost, self.history
         self.why, self.lost, self.history = {}, False, 0
@@ -43,8 +43,8 @@ class Cold:
             return rule.lost(why, history, grave=lost, at=at)
 
         return [
-            told
+            reported
             for instance in instances
             if instance.spec.rule is ColdStart
-            for told in instance.call(call, at, fails_as=fails_as, input_seen=False)
+            for reported in instance.call(call, at, fails_as=fails_as, input_seen=False)
         ]

@@ -30,7 +30,7 @@ _OF_NUMBERS: Final[tuple[SubjectKind, ...]] = (
 )
 
 
-def look_closer(issue: IssueFiring, before_ms: int | None) -> LookCloser | None:
+def detail_request(issue: IssueFiring, before_ms: int | None) -> LookCloser | None:
     """The request that this issue brings; None: it brings none.
 
     Only one that has just begun to fire, of severity warning or critical, and about the training's

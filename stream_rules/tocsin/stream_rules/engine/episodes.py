@@ -43,16 +43,16 @@ MAX_NOTICES: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Reported:
     """An issue's state to be published; `number` counts the states of its episode.
 
-    `look` is what the run is asked for because of it. `because`: it is told once more only to name
-    this issue as its cause; such a state is not counted.
+    `request` asks the run for more numbers because of it. `because`: it is published once more only
+    to name this issue as its cause; such a state is not counted.
     """
 
     issue: IssueFiring
     number: int
-    look: LookCloser | None = None
+    request: LookCloser | None = None
     because: str | None = None
 
     @property
@@ -157,7 +157,7 @@ class Episodes:
     past: dict[str, Past] = field(default_factory=dict)
     notices: dict[str, int] = field(default_factory=dict)
 
-    def take(
+    def apply(
         self,
         outcome: Outcome,
         at: Moment,
@@ -166,7 +166,7 @@ class Episodes:
         meta: RuleMeta,
         severity: Severity | None,
         held: bool = False,
-    ) -> Told | None:
+    ) -> Reported | None:
         """What a new outcome makes known, if anything. `severity` is the configuration's; `held`
         says that no run is to be stopped for it yet.
         """
@@ -191,12 +191,12 @@ class Episodes:
                     }
                     if raised and episode.severity == "critical":
                         update["muted"] = not self._notify(episode, at, meta)
-                    return _tell(IssueOngoing, episode, at, name, meta, update)
+                    return _report(IssueOngoing, episode, at, name, meta, update)
             if at.now_ms - episode.told_ms < meta.repeat_ms:
                 return None
             if (episode.muted or episode.returned) and self._notify(episode, at, meta):
-                return _tell(IssueFiring, episode, at, name, meta)
-            return _tell(IssueOngoing, episode, at, name, meta)
+                return _report(IssueFiring, episode, at, name, meta)
+            return _report(IssueOngoing, episode, at, name, meta)
         if not isinstance(outcome, Finding) or len(self.open) >= MAX_OPEN:
             return None
         episode = _opened(outcome, at, name, meta, severity)
@@ -204,7 +204,7 @@ class Episodes:
         self._recall(episode, outcome, at)
         self.open[outcome.about] = episode
         episode.muted = not self._notify(episode, at, meta)
-        return _tell(IssueFiring, episode, at, name, meta)
+        return _report(IssueFiring, episode, at, name, meta)
 
     def _recall(self, episode: Episode, finding: Finding, at: Moment) -> None:
         """Make a new episode one of the issue that its condition had before, if it is the same."""
@@ -226,7 +226,7 @@ class Episodes:
         meta: RuleMeta,
         severity: Severity | None,
         held: bool,
-    ) -> Told | None:
+    ) -> Reported | None:
         """The condition is back before its issue was resolved: one more time of the same issue.
 
         It is told if it is critical and people may be notified of it, if it changes what a stop
@@ -250,7 +250,7 @@ class Episodes:
         noticed = (due or episode.severity == "critical") and self._notify(episode, at, meta)
         if not noticed and not due:
             return None
-        return _tell(IssueFiring, episode, at, name, meta, {"muted": not noticed})
+        return _report(IssueFiring, episode, at, name, meta, {"muted": not noticed})
 
     def _notify(self, episode: Episode, at: Moment, meta: RuleMeta) -> bool:
         """Whether people may be notified that it fires; if so it is counted."""
@@ -283,13 +283,13 @@ class Episodes:
                 return episode
         return None
 
-    def say_again(self, episode: Episode, at: Moment, *, name: str, meta: RuleMeta) -> Told:
+    def repeat(self, episode: Episode, at: Moment, *, name: str, meta: RuleMeta) -> Reported:
         """An open episode once more, now with its cause."""
-        return Told(_issue(IssueOngoing, episode, at, name, meta), 0, because=episode.cause)
+        return Reported(_issue(IssueOngoing, episode, at, name, meta), 0, because=episode.cause)
 
     def _clear(
         self, episode: Episode, outcome: Clear, at: Moment, name: str, meta: RuleMeta
-    ) -> Told | None:
+    ) -> Reported | None:
         if episode.times > 1:
             if episode.clear_since is None:
                 since = outcome.step if outcome.since is None else outcome.since
@@ -305,7 +305,7 @@ class Episodes:
         episode.ending = clip(outcome.reason)
         return self._resolve(outcome.about, episode, at, name, meta)
 
-    def settle(self, at: Moment, *, name: str, meta: RuleMeta) -> list[Told]:
+    def settle(self, at: Moment, *, name: str, meta: RuleMeta) -> list[Reported]:
         """Resolve what has come again and then been gone for long enough.
 
         To be called after `take`: a rule need not repeat that its condition is gone.
@@ -316,11 +316,11 @@ class Episodes:
             if episode.times > 1 and episode.clear_since is not None
         ]
         settled = (self._settle(*one, at, name, meta) for one in waiting)
-        return [told for told in settled if told is not None]
+        return [reported for reported in settled if reported is not None]
 
     def _settle(
         self, about: str, episode: Episode, at: Moment, name: str, meta: RuleMeta
-    ) -> Told | None:
+    ) -> Reported | None:
         if episode.clear_since is None:
             return None
         if episode.first_step is None:
@@ -331,18 +331,20 @@ class Episodes:
             return None
         return self._resolve(about, episode, at, name, meta)
 
-    def _resolve(self, about: str, episode: Episode, at: Moment, name: str, meta: RuleMeta) -> Told:
+    def _resolve(
+        self, about: str, episode: Episode, at: Moment, name: str, meta: RuleMeta
+    ) -> Reported:
         del self.open[about]
         # What was found last is no longer so: its end is told with what it began as.
         if episode.ending or episode.opening:
             episode.reason = episode.ending or episode.opening
         if not episode.ending:
             episode.branch = episode.opened_as or episode.branch
-        told = _tell(IssueResolved, episode, at, name, meta)
+        reported = _report(IssueResolved, episode, at, name, meta)
         self.past[about] = _past(episode, at)
         while len(self.past) > MAX_PAST:
             del self.past[next(iter(self.past))]
-        return told
+        return reported
 
 
 def _opened(
@@ -402,22 +404,22 @@ def _past(episode: Episode, at: Moment) -> Past:
     )
 
 
-def _tell(
+def _report(
     model: type[IssueFiring],
     episode: Episode,
     at: Moment,
     name: str,
     meta: RuleMeta,
     update: Mapping[str, object] | None = None,
-) -> Told:
+) -> Reported:
     issue = _issue(model, episode, at, name, meta)
     if update is not None:
         issue = issue.model_copy(update=update)
     episode.last_notice = False
-    told = Told(issue, episode.told)
+    reported = Reported(issue, episode.told)
     episode.told += 1
     episode.told_ms = at.now_ms
-    return told
+    return reported
 
 
 def _issue(

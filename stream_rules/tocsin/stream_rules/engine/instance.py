@@ -15,8 +15,8 @@ from tocsin.schemas.records.frames import TensorFrame
 from tocsin.schemas.records.issues import Evidence, Fact, IssueFiring, Subject
 from tocsin.schemas.records.runs import RuleStatus
 from tocsin.stream_rules.engine.causes import Attribution, Known
-from tocsin.stream_rules.engine.episodes import Episodes, Told
-from tocsin.stream_rules.engine.spec import RuleSpec
+from tocsin.stream_rules.engine.episodes import Episodes, Reported
+from tocsin.stream_rules.engine.rule_spec import RuleSpec
 from tocsin.stream_rules.outcomes import Finding, Holds, Moment, Outcome
 from tocsin.stream_rules.reading.state_codec import dump_state, load_state
 from tocsin.stream_rules.reading.tensor_rows import reset_ranks
@@ -76,7 +76,7 @@ class Instance:
         """Whether it raised, and is quarantined for this run."""
         return self._shell.failed is not None
 
-    def begin_cold(self) -> bool:
+    def start_cold(self) -> bool:
         """Start in the middle of a run. Whether the rule depends on earlier records."""
         self._shell.cold = self.spec.rule.meta.history_steps > 0
         return self._shell.cold
@@ -92,11 +92,11 @@ class Instance:
         return shell.cold
 
     @property
-    def untold(self) -> bool:
-        """Whether it failed where no issue could be returned: `tell_failure` has it."""
+    def unreported(self) -> bool:
+        """Whether it failed where no issue could be returned: `report_failure` has it."""
         return self._shell.untold
 
-    def tell_failure(self, at: Moment, *, fails_as: RuleSpec | None) -> list[Told]:
+    def report_failure(self, at: Moment, *, fails_as: RuleSpec | None) -> list[Reported]:
         """The issue of a failure that nobody was told of, once."""
         why, self._shell.untold = self._shell.failed, False
         if why is None or fails_as is None:
@@ -147,7 +147,7 @@ class Instance:
         input_seen: bool = True,
         part: int | None = None,
         scalars_of: int | None = None,
-    ) -> list[Told]:
+    ) -> list[Reported]:
         """Let the rule take something in. It may raise: then it is quarantined for this run.
 
         `fails_as` is the instance of `rule_failed` that says so; None: it is switched off. `part`
@@ -167,7 +167,7 @@ class Instance:
             return [_failure(self.spec, fails_as, why, at)] if fails_as is not None else []
         spec, shell, cold = self.spec, self._shell, self._is_cold(at)
         taken = (
-            shell.episodes.take(
+            shell.episodes.apply(
                 outcome,
                 at,
                 name=spec.name,
@@ -177,8 +177,8 @@ class Instance:
             )
             for outcome in outcomes
         )
-        told = [one for one in taken if one is not None]
-        return [*told, *shell.episodes.settle(at, name=spec.name, meta=spec.rule.meta)]
+        reported = [one for one in taken if one is not None]
+        return [*reported, *shell.episodes.settle(at, name=spec.name, meta=spec.rule.meta)]
 
     def _by_part(
         self,
@@ -249,21 +249,21 @@ class Instance:
                     kept.append(outcome)
         return kept
 
-    def attribute(self, found: Attribution, told: Told, at: Moment) -> Told | None:
-        """An issue of it is the consequence of another. `told` is what made that known: the issue
-        itself, which is then told with its cause, or the cause, and the issue is told once more.
+    def attribute(self, found: Attribution, reported: Reported, at: Moment) -> Reported | None:
+        """An issue of it is the consequence of another. `reported` is what made that known: the
+        issue itself, which then names its cause, or the cause, and the issue is published again.
 
         None: it is another's, or is over.
         """
         episode = self._shell.episodes.attribute(found)
         if episode is None:
             return None
-        if told.issue.issue_id == found.issue:
-            evidence = told.issue.evidence.model_copy(update={"cause": clip(found.why)})
+        if reported.issue.issue_id == found.issue:
+            evidence = reported.issue.evidence.model_copy(update={"cause": clip(found.why)})
             update = {"consequence_of": found.cause, "evidence": evidence}
-            return replace(told, issue=told.issue.model_copy(update=update))
+            return replace(reported, issue=reported.issue.model_copy(update=update))
         meta = self.spec.rule.meta
-        return self._shell.episodes.say_again(episode, at, name=self.spec.name, meta=meta)
+        return self._shell.episodes.repeat(episode, at, name=self.spec.name, meta=meta)
 
     def open_issues(self) -> list[Known]:
         """The instance's open issues that may have a cause."""
@@ -311,7 +311,7 @@ class Instance:
         return why
 
 
-def _failure(spec: RuleSpec, fails_as: RuleSpec, why: str, at: Moment) -> Told:
+def _failure(spec: RuleSpec, fails_as: RuleSpec, why: str, at: Moment) -> Reported:
     meta = RuleFailed.meta
     run = at.run
     issue = IssueFiring(
@@ -339,4 +339,4 @@ def _failure(spec: RuleSpec, fails_as: RuleSpec, why: str, at: Moment) -> Told:
         labels=dict(run.labels),
         evidence=Evidence(facts=(Fact(name="error", value=clip(why, 500)),)),
     )
-    return Told(issue, 0)
+    return Reported(issue, 0)

@@ -19,10 +19,10 @@ from tocsin.schemas.records.events import Event
 from tocsin.schemas.records.frames import StepFrame, SystemFrame, TensorFrame
 from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.schemas.records.wire import decode, read_meta
-from tocsin.stream_rules.engine.episodes import Told
+from tocsin.stream_rules.engine.episodes import Reported
+from tocsin.stream_rules.engine.rule_spec import RuleSpec
 from tocsin.stream_rules.engine.run import RunEngine
 from tocsin.stream_rules.engine.run_state import Value
-from tocsin.stream_rules.engine.spec import RuleSpec
 from tocsin.stream_rules.reading.other_runs import References
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class PartitionState:
     timers: list[tuple[int, str]] = field(default_factory=list)
 
 
-class Engine:
+class PartitionEngine:
     """All runs of the partitions that it was given."""
 
     def __init__(self, specs: Sequence[RuleSpec]) -> None:
@@ -63,7 +63,7 @@ class Engine:
         """What is known of the runs that rules compare others with."""
         self._partitions: dict[int, PartitionState] = {}
 
-    def apply(self, record: Record, *, was_away: bool = False) -> list[Told]:
+    def apply(self, record: Record, *, was_away: bool = False) -> list[Reported]:
         """Take in one telemetry record; records of one partition in the order of their offsets.
 
         `was_away`: it is one of the first after the bus was away from a live worker, and so perhaps
@@ -81,22 +81,22 @@ class Engine:
         elif state.was_away and gap:
             # Those before were appended before the outage, and had only not been read.
             state.back_ms, state.was_away = record.append_ms, False
-        told = self._advance(state, record.append_ms, _since(state, record.append_ms))
+        reported = self._advance(state, record.append_ms, _since(state, record.append_ms))
         try:
-            self._take(state, record, told)
+            self._apply(state, record, reported)
         except RecordError as error:
-            if told:
+            if reported:
                 # The issues of the timers must not be lost with the record.
-                raise UnusableRecord(error, told) from error
+                raise UnusableRecord(error, reported) from error
             raise
         except Exception as error:
             # One record must not end the rules of all runs, each time that it is read again.
             logger.exception("record not understood", extra={"action": "rules"})
             bug = MalformedRecord(f"{type(error).__name__} (a bug)")
-            raise UnusableRecord(bug, told) from error
-        return told
+            raise UnusableRecord(bug, reported) from error
+        return reported
 
-    def tick(self, partition: int, as_of_ms: int, *, since_ms: int) -> list[Told]:
+    def tick(self, partition: int, as_of_ms: int, *, since_ms: int) -> list[Reported]:
         """Fire what is due, as all records appended before `as_of_ms` were applied.
 
         `since_ms`: since when that could be said without a break.
@@ -170,17 +170,17 @@ class Engine:
 
     def _advance(
         self, state: PartitionState, now_ms: int, since_ms: int | None = None
-    ) -> list[Told]:
+    ) -> list[Reported]:
         state.clock_ms = max(state.clock_ms, now_ms)
-        told: list[Told] = []
+        reported: list[Reported] = []
         while (due := _top(state)) is not None and due <= state.clock_ms:
             _, run_id = heapq.heappop(state.timers)
             del state.due[run_id]
-            told += state.runs[run_id].fire(state.clock_ms, since_ms=since_ms)
+            reported += state.runs[run_id].fire(state.clock_ms, since_ms=since_ms)
             _schedule(state, run_id)
-        return told
+        return reported
 
-    def _take(self, state: PartitionState, record: Record, told: list[Told]) -> None:
+    def _apply(self, state: PartitionState, record: Record, reported: list[Reported]) -> None:
         if record.value is None:
             return
         meta = read_meta(record.headers)
@@ -196,18 +196,18 @@ class Engine:
             run.state.standing(value, meta)
             state.runs[run_id] = run
         elif run.held_back:
-            told += run.fire(state.clock_ms, since_ms=_since(state, state.clock_ms))
-        told += run.apply(value, meta, offset=record.offset, now_ms=state.clock_ms)
+            reported += run.fire(state.clock_ms, since_ms=_since(state, state.clock_ms))
+        reported += run.apply(value, meta, offset=record.offset, now_ms=state.clock_ms)
         _schedule(state, run_id)
 
 
 class UnusableRecord(RecordError):
-    """A record that cannot be used, after timers may have found issues. `told` are these."""
+    """A record that cannot be used, after timers may have found issues. `reported` are these."""
 
-    def __init__(self, error: RecordError, told: list[Told]) -> None:
+    def __init__(self, error: RecordError, reported: list[Reported]) -> None:
         super().__init__(str(error))
         self.error = error
-        self.told = told
+        self.reported = reported
 
 
 def _telemetry(value: object) -> Value:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from tocsin.bus.port import Record
 from tocsin.schemas.errors import RecordError
-from tocsin.stream_rules.engine.episodes import Told
-from tocsin.stream_rules.engine.partitions import Engine, UnusableRecord
-from tocsin.stream_rules.engine.specs import RuleSpec, rule_specs
+from tocsin.stream_rules.engine.configured_rules import RuleSpec, rule_specs
+from tocsin.stream_rules.engine.episodes import Reported
+from tocsin.stream_rules.engine.partitions import PartitionEngine, UnusableRecord
 
 
 def replay(
@@ -16,8 +16,8 @@ def replay(
     specs: Sequence[RuleSpec] | None = None,
     *,
     until_ms: int | None = None,
-    engine: Engine | None = None,
-) -> list[Told]:
+    engine: PartitionEngine | None = None,
+) -> list[Reported]:
     """The issues, in the order in which they were decided.
 
     Records that cannot be used are passed over. Timers fire as far as records reach, and to
@@ -27,18 +27,18 @@ def replay(
         specs: the rule instances; by default all rules with their defaults.
         engine: one that has state already.
     """
-    engine = engine or Engine(rule_specs() if specs is None else specs)
-    told: list[Told] = []
+    engine = engine or PartitionEngine(rule_specs() if specs is None else specs)
+    reported: list[Reported] = []
     partitions: set[int] = set()
     for record in records:
         partitions.add(record.partition.number)
         try:
-            told += engine.apply(record)
+            reported += engine.apply(record)
         except UnusableRecord as error:
-            told += error.told
+            reported += error.reported
         except RecordError:
             continue
     if until_ms is not None:
         for partition in sorted(partitions):
-            told += engine.tick(partition, until_ms, since_ms=0)
-    return told
+            reported += engine.tick(partition, until_ms, since_ms=0)
+    return reported

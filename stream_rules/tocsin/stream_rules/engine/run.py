@@ -13,12 +13,12 @@ from tocsin.schemas.records.runs import RunData, RunEnded
 from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.schemas.records.stops import StopAnswer
 from tocsin.schemas.records.wire import Meta
-from tocsin.stream_rules.engine.cold_start import Cold
-from tocsin.stream_rules.engine.detail_requests import look_closer
-from tocsin.stream_rules.engine.episodes import Told
+from tocsin.stream_rules.engine.cold_start import ColdInstances
+from tocsin.stream_rules.engine.detail_requests import detail_request
+from tocsin.stream_rules.engine.episodes import Reported
 from tocsin.stream_rules.engine.instance import Instance
+from tocsin.stream_rules.engine.rule_spec import RuleSpec
 from tocsin.stream_rules.engine.run_state import RunState, Value
-from tocsin.stream_rules.engine.spec import RuleSpec
 from tocsin.stream_rules.outcomes import Moment, Outcome
 from tocsin.stream_rules.reading.other_runs import References
 from tocsin.stream_rules.reading.state_codec import dump_state, load_state
@@ -72,12 +72,12 @@ class RunEngine:
         self._fed: dict[Kind, frozenset[str]] = {}
         self._not_before: dict[str, int] = {}
         self._names: dict[Hashable, tuple[str, ...]] = {}
-        self._cold = Cold()
+        self._cold = ColdInstances()
         self._failing: Final = next((s for s in specs if s.rule.meta.name == "rule_failed"), None)
 
     # -- records ---------------------------------------------------------------------------
 
-    def apply(self, value: Value, meta: Meta, *, offset: int, now_ms: int) -> list[Told]:
+    def apply(self, value: Value, meta: Meta, *, offset: int, now_ms: int) -> list[Reported]:
         """Take in one record; `now_ms` is the partition's clock. Raises MalformedRecord."""
         known = offset < self._covers
         standing = self.state.standing(value, meta)
@@ -101,10 +101,10 @@ class RunEngine:
         elif standing != "current":
             return []
         at = Moment(now_ms=now_ms, run=self.state, rank=meta.rank, boot=meta.boot, seq=meta.seq)
-        told = self._cold.tell(self.instances, at, fails_as=self._failing)
-        return [*told, *self._dispatch(value, at, offset)]
+        reported = self._cold.report(self.instances, at, fails_as=self._failing)
+        return [*reported, *self._dispatch(value, at, offset)]
 
-    def _dispatch(self, value: Value, at: Moment, offset: int) -> list[Told]:
+    def _dispatch(self, value: Value, at: Moment, offset: int) -> list[Reported]:
         method: Callable[[AnyRule], Iterable[Outcome]]
         everyone = False
         part: int | None = None
@@ -158,7 +158,7 @@ class RunEngine:
             self._fed[key] = frozenset(
                 i.spec.name for i in listeners if _feeds(i, kind, mode, names)
             )
-        told: list[Told] = []
+        reported: list[Reported] = []
         fed = self._fed[key]
         for instance in self.instances if everyone else listeners:
             if instance.spec.rule.by_part and not read:
@@ -175,8 +175,8 @@ class RunEngine:
                     part=part,
                     scalars_of=scalars_of,
                 )
-                told += self._with_causes(found, at)
-        return [self._with_look(one) for one in told]
+                reported += self._with_causes(found, at)
+        return [self._with_look(one) for one in reported]
 
     def _with_known_names(self, frame: TensorFrame) -> TensorFrame:
         """The same with the names object that came last, if it has the same names.
@@ -190,33 +190,33 @@ class RunEngine:
         self._names[key] = frame.rows
         return frame
 
-    def _with_causes(self, found: Sequence[Told], at: Moment) -> Iterator[Told]:
+    def _with_causes(self, found: Sequence[Reported], at: Moment) -> Iterator[Reported]:
         """The same, each with its cause; and what was told before, of which one is the cause."""
-        for told in found:
-            if told.issue.state == "resolved":
-                self.state.causes.resolved(told.issue)
-            fires = told.issue.state == "firing"
-            attributions = self.state.causes.fired(told.issue) if fires else []
-            again: list[Told] = []
+        for reported in found:
+            if reported.issue.state == "resolved":
+                self.state.causes.resolved(reported.issue)
+            fires = reported.issue.state == "firing"
+            attributions = self.state.causes.fired(reported.issue) if fires else []
+            again: list[Reported] = []
             for attribution in attributions:
                 for instance in self.instances:
-                    placed = instance.attribute(attribution, told, at)
+                    placed = instance.attribute(attribution, reported, at)
                     if placed is None:
                         continue
-                    if placed.issue.issue_id == told.issue.issue_id:
-                        told = placed
+                    if placed.issue.issue_id == reported.issue.issue_id:
+                        reported = placed
                     else:
                         again.append(placed)
-            yield told
+            yield reported
             yield from again
 
-    def _with_look(self, told: Told) -> Told:
+    def _with_look(self, reported: Reported) -> Reported:
         """With the request that it brings, unless the run has ended or was asked not long ago."""
-        look = None if self.state.ended else look_closer(told.issue, self.state.looked_ms)
-        if look is None:
-            return told
-        self.state.looked_ms = told.issue.at_ms
-        return replace(told, look=look)
+        request = None if self.state.ended else detail_request(reported.issue, self.state.looked_ms)
+        if request is None:
+            return reported
+        self.state.looked_ms = reported.issue.at_ms
+        return replace(reported, request=request)
 
     @property
     def held_back(self) -> bool:
@@ -225,16 +225,16 @@ class RunEngine:
 
     # -- time ------------------------------------------------------------------------------
 
-    def fire(self, now_ms: int, *, since_ms: int | None = None) -> list[Told]:
+    def fire(self, now_ms: int, *, since_ms: int | None = None) -> list[Reported]:
         """Fire what is due at `now_ms`, in the order of the due times.
 
         `since_ms` is for a live worker: since when it has had no lag. None: a record is the proof.
         """
-        told: list[Told] = []
+        reported: list[Reported] = []
         self._not_before.clear()
         while True:
             due = self._due_by(now_ms, since_ms)
-            told += self._failures(now_ms)
+            reported += self._failures(now_ms)
             if due is None:
                 break
             due_ms, instance = due
@@ -244,15 +244,15 @@ class RunEngine:
                 continue
             at = Moment(now_ms=due_ms, run=self.state)
             found = instance.call(_timer(at), at, fails_as=self._failing, input_seen=False)
-            told += [self._with_look(one) for one in self._with_causes(found, at)]
-        return told
+            reported += [self._with_look(one) for one in self._with_causes(found, at)]
+        return reported
 
-    def _failures(self, now_ms: int) -> list[Told]:
+    def _failures(self, now_ms: int) -> list[Reported]:
         """What instances failed at between records."""
         at = Moment(now_ms=now_ms, run=self.state)
-        failed = [instance for instance in self.instances if instance.untold]
+        failed = [instance for instance in self.instances if instance.unreported]
         self.dirty |= bool(failed)
-        return [t for i in failed for t in i.tell_failure(at, fails_as=self._failing)]
+        return [t for i in failed for t in i.report_failure(at, fails_as=self._failing)]
 
     def _due_by(self, now_ms: int, since_ms: int | None) -> tuple[int, Instance | None] | None:
         first: tuple[int, Instance | None] | None = None
@@ -282,7 +282,7 @@ class RunEngine:
             for instance in self._timed
             if (due := instance.due_ms()) is not None
         ]
-        if any(instance.untold for instance in self.instances):
+        if any(instance.unreported for instance in self.instances):
             return self.state.heard_ms
         own = self._own_due_ms()
         return min([*dues, own] if own is not None else dues, default=None)

@@ -24,7 +24,7 @@ from tocsin.schemas.configuration.document import Plain
 from tocsin.schemas.configuration.file import Config, check_config
 from tocsin.schemas.configuration.problems import ConfigProblems
 from tocsin.stream_rules.catalogue import built_in
-from tocsin.stream_rules.engine.specs import rule_specs
+from tocsin.stream_rules.engine.configured_rules import rule_specs
 from tocsin.stream_rules.testing import RunBuilder, issues_of
 
 DOCS = Path(__file__).parents[4] / "docs"

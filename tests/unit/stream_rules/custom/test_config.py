@@ -14,7 +14,7 @@ from tocsin.console.context import section_registry
 from tocsin.schemas.configuration.file import check_config
 from tocsin.stream_rules.custom import loading
 from tocsin.stream_rules.custom.loading import RuleNotLoaded, load_rule, load_specs
-from tocsin.stream_rules.engine.specs import custom_entries, rule_specs, with_own_names
+from tocsin.stream_rules.engine.configured_rules import custom_entries, rule_specs, with_own_names
 
 TEXT = """\
 version: 1
@@ -134,7 +134,7 @@ def test_a_package_offers_rules_by_name(monkeypatch: pytest.MonkeyPatch) -> None
         return found if name is None else found.select(name=name)
 
     monkeypatch.setattr(loading, "entry_points", offered)
-    monkeypatch.setattr("tocsin.stream_rules.engine.specs.entry_points", offered)
+    monkeypatch.setattr("tocsin.stream_rules.engine.configured_rules.entry_points", offered)
     text = "version: 1\nrules: [{high_loss: []}, {name: twice, use: high_loss}]"
     config, problems = check_config(text, "f", section_registry())
     assert config is not None, problems

@@ -22,10 +22,10 @@ from tocsin.stream_rules.engine.causes import (
     WITHIN_MS,
     Causes,
 )
-from tocsin.stream_rules.engine.episodes import Told
-from tocsin.stream_rules.engine.partitions import Engine
+from tocsin.stream_rules.engine.configured_rules import rule_specs
+from tocsin.stream_rules.engine.episodes import Reported
+from tocsin.stream_rules.engine.partitions import PartitionEngine
 from tocsin.stream_rules.engine.replay import replay
-from tocsin.stream_rules.engine.specs import rule_specs
 from tocsin.stream_rules.testing import RunBuilder
 
 
@@ -328,7 +328,7 @@ def diverging() -> RunBuilder:
     return run
 
 
-def last(told: list[Told]) -> dict[str, IssueFiring]:
+def last(told: list[Reported]) -> dict[str, IssueFiring]:
     return {one.issue.use: one.issue for one in told}
 
 
@@ -345,11 +345,11 @@ def test_marks_survive_a_restart_at_any_record() -> None:
     run = diverging()
     whole = [one.issue.model_dump_json() for one in replay(run.records, RULES)]
     for cut in range(58, len(run.records), 2):
-        engine = Engine(RULES)
+        engine = PartitionEngine(RULES)
         told = replay(run.records[:cut], engine=engine)
         ((partition, state, one),) = engine.runs()
         saved = one.snapshots(next_offset=cut, clock_ms=state.clock_ms, software="test")
-        fresh = Engine(RULES)
+        fresh = PartitionEngine(RULES)
         fresh.adopt(partition, run.run_id, {s.rule: s for s in saved}, next_offset=cut)
         told += replay(run.records[cut:], engine=fresh)
         assert [one.issue.model_dump_json() for one in told] == whole

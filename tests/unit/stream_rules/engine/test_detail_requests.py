@@ -10,11 +10,11 @@ from tocsin.schemas.records.events import Event
 from tocsin.schemas.records.stops import LookCloser
 from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics, issue_partition
+from tocsin.stream_rules.engine.configured_rules import rule_specs
 from tocsin.stream_rules.engine.detail_requests import LOOK_EVERY_MS, LOOK_STEPS, LOOK_WITHIN_MS
-from tocsin.stream_rules.engine.partitions import Engine
+from tocsin.stream_rules.engine.partitions import PartitionEngine
 from tocsin.stream_rules.engine.replay import replay
 from tocsin.stream_rules.engine.run import KEEP_MS
-from tocsin.stream_rules.engine.specs import rule_specs
 from tocsin.stream_rules.service import RulesService, build_rules_service
 from tocsin.stream_rules.testing import RunBuilder
 
@@ -39,7 +39,7 @@ def bad_again_and_again(*, gaps_s: list[float]) -> RunBuilder:
 
 def looks_of(run: RunBuilder) -> list[LookCloser]:
     specs = [s for s in rule_specs() if s.name == "nonfinite"]
-    return [told.look for told in replay(run.records, specs) if told.look is not None]
+    return [told.request for told in replay(run.records, specs) if told.request is not None]
 
 
 def tick(run: RunBuilder) -> Tick:
@@ -55,7 +55,7 @@ def service() -> RulesService:
 def test_a_finding_asks_for_more_of_the_training_that_it_is_of() -> None:
     run = bad_again_and_again(gaps_s=[])
     (told,) = replay(run.records)
-    look = told.look
+    look = told.request
     assert look is not None
     assert (look.run_id, look.incarnation) == ("made", "made-1")
     assert (look.rule, look.issue_id) == ("nonfinite", told.issue.issue_id)
@@ -93,7 +93,7 @@ def test_what_is_no_warning_or_not_about_numbers_asks_for_nothing() -> None:
     run.steps(range(75, 80), loss=1.0)
     lost = [t for t in replay(run.records) if t.issue.rule == "telemetry_lost"]
     assert lost
-    assert [t.look for t in lost] == [None] * len(lost)
+    assert [t.request for t in lost] == [None] * len(lost)
 
 
 def test_when_it_was_asked_is_part_of_the_state() -> None:
@@ -102,17 +102,17 @@ def test_when_it_was_asked_is_part_of_the_state() -> None:
     whole = looks_of(run)
     assert len(whole) == 1
     specs = rule_specs()
-    first = Engine(specs)
+    first = PartitionEngine(specs)
     told = [t for record in run.records[:middle] for t in first.apply(record)]
     saved = first.run("made").snapshots(  # type: ignore[union-attr]
         next_offset=middle, clock_ms=run.records[middle - 1].append_ms, software=""
     )
-    second = Engine(specs)
+    second = PartitionEngine(specs)
     second.adopt(
         run.records[0].partition.number, "made", {s.rule: s for s in saved}, next_offset=middle
     )
     told += [t for record in run.records[middle:] for t in second.apply(record)]
-    assert [t.look for t in told if t.look is not None] == whole
+    assert [t.request for t in told if t.request is not None] == whole
 
 
 def test_the_service_writes_it_unsigned_to_the_runs_control_partition_behind_the_issue() -> None:

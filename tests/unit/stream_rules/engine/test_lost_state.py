@@ -13,10 +13,10 @@ from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.runs import CaptureFigures, Heartbeat
 from tocsin.schemas.records.snapshots import Snapshot
-from tocsin.stream_rules.engine.partitions import Engine
+from tocsin.stream_rules.engine.configured_rules import RuleSpec, rule_specs
+from tocsin.stream_rules.engine.partitions import PartitionEngine
 from tocsin.stream_rules.engine.replay import replay
 from tocsin.stream_rules.engine.run import RUN_KEY
-from tocsin.stream_rules.engine.specs import RuleSpec, rule_specs
 from tocsin.stream_rules.testing import RunBuilder, assert_quiet, issues_of, only
 
 NAMES = ("cold_start", "loss_diverged", "nonfinite")
@@ -26,7 +26,7 @@ GAP = only("telemetry_gap")
 
 def saved_at(run: RunBuilder, at: int, specs: Sequence[RuleSpec] = SPECS) -> dict[str, Snapshot]:
     """What is saved of the run after so many records."""
-    engine = Engine(specs)
+    engine = PartitionEngine(specs)
     for record in run.records[:at]:
         engine.apply(record)
     known = engine.run("made")
@@ -38,7 +38,7 @@ def saved_at(run: RunBuilder, at: int, specs: Sequence[RuleSpec] = SPECS) -> dic
 
 def after(run: RunBuilder, at: int, saved: Mapping[str, Snapshot]) -> list[IssueFiring]:
     """What a worker says that goes on from there, all states."""
-    engine = Engine(SPECS)
+    engine = PartitionEngine(SPECS)
     if saved:
         engine.adopt(run.records[0].partition.number, "made", saved, next_offset=at)
     return [told.issue for record in run.records[at:] for told in engine.apply(record)]
@@ -143,13 +143,13 @@ def test_it_is_told_once_and_held_back_over_another_restart() -> None:
     number = run.records[0].partition.number
     saved = saved_at(run, at)
     del saved["loss_diverged"]
-    engine = Engine(SPECS)
+    engine = PartitionEngine(SPECS)
     engine.adopt(number, "made", saved, next_offset=at)
     issues = [told.issue for one in run.records[at : at + 21] for told in engine.apply(one)]
     known = engine.run("made")
     assert known is not None
     again = known.snapshots(next_offset=at + 21, clock_ms=run.now_ms, software="")
-    engine = Engine(SPECS)
+    engine = PartitionEngine(SPECS)
     engine.adopt(number, "made", {one.rule: one for one in again}, next_offset=at + 21)
     issues += [told.issue for one in run.records[at + 21 :] for told in engine.apply(one)]
     assert [one.state for one in told_of(issues, "cold_start")] == ["firing", "resolved"]

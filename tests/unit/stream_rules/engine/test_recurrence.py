@@ -15,7 +15,7 @@ from tocsin.schemas.ids import delivery_id
 from tocsin.schemas.records.frames import StepFrame
 from tocsin.schemas.records.issues import IssueFiring, Subject
 from tocsin.stream_rules.engine.episodes import MAX_NOTICES, Episodes
-from tocsin.stream_rules.engine.partitions import Engine
+from tocsin.stream_rules.engine.partitions import PartitionEngine
 from tocsin.stream_rules.engine.recurrence import AGAIN_STEPS, Past
 from tocsin.stream_rules.engine.run_state import RunState
 from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcome
@@ -208,7 +208,7 @@ def test_a_condition_that_comes_back_as_another_branch_is_one_more_time_of_it() 
     def take(step: int, outcome: Outcome) -> None:
         run.step = step
         at = Moment(now_ms=100 * step, run=run)
-        one = episodes.take(outcome, at, name="high", meta=High.meta, severity=None)
+        one = episodes.apply(outcome, at, name="high", meta=High.meta, severity=None)
         settled = episodes.settle(at, name="high", meta=High.meta)
         issues.extend(each.issue for each in [*([one] if one else []), *settled])
 
@@ -255,7 +255,7 @@ def test_one_that_turns_critical_counts_as_a_notice_too() -> None:
         finding = Finding(
             subject=Subject(kind="loss", name="loss"), reason="x", first_step=1, severity=severity
         )
-        one = capped.take(
+        one = capped.apply(
             finding, Moment(now_ms=1, run=state), name="high", meta=High.meta, severity=None
         )
         assert one is not None
@@ -264,7 +264,7 @@ def test_one_that_turns_critical_counts_as_a_notice_too() -> None:
     assert rises[1].turned_critical
     state.step = 100
     at = Moment(now_ms=2, run=state)
-    over = capped.take(Clear(100, since=2), at, name="high", meta=High.meta, severity=None)
+    over = capped.apply(Clear(100, since=2), at, name="high", meta=High.meta, severity=None)
     assert over is not None
     assert not over.issue.muted, "its receivers know that it fired"
 
@@ -337,9 +337,9 @@ def test_a_rule_sends_so_many_notices_of_a_run_and_stops_are_not_counted() -> No
 def test_a_restart_between_the_times_changes_nothing(cut: int, high: float) -> None:
     records = flapping(60, 12, 900, high=high).records
     specs = only(High)
-    once = Engine(specs)
+    once = PartitionEngine(specs)
     whole = [one for record in records for one in once.apply(record)]
-    first, second = Engine(specs), Engine(specs)
+    first, second = PartitionEngine(specs), PartitionEngine(specs)
     before = [one for record in records[:cut] for one in first.apply(record)]
     run = first.run("made")
     assert run is not None

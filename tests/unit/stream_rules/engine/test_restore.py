@@ -17,10 +17,10 @@ from tocsin.schemas.errors import MalformedRecord
 from tocsin.schemas.records.runs import Group, RunStarted
 from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.stream_rules.catalogue import built_in
-from tocsin.stream_rules.engine.episodes import Told
-from tocsin.stream_rules.engine.partitions import Engine
+from tocsin.stream_rules.engine.configured_rules import RuleSpec, rule_specs
+from tocsin.stream_rules.engine.episodes import Reported
+from tocsin.stream_rules.engine.partitions import PartitionEngine
 from tocsin.stream_rules.engine.replay import replay
-from tocsin.stream_rules.engine.specs import RuleSpec, rule_specs
 from tocsin.stream_rules.reading.state_codec import StateArray, dump_state, load_state
 from tocsin.stream_rules.rule import AnyRule
 from tocsin.stream_rules.testing import RunBuilder
@@ -94,7 +94,7 @@ def expected() -> tuple[str, ...]:
     return tuple(unmarked(replay(history(), specs())))
 
 
-def unmarked(told: Iterable[Told]) -> Iterator[str]:
+def unmarked(told: Iterable[Reported]) -> Iterator[str]:
     """Without causes: what a torn checkpoint has lost of these, a repeat need not say again."""
     for one in told:
         if one.because is None:
@@ -113,7 +113,7 @@ class Worker:
 
     def run(self, until: int, *, written: int | None) -> None:
         """Restore, work up to a record, make a checkpoint; only `written` snapshots get out."""
-        engine = Engine(specs())
+        engine = PartitionEngine(specs())
         if self.saved:
             number = history()[0].partition.number
             engine.adopt(number, "made", self.saved, next_offset=self.committed)
@@ -222,7 +222,7 @@ def test_a_restart_changes_nothing_for_rules_on_nodes_and_tensors() -> None:
     rules = {line.split('"rule":"')[1].split('"')[0] for line in told}
     assert rules == set(NODE_AND_TENSORS)
     number = records[0].partition.number
-    engine = Engine(specs)
+    engine = PartitionEngine(specs)
     again: list[str] = []
     for at, record in enumerate(records, 1):
         again += [one.issue.model_dump_json() for one in engine.apply(record)]
@@ -230,7 +230,7 @@ def test_a_restart_changes_nothing_for_rules_on_nodes_and_tensors() -> None:
         if at % 5 or state is None:
             continue
         saved = state.snapshots(next_offset=at, clock_ms=record.append_ms, software="")
-        engine = Engine(specs)
+        engine = PartitionEngine(specs)
         engine.adopt(
             number,
             "made",

@@ -14,18 +14,18 @@ from tocsin.schemas.ids import issue_id
 from tocsin.schemas.records.frames import Mode
 from tocsin.schemas.records.runs import RunView
 from tocsin.schemas.records.stops import StopAcknowledged, StopExited, StopLeft, StopRefused
-from tocsin.stream_rules.engine.partitions import Engine, UnusableRecord
+from tocsin.stream_rules.engine.configured_rules import rule_specs
+from tocsin.stream_rules.engine.partitions import PartitionEngine, UnusableRecord
 from tocsin.stream_rules.engine.run import KEEP_MS, MAX_KINDS, RunEngine
 from tocsin.stream_rules.engine.run_state import RunState
 from tocsin.stream_rules.engine.run_view import run_view
-from tocsin.stream_rules.engine.specs import rule_specs
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, issues_of, only
 
 NAN = math.nan
 
 
-def fed(run: RunBuilder) -> tuple[Engine, RunEngine]:
-    engine = Engine(rule_specs())
+def fed(run: RunBuilder) -> tuple[PartitionEngine, RunEngine]:
+    engine = PartitionEngine(rule_specs())
     for record in run.records:
         engine.apply(record)
     state = engine.run(run.run_id)
@@ -229,7 +229,7 @@ def test_time_never_goes_back() -> None:
 
 
 def test_ever_new_columns_do_not_fill_the_memory() -> None:
-    engine = Engine(only("nonfinite"))
+    engine = PartitionEngine(only("nonfinite"))
     run = RunBuilder()
     run.started()
     for step in range(MAX_KINDS + 5):
@@ -281,7 +281,7 @@ def test_a_bad_record_is_refused_and_the_next_is_taken(which: int) -> None:
     run = RunBuilder()
     run.steps([0, 1], loss=1.0)
     bad, error = bad_records(run.records[1])[which]
-    engine = Engine(rule_specs())
+    engine = PartitionEngine(rule_specs())
     engine.apply(run.records[0])
     with pytest.raises(error):
         engine.apply(bad)
@@ -295,7 +295,7 @@ def test_a_bug_sets_one_record_aside_and_the_next_is_taken(
     run = RunBuilder()
     run.steps([0], loss=1.0)
     run.steps([1], loss=NAN)
-    engine = Engine(only("nonfinite"))
+    engine = PartitionEngine(only("nonfinite"))
 
     def fail(*_: object) -> None:
         raise KeyError("planted")
@@ -310,12 +310,12 @@ def test_a_bug_sets_one_record_aside_and_the_next_is_taken(
 def test_issues_of_timers_are_not_lost_with_a_bad_record() -> None:
     run = RunBuilder()
     run.started()
-    engine = Engine(only("telemetry_lost"))
+    engine = PartitionEngine(only("telemetry_lost"))
     engine.apply(run.records[0])
     late = replace(run.records[0], append_ms=run.now_ms + 100_000, value=b"", offset=1)
     with pytest.raises(UnusableRecord) as caught:
         engine.apply(late)
-    assert [one.issue.rule for one in caught.value.told] == ["telemetry_lost"]
+    assert [one.issue.rule for one in caught.value.reported] == ["telemetry_lost"]
 
 
 def test_state_may_go_a_day_after_the_end() -> None:

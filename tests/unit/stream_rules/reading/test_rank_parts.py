@@ -13,8 +13,8 @@ from tocsin.schemas.records.frames import StepFrame, TensorFrame
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.topics import MAX_RECORD_BYTES
 from tocsin.stream_rules.catalogue import built_in
-from tocsin.stream_rules.engine.partitions import Engine
-from tocsin.stream_rules.engine.spec import RuleSpec
+from tocsin.stream_rules.engine.partitions import PartitionEngine
+from tocsin.stream_rules.engine.rule_spec import RuleSpec
 from tocsin.stream_rules.reading.rank_parts import KEPT_STEPS, MAX_SIZE, SILENT_STEPS, Parts
 from tocsin.stream_rules.reading.state_codec import dump_state, load_state
 from tocsin.stream_rules.rule import AnyRule
@@ -239,11 +239,11 @@ def test_a_restart_in_the_middle_changes_nothing(rule: str) -> None:
     ranks = Ranks(1, 3)
     SICK[rule][0](ranks)
     specs, records = specs_of(rule), ranks.run.records
-    once = Engine(specs)
+    once = PartitionEngine(specs)
     whole = [told for record in records for told in once.apply(record)]
     assert whole
     for cut in range(8, len(records), 9):
-        first, second = Engine(specs), Engine(specs)
+        first, second = PartitionEngine(specs), PartitionEngine(specs)
         told = [one for record in records[:cut] for one in first.apply(record)]
         ((partition, state, run),) = first.runs()
         saved = run.snapshots(next_offset=cut, clock_ms=state.clock_ms, software="test")
@@ -341,7 +341,7 @@ def test_the_largest_state_of_a_rule_fits_into_a_record(
         for rank in range(ranks):
             run.tensors(step, "activations", [f"relu@{rank}"], rank=rank, columns={"dead": 0.1})
     by_part = [name for name in built_in().names() if built_in().get(name).by_part]
-    engine = Engine([spec for name in by_part for spec in only(name)])
+    engine = PartitionEngine([spec for name in by_part for spec in only(name)])
     for record in run.records:
         engine.apply(record)
     state = engine.run(run.run_id)
@@ -358,7 +358,7 @@ def test_scalars_reach_the_copy_of_their_rank_and_those_of_the_leader_reach_all(
     ranks = 16
     made = Ranks(None, ranks)
     made.add(0, "weights", ("a@",), {"l2": 1.0})
-    engine = Engine(only("unchanged_tensor"))
+    engine = PartitionEngine(only("unchanged_tensor"))
     for record in made.run.records:
         engine.apply(record)
     state = engine.run(made.run.run_id)

@@ -10,7 +10,7 @@ import pytest
 
 from tocsin.schemas.configuration.document import Plain
 from tocsin.schemas.configuration.sections import RuleEntry
-from tocsin.stream_rules.engine.specs import RuleSpec, rule_specs
+from tocsin.stream_rules.engine.configured_rules import RuleSpec, rule_specs
 from tocsin.stream_rules.testing import RunBuilder, issues_of
 
 Make = Callable[[RunBuilder], None]

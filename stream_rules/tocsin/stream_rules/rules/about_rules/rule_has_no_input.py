@@ -15,10 +15,10 @@ from tocsin.schemas.records.runs import RunData, RunEnded
 from tocsin.stream_rules.outcomes import Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import (
     Input,
+    InstanceFacts,
     Params,
     Rule,
     RuleMeta,
-    Watched,
     labels_fit,
     scalar,
     tensors,
@@ -68,10 +68,10 @@ class RuleHasNoInput(Rule[RuleHasNoInputParams, _State]):
 
     def __init__(self, name: str, params: RuleHasNoInputParams) -> None:
         super().__init__(name, params)
-        self._watched: tuple[Watched, ...] = ()
+        self._instances: tuple[InstanceFacts, ...] = ()
 
-    def beside(self, watched: tuple[Watched, ...]) -> None:
-        self._watched = watched
+    def beside(self, instances: tuple[InstanceFacts, ...]) -> None:
+        self._instances = instances
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         _note(self.state.scalars, (f"{frame.mode}/{name}" for name in frame.columns))
@@ -81,7 +81,7 @@ class RuleHasNoInput(Rule[RuleHasNoInputParams, _State]):
             self.state.said = True
             waiting = [
                 one
-                for one in self._watched
+                for one in self._instances
                 if one.comes == "always" or (one.listed and one.comes == "maybe")
             ]
             yield from self._missing(waiting, int(frame.steps[-1]), at)
@@ -97,13 +97,13 @@ class RuleHasNoInput(Rule[RuleHasNoInputParams, _State]):
     def on_event(self, data: RunData, at: Moment) -> Outcomes:
         _note(self.state.events, (data.event_type,))
         if isinstance(data, RunEnded) and at.run.ended and at.run.last_step is not None:
-            late = [one for one in self._watched if one.listed and one.comes == "later"]
+            late = [one for one in self._instances if one.listed and one.comes == "later"]
             yield from self._missing(late, at.run.last_step, at, about="later")
 
     def _missing(
-        self, watched: Iterable[Watched], step: int, at: Moment, *, about: str = ""
+        self, instances: Iterable[InstanceFacts], step: int, at: Moment, *, about: str = ""
     ) -> Outcomes:
-        here = [one for one in watched if one.inputs and labels_fit(one.match, at.run.labels)]
+        here = [one for one in instances if one.inputs and labels_fit(one.match, at.run.labels)]
         waiting = [one for one in here if not self._has_input(one)]
         listed = [one for one in waiting if one.listed]
         if not waiting:
@@ -132,7 +132,7 @@ class RuleHasNoInput(Rule[RuleHasNoInputParams, _State]):
             ),
         )
 
-    def _has_input(self, one: Watched) -> bool:
+    def _has_input(self, one: InstanceFacts) -> bool:
         return any(self._seen(wanted) for wanted in one.inputs if not wanted.beside)
 
     def _seen(self, wanted: Input) -> bool:

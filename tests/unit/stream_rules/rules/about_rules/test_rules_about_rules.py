@@ -11,9 +11,9 @@ from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.records.frames import StepFrame
 from tocsin.schemas.records.issues import Subject
 from tocsin.stream_rules.catalogue import Catalogue, built_in
-from tocsin.stream_rules.engine.partitions import Engine
+from tocsin.stream_rules.engine.configured_rules import rule_specs
+from tocsin.stream_rules.engine.partitions import PartitionEngine
 from tocsin.stream_rules.engine.run_view import run_view
-from tocsin.stream_rules.engine.specs import rule_specs
 from tocsin.stream_rules.outcomes import Finding, Moment, Outcome
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
 from tocsin.stream_rules.testing import RunBuilder, issues_of
@@ -73,7 +73,7 @@ def test_a_rule_that_raises_is_quarantined_and_the_others_go_on(
     run.started()
     run.steps(range(10), loss=1.0)
     run.steps([10], loss=float("nan"))
-    engine = Engine(rule_specs(catalogue=with_rule(rule)))
+    engine = PartitionEngine(rule_specs(catalogue=with_rule(rule)))
     issues = [one.issue for record in run.records for one in engine.apply(record)]
     assert [issue.rule for issue in issues] == ["rule_failed", "nonfinite"]
     assert issues[0].subject.name == "raising"
@@ -116,7 +116,7 @@ def test_a_failure_between_records_is_told_too_once_and_after_a_restart(
     run.steps(range(3), loss=1.0)
     specs = rule_specs(catalogue=with_rule(rule))
     number = run.records[0].partition.number
-    engine = Engine(specs)
+    engine = PartitionEngine(specs)
     told = [one for record in run.records for one in engine.apply(record)]
     ((_, state, known),) = engine.runs()
     saved = known.snapshots(next_offset=state.next_offset, clock_ms=state.clock_ms, software="test")
@@ -126,7 +126,7 @@ def test_a_failure_between_records_is_told_too_once_and_after_a_restart(
     assert [one.issue.rule for one in told] == ["rule_failed"]
     assert what in told[0].issue.reason
 
-    again = Engine(specs)
+    again = PartitionEngine(specs)
     again.adopt(number, "made", {one.rule: one for one in saved}, next_offset=state.next_offset)
     found = again.tick(number, run.now_ms, since_ms=run.now_ms)
     # Told before it was saved, or else still to be told, with the same id.

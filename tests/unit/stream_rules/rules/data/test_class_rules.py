@@ -11,9 +11,9 @@ import pytest
 from support.counted import add, as_sagemaker, classes
 from tocsin.schemas.records.frames import Mode
 from tocsin.schemas.records.issues import IssueFiring
-from tocsin.stream_rules.engine.partitions import Engine
+from tocsin.stream_rules.engine.configured_rules import RuleSpec
+from tocsin.stream_rules.engine.partitions import PartitionEngine
 from tocsin.stream_rules.engine.replay import replay
-from tocsin.stream_rules.engine.specs import RuleSpec
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, issues_of, only
 
 IMBALANCE = only("class_imbalance")
@@ -224,11 +224,11 @@ def test_more_classes_than_are_judged() -> None:
 def half_way(run: RunBuilder, specs: tuple[RuleSpec, ...]) -> list[IssueFiring]:
     """What is found if another worker goes on from the states in the middle of the run."""
     cut = len(run.records) // 2
-    first = Engine(specs)
+    first = PartitionEngine(specs)
     told = replay(run.records[:cut], engine=first)
     ((number, state, engine),) = first.runs()
     saved = engine.snapshots(next_offset=state.next_offset, clock_ms=state.clock_ms, software="")
-    second = Engine(specs)
+    second = PartitionEngine(specs)
     second.adopt(number, run.run_id, {s.rule: s for s in saved}, next_offset=state.next_offset)
     return [one.issue for one in (*told, *replay(run.records[cut:], engine=second))]
 

@@ -13,7 +13,7 @@ from fixtures.runs.recorded import recorded
 from support.node_samples import restarted, sagemaker
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.runs import DataLoaderSeen
-from tocsin.stream_rules.engine.specs import RuleSpec
+from tocsin.stream_rules.engine.configured_rules import RuleSpec
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, issues_of, only
 
 RULE = only("dataloader")

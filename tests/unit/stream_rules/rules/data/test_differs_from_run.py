@@ -19,7 +19,7 @@ from tocsin.schemas.records.events import Event
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
-from tocsin.stream_rules.engine.partitions import Engine
+from tocsin.stream_rules.engine.partitions import PartitionEngine
 from tocsin.stream_rules.engine.replay import replay
 from tocsin.stream_rules.reading.other_runs import MOST_BYTES, Reference
 from tocsin.stream_rules.service import RulesService
@@ -56,7 +56,7 @@ def run_of(
 def compared(run: RunBuilder, other: RunBuilder | None, **params: object) -> list[IssueFiring]:
     """What is said of the first of them."""
     specs = only("differs_from_run", other_run="before", **params)  # type: ignore[arg-type]
-    engine = Engine(specs)
+    engine = PartitionEngine(specs)
     for record in () if other is None else other.records:
         engine.references.read(record)
     return [told.issue for told in replay(run.records, engine=engine)]
@@ -91,7 +91,7 @@ def test_a_nan_of_one_run_alone_is_a_difference() -> None:
 
 
 def test_the_reference_wants_the_same_to_the_last_bit() -> None:
-    engine = Engine(as_sagemaker("differs_from_run", other_run="before"))
+    engine = PartitionEngine(as_sagemaker("differs_from_run", other_run="before"))
     for record in run_of("before").records:
         engine.references.read(record)
     found = replay(run_of("now", odd_from=30, odd=1.0001).records, engine=engine)
@@ -140,7 +140,7 @@ def test_the_newest_incarnation_and_the_lowest_rank_of_it() -> None:
 def test_a_restart_in_the_middle_changes_nothing() -> None:
     run, other = run_of("now", odd_from=20), run_of("before")
     for cut in range(1, len(run.records)):
-        first, second = Engine(SPECS), Engine(SPECS)
+        first, second = PartitionEngine(SPECS), PartitionEngine(SPECS)
         for engine in (first, second):
             for record in other.records:
                 engine.references.read(record)

@@ -11,7 +11,7 @@ import pytest
 from support.counted import classes
 from support.restarted import half_way
 from tocsin.schemas.records.program_facts import LayerInputsSeen, LossInputsSeen, ModeSeen
-from tocsin.stream_rules.engine.specs import RuleSpec
+from tocsin.stream_rules.engine.configured_rules import RuleSpec
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, issues_of, only
 
 LOSSES = only("loss_input_mismatch")

@@ -9,9 +9,9 @@ import pytest
 
 from support.counted import add
 from tocsin.schemas.records.issues import IssueFiring
-from tocsin.stream_rules.engine.partitions import Engine
+from tocsin.stream_rules.engine.configured_rules import RuleSpec
+from tocsin.stream_rules.engine.partitions import PartitionEngine
 from tocsin.stream_rules.engine.replay import replay
-from tocsin.stream_rules.engine.specs import RuleSpec
 from tocsin.stream_rules.signals.layer_history import LayerHistory
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, issues_of, only
 
@@ -292,11 +292,11 @@ RUNS = {
 def test_a_restart_in_the_middle_changes_nothing(name: str) -> None:
     specs, run = RUNS[name]
     cut = len(run.records) // 2
-    first = Engine(specs)
+    first = PartitionEngine(specs)
     told = replay(run.records[:cut], engine=first)
     ((number, state, engine),) = first.runs()
     saved = engine.snapshots(next_offset=state.next_offset, clock_ms=state.clock_ms, software="")
-    second = Engine(specs)
+    second = PartitionEngine(specs)
     second.adopt(number, run.run_id, {s.rule: s for s in saved}, next_offset=state.next_offset)
     found: list[IssueFiring] = [one.issue for one in told]
     found += [one.issue for one in replay(run.records[cut:], engine=second)]

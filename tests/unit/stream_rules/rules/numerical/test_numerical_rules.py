@@ -13,7 +13,7 @@ from tocsin.bus.port import Record
 from tocsin.schemas.records.frames import Speaker, TensorFrame
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.snapshots import Snapshot
-from tocsin.stream_rules.engine.partitions import Engine
+from tocsin.stream_rules.engine.partitions import PartitionEngine
 from tocsin.stream_rules.engine.replay import replay
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, issues_of, only
 
@@ -636,14 +636,14 @@ def test_a_restart_anywhere_changes_nothing() -> None:
     whole = [told.issue.model_dump_json() for told in replay(run.records, specs)]
     assert {spec.name for spec in specs} <= {json.loads(line)["rule"] for line in whole}
     again: list[str] = []
-    engine = Engine(specs)
+    engine = PartitionEngine(specs)
     for at, record in enumerate(run.records, 1):
         again += [told.issue.model_dump_json() for told in engine.apply(record)]
         state = engine.run(run.run_id)
         if at % 3 or state is None:
             continue
         saved = state.snapshots(next_offset=at, clock_ms=record.append_ms, software="")
-        engine = Engine(specs)
+        engine = PartitionEngine(specs)
         kept = {one.rule: Snapshot.decode(one.encode()) for one in saved}
         engine.adopt(record.partition.number, run.run_id, kept, next_offset=at)
     assert again == whole

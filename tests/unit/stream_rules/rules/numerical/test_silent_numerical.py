@@ -9,7 +9,7 @@ import pytest
 
 from support.counted import add
 from support.restarted import half_way
-from tocsin.stream_rules.engine.specs import RuleSpec
+from tocsin.stream_rules.engine.configured_rules import RuleSpec
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, assert_quiet, issues_of, only
 
 CLIPPING = only("excessive_clipping")

@@ -14,7 +14,7 @@ from support.watched import watch
 from tocsin.console.demo.trainings.resnet import digits
 from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.records.issues import IssueFiring
-from tocsin.stream_rules.engine.specs import rule_specs
+from tocsin.stream_rules.engine.configured_rules import rule_specs
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, assert_quiet, issues_of, only
 
 OVERFIT = only("overfit")

@@ -13,8 +13,8 @@ from support.restarts import told_with_restarts
 from tocsin.schemas.records.frames import SystemFrame
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.runs import Checkpoint, CheckpointWritten, RunStarted
+from tocsin.stream_rules.engine.configured_rules import RuleSpec
 from tocsin.stream_rules.engine.replay import replay
-from tocsin.stream_rules.engine.specs import RuleSpec
 from tocsin.stream_rules.reading.state_codec import dump_state, load_state
 from tocsin.stream_rules.signals.cpu_contention import CpuContention
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, assert_quiet, issues_of, only

@@ -21,7 +21,7 @@ from support.node_samples import (
 from tocsin.bus.port import Record
 from tocsin.schemas.records.frames import SystemFrame
 from tocsin.schemas.records.runs import DataLoaderSeen
-from tocsin.stream_rules.engine.specs import RuleSpec
+from tocsin.stream_rules.engine.configured_rules import RuleSpec
 from tocsin.stream_rules.rules.system.load_balancing import distances, histogram
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, assert_quiet, issues_of, only
 

@@ -26,7 +26,7 @@ from support.traces import Line, add_trace, read, recorded, write
 from tocsin.emitter.node.gpus import RARELY, Gpus
 from tocsin.emitter.node.kernel_log import XidSamples
 from tocsin.emitter.node.sampler import Node
-from tocsin.stream_rules.engine.specs import RuleSpec, rule_specs
+from tocsin.stream_rules.engine.configured_rules import RuleSpec, rule_specs
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, assert_quiet, issues_of, only
 
 MEMORY = only("gpu_memory_increase")

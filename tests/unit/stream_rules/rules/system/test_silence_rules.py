@@ -6,9 +6,9 @@ from datetime import timedelta
 
 from tocsin.schemas.records.runs import RunView
 from tocsin.schemas.records.stops import StopLeft
-from tocsin.stream_rules.engine.partitions import Engine
+from tocsin.stream_rules.engine.configured_rules import rule_specs
+from tocsin.stream_rules.engine.partitions import PartitionEngine
 from tocsin.stream_rules.engine.run_view import run_view
-from tocsin.stream_rules.engine.specs import rule_specs
 from tocsin.stream_rules.testing import (
     START_MS,
     RunBuilder,
@@ -210,7 +210,7 @@ def test_a_job_without_torch_is_not_missed() -> None:
 def test_a_live_worker_must_have_been_without_lag_for_as_long_as_the_threshold() -> None:
     run = RunBuilder()
     run.started()
-    engine = Engine(LOST)
+    engine = PartitionEngine(LOST)
     engine.apply(run.records[0])
     partition = run.records[0].partition.number
     due = run.now_ms + 60_000
@@ -225,7 +225,7 @@ def test_a_live_worker_must_have_been_without_lag_for_as_long_as_the_threshold()
 def back_after(silence_s: float, *, silent: int | None = None) -> list[str]:
     """What is told live when the bus was away for so long, and one rank does not come back."""
     run = training(world_size=2)
-    engine = Engine(LOST)
+    engine = PartitionEngine(LOST)
     told = [one for record in run.records for one in engine.apply(record)]
     run.wait(silence_s)
     for i in range(14):
@@ -252,7 +252,7 @@ def test_the_bus_is_back_with_the_first_record_that_was_appended_after_the_outag
         for rank in range(2):
             run.heartbeat(rank=rank)
         run.wait(10)
-    engine = Engine(LOST)
+    engine = PartitionEngine(LOST)
     told = []
     for i, record in enumerate(run.records):
         told += engine.apply(record, was_away=i == before - 1)
@@ -261,7 +261,7 @@ def test_the_bus_is_back_with_the_first_record_that_was_appended_after_the_outag
 
 def test_live_and_replayed_it_is_the_same_episode() -> None:
     run = training()
-    engine = Engine(LOST)
+    engine = PartitionEngine(LOST)
     for record in run.records:
         engine.apply(record)
     live = engine.tick(run.records[0].partition.number, run.now_ms + 70_000, since_ms=0)
@@ -272,7 +272,7 @@ def test_live_and_replayed_it_is_the_same_episode() -> None:
 
 
 def view_of(run: RunBuilder, until_ms: int) -> RunView:
-    engine = Engine(rule_specs())
+    engine = PartitionEngine(rule_specs())
     for record in run.records:
         engine.apply(record)
     engine.tick(run.records[0].partition.number, until_ms, since_ms=0)

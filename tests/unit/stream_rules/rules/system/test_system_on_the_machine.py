@@ -18,7 +18,7 @@ from support.node_samples import gpu
 from support.traces import Line, add_trace
 from tocsin.emitter.node import process_tree
 from tocsin.emitter.node.sampler import Node
-from tocsin.stream_rules.engine.specs import RuleSpec
+from tocsin.stream_rules.engine.configured_rules import RuleSpec
 from tocsin.stream_rules.testing import RunBuilder, issues_of, only
 
 MIB = 1 << 20

@@ -14,7 +14,7 @@ import pytest
 from support.node_samples import GIB, Samples, restarted, run_of, sagemaker, told
 from tocsin.emitter.node.sampler import Node
 from tocsin.schemas.records.frames import SystemFrame
-from tocsin.stream_rules.engine.specs import RuleSpec
+from tocsin.stream_rules.engine.configured_rules import RuleSpec
 from tocsin.stream_rules.testing import (
     START_MS,
     RunBuilder,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tocsin.schemas.records.issues import Severity
-from tocsin.stream_rules.rule import AnyRule, Params, Watched, labels_fit
+from tocsin.stream_rules.rule import AnyRule, InstanceFacts, Params, labels_fit
 
 CUSTOM_GROUP: Final = "tocsin.rules"
 """The entry point group in which packages offer rules."""
@@ -31,13 +31,13 @@ class RuleSpec:
     severity: Severity | None = None
     match: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     listed: bool = False
-    watched: tuple[Watched, ...] = ()
+    instances: tuple[InstanceFacts, ...] = ()
     custom: bool = False
 
     def build(self) -> AnyRule:
         """A fresh instance."""
         rule = self.rule(self.name, self.params)
-        rule.beside(self.watched)
+        rule.beside(self.instances)
         return rule
 
     def fits(self, labels: Mapping[str, str]) -> bool:

@@ -16,9 +16,9 @@ from tocsin.schemas.configuration.problems import Finding, did_you_mean
 from tocsin.schemas.configuration.sections import CUSTOM_USE, RuleEntry
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.stream_rules.catalogue import Catalogue, UnknownRule, built_in
-from tocsin.stream_rules.engine.spec import CUSTOM_GROUP as CUSTOM_GROUP
-from tocsin.stream_rules.engine.spec import RuleSpec as RuleSpec
-from tocsin.stream_rules.rule import AnyRule, Watched
+from tocsin.stream_rules.engine.rule_spec import CUSTOM_GROUP as CUSTOM_GROUP
+from tocsin.stream_rules.engine.rule_spec import RuleSpec as RuleSpec
+from tocsin.stream_rules.rule import AnyRule, InstanceFacts
 
 
 def rule_specs(
@@ -181,8 +181,8 @@ def _parameters(rule: type[AnyRule], entry: RuleEntry) -> dict[str, object]:
 
 def _beside(specs: Iterable[RuleSpec]) -> tuple[RuleSpec, ...]:
     listed = tuple(specs)
-    watched = tuple(
-        Watched(
+    instances = tuple(
+        InstanceFacts(
             name=spec.name,
             inputs=spec.rule.meta.inputs,
             capture_hint=spec.rule.meta.capture_hint,
@@ -192,4 +192,4 @@ def _beside(specs: Iterable[RuleSpec]) -> tuple[RuleSpec, ...]:
         )
         for spec in listed
     )
-    return tuple(replace(spec, watched=watched) for spec in listed)
+    return tuple(replace(spec, instances=instances) for spec in listed)
