@@ -129,7 +129,9 @@ def config_page(catalogue: Catalogue | None = None) -> str:
             out += ["\n", _ACTIONS, _table(field_texts(StopOptions))]
         elif field.parts:
             out += [f"\n## `{field.key}`\n"]
-            out += [text for part in field.parts for text in _part(part, _way(field), field.key)]
+            parts = (text for part in field.parts for text in _part(part, _way(field), field.key))
+            # What all kinds of receivers have is shown once.
+            out += dict.fromkeys(parts)
     out += ["\n## Parameters of the rules\n\n"]
     out += ["The values under `params`, rule by rule.\n"]
     for rule in catalogue or built_in():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final
 
 from tocsin.actions.delivery.receiver_queues import Notice
@@ -67,11 +68,21 @@ class Message:
         """`RESOLVED`, or how grave it is."""
         return "RESOLVED" if self.state == "resolved" else self.severity.upper()
 
+    def markdown(self) -> str:
+        """The text as a block of code, in which Markdown finds no link, mention or picture."""
+        fence = "```"
+        return f"{fence}\n{self.text().replace('`', chr(39))}{fence}\n"
+
     def text(self) -> str:
         """The message as plain text: the headline, an empty line, and a line for each row."""
         lines = [f"{self.word}: {self.headline}", ""]
         lines += [f"{row.label + ':':<{_LABEL_WIDTH}}{row.value}" for row in self.rows]
         return "\n".join(lines) + "\n"
+
+
+def iso_time(ms: int) -> str:
+    """Unix milliseconds in ISO 8601, UTC."""
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def message_for(notice: Notice) -> Message:

@@ -6,10 +6,14 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
+from tocsin.actions.receivers.alertmanager.kind import Alertmanager
 from tocsin.actions.receivers.chat.kind import Chat
 from tocsin.actions.receivers.email.kind import Email
+from tocsin.actions.receivers.goalert.kind import GoAlert
+from tocsin.actions.receivers.incident_io.kind import IncidentIo
 from tocsin.actions.receivers.kind import AnyKind, ReceiverKind
 from tocsin.actions.receivers.lambda_function.kind import LambdaFunction
+from tocsin.actions.receivers.pagerduty.kind import PagerDuty
 from tocsin.actions.receivers.sms.kind import Sms
 from tocsin.actions.receivers.webhook.kind import Webhook
 from tocsin.schemas.configuration.receivers import ReceiverConfig
@@ -24,6 +28,10 @@ BUILT_IN: Final[Mapping[str, AnyKind]] = {
     "webhook": Webhook(),
     "sms": Sms(),
     "lambda": LambdaFunction(),
+    "pagerduty": PagerDuty(),
+    "incident_io": IncidentIo(),
+    "goalert": GoAlert(),
+    "alertmanager": Alertmanager(),
 }
 """By the `type` of the configuration. `--notify` asks them in this order."""
 

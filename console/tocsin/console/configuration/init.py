@@ -108,6 +108,10 @@ secrets:
   #hook-key-before: {env: TOCSIN_HOOK_KEY_BEFORE, optional: true}
   #mail-password: {env: TOCSIN_MAIL_PASSWORD}
   #slack-url: {env: TOCSIN_SLACK_URL}
+  #pagerduty-key: {env: TOCSIN_PAGERDUTY_KEY}
+  #incident-io-token: {env: TOCSIN_INCIDENT_IO_TOKEN}
+  #goalert-url: {env: TOCSIN_GOALERT_URL}
+  #alertmanager-token: {env: TOCSIN_ALERTMANAGER_TOKEN}
 
 # The bus carries all records: one SQLite file (embedded:PATH, no server, one machine) or Kafka (a
 # fleet). Default: embedded:.tocsin/bus.db; --bus and TOCSIN_BUS override this.
@@ -190,6 +194,22 @@ receivers:
   #  headers: {x-team: vision}
   #  sign: {scheme: standard, key: {secret: hook-key}, previous_key: {secret: hook-key-before}}
   #  retry: {give_up_after: 24h}
+  # On-call services: an alert for each issue, which ends when the issue does.
+  #ml-pager:
+  #  type: pagerduty
+  #  routing_key: {secret: pagerduty-key}
+  #  url: https://events.eu.pagerduty.com/v2/enqueue
+  #ml-incidents:
+  #  type: incident_io
+  #  url: https://api.incident.io/v2/alert_events/http/01GW2G3V0S59
+  #  token: {secret: incident-io-token}
+  #ml-goalert: {type: goalert, url: {secret: goalert-url}}
+  # An Alertmanager; expires_after: how long an alert stays that nothing resolves.
+  #ml-alerts:
+  #  type: alertmanager
+  #  url: http://alertmanager:9093
+  #  token: {secret: alertmanager-token}
+  #  expires_after: 24h
 
 # Files of the public keys whose stop commands a training process obeys. Default: all public keys in
 # ~/.config/tocsin/keys.

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
+from tocsin.actions.receivers.http import HttpPoster, http_url
 from tocsin.actions.receivers.kind import Address, ReceiverContext, ReceiverKind
 from tocsin.actions.receivers.webhook.config import WebhookReceiver
 from tocsin.actions.receivers.webhook.sender import WebhookSender, WebhookTarget
@@ -77,16 +78,8 @@ class Webhook(ReceiverKind[WebhookReceiver, WebhookTarget]):
                         f"{what}: the header {header!r} has a line break or control character"
                     )
                 headers[header] = value
-        return WebhookTarget(name, _url(url, what), headers, tuple(keys))
+        return WebhookTarget(name, http_url(url, name), headers, tuple(keys))
 
     def sender(self, context: ReceiverContext) -> WebhookSender:
         """One session for all webhooks."""
-        return WebhookSender(context.guard, software=context.software)
-
-
-def _url(url: SecretStr, what: str) -> SecretStr:
-    try:
-        parse_http_url(url.get_secret_value())
-    except ValueError as error:
-        raise ConfigurationError(f"{what}: {error}") from None
-    return url
+        return WebhookSender(HttpPoster(context.guard, software=context.software))

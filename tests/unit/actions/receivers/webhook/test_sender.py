@@ -20,6 +20,7 @@ from support.issue_records import issue
 from support.notices import notice
 from tocsin.actions.delivery.retry import Outcome, RetryPolicy, decide
 from tocsin.actions.receivers.address_guard import AddressGuard, parse_networks
+from tocsin.actions.receivers.http import HttpPoster
 from tocsin.actions.receivers.webhook.sender import WebhookSender, WebhookTarget
 
 KEY = SecretStr("a-signing-SECRET")
@@ -35,7 +36,7 @@ async def server() -> AsyncIterator[FaultServer]:
 
 @pytest.fixture
 async def sender() -> AsyncIterator[WebhookSender]:
-    sender = WebhookSender(AddressGuard(private=True), timeout_s=0.4)
+    sender = WebhookSender(HttpPoster(AddressGuard(private=True), timeout_s=0.4))
     yield sender
     await sender.close()
 
@@ -119,7 +120,7 @@ async def test_the_body_is_the_issue_and_the_signature_verifies(
 
 
 async def test_a_refused_address_is_never_connected_to(server: FaultServer) -> None:
-    sender = WebhookSender(AddressGuard(private=False))
+    sender = WebhookSender(HttpPoster(AddressGuard(private=False)))
     try:
         for host in ("127.0.0.1", "localhost", "0x7f.1", "[::ffff:127.0.0.1]", "0.0.0.0"):
             outcome = await post(sender, f"http://{host}:{server.port}/status/200")
@@ -138,8 +139,10 @@ async def test_a_name_that_changes_its_address_is_caught(
         return real("127.0.0.1" if host == "rebind.example" else host, *args, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(socket, "getaddrinfo", rebinding)
-    sender = WebhookSender(AddressGuard(private=False))
-    allowed = WebhookSender(AddressGuard(private=False, allow=parse_networks(["127.0.0.0/8"])))
+    sender = WebhookSender(HttpPoster(AddressGuard(private=False)))
+    allowed = WebhookSender(
+        HttpPoster(AddressGuard(private=False, allow=parse_networks(["127.0.0.0/8"])))
+    )
     url = f"http://rebind.example:{server.port}/status/200"
     try:
         assert (await post(sender, url)).forbidden is not None

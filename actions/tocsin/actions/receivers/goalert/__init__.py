@@ -1,0 +1,1 @@
+"""GoAlert: alerts that are opened and closed, through its generic API."""

@@ -1,0 +1,168 @@
+"""One POST to a guarded address; and kinds of receivers that are posted JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from pydantic import JsonValue, SecretStr
+
+from tocsin.actions.delivery.receiver_queues import Notice
+from tocsin.actions.delivery.retry import Failure, Outcome, phrase_of
+from tocsin.actions.receivers.address_guard import AddressGuard, watching
+from tocsin.actions.receivers.kind import ConfigT, ReceiverContext, ReceiverKind
+from tocsin.schemas.configuration.values import parse_http_url
+from tocsin.schemas.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import aiohttp
+
+TIMEOUT_S: Final = 15.0
+"""For one attempt as a whole."""
+
+
+class HttpPoster:
+    """Posts, with one session; `close` it at the end."""
+
+    def __init__(
+        self, guard: AddressGuard, *, software: str = "tocsin", timeout_s: float = TIMEOUT_S
+    ) -> None:
+        self._guard = guard
+        self._software = software
+        self._timeout_s = timeout_s
+        self._session: aiohttp.ClientSession | None = None
+
+    async def post(self, url: SecretStr, body: bytes, headers: Mapping[str, str]) -> Outcome:
+        """One attempt, of at most 15 s. Raises nothing but CancelledError.
+
+        What the receiver answers beyond its status is not read, so it can be logged nowhere.
+        """
+        import aiohttp
+
+        with watching() as tried:
+            try:
+                async with (
+                    asyncio.timeout(self._timeout_s),
+                    self._open().post(
+                        url.get_secret_value(),
+                        data=body,
+                        headers={"user-agent": self._software, **headers},
+                        allow_redirects=False,
+                    ) as response,
+                ):
+                    return Outcome(
+                        status=response.status,
+                        phrase=phrase_of(response.status),
+                        retry_after=response.headers.get("Retry-After"),
+                    )
+            except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+                if tried.why_refused is not None:
+                    return Outcome(forbidden=tried.why_refused)
+                if isinstance(error, aiohttp.InvalidURL):
+                    return Outcome(forbidden="the URL cannot be used")
+                return Outcome(failure=_failure(error))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def _open(self) -> aiohttp.ClientSession:
+        import aiohttp
+
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(
+                    limit=0, socket_factory=self._guard.socket, ttl_dns_cache=10
+                ),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                # Not a proxy of the environment: it would connect where the guard does not see.
+                trust_env=False,
+                timeout=aiohttp.ClientTimeout(total=self._timeout_s),
+                auto_decompress=False,
+            )
+        return self._session
+
+
+@dataclass(frozen=True, slots=True)
+class JsonTarget:
+    """A receiver that is posted JSON: what `body` makes of a notice. It raises RecordError."""
+
+    url: SecretStr
+    body: Callable[[Notice], JsonValue]
+    headers: Mapping[str, SecretStr] = field(default_factory=dict)
+
+
+class JsonSender:
+    """Posts JSON. One per service; `close` it at the end."""
+
+    def __init__(self, poster: HttpPoster) -> None:
+        self._poster = poster
+
+    async def send(self, target: JsonTarget, notice: Notice) -> Outcome:
+        """One attempt. Raises RecordError: the notice holds no issue."""
+        body = json.dumps(target.body(notice), ensure_ascii=False).encode()
+        headers = {name: value.get_secret_value() for name, value in target.headers.items()}
+        return await self._poster.post(
+            target.url, body, {"content-type": "application/json; charset=utf-8", **headers}
+        )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._poster.close()
+
+
+class JsonKind(ReceiverKind[ConfigT, JsonTarget]):
+    """A kind of receiver that is posted JSON."""
+
+    libraries = ("aiohttp",)
+
+    def sender(self, context: ReceiverContext) -> JsonSender:
+        """One session for all receivers of the kind."""
+        return JsonSender(HttpPoster(context.guard, software=context.software))
+
+
+def http_url(url: SecretStr, receiver: str) -> SecretStr:
+    """The URL of a receiver, checked where it comes from a secret.
+
+    Raises:
+        ConfigurationError: it is no http(s) URL; the message does not repeat it.
+    """
+    try:
+        parse_http_url(url.get_secret_value())
+    except ValueError as error:
+        raise ConfigurationError(f"receiver {receiver!r}: {error}") from None
+    return url
+
+
+def bearer(token: SecretStr) -> dict[str, SecretStr]:
+    """The header that logs in with a token."""
+    return {"authorization": SecretStr(f"Bearer {token.get_secret_value()}")}
+
+
+def _failure(error: Exception) -> Failure:
+    """The kind of failure. Never the error's own words: they name hosts and quote answers."""
+    import aiohttp
+
+    cause = getattr(error, "os_error", None) or error
+    if isinstance(error, TimeoutError):
+        return "timeout"
+    if isinstance(
+        error, aiohttp.ClientConnectorCertificateError | aiohttp.ClientSSLError | ssl.SSLError
+    ):
+        return "TLS certificate not accepted"
+    if isinstance(error, aiohttp.ClientConnectorDNSError) or isinstance(cause, socket.gaierror):
+        return "name not found"
+    if isinstance(cause, ConnectionRefusedError):
+        return "connection refused"
+    if isinstance(cause, ConnectionError) or isinstance(error, aiohttp.ServerDisconnectedError):
+        return "connection reset"
+    if isinstance(error, aiohttp.ClientConnectionError | OSError):
+        return "no connection"
+    return "broken answer"

@@ -1,0 +1,1 @@
+"""incident.io: alert events that fire and resolve."""

@@ -1,0 +1,1 @@
+"""PagerDuty: alerts that are triggered and resolved, through the Events API v2."""

@@ -1,0 +1,132 @@
+"""Alerts to Alertmanager: the real one of Debian, where it is installed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from pydantic import SecretStr
+
+from support.issue_records import issue
+from support.notices import notice
+from tocsin.actions.receivers.address_guard import AddressGuard
+from tocsin.actions.receivers.alertmanager.kind import alerts_of
+from tocsin.actions.receivers.http import HttpPoster, JsonSender, JsonTarget
+from tocsin.schemas.records.issues import IssueFiring
+from tocsin.schemas.steady_clock import unix_ms
+
+PROGRAM = shutil.which("prometheus-alertmanager") or shutil.which("alertmanager")
+DAY_MS = 86_400_000
+
+
+def alerts(found: IssueFiring) -> dict[str, Any]:
+    """What is posted about an issue, by severity."""
+    posted = json.loads(json.dumps(alerts_of(DAY_MS, notice(found))))
+    return {one["labels"]["severity"]: one for one in posted}
+
+
+def test_an_issue_is_one_alert_that_fires_until_it_is_over() -> None:
+    made = alerts(issue().model_copy(update={"labels": {"team": "vision", "a.b/c": "d"}}))
+    assert {severity: one["startsAt"] < one["endsAt"] for severity, one in made.items()} == {
+        "info": False,
+        "warning": False,
+        "critical": True,
+    }
+    assert made["critical"]["labels"] == {
+        "alertname": "nonfinite",
+        "run": "run-1",
+        "issue": issue().issue_id,
+        "severity": "critical",
+        "team": "vision",
+        "a_b_c": "d",
+    }
+    assert made["critical"]["annotations"]["summary"] == "critical: nonfinite in run-1 at step 3"
+    assert made["critical"]["endsAt"] == "2026-11-22T10:46:52.300+00:00"
+    over = alerts(issue(resolved=True))
+    assert all(one["endsAt"] == one["startsAt"] for one in over.values())
+
+
+def test_a_label_of_a_run_replaces_none_of_ours() -> None:
+    evil = {"alertname": "x", "severity": "x", "issue": "x", "run": "x"}
+    labels = alerts(issue().model_copy(update={"labels": evil}))["critical"]["labels"]
+    assert "x" not in labels.values()
+
+
+def test_an_issue_that_gets_graver_ends_the_alert_before() -> None:
+    made = alerts(issue(raised_from="warning"))
+    assert made["warning"]["endsAt"] == made["warning"]["startsAt"]
+    assert made["critical"]["endsAt"] > made["critical"]["startsAt"]
+
+
+@pytest.fixture
+async def alertmanager(tmp_path: Path) -> AsyncIterator[str]:
+    """The URL of a real Alertmanager that posts to nobody."""
+    if PROGRAM is None:
+        pytest.skip("there is no Alertmanager on this machine (Debian: prometheus-alertmanager)")
+    config = tmp_path / "alertmanager.yml"
+    config.write_text("route: {receiver: none}\nreceivers: [{name: none}]\n")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = await asyncio.create_subprocess_exec(
+        PROGRAM,
+        f"--config.file={config}",
+        f"--storage.path={tmp_path / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        "--cluster.listen-address=",
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(600):
+            if await _ready(url):
+                break
+            assert process.returncode is None, "it ended"
+            await asyncio.sleep(0.05)
+        yield url
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+async def _ready(url: str) -> bool:
+    try:
+        async with aiohttp.ClientSession() as session, session.get(f"{url}/-/ready") as answer:
+            return answer.status == 200
+    except aiohttp.ClientError:
+        return False
+
+
+async def test_the_real_alertmanager_fires_escalates_and_resolves(alertmanager: str) -> None:
+    sender = JsonSender(HttpPoster(AddressGuard(private=True)))
+    target = JsonTarget(SecretStr(f"{alertmanager}/api/v2/alerts"), partial(alerts_of, DAY_MS))
+
+    async def active(found: IssueFiring) -> list[tuple[str, str]]:
+        """The alerts that fire after a notice of this issue: name and severity."""
+        current = found.model_copy(update={"onset_ms": unix_ms() - 60_000})
+        given = replace(notice(current), now_ms=unix_ms())
+        assert (await sender.send(target, given)).text() == "200 OK"
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{alertmanager}/api/v2/alerts?active=true") as answer,
+        ):
+            listed = await answer.json()
+        return [(one["labels"]["alertname"], one["labels"]["severity"]) for one in listed]
+
+    try:
+        assert await active(issue(severity="warning")) == [("nonfinite", "warning")]
+        assert await active(issue(raised_from="warning")) == [("nonfinite", "critical")]
+        assert await active(issue(resolved=True)) == []
+    finally:
+        await sender.close()
