@@ -9,7 +9,7 @@ import pytest
 
 from tocsin.emitter.stop.verification import read_keys, untrusted_places
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.schemas.private_folders import why_open
+from tocsin.schemas.process.private_folders import why_open
 from tocsin.schemas.signing import SigningKey, TrustedKeys, own_key
 
 SOMEBODY = 54_321

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tocsin.schemas.configuration.sections import RuleEntry
-from tocsin.schemas.own_python import LEFT_OUT, python_command, python_environment
+from tocsin.schemas.process.own_python import LEFT_OUT, python_command, python_environment
 from tocsin.stream_rules.custom.host import load_apart
 
 ROOT = Path(__file__).resolve().parents[2]

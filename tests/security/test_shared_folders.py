@@ -15,8 +15,8 @@ from tocsin.bus.embedded.doorbell import ALL_TOPICS, Bell, Doorbell, bell_folder
 from tocsin.emitter.node.registry import NodeFolder
 from tocsin.emitter.process import runtime_folder
 from tocsin.emitter.stop import datagrams
-from tocsin.schemas import private_folders
-from tocsin.schemas.private_folders import (
+from tocsin.schemas.process import private_folders
+from tocsin.schemas.process.private_folders import (
     is_private,
     make_private,
     open_private,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from tocsin.schemas.own_python import leave_users_modules
+from tocsin.schemas.process.own_python import leave_users_modules
 
 if __name__ == "__main__" or os.path.basename(sys.argv[0]) == "tocsin":
     # A project's modules must not stand in for those that the commands need.

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from tocsin.schemas.errors import ConfigurationError, SignatureError
-from tocsin.schemas.private_folders import why_open
+from tocsin.schemas.process.private_folders import why_open
 
 _CONTEXT: Final = b"tocsin-command-v1\0"
 

@@ -18,7 +18,7 @@ from typing import Final
 
 from tocsin.actions.receivers.drawing import Drawing, from_json, to_json
 from tocsin.actions.receivers.message import Message
-from tocsin.schemas.own_python import python_command, python_environment
+from tocsin.schemas.process.own_python import python_command, python_environment
 from tocsin.schemas.text import number_text
 
 logger = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
-from tocsin.schemas.private_folders import make_private, open_private, remove_socket
+from tocsin.schemas.process.private_folders import make_private, open_private, remove_socket
 
 ALL_TOPICS: Final = (1 << 64) - 1
 

@@ -30,7 +30,7 @@ from tocsin.bus.embedded.spool import Entry, is_segment, parse, spool_folder
 from tocsin.bus.embedded.tables import Catalogue, add_topics, transaction
 from tocsin.bus.port import UnknownTopic
 from tocsin.schemas.errors import RecordTooLarge
-from tocsin.schemas.private_folders import is_private, make_private
+from tocsin.schemas.process.private_folders import is_private, make_private
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from tocsin.bus.port import UnusableBus
-from tocsin.schemas.private_folders import SHARED, make_private, user_folder, why_shared
+from tocsin.schemas.process.private_folders import SHARED, make_private, user_folder, why_shared
 
 DEFAULT_FOLDER: Final = ".tocsin"
 FILE_NAME: Final = "bus.db"

@@ -44,7 +44,7 @@ from tocsin.bus.port import (
     record_size,
 )
 from tocsin.schemas.errors import RecordTooLarge
-from tocsin.schemas.private_folders import make_private
+from tocsin.schemas.process.private_folders import make_private
 from tocsin.schemas.topics import TopicSpec
 
 SPOOL: Final = "_spool"

@@ -26,7 +26,7 @@ from tocsin.schemas.configuration.sections import ActionEntry, RuleEntry
 from tocsin.schemas.configuration.settings import missing_secrets, resolve_settings
 from tocsin.schemas.configuration.values import format_percent
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.schemas.private_folders import why_shared
+from tocsin.schemas.process.private_folders import why_shared
 from tocsin.schemas.records.issues import SEVERITIES, Severity
 from tocsin.schemas.signing import TrustedKeys
 from tocsin.stream_rules.catalogue import built_in

@@ -28,7 +28,7 @@ from tocsin.console.demo.webhook_receiver import DemoReceiver
 from tocsin.console.views.bus_view import read_all
 from tocsin.schemas.errors import RecordError
 from tocsin.schemas.exit_codes import STOPPED
-from tocsin.schemas.own_python import python_command, python_environment
+from tocsin.schemas.process.own_python import python_command, python_environment
 from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
 

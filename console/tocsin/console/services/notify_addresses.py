@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tocsin.schemas.private_folders import make_private
+from tocsin.schemas.process.private_folders import make_private
 from tocsin.schemas.steady_clock import unix_ms
 
 KEEP_S: Final = 48 * 3600

@@ -1,7 +1,7 @@
 """A process of ours as a fork of the launcher: what both need is imported once.
 
 A fork is as good as a Python started anew only if this process has one thread, no event loop, and
-none of the user's modules (`tocsin.schemas.own_python`). Where that is not so, start one anew.
+none of the user's modules (`schemas.process.own_python`). Where that is not so, start one anew.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NoReturn
 
-from tocsin.schemas.own_python import has_users_modules
+from tocsin.schemas.process.own_python import has_users_modules
 
 ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """Environment: libraries of numbers start no threads. One is enough for what we compute, and the

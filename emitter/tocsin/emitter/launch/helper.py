@@ -30,7 +30,7 @@ from typing import Final
 from tocsin.bus.embedded.location import make_folder
 from tocsin.emitter.launch.forked import ONE_THREAD, can_fork, fork
 from tocsin.emitter.process.process_group import Change, Reaper, signal_process
-from tocsin.schemas.own_python import python_environment
+from tocsin.schemas.process.own_python import python_environment
 
 NICE: Final = 3
 """What it takes of the cores is the same with any niceness, only later: with 10, beside ten busy

@@ -16,7 +16,7 @@ from typing import Final
 
 from tocsin.emitter.launch.helper import DRAIN_S, NICE, helper_environment
 from tocsin.emitter.process.environment import BUS, RUN_ID
-from tocsin.schemas.own_python import python_command
+from tocsin.schemas.process.own_python import python_command
 
 MODULE: Final = "tocsin.console.services.helper"
 KILL_S: Final = 2.0

@@ -15,7 +15,7 @@ from typing import Final
 from tocsin.emitter.launch.helper_child import Child
 from tocsin.emitter.process.identity import who_speaks
 from tocsin.emitter.stop import datagrams
-from tocsin.schemas.own_python import python_command
+from tocsin.schemas.process.own_python import python_command
 from tocsin.schemas.records.frames import Speaker
 
 MODULE: Final = "tocsin.emitter.launch.listener_process"

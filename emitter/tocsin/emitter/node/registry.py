@@ -22,7 +22,7 @@ from typing import Final
 from tocsin.emitter.node.lock import NodeLock
 from tocsin.emitter.node.proc_files import ROOT
 from tocsin.emitter.process import runtime_folder
-from tocsin.schemas.private_folders import make_private
+from tocsin.schemas.process.private_folders import make_private
 from tocsin.schemas.steady_clock import unix_ms
 
 NODE_FOLDER: Final = "TOCSIN_NODE_FOLDER"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from tocsin.schemas.private_folders import SHARED, make_private, user_folder
+from tocsin.schemas.process.private_folders import SHARED, make_private, user_folder
 
 _MAX_ADDRESS: Final = 107
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Self
 
-from tocsin.schemas.private_folders import remove_socket
+from tocsin.schemas.process.private_folders import remove_socket
 
 MAX_BYTES: Final = 60_000
 """Longest message; a Unix datagram of this size passes with the kernel's default buffers."""

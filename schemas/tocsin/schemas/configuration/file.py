@@ -57,7 +57,7 @@ from tocsin.schemas.configuration.sections import (
 )
 from tocsin.schemas.configuration.values import NAME, NAME_PATTERN
 from tocsin.schemas.errors import ConfigurationError, TocsinError
-from tocsin.schemas.private_folders import others_own, why_shared
+from tocsin.schemas.process.private_folders import others_own, why_shared
 
 DEFAULT_FILE: Final = "tocsin.yaml"
 CONFIG_VARIABLE: Final = "TOCSIN_CONFIG"

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from tocsin.schemas.own_python import append_users_modules
+from tocsin.schemas.process.own_python import append_users_modules
 from tocsin.stream_rules.custom.call_guard import OutOfMemory
 from tocsin.stream_rules.custom.child_engine import ChildEngine
 from tocsin.stream_rules.custom.current_call import Marker

@@ -15,7 +15,7 @@ from typing import Final, Self
 import psutil
 
 from tocsin.schemas.errors import RecordError
-from tocsin.schemas.own_python import python_command, python_environment
+from tocsin.schemas.process.own_python import python_command, python_environment
 from tocsin.stream_rules.custom.current_call import Mark, Marker, new_page
 from tocsin.stream_rules.custom.exit_cause import Death
 from tocsin.stream_rules.custom.protocol import Farewell, Hello, Message, Unpacker, pack

@@ -26,7 +26,7 @@ from pydantic import ValidationError
 from tocsin.schemas.configuration.problems import Finding, did_you_mean
 from tocsin.schemas.configuration.sections import CUSTOM_USE, RuleEntry
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.schemas.private_folders import why_shared
+from tocsin.schemas.process.private_folders import why_shared
 from tocsin.stream_rules.engine.rule_spec import CUSTOM_GROUP, RuleSpec
 from tocsin.stream_rules.reading.state_codec import dump_state, load_state
 from tocsin.stream_rules.rule import AnyRule, Params, Rule, RuleMeta

@@ -18,7 +18,7 @@ from tocsin.bus import (
     open_bus,
 )
 from tocsin.bus.embedded import location as place_module
-from tocsin.schemas import private_folders
+from tocsin.schemas.process import private_folders
 
 LOCAL = "/dev/vda / ext4 rw 0 0\n"
 

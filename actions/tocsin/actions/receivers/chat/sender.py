@@ -20,7 +20,7 @@ from tocsin.actions.delivery.retry import Outcome, phrase_of
 from tocsin.actions.receivers.address_guard import AddressGuard
 from tocsin.actions.receivers.chat.child import Result, Task
 from tocsin.actions.receivers.message import Message, message_for
-from tocsin.schemas.own_python import python_command, python_environment
+from tocsin.schemas.process.own_python import python_command, python_environment
 from tocsin.schemas.records.events import clip
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""What every process of tocsin needs of its machine: its own Python, and folders of one user."""
