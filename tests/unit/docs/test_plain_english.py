@@ -39,7 +39,10 @@ def printed(source: str) -> Iterator[str]:
 
 _FENCE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 PAGES = [
-    ROOT / "README.md",
+    *(
+        ROOT / name
+        for name in ("README.md", "SECURITY.md", "deploy/README.md", "examples/README.md")
+    ),
     # `rule-quality.md` quotes the trainings of the tests.
     *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.stem != "rule-quality"),
 ]
@@ -85,7 +88,7 @@ def test_the_texts_of_the_code_are_plain_english() -> None:
     assert {name: places for name, places in found.items() if places} == {}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}-{page.stem}")
 def test_a_page_is_plain_english(page: Path) -> None:
     """A rule's page is made of its texts, and the page of the configuration of its fields'."""
     # Blocks are what a terminal shows; each paragraph is read for itself.

@@ -1,4 +1,4 @@
-"""What may be configured of a chat receiver."""
+"""Configuration of a chat receiver."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ class ChatReceiver(ReceiverConfig):
     type: Literal["chat"] = Field(examples=["chat"])
     """The kind of receiver."""
     url: TextOrSecret = Field(examples=[{"secret": "slack"}])
-    """URL of apprise, like `slack://TOKEN_A/TOKEN_B/TOKEN_C`, `discord://ID/TOKEN` or
-    `tgram://BOT_TOKEN/CHAT_ID`; or the webhook URL that Slack or Discord give."""
+    """URL of apprise, such as `slack://TOKEN_A/TOKEN_B/TOKEN_C`, `discord://ID/TOKEN` or
+    `tgram://BOT_TOKEN/CHAT_ID`; or a webhook URL of Slack or Discord."""

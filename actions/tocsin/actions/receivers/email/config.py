@@ -1,4 +1,4 @@
-"""What may be configured of a receiver of mail."""
+"""Configuration of an e-mail receiver."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ from tocsin.schemas.configuration.values import FilePath, MailAddress, Secret, T
 
 
 class SmtpConfig(Section):
-    """The mail server to hand mail to."""
+    """The mail server."""
 
     host: str = Field(
         min_length=1, max_length=253, pattern=r"^[A-Za-z0-9._:-]+$", examples=["mail.example.com"]
     )
-    """Its name or address."""
+    """Name or address of the server."""
     port: int | None = Field(default=None, ge=1, le=65535, examples=[587])
-    """Its port. Absent: 465 with `tls`, 587 with `starttls`, else 25."""
+    """Port of the server. Absent: 465 with `tls`, 587 with `starttls`, else 25."""
     starttls: bool | None = Field(default=None, examples=[True])
-    """Whether to encrypt by STARTTLS, or not send at all. Absent: yes, unless `tls` is on or the
-    server is on this machine."""
+    """Require STARTTLS. Absent: yes, unless `tls` is on or the server is on this machine."""
     tls: bool = Field(default=False, examples=[True])
-    """Whether to encrypt from the first byte."""
+    """Encrypt from the first byte."""
     ca: FilePath | None = Field(default=None, examples=["tls/ca.pem"])
     """PEM file of the authorities to trust, instead of the system's."""
     username: TextOrSecret | None = Field(default=None, examples=["tocsin"])
-    """The user to log in as; absent: no log-in."""
+    """User to log in as. Absent: no log-in."""
     password: Secret | None = Field(default=None, examples=[{"secret": "mail"}])
     """The password."""
 
@@ -54,13 +53,13 @@ class EmailReceiver(ReceiverConfig):
         json_schema_extra={"minItems": 1, "maxItems": 50},
         examples=[["vision@example.com"]],
     )
-    """Whom to write to."""
+    """Recipients."""
     sender: MailAddress | None = Field(default=None, examples=["tocsin@example.com"])
-    """Whom the mail comes from. Absent: `tocsin@` and the name of the machine."""
+    """Sender. Absent: `tocsin@` and the name of the machine."""
     smtp: SmtpConfig | None = None
-    """The mail server. Absent: the variable `TOCSIN_SMTP`, else the one of this machine."""
+    """The mail server. Absent: the one in `TOCSIN_SMTP`, else the one on this machine."""
     send_resolved: bool = Field(default=True, examples=[False])
-    """Whether to send an e-mail when an issue resolves, too, as a reply to the first one."""
+    """Also send an e-mail when an issue resolves, as a reply to the first one."""
 
     @field_validator("to")
     @classmethod

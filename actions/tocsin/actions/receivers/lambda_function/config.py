@@ -1,4 +1,4 @@
-"""What may be configured of a Lambda function."""
+"""Configuration of a Lambda function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be configured of a receiver of short messages."""
+"""Configuration of a receiver of text messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tocsin.schemas.configuration.values import PhoneNumber
 
 
 class SmsReceiver(ReceiverConfig):
-    """Sends each issue as a short message through AWS SNS, with the machine's AWS credentials;
+    """Sends each issue as a text message through AWS SNS, with the machine's AWS credentials;
     needs the extra `actions`."""
 
     type: Literal["sms"] = Field(examples=["sms"])
@@ -22,7 +22,7 @@ class SmsReceiver(ReceiverConfig):
         json_schema_extra={"minItems": 1, "maxItems": 20},
         examples=[["+4915112345678"]],
     )
-    """Phone numbers, with their country."""
+    """Phone numbers with country code."""
     region: str | None = Field(
         default=None, pattern=r"^[a-z]{2}(-[a-z]+)+-[0-9]$", examples=["eu-central-1"]
     )
@@ -30,7 +30,7 @@ class SmsReceiver(ReceiverConfig):
     sender_id: str | None = Field(
         default=None, pattern=r"^[A-Za-z][A-Za-z0-9]{0,10}$", examples=["tocsin"]
     )
-    """Name shown as the sender, where the country allows it. Absent: as AWS has it."""
+    """Sender name, where the country allows one. Absent: the default of AWS."""
 
     @field_validator("to")
     @classmethod

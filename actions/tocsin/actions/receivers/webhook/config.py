@@ -1,4 +1,4 @@
-"""What may be configured of a webhook."""
+"""Configuration of a webhook."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tocsin.schemas.configuration.values import Secret, TextOrSecret, UrlOrSecre
 
 
 class SignConfig(Section):
-    """How a webhook is signed, so that its receiver can tell it from a forged one."""
+    """How a webhook is signed, so that its receiver can recognise forged ones."""
 
     scheme: Literal["standard"] = Field(default="standard", examples=["standard"])
     """`standard`: the signature of Standard Webhooks (HMAC-SHA256)."""
     key: Secret = Field(examples=[{"secret": "hook"}])
     """The signing key."""
     previous_key: Secret | None = Field(default=None, examples=[{"secret": "hook_old"}])
-    """The key before, while it is being replaced: both signatures are sent."""
+    """The previous key, while you replace it: both signatures are sent."""
 
 
 class WebhookReceiver(ReceiverConfig):
