@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, SupportsFloat
+from collections.abc import Iterable, Sequence
+from dataclasses import InitVar, dataclass
+from typing import TYPE_CHECKING, Final, SupportsFloat
 
-from tocsin.schemas.records.issues import Evidence, Fact, Severity, Subject
+from tocsin.schemas.records.issues import Evidence, Fact, Series, Severity, Subject
 
 if TYPE_CHECKING:
     from tocsin.stream_rules.reading.run_facts import RunFacts
@@ -30,6 +30,9 @@ class Moment:
     seq: int = 0
 
 
+_NO_EVIDENCE: Final = Evidence()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """The condition is true: opens an episode, or updates the open one with the same `about`.
@@ -39,7 +42,12 @@ class Finding:
         reason: one sentence for the reader.
         first_step: step at which it started.
         first_rank: rank on which it started.
-        evidence: the numbers and the series behind it.
+        facts: the numbers and words behind it.
+        series: the deciding series.
+        followed: how many further tensors or ranks are affected; `also` are the first of their
+            names.
+        explanation: how the cause was decided.
+        evidence: all of these, for a rule that has them together.
         about: subjects with separate episodes; "" for a rule with one condition for each run.
         branch: which of the rule's conditions, if it has several: one snake_case word.
         episode: part of the episode's id, in addition to first step and subject: for timer rules
@@ -54,7 +62,6 @@ class Finding:
     reason: str
     first_step: int | None = None
     first_rank: int | None = None
-    evidence: Evidence = field(default_factory=Evidence)
     about: str = ""
     branch: str = ""
     episode: str = ""
@@ -62,6 +69,31 @@ class Finding:
     severity: Severity | None = None
     stop_worthy: bool | None = None
     remedy: str | None = None
+    evidence: Evidence = _NO_EVIDENCE
+    facts: InitVar[Sequence[Fact]] = ()
+    series: InitVar[Series | None] = None
+    followed: InitVar[int] = 0
+    also: InitVar[Sequence[str]] = ()
+    explanation: InitVar[str] = ""
+
+    def __post_init__(
+        self,
+        facts: Sequence[Fact],
+        series: Series | None,
+        followed: int,
+        also: Sequence[str],
+        explanation: str,
+    ) -> None:
+        if self.evidence is not _NO_EVIDENCE:
+            return
+        evidence = Evidence(
+            facts=tuple(facts),
+            series=series,
+            followed=followed,
+            also=tuple(also),
+            explanation=explanation,
+        )
+        object.__setattr__(self, "evidence", evidence)
 
 
 @dataclass(frozen=True, slots=True)

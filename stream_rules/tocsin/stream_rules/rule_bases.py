@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
 
 from tocsin.schemas.records.frames import Doubles, StepFrame, SystemFrame, TensorFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Series, Severity, Subject, SubjectKind
+from tocsin.schemas.records.issues import Fact, Series, Severity, Subject, SubjectKind
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes
 from tocsin.stream_rules.reading.rank_series import RankSeries
 from tocsin.stream_rules.reading.tensor_rows import LowestRankRows, named
@@ -36,7 +36,7 @@ class TensorRowRule(Rule[P, R]):
     """A rule on tables of tensors, which have one row for each tensor, layer or router.
 
     The base assembles a table that came in several parts, keeps to the lowest rank that sends it,
-    and skips tables without `columns`. A subclass sets `columns` and overrides `on_table`:
+    and skips tables without `columns`. A subclass sets `columns` and overrides `on_table`::
 
         class LargeTensors(TensorRowRule[LargeParams, RowState]):
             meta = RuleMeta(..., inputs=(tensors("weights"),))
@@ -120,13 +120,11 @@ class TensorRowRule(Rule[P, R]):
             onset_ms=onset_ms,
             severity=severity,
             remedy=remedy,
-            evidence=Evidence(
-                facts=tuple(facts),
-                series=series,
-                followed=more,
-                also=named(table.rows, rows[1:]),
-                explanation=explanation,
-            ),
+            facts=tuple(facts),
+            series=series,
+            followed=more,
+            also=named(table.rows, rows[1:]),
+            explanation=explanation,
         )
 
 
@@ -145,7 +143,7 @@ class SeriesRule(Rule[P, V]):
 
     The base keeps to the lowest rank that has it, calls `on_value` once for each step with a finite
     value, and starts again when a lower rank appears. `self.state.lead.series(name)` is the
-    evidence:
+    evidence::
 
         class HighLoss(SeriesRule[HighParams, SeriesState]):
             meta = RuleMeta(..., inputs=(scalar("loss"),))
@@ -160,7 +158,7 @@ class SeriesRule(Rule[P, V]):
                     subject=Subject(kind="loss", name="loss"),
                     reason=f"the loss is {value:.4g}",
                     first_step=step,
-                    evidence=Evidence(series=self.state.lead.series("loss")),
+                    series=self.state.lead.series("loss"),
                 )
     """
 
@@ -209,7 +207,7 @@ class NodeRule(Rule[P, N]):
     """A rule on the last samples of each node, or of each of its devices.
 
     The base keeps a window for each name that `quantities` yields, and calls `on_window` when it
-    has new samples. Samples from before the training starts do not count:
+    has new samples. Samples from before the training starts do not count::
 
         class HotNode(NodeRule[HotParams, NodeState]):
             meta = RuleMeta(..., inputs=(system("cpu.temperature_celsius"),))

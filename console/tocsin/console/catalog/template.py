@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pydantic import Field
-from tocsin.schemas import Evidence, Subject
+from tocsin.schemas import Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import Params, RuleMeta, scalar
 from tocsin.stream_rules.rule_bases import SeriesRule, SeriesState
@@ -76,10 +76,8 @@ class {cls}(SeriesRule[{cls}Params, {cls}State]):
                 reason=f"the loss is {{value:.4g}} at step {{step}}, and has been above "
                 f"{{params.limit:g}} for {{high.length}} steps",
                 first_step=high.first_step,
-                evidence=Evidence(
-                    facts=(fact("loss", value, limit=params.limit),),
-                    series=self.state.lead.series("loss", limit=params.limit),
-                ),
+                facts=[fact("loss", value, limit=params.limit)],
+                series=self.state.lead.series("loss", limit=params.limit),
             )
 '''
 

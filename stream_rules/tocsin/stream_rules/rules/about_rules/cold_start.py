@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tocsin.schemas.records.frames import StepFrame
-from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.schemas.records.issues import Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
 
@@ -68,11 +68,9 @@ class ColdStart(Rule[ColdStartParams, _State]):
             first_rank=at.rank,
             episode=f"{at.boot}/{at.seq}",
             severity="warning" if grave else None,
-            evidence=Evidence(
-                facts=tuple(fact(name, reason) for name, reason in sorted(why.items()))[:32],
-                followed=len(why) - 1,
-                also=tuple(sorted(why)[1:33]),
-            ),
+            facts=tuple(fact(name, reason) for name, reason in sorted(why.items()))[:32],
+            followed=len(why) - 1,
+            also=tuple(sorted(why)[1:33]),
         )
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:

@@ -10,7 +10,7 @@ from typing import Final
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame, SystemFrame, TensorFrame
-from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.schemas.records.issues import Subject
 from tocsin.schemas.records.runs import RunData, RunEnded
 from tocsin.stream_rules.outcomes import Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import (
@@ -121,15 +121,13 @@ class RuleHasNoInput(Rule[RuleHasNoInputParams, _State]):
             severity="warning" if listed else "info",
             remedy="; ".join([f"{first.name}: {first.capture_hint}"] if first.capture_hint else [])
             or None,
-            evidence=Evidence(
-                facts=tuple(
-                    fact(one.name, "needs " + " or ".join(str(i) for i in one.inputs))
-                    for one in waiting[:32]
-                ),
-                followed=len(others),
-                also=tuple(others[:32]),
-                explanation="seen so far: " + (", ".join(seen[:100]) or "nothing"),
+            facts=tuple(
+                fact(one.name, "needs " + " or ".join(str(i) for i in one.inputs))
+                for one in waiting[:32]
             ),
+            followed=len(others),
+            also=tuple(others[:32]),
+            explanation="seen so far: " + (", ".join(seen[:100]) or "nothing"),
         )
 
     def _has_input(self, one: InstanceFacts) -> bool:

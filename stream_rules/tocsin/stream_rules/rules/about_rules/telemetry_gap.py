@@ -20,7 +20,7 @@ from typing import Literal
 from pydantic import Field
 
 from tocsin.schemas.configuration.values import Duration
-from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.schemas.records.issues import Subject
 from tocsin.schemas.records.runs import Heartbeat, RunData, RunEnded, RunStarted
 from tocsin.schemas.text import share_text
 from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
@@ -143,12 +143,10 @@ class TelemetryGap(Rule[TelemetryGapParams, _State]):
             episode=f"{loss.boot}/{loss.seq}",
             onset_ms=loss.since_ms,
             severity="warning" if grave else None,
-            evidence=Evidence(
-                facts=(
-                    fact("lost", loss.lost, unit="records"),
-                    fact("lost_in_all", loss.counted, unit="records"),
-                    fact("share", percent, limit=params.percent, unit="percent"),
-                    fact("arrived", sent, unit="records"),
-                )
+            facts=(
+                fact("lost", loss.lost, unit="records"),
+                fact("lost_in_all", loss.counted, unit="records"),
+                fact("share", percent, limit=params.percent, unit="percent"),
+                fact("arrived", sent, unit="records"),
             ),
         )

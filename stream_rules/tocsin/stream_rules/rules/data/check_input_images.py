@@ -22,7 +22,7 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import TensorFrame
-from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.schemas.records.issues import Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import PointHistory
 from tocsin.stream_rules.reading.state_codec import StateArray
@@ -154,16 +154,14 @@ class CheckInputImages(TensorRowRule[CheckInputImagesParams, _State]):
             f"standard deviation {known.std[first]:.3g}{others}: the images are not normalised",
             first_step=known.bad.first_step,
             first_rank=self.state.tables["input_channels"].rank,
-            evidence=Evidence(
-                facts=(
-                    fact("mean", known.mean[first], limit=params.threshold_mean),
-                    fact("std", known.std[first], limit=params.largest_std),
-                    fact("values_seen", known.seen),
-                ),
-                series=known.worst.series(
-                    "distance of the worst mean from 0", limit=params.threshold_mean
-                ),
-                followed=len(bad) - 1,
-                also=tuple(f"{name}.{i}" for i in bad if i != first),
+            facts=(
+                fact("mean", known.mean[first], limit=params.threshold_mean),
+                fact("std", known.std[first], limit=params.largest_std),
+                fact("values_seen", known.seen),
             ),
+            series=known.worst.series(
+                "distance of the worst mean from 0", limit=params.threshold_mean
+            ),
+            followed=len(bad) - 1,
+            also=tuple(f"{name}.{i}" for i in bad if i != first),
         )

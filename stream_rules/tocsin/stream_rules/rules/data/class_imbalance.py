@@ -34,7 +34,7 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import TensorFrame
-from tocsin.schemas.records.issues import Evidence, Series, Subject
+from tocsin.schemas.records.issues import Series, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
 from tocsin.stream_rules.reading.tensor_rows import Doubles
@@ -174,15 +174,13 @@ class ClassImbalance(Rule[ClassImbalanceParams, _State]):
             severity="info" if rare or not plain else "warning",
             remedy="Check the labels that the data loader returns: a column that is not the label, "
             "a conversion that loses it, or data that is sorted instead of shuffled.",
-            evidence=Evidence(
-                facts=(
-                    fact("labels_seen", seen, limit=least),
-                    fact("classes", classes),
-                    fact("classes_with_labels", 1.0),
-                ),
-                explanation="labels are counted in a sample of the batches; if one of two classes "
-                "may be rare, or a batch has thousands of labels, a warning needs more of them",
+            facts=(
+                fact("labels_seen", seen, limit=least),
+                fact("classes", classes),
+                fact("classes_with_labels", 1.0),
             ),
+            explanation="labels are counted in a sample of the batches; if one of two classes "
+            "may be rare, or a batch has thousands of labels, a warning needs more of them",
         )
 
     # -- unequal classes -------------------------------------------------------------------
@@ -206,17 +204,15 @@ class ClassImbalance(Rule[ClassImbalanceParams, _State]):
             f"({most:,.0f} and {least:,.0f} in a sample)",
             first_step=tally.since,
             first_rank=tally.frames.rank,
-            evidence=Evidence(
-                facts=(
-                    fact("ratio", most / least, limit=params.threshold_imbalance),
-                    fact("labels_of_most", most),
-                    fact("labels_of_least", least),
-                    fact("labels_seen", labels.sum()),
-                    fact("classes", len(labels)),
-                    fact("classes_with_labels", len(present)),
-                ),
-                also=tuple(str(i) for i in present[np.argsort(labels[present])][1:9]),
+            facts=(
+                fact("ratio", most / least, limit=params.threshold_imbalance),
+                fact("labels_of_most", most),
+                fact("labels_of_least", least),
+                fact("labels_seen", labels.sum()),
+                fact("classes", len(labels)),
+                fact("classes_with_labels", len(present)),
             ),
+            also=tuple(str(i) for i in present[np.argsort(labels[present])][1:9]),
         )
 
     # -- a class left behind ---------------------------------------------------------------
@@ -271,20 +267,18 @@ class ClassImbalance(Rule[ClassImbalanceParams, _State]):
             "correctly",
             first_step=self.state.missed_since.get(mode),
             first_rank=tally.frames.rank,
-            evidence=Evidence(
-                facts=(
-                    fact("misprediction", shares[worst], limit=self.params.threshold_misprediction),
-                    fact("labels_of_class", labels[worst]),
-                    fact("accuracy", accuracy),
-                    fact("labels_seen", labels.sum()),
-                ),
-                series=Series(
-                    name="misprediction of the worst class",
-                    steps=tuple(self.state.steps[mode]),
-                    values=tuple(self.state.worst[mode]),
-                    limit=self.params.threshold_misprediction,
-                ),
-                followed=len(also),
-                also=tuple(map(str, also[:32])),
+            facts=(
+                fact("misprediction", shares[worst], limit=self.params.threshold_misprediction),
+                fact("labels_of_class", labels[worst]),
+                fact("accuracy", accuracy),
+                fact("labels_seen", labels.sum()),
             ),
+            series=Series(
+                name="misprediction of the worst class",
+                steps=tuple(self.state.steps[mode]),
+                values=tuple(self.state.worst[mode]),
+                limit=self.params.threshold_misprediction,
+            ),
+            followed=len(also),
+            also=tuple(map(str, also[:32])),
         )

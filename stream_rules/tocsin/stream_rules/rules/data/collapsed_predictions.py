@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import TensorFrame
-from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.schemas.records.issues import Subject
 from tocsin.schemas.records.program_facts import LayerInputsSeen, LossInputsSeen
 from tocsin.schemas.records.runs import RunData
 from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
@@ -138,13 +138,11 @@ class CollapsedPredictions(TensorRowRule[CollapsedPredictionsParams, _State]):
             f"{state.same_since[key]}: the inputs do not reach the output",
             first_step=state.same_since[key],
             first_rank=data.rank,
-            evidence=Evidence(
-                facts=(
-                    fact("looks", state.same[key], limit=self.params.for_looks),
-                    fact("spread", data.spread),
-                    fact("smallest", data.minimum),
-                    fact("largest", data.maximum),
-                ),
+            facts=(
+                fact("looks", state.same[key], limit=self.params.for_looks),
+                fact("spread", data.spread),
+                fact("smallest", data.minimum),
+                fact("largest", data.maximum),
             ),
         )
 
@@ -193,13 +191,11 @@ class CollapsedPredictions(TensorRowRule[CollapsedPredictionsParams, _State]):
             f"since step {kept.since}, which {100 * true:.1f} % of the labels are",
             first_step=kept.since,
             first_rank=table.speaker.rank,
-            evidence=Evidence(
-                facts=(
-                    fact("class", table.rows[top]),
-                    fact("predicted", taken, limit=params.share),
-                    fact("labelled", true, limit=params.label_share),
-                    fact("records", kept.records),
-                    fact("samples", all_predictions),
-                ),
+            facts=(
+                fact("class", table.rows[top]),
+                fact("predicted", taken, limit=params.share),
+                fact("labelled", true, limit=params.label_share),
+                fact("records", kept.records),
+                fact("samples", all_predictions),
             ),
         )

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from tocsin.schemas.records.frames import TensorFrame
-from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.schemas.records.issues import Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import PointHistory
 from tocsin.stream_rules.reading.state_codec import StateArray
@@ -187,20 +187,18 @@ class Confusion(TensorRowRule[ConfusionParams, _State]):
             reason=f"{said}{more}, while {100 * accuracy:.0f} % of all are predicted correctly",
             first_step=of.since,
             first_rank=self.state.tables[mode].rank,
-            evidence=Evidence(
-                facts=(
-                    fact("share", shares[i, j], limit=limit),
-                    fact("of_class", i),
-                    fact("taken_for", j),
-                    fact("rightly", shares[i, i], limit=self.params.min_diag),
-                    fact("labels_of_class", table[i].sum()),
-                    fact("accuracy", accuracy),
-                ),
-                series=of.worst.series(
-                    "largest share of a class that is predicted as another",
-                    limit=self.params.max_off_diag,
-                ),
-                followed=len(others),
-                also=tuple(others[:32]),
+            facts=(
+                fact("share", shares[i, j], limit=limit),
+                fact("of_class", i),
+                fact("taken_for", j),
+                fact("rightly", shares[i, i], limit=self.params.min_diag),
+                fact("labels_of_class", table[i].sum()),
+                fact("accuracy", accuracy),
             ),
+            series=of.worst.series(
+                "largest share of a class that is predicted as another",
+                limit=self.params.max_off_diag,
+            ),
+            followed=len(others),
+            also=tuple(others[:32]),
         )

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
-from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.schemas.records.issues import Subject
 from tocsin.stream_rules.outcomes import Finding, Holds, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.other_runs import COLLECTIONS, Reference, References, differs
 from tocsin.stream_rules.reading.rank_series import RankSeries
@@ -155,14 +155,12 @@ class DiffersFromRun(TensorRowRule[DiffersFromRunParams, _State]):
             f"{self.params.other_run}{more}",
             first_step=step,
             first_rank=state.lead.rank,
-            evidence=Evidence(
-                facts=(
-                    fact("here", ours),
-                    fact("there", theirs),
-                    fact("compared_before", state.compared - 1),
-                    fact("other_run", self.params.other_run),
-                ),
-                followed=others,
-                explanation=f"values are the same up to {self.params.rtol:g} of the larger one",
+            facts=(
+                fact("here", ours),
+                fact("there", theirs),
+                fact("compared_before", state.compared - 1),
+                fact("other_run", self.params.other_run),
             ),
+            followed=others,
+            explanation=f"values are the same up to {self.params.rtol:g} of the larger one",
         )

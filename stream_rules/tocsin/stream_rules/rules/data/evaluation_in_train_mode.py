@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame
-from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.schemas.records.issues import Subject
 from tocsin.schemas.records.program_facts import ModeSeen
 from tocsin.schemas.records.runs import RunData
 from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
@@ -123,11 +123,9 @@ class EvaluationInTrainMode(Rule[EvaluationInTrainModeParams, _State]):
             first_step=step,
             first_rank=self.state.rank,
             severity="info" if freezes else None,
-            evidence=Evidence(
-                facts=(
-                    fact("layers", layers),
-                    fact("class", kind),
-                ),
-                explanation="the `training` flag of the layers when they were called",
+            facts=(
+                fact("layers", layers),
+                fact("class", kind),
             ),
+            explanation="the `training` flag of the layers when they were called",
         )

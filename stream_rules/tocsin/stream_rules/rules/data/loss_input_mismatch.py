@@ -29,7 +29,7 @@ from typing import Final
 
 from pydantic import Field
 
-from tocsin.schemas.records.issues import Evidence, Severity, Subject
+from tocsin.schemas.records.issues import Severity, Subject
 from tocsin.schemas.records.program_facts import LossInputsSeen
 from tocsin.schemas.records.runs import RunData
 from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
@@ -238,9 +238,7 @@ class LossInputMismatch(Rule[LossInputMismatchParams, _State]):
             first_rank=data.rank,
             severity=severity,
             remedy=_REMEDIES[branch],
-            evidence=Evidence(
-                facts=tuple(facts),
-                explanation="from a sample of the function's inputs, and the operation that "
-                "produced them according to autograd",
-            ),
+            facts=tuple(facts),
+            explanation="from a sample of the function's inputs, and the operation that "
+            "produced them according to autograd",
         )

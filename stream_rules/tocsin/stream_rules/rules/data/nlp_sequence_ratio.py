@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from tocsin.schemas.records.frames import TensorFrame
-from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.schemas.records.issues import Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import PointHistory
 from tocsin.stream_rules.rule import Params, RuleMeta, tensors
@@ -161,13 +161,11 @@ class NlpSequenceRatio(TensorRowRule[NlpSequenceRatioParams, _State]):
             "sample",
             first_step=state.since[name],
             first_rank=state.rank,
-            evidence=Evidence(
-                facts=(
-                    fact("share", percent, limit=limit, unit="percent"),
-                    fact("tokens_seen", total),
-                ),
-                series=state.worst.series(
-                    "share of the most frequent token that is watched", unit="percent", limit=limit
-                ),
+            facts=(
+                fact("share", percent, limit=limit, unit="percent"),
+                fact("tokens_seen", total),
+            ),
+            series=state.worst.series(
+                "share of the most frequent token that is watched", unit="percent", limit=limit
             ),
         )

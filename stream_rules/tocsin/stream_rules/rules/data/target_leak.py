@@ -24,7 +24,7 @@ from typing import Final
 
 from pydantic import Field
 
-from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.schemas.records.issues import Subject
 from tocsin.schemas.records.program_facts import LossInputsSeen
 from tocsin.schemas.records.runs import RunData
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
@@ -144,15 +144,13 @@ class TargetLeak(Rule[TargetLeakParams, _State]):
             first_step=state.first_step,
             first_rank=data.rank,
             remedy=_REMEDIES[branch],
-            evidence=Evidence(
-                facts=(
-                    fact("looks", state.looks, limit=params.for_looks),
-                    *(
-                        fact(name, share, limit=limit if name in limits else None)
-                        for name, (share, limit) in shares.items()
-                    ),
+            facts=(
+                fact("looks", state.looks, limit=params.for_looks),
+                *(
+                    fact(name, share, limit=limit if name in limits else None)
+                    for name, (share, limit) in shares.items()
                 ),
-                explanation=f"a sample of {data.tokens:,} places of a batch whose next token is "
-                f"another one, at step {data.step}",
             ),
+            explanation=f"a sample of {data.tokens:,} places of a batch whose next token is "
+            f"another one, at step {data.step}",
         )

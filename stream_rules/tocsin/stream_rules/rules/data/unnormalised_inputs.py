@@ -23,7 +23,7 @@ from typing import Final
 
 from pydantic import Field
 
-from tocsin.schemas.records.issues import Evidence, Severity, Subject
+from tocsin.schemas.records.issues import Severity, Subject
 from tocsin.schemas.records.program_facts import LayerInputsSeen, LossInputsSeen
 from tocsin.schemas.records.runs import RunData
 from tocsin.stream_rules.outcomes import Finding, Moment, Outcomes, fact
@@ -135,15 +135,13 @@ class UnnormalisedInputs(Rule[UnnormalisedInputsParams, _State]):
             first_rank=data.rank,
             severity=severity,
             remedy=_REMEDIES.get(branch),
-            evidence=Evidence(
-                facts=(
-                    fact("class", data.kind),
-                    fact("mean", data.mean),
-                    fact("std", data.std),
-                    fact("smallest", data.minimum),
-                    fact("largest", data.maximum),
-                    fact("root_mean_square", rms, limit=limit),
-                ),
-                explanation=f"a sample of {data.values:,} numbers of a batch, at step {data.step}",
+            facts=(
+                fact("class", data.kind),
+                fact("mean", data.mean),
+                fact("std", data.std),
+                fact("smallest", data.minimum),
+                fact("largest", data.maximum),
+                fact("root_mean_square", rms, limit=limit),
             ),
+            explanation=f"a sample of {data.values:,} numbers of a batch, at step {data.step}",
         )

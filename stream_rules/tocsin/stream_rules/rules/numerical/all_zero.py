@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
-from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.schemas.records.issues import Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import RankSeries
 from tocsin.stream_rules.reading.tensor_rows import (
@@ -134,13 +134,11 @@ class AllZero(TensorRowRule[AllZeroParams, _State]):
                 first_step=state.since,
                 first_rank=state.norms.rank,
                 onset_ms=state.since_ms,
-                evidence=Evidence(
-                    facts=(
-                        fact("gradient_norm", 0.0),
-                        *(() if state.loss is None else (fact("loss", state.loss),)),
-                    ),
-                    series=state.norms.series("gradient norm") if state.norms.steps else None,
+                facts=(
+                    fact("gradient_norm", 0.0),
+                    *(() if state.loss is None else (fact("loss", state.loss),)),
                 ),
+                series=state.norms.series("gradient norm") if state.norms.steps else None,
             )
 
     def _solved(self) -> bool:

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
-from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.schemas.records.issues import Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import RankSeries
 from tocsin.stream_rules.reading.tensor_rows import MarkedRows
@@ -131,9 +131,7 @@ class DeadOptimizerState(TensorRowRule[DeadOptimizerStateParams, _State]):
                 "loses its state",
                 first_step=first,
                 first_rank=lead.rank,
-                evidence=Evidence(
-                    facts=(fact("renewed", streak, limit=self.params.for_steps, unit="steps"),),
-                ),
+                facts=(fact("renewed", streak, limit=self.params.for_steps, unit="steps"),),
             )
 
     def on_table(self, table: TensorFrame, at: Moment) -> Outcomes:

@@ -21,7 +21,7 @@ from typing import Final
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame
-from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.schemas.records.issues import Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import RankSeries
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
@@ -126,13 +126,11 @@ class ExcessiveClipping(Rule[ExcessiveClippingParams, _State]):
             first_step=since,
             first_rank=self.state.lead.rank,
             severity=None if branch == "nothing_left" else "info",
-            evidence=Evidence(
-                facts=(
-                    fact("norm_before", whole),
-                    fact("norm_after", left),
-                    fact("share_left", left / whole, limit=limit),
-                    fact("for", steps, unit="steps"),
-                ),
-                series=self.state.lead.series("share of the norm that is left", limit=limit),
+            facts=(
+                fact("norm_before", whole),
+                fact("norm_after", left),
+                fact("share_left", left / whole, limit=limit),
+                fact("for", steps, unit="steps"),
             ),
+            series=self.state.lead.series("share of the norm that is left", limit=limit),
         )

@@ -38,7 +38,7 @@ from typing import Final
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame
-from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.schemas.records.issues import Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import RankSeries
 from tocsin.stream_rules.reading.sharded_norms import ShardedNorms
@@ -247,12 +247,10 @@ class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
             first_rank=state.lead.rank,
             onset_ms=state.first_ms,
             severity="critical" if stays is not None else None,
-            evidence=Evidence(
-                facts=tuple(facts),
-                series=state.lead.series("gradient_norm", limit=params.factor * average),
-                explanation="outliers do not enter the moving average; each was also more than "
-                "twice the largest norm seen lately",
-            ),
+            facts=tuple(facts),
+            series=state.lead.series("gradient_norm", limit=params.factor * average),
+            explanation="outliers do not enter the moving average; each was also more than "
+            "twice the largest norm seen lately",
         )
 
 

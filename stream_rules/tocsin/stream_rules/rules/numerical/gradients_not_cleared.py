@@ -17,7 +17,7 @@ from typing import Final
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame
-from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.schemas.records.issues import Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import RankSeries
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
@@ -71,12 +71,8 @@ class GradientsNotCleared(Rule[GradientsNotClearedParams, _State]):
                 f"those of the one before, {int(streak)} times so far",
                 first_step=first,
                 first_rank=self.state.lead.rank,
-                evidence=Evidence(
-                    facts=(
-                        fact("steps_uncleared", streak, limit=self.params.for_steps, unit="steps"),
-                    ),
-                    series=self.state.lead.series("steps in a row without clearing"),
-                    explanation="at each backward call since the step before, the gradient of a "
-                    "parameter was there already and not zero",
-                ),
+                facts=(fact("steps_uncleared", streak, limit=self.params.for_steps, unit="steps"),),
+                series=self.state.lead.series("steps in a row without clearing"),
+                explanation="at each backward call since the step before, the gradient of a "
+                "parameter was there already and not zero",
             )

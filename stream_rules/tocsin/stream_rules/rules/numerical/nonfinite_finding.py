@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from tocsin.schemas.records.frames import StepFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Subject, SubjectKind
+from tocsin.schemas.records.issues import Fact, Subject, SubjectKind
 from tocsin.stream_rules.outcomes import Finding, fact
 from tocsin.stream_rules.reading.rank_series import RankSeries
 from tocsin.stream_rules.rules.numerical.nonfinite_evidence import (
@@ -77,13 +77,11 @@ def origin_finding(pending: Pending, lead: RankSeries, began: Origin | None = No
         first_step=pending.step,
         first_rank=rank,
         onset_ms=pending.opened_ms,
-        evidence=Evidence(
-            facts=(*_bad_row(began), *_facts(evidence, tensors, ranks)),
-            series=lead.series(f"loss of rank {lead.rank}") if lead.steps else None,
-            followed=further,
-            also=tuple(named[:_SHOWN]),
-            explanation=why,
-        ),
+        facts=(*_bad_row(began), *_facts(evidence, tensors, ranks)),
+        series=lead.series(f"loss of rank {lead.rank}") if lead.steps else None,
+        followed=further,
+        also=tuple(named[:_SHOWN]),
+        explanation=why,
     )
 
 
@@ -101,7 +99,7 @@ def scalar_finding(
         first_rank=frame.speaker.rank,
         severity="warning",
         stop_worthy=False,
-        evidence=Evidence(facts=(fact(shown, value),)),
+        facts=(fact(shown, value),),
     )
 
 
@@ -122,7 +120,8 @@ def skipped_finding(frame: StepFrame, step: int, began: Origin | None) -> Findin
         first_rank=rank,
         severity="warning",
         stop_worthy=False,
-        evidence=Evidence(facts=_bad_row(began), explanation=why),
+        facts=_bad_row(began),
+        explanation=why,
     )
 
 

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from tocsin.schemas.records.frames import TensorFrame
-from tocsin.schemas.records.issues import Evidence, Severity, Subject
+from tocsin.schemas.records.issues import Severity, Subject
 from tocsin.stream_rules.outcomes import Finding, Outcomes, fact
 from tocsin.stream_rules.reading.tensor_rows import LowestRankRows, named
 
@@ -60,13 +60,11 @@ class UnownedGradients:
             severity=severity,
             remedy="Create the optimizer after the model is complete, from all of its parameters; "
             "set requires_grad to False for those that should not be trained.",
-            evidence=Evidence(
-                facts=(
-                    fact("not_optimized", len(rows), unit="tensors"),
-                    fact("of_the_trained_model", inside[rows].sum()),
-                    fact("replaced", replaced, unit="tensors"),
-                ),
-                followed=len(rows) - 1,
-                also=named(whole.rows, rows[1:]),
+            facts=(
+                fact("not_optimized", len(rows), unit="tensors"),
+                fact("of_the_trained_model", inside[rows].sum()),
+                fact("replaced", replaced, unit="tensors"),
             ),
+            followed=len(rows) - 1,
+            also=named(whole.rows, rows[1:]),
         )

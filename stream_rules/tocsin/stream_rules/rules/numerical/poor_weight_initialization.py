@@ -36,7 +36,7 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
-from tocsin.schemas.records.issues import Evidence, Series, Subject
+from tocsin.schemas.records.issues import Series, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import RankSeries
 from tocsin.stream_rules.reading.tensor_rows import LowestRankRows, named
@@ -235,13 +235,11 @@ class PoorWeightInitialization(Rule[PoorWeightInitializationParams, _State]):
             first_step=first,
             first_rank=state.lead.rank,
             onset_ms=state.flat_ms,
-            evidence=Evidence(
-                facts=(
-                    fact("loss", loss),
-                    fact("flat_for", state.flat, limit=self.params.patience, unit="steps"),
-                ),
-                series=state.lead.series("loss"),
+            facts=(
+                fact("loss", loss),
+                fact("flat_for", state.flat, limit=self.params.patience, unit="steps"),
             ),
+            series=state.lead.series("loss"),
         )
 
     # -- tensors -----------------------------------------------------------------------------
@@ -293,20 +291,18 @@ class PoorWeightInitialization(Rule[PoorWeightInitializationParams, _State]):
             f"of {names[last]}, a later layer, at step {whole.step}",
             first_step=whole.step,
             first_rank=frames.rank,
-            evidence=Evidence(
-                facts=(
-                    fact(
-                        "ratio",
-                        ratio,
-                        limit=params.threshold if grows else params.threshold_shrinking,
-                    ),
-                    fact("std", np.sqrt(variance[last])),
-                    fact("std_before", np.sqrt(variance[first])),
+            facts=(
+                fact(
+                    "ratio",
+                    ratio,
+                    limit=params.threshold if grows else params.threshold_shrinking,
                 ),
-                followed=max(0, last - first - 1),
-                also=tuple(names[first:last][:32]),
-                explanation="layers in forward order, with summaries of one kind",
+                fact("std", np.sqrt(variance[last])),
+                fact("std_before", np.sqrt(variance[first])),
             ),
+            followed=max(0, last - first - 1),
+            also=tuple(names[first:last][:32]),
+            explanation="layers in forward order, with summaries of one kind",
         )
 
     def _gradients(self, frame: TensorFrame, at: Moment) -> Outcomes:
@@ -363,18 +359,16 @@ class PoorWeightInitialization(Rule[PoorWeightInitializationParams, _State]):
             first_step=state.narrow_since,
             first_rank=state.gradients.rank,
             onset_ms=state.narrow_ms,
-            evidence=Evidence(
-                facts=(
-                    fact("range", width[worst], limit=limit),
-                    fact("share", count / len(narrow), limit=params.share),
-                ),
-                series=Series(
-                    name="ranges of the gradients in backward order",
-                    steps=tuple(range(min(128, len(width)))),
-                    values=tuple(width[:128].tolist()),
-                    limit=limit,
-                ),
-                followed=count - 1,
-                also=named(whole.rows, rows[1:].tolist()),
+            facts=(
+                fact("range", width[worst], limit=limit),
+                fact("share", count / len(narrow), limit=params.share),
             ),
+            series=Series(
+                name="ranges of the gradients in backward order",
+                steps=tuple(range(min(128, len(width)))),
+                values=tuple(width[:128].tolist()),
+                limit=limit,
+            ),
+            followed=count - 1,
+            also=named(whole.rows, rows[1:].tolist()),
         )

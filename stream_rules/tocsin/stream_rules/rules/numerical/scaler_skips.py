@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame
-from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.schemas.records.issues import Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import RankSeries
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
@@ -139,11 +139,9 @@ class ScalerSkips(Rule[ScalerSkipsParams, _State]):
             f"since step {first}{never}",
             first_step=first,
             first_rank=state.skips.rank,
-            evidence=Evidence(
-                facts=(fact("skipped", share, limit=params.share, unit="percent"),),
-                series=state.skips.series("attempts skipped before each step"),
-                explanation="a step is skipped if its scaled gradients are not finite",
-            ),
+            facts=(fact("skipped", share, limit=params.share, unit="percent"),),
+            series=state.skips.series("attempts skipped before each step"),
+            explanation="a step is skipped if its scaled gradients are not finite",
         )
 
     def _floor(self, step: int, scale: float) -> Finding:
@@ -155,8 +153,6 @@ class ScalerSkips(Rule[ScalerSkipsParams, _State]):
             reason=f"the scale of the loss scaler is {scale:.3g} at step {step}, below {floor:.3g}",
             first_step=step,
             first_rank=state.scales.rank,
-            evidence=Evidence(
-                facts=(fact("scale", scale, limit=floor),),
-                series=state.scales.series("scale of the loss", limit=floor),
-            ),
+            facts=(fact("scale", scale, limit=floor),),
+            series=state.scales.series("scale of the loss", limit=floor),
         )

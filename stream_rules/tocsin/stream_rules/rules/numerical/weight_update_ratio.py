@@ -41,7 +41,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
-from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.schemas.records.issues import Subject
 from tocsin.schemas.records.runs import RunData, RunStarted
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import PointHistory
@@ -207,7 +207,8 @@ class WeightUpdateRatio(TensorRowRule[WeightUpdateRatioParams, _State]):
             f"{first.ratio:.2g} of their norm, {found.reason}",
             first_step=first.step,
             first_rank=self.state.tables["updates"].rank,
-            evidence=Evidence(facts=tuple(facts), followed=first.tensors // 2),
+            facts=tuple(facts),
+            followed=first.tensors // 2,
         )
 
     def _side(

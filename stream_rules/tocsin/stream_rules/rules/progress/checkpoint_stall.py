@@ -22,7 +22,7 @@ from typing import Final
 from pydantic import Field
 
 from tocsin.schemas.configuration.values import Duration
-from tocsin.schemas.records.issues import Evidence, Series, Subject
+from tocsin.schemas.records.issues import Series, Subject
 from tocsin.schemas.records.runs import CheckpointWritten, Heartbeat, PhaseMark, RunData, RunEnded
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
@@ -152,15 +152,13 @@ class CheckpointStall(Rule[CheckpointStallParams, _State]):
             first_rank=rank,
             episode=f"{write.boot}/{write.seq}",
             onset_ms=write.began_ms,
-            evidence=Evidence(
-                facts=(
-                    fact(
-                        "lasts",
-                        lasted_s,
-                        limit=self.params.threshold / timedelta(seconds=1),
-                        unit="s",
-                    ),
-                )
+            facts=(
+                fact(
+                    "lasts",
+                    lasted_s,
+                    limit=self.params.threshold / timedelta(seconds=1),
+                    unit="s",
+                ),
             ),
         )
 
@@ -224,19 +222,17 @@ class CheckpointStall(Rule[CheckpointStallParams, _State]):
             first_rank=state.rank,
             onset_ms=state.first_ms,
             severity=None if now >= _GRAVE_S else "info",
-            evidence=Evidence(
-                facts=(
-                    fact("takes", now, limit=usual * (1 + params.percent / 100), unit="s"),
-                    fact("usual", usual, unit="s"),
-                    fact("size", bytes_now, unit="bytes"),
-                    fact("usual_size", size, unit="bytes"),
-                ),
-                series=Series(
-                    name="time to write a checkpoint",
-                    unit="s",
-                    steps=tuple(state.steps),
-                    values=tuple(state.seconds),
-                    limit=usual * (1 + params.percent / 100),
-                ),
+            facts=(
+                fact("takes", now, limit=usual * (1 + params.percent / 100), unit="s"),
+                fact("usual", usual, unit="s"),
+                fact("size", bytes_now, unit="bytes"),
+                fact("usual_size", size, unit="bytes"),
+            ),
+            series=Series(
+                name="time to write a checkpoint",
+                unit="s",
+                steps=tuple(state.steps),
+                values=tuple(state.seconds),
+                limit=usual * (1 + params.percent / 100),
             ),
         )

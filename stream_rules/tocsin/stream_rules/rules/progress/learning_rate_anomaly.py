@@ -34,7 +34,7 @@ from typing import Final
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame
-from tocsin.schemas.records.issues import Evidence, Severity, Subject
+from tocsin.schemas.records.issues import Severity, Subject
 from tocsin.schemas.records.runs import RunData, RunEnded, RunStarted
 from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import RankSeries
@@ -325,7 +325,8 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
             first_step=step,
             first_rank=group.lead.rank,
             severity=severity,
-            evidence=Evidence(facts=tuple(facts), series=group.lead.series(name, limit=limit)),
+            facts=tuple(facts),
+            series=group.lead.series(name, limit=limit),
         )
 
 

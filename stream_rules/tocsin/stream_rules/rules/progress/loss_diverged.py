@@ -70,7 +70,7 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import TensorFrame
-from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.schemas.records.issues import Subject
 from tocsin.schemas.records.program_facts import LossInputsSeen
 from tocsin.schemas.records.runs import RunData
 from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
@@ -362,13 +362,11 @@ class LossDiverged(SeriesRule[LossDivergedParams, _State]):
             "logarithm of a variance or a density) is bounded.",
             severity="warning",
             stop_worthy=False,
-            evidence=Evidence(
-                facts=(
-                    fact("loss", now, limit=limit),
-                    fact("first_loss", self._first()),
-                ),
-                series=state.lead.series("loss", limit=limit),
+            facts=(
+                fact("loss", now, limit=limit),
+                fact("first_loss", self._first()),
             ),
+            series=state.lead.series("loss", limit=limit),
         )
 
     def _evaluate(self, step: int, median: float) -> Outcomes:
@@ -468,18 +466,16 @@ class LossDiverged(SeriesRule[LossDivergedParams, _State]):
             onset_ms=lost.since_ms,
             severity="critical" if critical else None,
             stop_worthy=critical,
-            evidence=Evidence(
-                facts=(
-                    fact("lost_share", lost.share, limit=limit),
-                    fact("median", median, limit=level),
-                    fact("lowest", lost.lowest),
-                    fact("start", start),
-                    fact("lost_for", lost.above_low, unit="losses"),
-                ),
-                series=state.lead.series("loss", limit=level),
-                explanation="the share is the rise since the lowest median, of the fall from the "
-                "start to it; the start of a cross-entropy is what a guess costs",
+            facts=(
+                fact("lost_share", lost.share, limit=limit),
+                fact("median", median, limit=level),
+                fact("lowest", lost.lowest),
+                fact("start", start),
+                fact("lost_for", lost.above_low, unit="losses"),
             ),
+            series=state.lead.series("loss", limit=level),
+            explanation="the share is the rise since the lowest median, of the fall from the "
+            "start to it; the start of a cross-entropy is what a guess costs",
         )
 
     def _risen(
@@ -508,19 +504,17 @@ class LossDiverged(SeriesRule[LossDivergedParams, _State]):
             onset_ms=state.high_ms if state.high_since is not None else None,
             severity="critical" if critical else None,
             stop_worthy=critical,
-            evidence=Evidence(
-                facts=(
-                    fact("median", median, limit=limit),
-                    fact("reference", reference),
-                    fact("scale", self._scale()),
-                    fact("factor", times, limit=factor),
-                    fact("median_over", over, unit="losses"),
-                ),
-                series=state.lead.series("loss", limit=limit),
-                explanation="the reference is the lowest running median, or, of a cross-entropy, "
-                "what a guess costs; one factor is its size or the losses' spread, whichever is "
-                "larger",
+            facts=(
+                fact("median", median, limit=limit),
+                fact("reference", reference),
+                fact("scale", self._scale()),
+                fact("factor", times, limit=factor),
+                fact("median_over", over, unit="losses"),
             ),
+            series=state.lead.series("loss", limit=limit),
+            explanation="the reference is the lowest running median, or, of a cross-entropy, "
+            "what a guess costs; one factor is its size or the losses' spread, whichever is "
+            "larger",
         )
 
 

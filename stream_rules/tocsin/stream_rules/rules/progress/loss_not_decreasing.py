@@ -41,7 +41,7 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
-from tocsin.schemas.records.issues import Evidence, Series, Subject
+from tocsin.schemas.records.issues import Series, Subject
 from tocsin.schemas.records.runs import RunData
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
@@ -217,19 +217,17 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
             f"step {seen.before_step}",
             first_step=seen.first_step,
             first_rank=self.state.rank,
-            evidence=Evidence(
-                facts=(
-                    fact("reason", seen.why),
-                    fact("loss", loss, limit=seen.limit),
-                    fact("before", seen.before),
-                    fact("looks", seen.row, limit=params.patience),
-                ),
-                series=Series(
-                    name="loss",
-                    steps=tuple(before.steps),
-                    values=tuple(before.values),
-                    limit=seen.limit,
-                ),
+            facts=(
+                fact("reason", seen.why),
+                fact("loss", loss, limit=seen.limit),
+                fact("before", seen.before),
+                fact("looks", seen.row, limit=params.patience),
+            ),
+            series=Series(
+                name="loss",
+                steps=tuple(before.steps),
+                values=tuple(before.values),
+                limit=seen.limit,
             ),
         )
 
@@ -335,17 +333,15 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
             first_step=first,
             first_rank=state.rank,
             onset_ms=state.first_ms if why == "flat" else None,
-            evidence=Evidence(
-                facts=(
-                    fact("reason", why),
-                    fact("median", now, limit=limit),
-                    fact("beginning", state.begin),
-                    fact("lowest", state.best if state.best is not None else now),
-                ),
-                series=self._series(limit),
-                explanation="medians of the first and the last third of the run, looked at each "
-                "time the run has grown by half",
+            facts=(
+                fact("reason", why),
+                fact("median", now, limit=limit),
+                fact("beginning", state.begin),
+                fact("lowest", state.best if state.best is not None else now),
             ),
+            series=self._series(limit),
+            explanation="medians of the first and the last third of the run, looked at each "
+            "time the run has grown by half",
         )
 
     def _series(self, limit: float) -> Series:

@@ -28,7 +28,7 @@ from typing import Final
 import numpy as np
 from pydantic import Field
 
-from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.schemas.records.issues import Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import Params, RuleMeta, scalar
 from tocsin.stream_rules.rule_bases import SeriesRule, SeriesState
@@ -215,16 +215,14 @@ class LossSpike(SeriesRule[LossSpikeParams, _State]):
             first_rank=state.lead.rank,
             onset_ms=state.high_ms,
             severity="critical" if ruined else None,
-            evidence=Evidence(
-                facts=(
-                    fact("loss", loss, limit=limit),
-                    fact("highest", state.peak),
-                    fact("median_before", state.median),
-                    fact("above_for", state.count, unit="losses"),
-                    fact("state", "unrecovered" if unrecovered else "lasting" if lasts else "new"),
-                ),
-                series=state.lead.series("loss", limit=limit),
-                explanation="the limit comes from the median and the spread of the losses before "
-                "the spike; it is over when three losses in a row are below",
+            facts=(
+                fact("loss", loss, limit=limit),
+                fact("highest", state.peak),
+                fact("median_before", state.median),
+                fact("above_for", state.count, unit="losses"),
+                fact("state", "unrecovered" if unrecovered else "lasting" if lasts else "new"),
             ),
+            series=state.lead.series("loss", limit=limit),
+            explanation="the limit comes from the median and the spread of the losses before "
+            "the spike; it is over when three losses in a row are below",
         )

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from tocsin.schemas.configuration.values import Duration
 from tocsin.schemas.records.frames import StepFrame
-from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.schemas.records.issues import Subject
 from tocsin.schemas.records.runs import Heartbeat, RunData, RunStarted
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event, scalar
@@ -98,19 +98,17 @@ class MaxInitializationTime(Rule[MaxInitializationTimeParams, _State]):
             severity="warning" if ranks else "info",
             episode=f"{state.boot}/{state.seq}",
             onset_ms=state.started_ms,
-            evidence=Evidence(
-                facts=(
-                    fact(
-                        "without_step",
-                        waited_s,
-                        limit=self.params.threshold / timedelta(seconds=1),
-                        unit="s",
-                    ),
+            facts=(
+                fact(
+                    "without_step",
+                    waited_s,
+                    limit=self.params.threshold / timedelta(seconds=1),
+                    unit="s",
                 ),
-                explanation=f"{len(ranks)} ranks have reported so far"
-                if ranks
-                else "no rank has reported so far: the training has not reached its optimizer",
             ),
+            explanation=f"{len(ranks)} ranks have reported so far"
+            if ranks
+            else "no rank has reported so far: the training has not reached its optimizer",
         )
 
     def _works(self) -> Outcomes:

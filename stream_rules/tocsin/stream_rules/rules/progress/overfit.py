@@ -28,7 +28,7 @@ from typing import Final
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame
-from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.schemas.records.issues import Subject
 from tocsin.schemas.records.runs import RunData
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
@@ -190,16 +190,14 @@ class Overfit(Rule[OverfitParams, _State]):
             first_step=state.first_step,
             first_rank=state.evaluations.rank,
             onset_ms=state.first_ms,
-            evidence=Evidence(
-                facts=(
-                    fact("ratio", ratio, limit=self.params.ratio_threshold),
-                    fact("evaluation_loss", loss, limit=best),
-                    fact("training_loss", train),
-                    fact("best_step", state.best_step),
-                    fact("evaluations", state.row),
-                ),
-                series=state.evaluations.series("evaluation loss", limit=best),
-                explanation="the training loss is the mean of the last 100 steps before each "
-                "evaluation",
+            facts=(
+                fact("ratio", ratio, limit=self.params.ratio_threshold),
+                fact("evaluation_loss", loss, limit=best),
+                fact("training_loss", train),
+                fact("best_step", state.best_step),
+                fact("evaluations", state.row),
             ),
+            series=state.evaluations.series("evaluation loss", limit=best),
+            explanation="the training loss is the mean of the last 100 steps before each "
+            "evaluation",
         )

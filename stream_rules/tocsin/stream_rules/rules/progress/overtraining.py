@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame
-from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.schemas.records.issues import Subject
 from tocsin.schemas.records.runs import RunData
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import PointHistory
@@ -129,14 +129,12 @@ class Overtraining(Rule[OvertrainingParams, _State]):
             first_step=loss.worse.first_step,
             first_rank=self.state.evaluations.rank,
             onset_ms=loss.worse.first_ms,
-            evidence=Evidence(
-                facts=(
-                    fact("reason", which),
-                    fact("evaluations", loss.worse.length, limit=patience),
-                    fact("loss", value),
-                    fact("best", best),
-                    fact("best_step", loss.best_step),
-                ),
-                series=loss.values.series(name, limit=best),
+            facts=(
+                fact("reason", which),
+                fact("evaluations", loss.worse.length, limit=patience),
+                fact("loss", value),
+                fact("best", best),
+                fact("best_step", loss.best_step),
             ),
+            series=loss.values.series(name, limit=best),
         )

@@ -23,7 +23,7 @@ from pydantic import Field
 
 from tocsin.schemas.configuration.values import Duration
 from tocsin.schemas.records.frames import StepFrame
-from tocsin.schemas.records.issues import Evidence, Series, Subject
+from tocsin.schemas.records.issues import Series, Subject
 from tocsin.schemas.records.runs import Heartbeat, PhaseMark, RunData
 from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event, scalar
@@ -187,20 +187,18 @@ class StalledTraining(Rule[StalledTrainingParams, _State]):
             first_rank=behind,
             episode=f"{state.progress_boot}/{state.progress_seq}",
             onset_ms=since,
-            evidence=Evidence(
-                facts=(
-                    fact("without_progress", silent_s, limit=self._threshold_ms() / 1000, unit="s"),
-                    fact("last_step", -1 if step is None else step),
-                ),
-                series=Series(
-                    name="step_time_s",
-                    unit="s",
-                    steps=tuple(state.steps),
-                    values=tuple(state.seconds),
-                )
-                if state.steps
-                else None,
-                explanation="no step, no forward call, no evaluation and no checkpoint since; the "
-                "rank named is the one with the fewest steps",
+            facts=(
+                fact("without_progress", silent_s, limit=self._threshold_ms() / 1000, unit="s"),
+                fact("last_step", -1 if step is None else step),
             ),
+            series=Series(
+                name="step_time_s",
+                unit="s",
+                steps=tuple(state.steps),
+                values=tuple(state.seconds),
+            )
+            if state.steps
+            else None,
+            explanation="no step, no forward call, no evaluation and no checkpoint since; the "
+            "rank named is the one with the fewest steps",
         )

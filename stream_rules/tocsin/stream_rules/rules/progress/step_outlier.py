@@ -31,7 +31,7 @@ from pydantic import Field
 
 from tocsin.schemas.configuration.values import Duration
 from tocsin.schemas.records.frames import StepFrame, SystemFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.records.issues import Fact, Series, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
 from tocsin.stream_rules.reading.state_codec import StateArray
@@ -184,22 +184,20 @@ class StepOutlier(Rule[StepOutlierParams, _State]):
             first_step=state.first_step,
             first_rank=state.rank,
             onset_ms=state.first_ms,
-            evidence=Evidence(
-                facts=(
-                    fact("outliers", out.sum(), limit=params.n_outliers),
-                    fact("lost", percent, limit=params.least_percent, unit="percent"),
-                    fact("usual_step_time", median, limit=limit, unit="s"),
-                    *facts,
-                ),
-                series=Series(
-                    name="step time of the outliers",
-                    unit="s",
-                    steps=tuple(steps[out][-SERIES_POINTS:].tolist()),
-                    values=tuple(total[out][-SERIES_POINTS:].tolist()),
-                    limit=limit,
-                ),
-                explanation=_WORDS[branch],
+            facts=(
+                fact("outliers", out.sum(), limit=params.n_outliers),
+                fact("lost", percent, limit=params.least_percent, unit="percent"),
+                fact("usual_step_time", median, limit=limit, unit="s"),
+                *facts,
             ),
+            series=Series(
+                name="step time of the outliers",
+                unit="s",
+                steps=tuple(steps[out][-SERIES_POINTS:].tolist()),
+                values=tuple(total[out][-SERIES_POINTS:].tolist()),
+                limit=limit,
+            ),
+            explanation=_WORDS[branch],
         )
 
     def _cause(

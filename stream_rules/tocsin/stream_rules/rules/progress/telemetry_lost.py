@@ -15,7 +15,7 @@ from pydantic import Field
 
 from tocsin.schemas.configuration.values import Duration
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
-from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.schemas.records.issues import Subject
 from tocsin.schemas.records.runs import Heartbeat, RunData, RunEnded, RunStarted
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event, scalar, tensors
@@ -162,10 +162,8 @@ class TelemetryLost(Rule[TelemetryLostParams, _State]):
             first_rank=first,
             episode=f"{heard.boot}/{heard.seq}",
             onset_ms=heard.at_ms,
-            evidence=Evidence(
-                facts=(fact("silent", silent_s, limit=self._limit_ms(heard) / 1000, unit="s"),),
-                followed=len(state.lost) - 1,
-                also=tuple(f"rank {rank}" for rank in state.lost[1:33]),
-                explanation=launcher,
-            ),
+            facts=(fact("silent", silent_s, limit=self._limit_ms(heard) / 1000, unit="s"),),
+            followed=len(state.lost) - 1,
+            also=tuple(f"rank {rank}" for rank in state.lost[1:33]),
+            explanation=launcher,
         )

@@ -32,7 +32,7 @@ from pydantic import Field
 
 from tocsin.schemas.configuration.values import Duration
 from tocsin.schemas.records.frames import StepFrame, SystemFrame
-from tocsin.schemas.records.issues import Evidence, Series, Subject
+from tocsin.schemas.records.issues import Series, Subject
 from tocsin.schemas.records.runs import RunData, RunStarted
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
@@ -243,25 +243,23 @@ class ThroughputRegression(Rule[ThroughputRegressionParams, _State]):
             first_rank=state.rank,
             onset_ms=since.ms,
             severity="warning" if grave else None,
-            evidence=Evidence(
-                facts=(
-                    fact("step_time", level, limit=limit, unit="s"),
-                    fact("usual_step_time", usual, unit="s"),
-                    fact("time_lost", lost, unit="s"),
-                    *(
-                        fact(f"{name}_more", after[j] - before[j], unit="s")
-                        for j, name in enumerate(PARTS)
-                    ),
+            facts=(
+                fact("step_time", level, limit=limit, unit="s"),
+                fact("usual_step_time", usual, unit="s"),
+                fact("time_lost", lost, unit="s"),
+                *(
+                    fact(f"{name}_more", after[j] - before[j], unit="s")
+                    for j, name in enumerate(PARTS)
                 ),
-                series=Series(
-                    name=f"step time (medians of {params.block})",
-                    unit="s",
-                    steps=tuple(state.steps),
-                    values=tuple(state.values),
-                    limit=limit,
-                ),
-                explanation="without the time of evaluations, on the clock of the training thread",
             ),
+            series=Series(
+                name=f"step time (medians of {params.block})",
+                unit="s",
+                steps=tuple(state.steps),
+                values=tuple(state.values),
+                limit=limit,
+            ),
+            explanation="without the time of evaluations, on the clock of the training thread",
         )
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import Doubles, SystemFrame
-from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.schemas.records.issues import Subject
 from tocsin.schemas.records.runs import DataLoaderSeen, RunData
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import Params, RuleMeta, event, system
@@ -147,10 +147,8 @@ class BatchSize(NodeRule[BatchSizeParams, _State]):
             "would fit",
             episode=window.hysteresis.episode,
             onset_ms=window.hysteresis.first_ms,
-            evidence=Evidence(
-                facts=tuple(facts),
-                series=window.samples.series(f"memory of {name}", "percent", 1),
-            ),
+            facts=tuple(facts),
+            series=window.samples.series(f"memory of {name}", "percent", 1),
         )
 
 

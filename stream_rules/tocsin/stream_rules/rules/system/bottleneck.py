@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import Doubles, StepFrame, SystemFrame
-from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.schemas.records.issues import Subject
 from tocsin.schemas.records.runs import RunData, RunStarted
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import Input, Params, event, scalar, system
@@ -142,19 +142,17 @@ class Bottleneck(NodeRule[P, BottleneckState]):
             reason=self.reason(name, share, gpu, busy) + where,
             episode=node.hysteresis.episode,
             onset_ms=node.hysteresis.first_ms,
-            evidence=Evidence(
-                facts=(
-                    fact("share", share, limit=self.params.threshold, unit="percent"),
-                    fact("gpu", gpu, limit=self.params.gpu_threshold, unit="percent"),
-                    fact(self.busy_name, busy, limit=self.busy_threshold, unit="percent"),
-                    *(
-                        fact(f"time in {phase}", percent, unit="percent")
-                        for phase, percent in phases.items()
-                    ),
+            facts=(
+                fact("share", share, limit=self.params.threshold, unit="percent"),
+                fact("gpu", gpu, limit=self.params.gpu_threshold, unit="percent"),
+                fact(self.busy_name, busy, limit=self.busy_threshold, unit="percent"),
+                *(
+                    fact(f"time in {phase}", percent, unit="percent")
+                    for phase, percent in phases.items()
                 ),
-                series=recent.series(f"mean utilisation of the GPUs of {name}", "percent"),
-                explanation=f"of the last {len(recent.rows)} samples, over {recent.span_s:,.0f} s; "
-                "medians of the samples in which the GPUs waited; the times are those of the "
-                "steps that ended then",
             ),
+            series=recent.series(f"mean utilisation of the GPUs of {name}", "percent"),
+            explanation=f"of the last {len(recent.rows)} samples, over {recent.span_s:,.0f} s; "
+            "medians of the samples in which the GPUs waited; the times are those of the "
+            "steps that ended then",
         )

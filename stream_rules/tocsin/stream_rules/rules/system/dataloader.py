@@ -32,7 +32,7 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame
-from tocsin.schemas.records.issues import Evidence, Fact, Series, Subject
+from tocsin.schemas.records.issues import Fact, Series, Subject
 from tocsin.schemas.records.runs import DataLoaderSeen, RunData, RunStarted
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS, RankSeries
@@ -273,16 +273,14 @@ class Dataloader(Rule[DataloaderParams, _State]):
             first_rank=state.lead.rank,
             severity=None if grave else "info",
             remedy=remedy,
-            evidence=Evidence(
-                facts=tuple(facts),
-                series=Series(
-                    name="wait for the next batch",
-                    unit="ms",
-                    steps=tuple(state.steps[-SERIES_POINTS:]),
-                    values=tuple(1000 * wait for wait in state.waits[-SERIES_POINTS:]),
-                ),
-                explanation="the median of groups of as many steps as there are workers",
+            facts=tuple(facts),
+            series=Series(
+                name="wait for the next batch",
+                unit="ms",
+                steps=tuple(state.steps[-SERIES_POINTS:]),
+                values=tuple(1000 * wait for wait in state.waits[-SERIES_POINTS:]),
             ),
+            explanation="the median of groups of as many steps as there are workers",
         )
 
     def _ranks(self) -> int:
@@ -339,7 +337,7 @@ class Dataloader(Rule[DataloaderParams, _State]):
             first_rank=self.state.lead.rank,
             severity="info",
             remedy=remedy,
-            evidence=Evidence(facts=(fact, *_facts(loader))),
+            facts=(fact, *_facts(loader)),
         )
 
 

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from tocsin.schemas.configuration.values import Duration
 from tocsin.schemas.records.frames import Doubles, SystemFrame
-from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.schemas.records.issues import Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, system
 from tocsin.stream_rules.signals.hysteresis import Hysteresis
@@ -158,7 +158,6 @@ class DiskFull(Rule[DiskFullParams, _State]):
             episode=latch.episode,
             onset_ms=latch.first_ms,
             severity="critical" if why == "full" else None,
-            evidence=Evidence(
-                facts=tuple(facts), series=node.trend.series("free space", "bytes", 0.0)
-            ),
+            facts=tuple(facts),
+            series=node.trend.series("free space", "bytes", 0.0),
         )

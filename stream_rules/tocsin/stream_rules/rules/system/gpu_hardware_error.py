@@ -25,7 +25,7 @@ from typing import Final, Literal
 import numpy as np
 
 from tocsin.schemas.records.frames import Doubles, SystemFrame
-from tocsin.schemas.records.issues import Evidence, Severity, Subject
+from tocsin.schemas.records.issues import Severity, Subject
 from tocsin.schemas.records.runs import RunData, RunStarted
 from tocsin.stream_rules.outcomes import Finding, Holds, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event, system
@@ -207,8 +207,6 @@ class GpuHardwareError(Rule[GpuHardwareErrorParams, _State]):
             "with another program, test the GPU."
             if severity == "warning"
             else None,
-            evidence=Evidence(
-                facts=tuple(facts),
-                explanation="counted since the first sample of this run",
-            ),
+            facts=tuple(facts),
+            explanation="counted since the first sample of this run",
         )

@@ -25,7 +25,7 @@ from pydantic import Field
 
 from tocsin.schemas.configuration.values import Duration
 from tocsin.schemas.records.frames import SystemFrame
-from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.schemas.records.issues import Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, system
 from tocsin.stream_rules.signals.gpus import CAPTURE_HINT, Gpu, gpus_with
@@ -133,16 +133,14 @@ class GpuMemoryIncrease(Rule[GpuMemoryIncreaseParams, _State]):
                 f"{60 * slope / 2**20:,.0f} MiB more each minute: full in {ahead / 60:,.0f} min",
                 episode=memory.predicted.episode,
                 onset_ms=memory.predicted.first_ms,
-                evidence=Evidence(
-                    facts=(
-                        fact("used", used, limit=total, unit="bytes"),
-                        fact("growth", slope, unit="bytes/s"),
-                        fact("full_in", ahead, limit=horizon_s, unit="s"),
-                    ),
-                    series=memory.trend.series(f"memory of {gpu.name}", "bytes", total),
-                    explanation="the growth is that between the medians of the first and the last "
-                    "ninth of the last 5 or 20 minutes",
+                facts=(
+                    fact("used", used, limit=total, unit="bytes"),
+                    fact("growth", slope, unit="bytes/s"),
+                    fact("full_in", ahead, limit=horizon_s, unit="s"),
                 ),
+                series=memory.trend.series(f"memory of {gpu.name}", "bytes", total),
+                explanation="the growth is that between the medians of the first and the last "
+                "ninth of the last 5 or 20 minutes",
             )
         elif memory.predicted.gone(at.now_ms / 1000, least=_STEADY_S):
             yield Clear(about=f"predicted {gpu.name}")
@@ -167,13 +165,11 @@ class GpuMemoryIncrease(Rule[GpuMemoryIncreaseParams, _State]):
             episode=memory.step.episode,
             onset_ms=memory.step.first_ms,
             severity="info",
-            evidence=Evidence(
-                facts=(
-                    fact("increase", now - before, limit=self.params.increase, unit="percent"),
-                    fact("used", now, unit="percent"),
-                    fact("used_before", before, unit="percent"),
-                ),
-                series=recent.series(f"memory of {gpu.name}", "percent"),
-                explanation=f"medians of {window} samples and of as many before them",
+            facts=(
+                fact("increase", now - before, limit=self.params.increase, unit="percent"),
+                fact("used", now, unit="percent"),
+                fact("used_before", before, unit="percent"),
             ),
+            series=recent.series(f"memory of {gpu.name}", "percent"),
+            explanation=f"medians of {window} samples and of as many before them",
         )

@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import Doubles, SystemFrame
-from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.schemas.records.issues import Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, system
 from tocsin.stream_rules.signals.gpus import CAPTURE_HINT, Gpu, gpus_with
@@ -148,12 +148,10 @@ class GpuThermalThrottle(Rule[GpuThermalThrottleParams, _State]):
             episode=known.latches[why].episode,
             onset_ms=known.latches[why].first_ms,
             severity="info" if 0 < _SLOWER * known.fastest < clock else None,
-            evidence=Evidence(
-                facts=tuple(facts),
-                series=recent.series(f"SM clock of {gpu.name}", "Hz", 2)
-                if clock > 0
-                else recent.series(f"held down, {gpu.name}", "0 or 1", _WHYS.index(why)),
-            ),
+            facts=tuple(facts),
+            series=recent.series(f"SM clock of {gpu.name}", "Hz", 2)
+            if clock > 0
+            else recent.series(f"held down, {gpu.name}", "0 or 1", _WHYS.index(why)),
         )
 
 

@@ -28,7 +28,7 @@ from pydantic import Field
 
 from tocsin.schemas.configuration.values import Duration
 from tocsin.schemas.records.frames import StepFrame, SystemFrame
-from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.schemas.records.issues import Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar, system
 from tocsin.stream_rules.signals.hysteresis import Hysteresis
@@ -168,19 +168,17 @@ class HostMemoryIncrease(Rule[HostMemoryIncreaseParams, _State]):
             f"and grows by {60 * slope / 2**20:,.0f} MiB a minute: full in {ahead / 60:,.0f} min",
             episode=node.latch.episode,
             onset_ms=node.latch.first_ms,
-            evidence=Evidence(
-                facts=(
-                    fact("used", node.trend.last, limit=limit, unit="bytes"),
-                    fact("share", share, unit="percent"),
-                    fact("growth", slope, unit="bytes/s"),
-                    fact("full_in", ahead, limit=self.params.horizon.total_seconds(), unit="s"),
-                ),
-                series=(node.trend if branch == "steady" else node.quick).series(
-                    "memory of the job", "bytes", limit
-                ),
-                explanation="the growth is that between the medians of the first and the last "
-                f"ninth of the last {'5 or 20 minutes' if branch == 'steady' else 'minute'}",
+            facts=(
+                fact("used", node.trend.last, limit=limit, unit="bytes"),
+                fact("share", share, unit="percent"),
+                fact("growth", slope, unit="bytes/s"),
+                fact("full_in", ahead, limit=self.params.horizon.total_seconds(), unit="s"),
             ),
+            series=(node.trend if branch == "steady" else node.quick).series(
+                "memory of the job", "bytes", limit
+            ),
+            explanation="the growth is that between the medians of the first and the last "
+            f"ninth of the last {'5 or 20 minutes' if branch == 'steady' else 'minute'}",
         )
 
 
@@ -195,11 +193,9 @@ def _of_graphs(rank: int, kept: int, step: int) -> Finding:
         first_rank=rank,
         remedy="Find what keeps a loss or an output with its graph: a list, or a running sum such "
         "as `total += loss`. Keep `loss.item()` or `loss.detach()`.",
-        evidence=Evidence(
-            facts=(
-                fact("graphs_kept", kept, limit=_MOST_GRAPHS),
-                fact("looked_at_steps", step),
-            ),
-            explanation="a marker in a graph disappears together with it",
+        facts=(
+            fact("graphs_kept", kept, limit=_MOST_GRAPHS),
+            fact("looked_at_steps", step),
         ),
+        explanation="a marker in a graph disappears together with it",
     )

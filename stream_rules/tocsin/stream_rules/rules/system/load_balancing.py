@@ -24,7 +24,7 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import Doubles, SystemFrame
-from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.schemas.records.issues import Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, system
 from tocsin.stream_rules.signals.gpus import CAPTURE_HINT, gpus_with
@@ -151,17 +151,15 @@ class LoadBalancing(Rule[LoadBalancingParams, _State]):
             f"{high} for {busy:.0f} %{also}",
             episode=self.state.latch.episode,
             onset_ms=self.state.latch.first_ms,
-            evidence=Evidence(
-                facts=(
-                    fact("distance", apart, limit=params.threshold),
-                    fact("points_apart", busy - idle, limit=params.least_points, unit="percent"),
-                    fact("busiest", high),
-                ),
-                series=gpus[low].series(f"utilisation of {low}", "percent"),
-                followed=len(others),
-                also=tuple(others[:32]),
-                explanation="Jensen-Shannon distance of the histograms of their utilisation",
+            facts=(
+                fact("distance", apart, limit=params.threshold),
+                fact("points_apart", busy - idle, limit=params.least_points, unit="percent"),
+                fact("busiest", high),
             ),
+            series=gpus[low].series(f"utilisation of {low}", "percent"),
+            followed=len(others),
+            also=tuple(others[:32]),
+            explanation="Jensen-Shannon distance of the histograms of their utilisation",
         )
 
 

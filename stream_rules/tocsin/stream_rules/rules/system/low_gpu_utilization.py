@@ -24,7 +24,7 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import SystemFrame
-from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.schemas.records.issues import Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, system
 from tocsin.stream_rules.signals.gpus import CAPTURE_HINT, gpus_with
@@ -165,13 +165,11 @@ class LowGpuUtilization(Rule[LowGpuUtilizationParams, _State]):
             episode=gpu.latch.episode,
             onset_ms=gpu.latch.first_ms,
             severity="info" if why == "fluctuating" else None,
-            evidence=Evidence(
-                facts=(
-                    fact("reason", why),
-                    fact("p95", high, limit=params.threshold_p95, unit="percent"),
-                    fact("p5", low, limit=params.threshold_p5, unit="percent"),
-                    fact("samples", len(gpu.samples.rows)),
-                ),
-                series=gpu.samples.series(f"utilisation of {name}", "percent", limit=limit),
+            facts=(
+                fact("reason", why),
+                fact("p95", high, limit=params.threshold_p95, unit="percent"),
+                fact("p5", low, limit=params.threshold_p5, unit="percent"),
+                fact("samples", len(gpu.samples.rows)),
             ),
+            series=gpu.samples.series(f"utilisation of {name}", "percent", limit=limit),
         )

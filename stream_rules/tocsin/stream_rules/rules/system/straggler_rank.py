@@ -33,7 +33,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from tocsin.schemas.records.frames import Doubles, StepFrame
-from tocsin.schemas.records.issues import Evidence, Series, Subject
+from tocsin.schemas.records.issues import Series, Subject
 from tocsin.schemas.records.runs import RunData, RunStarted
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
@@ -256,17 +256,15 @@ class StragglerRank(Rule[StragglerRankParams, _State]):
             f"{doing}, in {marks.sum():.0f} of {len(marks)} steps, and they wait for it",
             first_step=recent[int(np.flatnonzero(marks)[0])],
             first_rank=rank,
-            evidence=Evidence(
-                facts=tuple(facts),
-                series=Series(
-                    name=f"extra time of rank {rank}",
-                    unit="ms",
-                    steps=tuple(state.steps[-SERIES_POINTS:]),
-                    values=tuple((1000 * lost_s[-SERIES_POINTS:]).tolist()),
-                ),
-                explanation="own work is the part without waiting for other ranks: the wait for "
-                "the batch and the forward pass; it is compared with the median of the other ranks",
+            facts=tuple(facts),
+            series=Series(
+                name=f"extra time of rank {rank}",
+                unit="ms",
+                steps=tuple(state.steps[-SERIES_POINTS:]),
+                values=tuple((1000 * lost_s[-SERIES_POINTS:]).tolist()),
             ),
+            explanation="own work is the part without waiting for other ranks: the wait for "
+            "the batch and the forward pass; it is compared with the median of the other ranks",
         )
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
-from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.schemas.records.issues import Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import RankSeries
 from tocsin.stream_rules.reading.tensor_rows import Doubles, doubles
@@ -128,15 +128,13 @@ class FeatureImportanceOverweight(TensorRowRule[FeatureImportanceOverweightParam
             first_step=state.streak.first_step,
             first_rank=state.rank,
             onset_ms=state.streak.first_ms,
-            evidence=Evidence(
-                facts=(
-                    fact("share", share, limit=params.threshold),
-                    fact("features", len(weights)),
-                ),
-                series=state.shares.series(
-                    f"share of the {params.nfeatures} largest importances", limit=params.threshold
-                ),
-                followed=len(largest) - 1,
-                also=tuple(name for name, _ in largest[1:33]),
+            facts=(
+                fact("share", share, limit=params.threshold),
+                fact("features", len(weights)),
             ),
+            series=state.shares.series(
+                f"share of the {params.nfeatures} largest importances", limit=params.threshold
+            ),
+            followed=len(largest) - 1,
+            also=tuple(name for name, _ in largest[1:33]),
         )

@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
-from tocsin.schemas.records.issues import Evidence, Subject
+from tocsin.schemas.records.issues import Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcome, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import RankSeries
 from tocsin.stream_rules.reading.tensor_rows import Doubles, named
@@ -115,14 +115,12 @@ class TreeDepth(TensorRowRule[TreeDepthParams, _State]):
             first_step=state.first_step,
             first_rank=rank,
             onset_ms=state.first_ms,
-            evidence=Evidence(
-                facts=(fact("depth", depth, limit=limit, unit="levels"),),
-                series=state.deepest.series(
-                    "depth of the deepest new tree", limit=float(limit), unit="levels"
-                ),
-                followed=followed,
-                also=also,
+            facts=(fact("depth", depth, limit=limit, unit="levels"),),
+            series=state.deepest.series(
+                "depth of the deepest new tree", limit=float(limit), unit="levels"
             ),
+            followed=followed,
+            also=also,
         )
 
 
