@@ -1,11 +1,19 @@
-"""What AWS's answers mean, and clients for its services; boto3 blocks, so calls run in threads."""
+"""Calls of AWS: clients, what answers mean, and kinds of receivers that are one call each.
+
+boto3 blocks, so calls run in threads.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
-from tocsin.actions.delivery.retry import Outcome
+from tocsin.actions.delivery.receiver_queues import Notice
+from tocsin.actions.delivery.retry import Outcome, phrase_of
+from tocsin.actions.receivers.kind import ConfigT, ReceiverContext, ReceiverKind
 
 if TYPE_CHECKING:
     from botocore.client import BaseClient
@@ -15,7 +23,7 @@ TIMEOUT_S: Final = 10
 
 AT_ONCE: Final = 4
 
-Service = Literal["sns", "lambda"]
+Service = Literal["sns", "lambda", "sqs", "events"]
 
 
 class ClientFactory(Protocol):
@@ -70,7 +78,71 @@ def call(request: Callable[[], int]) -> Outcome:
         return Outcome(failure="no connection")
     except (exceptions.BotoCoreError, OSError) as error:
         return Outcome(later=f"AWS could not be asked ({type(error).__name__})")
-    return Outcome(status=status, phrase="OK" if status == 200 else "")
+    return Outcome(status=status, phrase=phrase_of(status))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwsTarget:
+    """A receiver that is one call of a service.
+
+    Attributes:
+        request: makes the call and returns its HTTP status; blocks.
+    """
+
+    service: Service
+    region: str | None
+    request: Callable[[Any, Notice], int]
+
+
+class AwsSender:
+    """Makes the calls. One per service."""
+
+    def __init__(self, make: ClientFactory = make_client) -> None:
+        self._make = make
+        self._room = asyncio.Semaphore(AT_ONCE)
+
+    async def send(self, target: AwsTarget, notice: Notice) -> Outcome:
+        """One attempt. Raises nothing but CancelledError."""
+        async with self._room:
+            return await asyncio.to_thread(self._call, target, notice)
+
+    async def close(self) -> None:
+        """Nothing stays open."""
+
+    def _call(self, target: AwsTarget, notice: Notice) -> Outcome:
+        """Blocks."""
+
+        def request() -> int:
+            client = self._make(target.service, target.region)
+            try:
+                return target.request(client, notice)
+            finally:
+                client.close()
+
+        return call(request)
+
+
+class AwsKind(ReceiverKind[ConfigT, AwsTarget]):
+    """A kind of receiver that is one call of a service."""
+
+    libraries = ("boto3",)
+    at_once = AT_ONCE
+
+    def sender(self, context: ReceiverContext) -> AwsSender:
+        """One for all receivers of the kind."""
+        return AwsSender()
+
+
+def event_text(notice: Notice) -> str:
+    """The issue's CloudEvent; its `deliveryid` is the same in each attempt."""
+    delivery = notice.delivery
+    event = {**(delivery.event or {}), "deliveryid": delivery.delivery_id}
+    return json.dumps(event, separators=(",", ":"))
+
+
+def status_of(answer: Mapping[str, Any]) -> int:
+    """The HTTP status of an answer."""
+    return int(answer["ResponseMetadata"]["HTTPStatusCode"])
 
 
 _LATER: Final = (
@@ -99,7 +171,7 @@ def _refusal(response: object) -> Outcome:
     found = response if isinstance(response, dict) else {}
     status = found.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     code = str(found.get("Error", {}).get("Code", ""))
-    word = code if code.isalnum() and len(code) <= 64 else ""
+    word = code if code.replace(".", "").isalnum() and len(code) <= 64 else ""
     text = f"{status or ''} {word}".strip() or "refused"
     again = code in _LATER_CODES or any(sign in code for sign in _LATER)
     again = again or status in (408, 429) or status >= 500

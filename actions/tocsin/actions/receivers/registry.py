@@ -9,12 +9,14 @@ from typing import Final
 from tocsin.actions.receivers.alertmanager.kind import Alertmanager
 from tocsin.actions.receivers.chat.kind import Chat
 from tocsin.actions.receivers.email.kind import Email
+from tocsin.actions.receivers.eventbridge.kind import EventBridge
 from tocsin.actions.receivers.goalert.kind import GoAlert
 from tocsin.actions.receivers.incident_io.kind import IncidentIo
 from tocsin.actions.receivers.kind import AnyKind, ReceiverKind
 from tocsin.actions.receivers.lambda_function.kind import LambdaFunction
 from tocsin.actions.receivers.pagerduty.kind import PagerDuty
 from tocsin.actions.receivers.sms.kind import Sms
+from tocsin.actions.receivers.sqs.kind import Sqs
 from tocsin.actions.receivers.webhook.kind import Webhook
 from tocsin.schemas.configuration.receivers import ReceiverConfig
 from tocsin.schemas.errors import ConfigurationError
@@ -28,6 +30,8 @@ BUILT_IN: Final[Mapping[str, AnyKind]] = {
     "webhook": Webhook(),
     "sms": Sms(),
     "lambda": LambdaFunction(),
+    "sqs": Sqs(),
+    "eventbridge": EventBridge(),
     "pagerduty": PagerDuty(),
     "incident_io": IncidentIo(),
     "goalert": GoAlert(),

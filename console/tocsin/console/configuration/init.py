@@ -180,10 +180,15 @@ receivers:
   # A chat message: slack://TOKEN_A/TOKEN_B/TOKEN_C, discord://ID/TOKEN, tgram://BOT_TOKEN/CHAT_ID
   # and others, or a webhook URL of Slack or Discord. Such a URL is a secret.
   #vision-chat: {type: chat, url: {secret: slack-url}}
-  # A text message through AWS SNS, and a call of an AWS Lambda function, with the machine's AWS
-  # credentials.
+  # With the machine's AWS credentials: a text message through SNS, a call of a Lambda function, a
+  # message to an SQS queue, an event on an EventBridge bus.
   #on-call: {type: sms, to: ["+4915112345678"], region: eu-central-1, sender_id: tocsin}
   #ml-lambda: {type: lambda, function: ml-alerts, region: eu-central-1}
+  #ml-queue:
+  #  type: sqs
+  #  queue: https://sqs.eu-central-1.amazonaws.com/123456789012/ml-alerts
+  #  region: eu-central-1
+  #ml-events: {type: eventbridge, event_bus: ml-alerts, region: eu-central-1}
   # A webhook: posts each issue as a CloudEvent.
   #ml-hook: {type: webhook, url: "https://hooks.example.com/ml"}
   # All keys: the URL from a secret, headers, a signature (Standard Webhooks; while you replace a

@@ -1,4 +1,4 @@
-"""SMS and Lambda, against moto and botocore's Stubber."""
+"""SMS, Lambda, SQS and EventBridge, against moto and botocore's Stubber."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from support.issue_records import NOW_MS, issue
 from support.notices import attempted, notice
 from tocsin.actions.delivery.receiver_queues import ReceiverQueue
 from tocsin.actions.delivery.retry import Outcome, RetryPolicy, decide
-from tocsin.actions.receivers.aws import Service, make_client
-from tocsin.actions.receivers.lambda_function.sender import LambdaSender, LambdaTarget
+from tocsin.actions.receivers.aws import AwsSender, AwsTarget, Service, make_client
+from tocsin.actions.receivers.eventbridge.kind import put_event
+from tocsin.actions.receivers.lambda_function.kind import invoke
 from tocsin.actions.receivers.message import message_of
 from tocsin.actions.receivers.sms.sender import (
     MOST_PARTS,
@@ -33,11 +34,15 @@ from tocsin.actions.receivers.sms.sender import (
     septets,
     sms_text,
 )
+from tocsin.actions.receivers.sqs.kind import send_message
 
 NUMBERS = ("+4915112345678", "+14155550100")
 ONE = SmsTarget(name="sms", to=NUMBERS[:1], region="eu-central-1", sender_id="tocsin")
 BOTH = SmsTarget(name="sms", to=NUMBERS, region="eu-central-1")
-FUNCTION = LambdaTarget(name="lambda", function="ml-alerts:live", region="eu-central-1")
+FUNCTION = AwsTarget(
+    service="lambda", region="eu-central-1", request=partial(invoke, "ml-alerts:live")
+)
+EVENTS = AwsTarget(service="events", region="eu-central-1", request=partial(put_event, "ml"))
 
 
 @pytest.fixture
@@ -150,7 +155,7 @@ async def test_refusals_are_final_unless_they_say_later(
         outcome = await (
             SmsSender(stubbed).send(ONE, notice(issue(), kind="sms"))
             if service == "sns"
-            else LambdaSender(stubbed).send(FUNCTION, notice(issue(), kind="lambda"))
+            else AwsSender(stubbed).send(FUNCTION, notice(issue(), kind="lambda"))
         )
         assert state(outcome) == wanted
         assert outcome.text() == f"{status} {code}"
@@ -175,7 +180,7 @@ async def test_failures_before_an_answer_are_told_in_our_words(
 
     for outcome in (
         await SmsSender(broken).send(ONE, notice(issue(), kind="sms")),
-        await LambdaSender(broken).send(FUNCTION, notice(issue(), kind="lambda")),
+        await AwsSender(broken).send(FUNCTION, notice(issue(), kind="lambda")),
     ):
         assert state(outcome) == wanted
         assert text in outcome.text()
@@ -194,13 +199,76 @@ async def test_a_function_is_called_with_the_cloud_event() -> None:
     stubbed.client.meta.events.register(
         "provide-client-params.lambda.Invoke", lambda params, **_: seen.append(params)
     )
-    outcome = await LambdaSender(stubbed).send(FUNCTION, given)
+    outcome = await AwsSender(stubbed).send(FUNCTION, given)
 
     assert outcome == Outcome(status=202, phrase="Accepted")
     event = json.loads(seen[0]["Payload"])
     assert event["type"] == "tocsin.issue.firing"
     assert event["deliveryid"] == given.delivery.delivery_id
     assert event["data"]["reason"] == "NaN in the loss at step 1"
+
+
+def queue_target(url: str) -> AwsTarget:
+    return AwsTarget(service="sqs", region="eu-central-1", request=partial(send_message, url))
+
+
+@pytest.mark.parametrize("fifo", [False, True])
+async def test_a_queue_gets_the_cloud_event(aws: None, fifo: bool) -> None:
+    client: Any = make_client("sqs", "eu-central-1")
+    options = {"QueueName": "q.fifo", "Attributes": {"FifoQueue": "true"}}
+    url = client.create_queue(**(options if fifo else {"QueueName": "q"}))["QueueUrl"]
+    given = notice(issue(), kind="sqs")
+    for _ in range(2):
+        assert (await AwsSender().send(queue_target(url), given)).text() == "200 OK"
+
+    found = client.receive_message(
+        QueueUrl=url, MaxNumberOfMessages=10, MessageSystemAttributeNames=["All"]
+    )["Messages"]
+    client.close()
+    assert len(found) == (1 if fifo else 2), "a FIFO queue drops a repeat"
+    event = json.loads(found[0]["Body"])
+    assert (event["type"], event["deliveryid"]) == (
+        "tocsin.issue.firing",
+        given.delivery.delivery_id,
+    )
+    assert found[0]["Attributes"].get("MessageGroupId") == ("run-1" if fifo else None)
+
+
+async def test_a_queue_that_is_not_there_is_final(aws: None) -> None:
+    url = "https://sqs.eu-central-1.amazonaws.com/123456789012/none"
+    outcome = await AwsSender().send(queue_target(url), notice(issue(), kind="sqs"))
+    assert state(outcome) == "rejected"
+    assert outcome.text() == "400 AWS.SimpleQueueService.NonExistentQueue"
+
+
+async def test_an_event_bus_gets_the_cloud_event(aws: None) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def make(service: Service, region: str | None) -> Any:
+        client: Any = make_client(service, region)
+        client.create_event_bus(Name="ml")
+        client.meta.events.register(
+            "provide-client-params.events.PutEvents", lambda params, **_: seen.append(params)
+        )
+        return client
+
+    assert (await AwsSender(make).send(EVENTS, notice(issue()))).text() == "200 OK"
+    (entry,) = seen[0]["Entries"]
+    assert (entry["EventBusName"], entry["Source"]) == ("ml", "tocsin")
+    assert entry["DetailType"] == "tocsin.issue.firing"
+    assert json.loads(entry["Detail"])["data"]["reason"] == "NaN in the loss at step 1"
+
+
+@pytest.mark.parametrize(
+    ("code", "wanted"),
+    [("ThrottlingException", "pending"), ("MalformedDetail", "rejected")],
+)
+async def test_an_entry_that_failed_is_no_delivery(code: str, wanted: str) -> None:
+    stubbed = Stubbed()
+    answer = {"FailedEntryCount": 1, "Entries": [{"ErrorCode": code, "ErrorMessage": "SECRET"}]}
+    stubbed.expect("events").add_response("put_events", answer)
+    outcome = await AwsSender(stubbed).send(EVENTS, notice(issue()))
+    assert (state(outcome), outcome.text()) == (wanted, f"400 {code}")
 
 
 def test_a_client_makes_one_attempt_for_each_call(aws: None) -> None:
@@ -242,7 +310,7 @@ async def test_no_secret_of_an_error_is_logged_or_told(
         sender = (
             partial(SmsSender(stubbed).send, ONE)
             if service == "sns"
-            else partial(LambdaSender(stubbed).send, FUNCTION)
+            else partial(AwsSender(stubbed).send, FUNCTION)
         )
         outcome = await attempted(ReceiverQueue(sender), notice(issue()))
         assert state(outcome) == "rejected"

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from tocsin.actions.receivers.aws import AT_ONCE
-from tocsin.actions.receivers.kind import ReceiverContext, ReceiverKind
+from functools import partial
+from typing import Any
+
+from tocsin.actions.delivery.receiver_queues import Notice
+from tocsin.actions.receivers.aws import AwsKind, AwsTarget, event_text
+from tocsin.actions.receivers.kind import ReceiverContext
 from tocsin.actions.receivers.lambda_function.config import LambdaReceiver
-from tocsin.actions.receivers.lambda_function.sender import LambdaSender, LambdaTarget
 
 
-class LambdaFunction(ReceiverKind[LambdaReceiver, LambdaTarget]):
+class LambdaFunction(AwsKind[LambdaReceiver]):
     """Calls a function with each issue."""
 
     config = LambdaReceiver
-    libraries = ("boto3",)
     called = "a receiver of the type lambda"
-    at_once = AT_ONCE
 
-    def target(self, name: str, config: LambdaReceiver, context: ReceiverContext) -> LambdaTarget:
-        """The function."""
-        return LambdaTarget(name=name, function=config.function, region=config.region)
+    def target(self, name: str, config: LambdaReceiver, context: ReceiverContext) -> AwsTarget:
+        """The function, by name or ARN, with `:ALIAS` if it has one."""
+        request = partial(invoke, config.function)
+        return AwsTarget(service="lambda", region=config.region, request=request)
 
-    def sender(self, context: ReceiverContext) -> LambdaSender:
-        """One for all functions."""
-        return LambdaSender()
+
+def invoke(function: str, client: Any, notice: Notice) -> int:
+    """Call it asynchronously: AWS answers 202 once it has the event, and runs it then. Blocks."""
+    answer = client.invoke(
+        FunctionName=function, InvocationType="Event", Payload=event_text(notice).encode()
+    )
+    return int(answer["StatusCode"])

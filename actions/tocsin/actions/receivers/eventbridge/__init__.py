@@ -1,0 +1,1 @@
+"""AWS EventBridge: an event bus that gets each issue as an event."""

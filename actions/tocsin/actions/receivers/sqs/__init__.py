@@ -1,0 +1,1 @@
+"""AWS SQS: a queue that gets each issue as a CloudEvent."""
