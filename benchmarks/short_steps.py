@@ -215,6 +215,24 @@ def convolutions() -> Train:
     return train
 
 
+def transformer() -> Train:
+    """A language model of two small layers, steps of a few milliseconds."""
+    layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
+    model = nn.Sequential(nn.Embedding(128, 64), nn.TransformerEncoder(layer, 2))
+    head = nn.Linear(64, 128)
+    optimizer = torch.optim.AdamW([*model.parameters(), *head.parameters()], lr=1e-4)
+    tokens = torch.randint(0, 128, (4, 16))
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            loss = functional.cross_entropy(head(model(tokens)).flatten(0, 1), tokens.flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    return train
+
+
 LOOPS: dict[str, Callable[[], Train]] = {
     "mlp": mlp,
     "clip": clip,
@@ -225,6 +243,7 @@ LOOPS: dict[str, Callable[[], Train]] = {
     "in_backward": in_backward,
     "tensors": tensors,
     "cnn": convolutions,
+    "gpt": transformer,
 }
 
 

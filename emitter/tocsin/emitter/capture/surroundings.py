@@ -5,7 +5,6 @@ One object for the hooks and for capture. Its parts are switched off on their ow
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
@@ -18,16 +17,20 @@ from tocsin.emitter.probes.inputs.data import DataProbe
 from tocsin.emitter.probes.inputs.data_loader import Loaders
 from tocsin.emitter.probes.losses import Loss
 from tocsin.emitter.probes.named_losses import NamedLosses
+from tocsin.emitter.probes.probe import Probe
 from tocsin.emitter.probes.program_checks.checks import SourceChecks
+from tocsin.emitter.probes.program_checks.untracked_gradients import UntrackedGradients
 from tocsin.emitter.probes.secondary_optimizers import OtherOptimizers
 from tocsin.emitter.probes.step_phases import Edge, StepPhases
-from tocsin.emitter.process.isolation import Wall
-from tocsin.emitter.send.outbox import StepRow
+from tocsin.emitter.process.isolation import REST, Wall
 from tocsin.schemas.records.runs import PhaseMark
 
 if TYPE_CHECKING:
     from tocsin.emitter.model.optimizers import Optimizers
     from tocsin.emitter.training.training import Training
+
+PROBES: Final[tuple[type[Probe], ...]] = (UntrackedGradients,)
+"""Those that need no more than `Probe` gives them, a line for each: made anew for each training."""
 
 
 class Around:
@@ -40,7 +43,10 @@ class Around:
         self.data: Final = DataProbe()
         self.named: Final = NamedLosses()
         self.checks: Final = SourceChecks(wall)
-        self.others = OtherOptimizers()
+        self.others: Final = OtherOptimizers()
+        self._fed: Final = (self.others, self.named, self.loaders, self.data, self.checks)
+        """Those that the hooks feed: they are there before a training begins."""
+        self._probes: tuple[Probe, ...] = self._fed
         self.marks_evaluations = True
         """Whether evaluations are marked here; a framework's callback knows better when."""
         self.thread = 0
@@ -50,19 +56,18 @@ class Around:
         """The training is over; the next begins anew."""
         self.phases.forget()
         self.phases.say = None
-        self.loaders.forget()
-        self.data.forget()
-        self.named.forget()
-        self.checks.forget()
-        self.others = OtherOptimizers()
+        for probe in self._probes:
+            self._wall.call("clean-up", probe.forget)
+        self._probes = self._fed
         self.thread = 0
 
     def begin(self, training: Training, optimizers: Optimizers) -> None:
         """A training begins on this thread, with these optimizers."""
         self.thread = threading.get_ident()
         root = optimizers.root
-        self.checks.begin(training, optimizers)
-        self.data.begin(training)
+        self._probes = (*self._fed, *(probe() for probe in PROBES))
+        for probe in self._probes:
+            self._wall.call(probe.name, probe.begin, training, optimizers)
 
         def say(edge: Edge, duration_s: float | None) -> bool:
             if edge == "begin" and not self.marks_evaluations:
@@ -115,24 +120,17 @@ class Around:
 
     def wakes(self, step: int) -> bool:
         """Whether `stepped` has something to do behind this step."""
-        return (
-            step >= self.data.wakes
-            or step >= self.checks.wakes
-            or self.others.any
-            or self.named.any
-            or self.loaders.news
-            or self.phases.timer is not None
-        )
+        for probe in self._probes:
+            if step >= probe.wakes:
+                return True
+        return self.phases.timer is not None
 
     @property
     def next_wake(self) -> int:
-        """The first step that has to be looked at for what goes on around it; 0: the next one.
-
-        What was counted of the data can wait until then.
-        """
-        if self.others.any or self.named.any or self.loaders.news:
+        """The first step that has to be looked at for what goes on around it; 0: the next one."""
+        if self.phases.timer is not None:
             return 0
-        return 0 if self.phases.timer is not None else self.checks.wakes
+        return min(probe.wakes for probe in self._probes if not probe.patient)
 
     # -- what capture asks and tells -------------------------------------------------------------
 
@@ -147,43 +145,26 @@ class Around:
         """An optimizer that does not count the steps has made one."""
         self.checks.other_stepped(optimizer)
         self._wall.call(
-            "other optimizers", self.others.stepped, optimizer, losses, modules, norm=norm
+            self.others.name, self.others.made_step, optimizer, losses, modules, norm=norm
         )
 
     def stepped(self, training: Training, step: int, at_us: int) -> None:
         """A step of the training is over."""
-        call = self._wall.call
+        self.others.at_us = at_us
         if self.phases.timer is not None:
-            call("device time", self.phases.after_step, step)
-        if self.others.any:
-            self.send_others(training, step, at_us)
-        if self.named.any:
-            self.send_named(training, step)
-        if self.loaders.news:
-            call("loaders", self.loaders.tell, training)
-        if step >= self.data.wakes:
-            call("labels", self.data.stepped, training, step)
-        if step >= self.checks.wakes:
-            call("source checks", self.checks.stepped, training, step)
+            self._wall.call("device time", self.phases.after_step, step)
+        for probe in self._probes:
+            if step >= probe.wakes:
+                self._wall.call(probe.name, probe.stepped, training, step)
+                if self._wall.rests(probe.name):
+                    probe.wakes = step + REST
+
+    def send_named(self, training: Training, step: int) -> None:
+        """Say what the user has named since the step before this one."""
+        self._wall.call(self.named.name, self.named.stepped, training, step)
 
     def close(self, training: Training) -> None:
         """The training is over: say what is left."""
         self._wall.call("phases", self.phases.close)
-        self._wall.call("labels", self.data.close, training)
-        self.send_named(training, training.next_step)
-        self._wall.call("loaders", self.loaders.tell, training)
-        self._wall.call("source checks", self.checks.close, training)
-
-    def send_named(self, training: Training, step: int) -> None:
-        """Say what the user has named since the step before this one."""
-        self._wall.call("named losses", self.named.send, training, step, "train")
-
-    def send_others(self, training: Training, step: int, at_us: int) -> None:
-        """Say what the other optimizers have to say with this step of the main one."""
-        self._wall.call("other optimizers", self._send_others, training, step, at_us)
-
-    def _send_others(self, training: Training, step: int, at_us: int) -> None:
-        for row in self.others.take(step):
-            columns, values = row.row()
-            odd = not all(map(math.isfinite, values))
-            training.step_row(StepRow(row.step, at_us, columns, values), urgent=odd)
+        for probe in self._probes:
+            self._wall.call(probe.name, probe.close, training)

@@ -114,7 +114,7 @@ class PassedSteps:
             capture.passed(1, now)
             loop.around.phases.starts_anew(now)
             return exit_points.asks(step)
-        if loop.around.named.any:
+        if step >= loop.around.named.wakes:
             loop.around.send_named(capture.training, step)
         if step + 1 >= self._until or now >= self._by_s:
             self.end()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from tocsin.emitter.probes.probe import NEVER, Probe
 from tocsin.emitter.send.outbox import StepRow
 from tocsin.emitter.statistics.async_copy import HostCopy, is_recording, on_device
 from tocsin.schemas.records.frames import Mode
@@ -29,12 +30,13 @@ MAX_WAITING: Final = 64
 """Steps whose values may be on their way from a GPU."""
 
 
-class NamedLosses:
+class NamedLosses(Probe):
     """The named losses of one training."""
 
+    name = "named losses"
+
     def __init__(self) -> None:
-        self.any = False
-        """Whether there is something to send, or on its way."""
+        self.wakes = NEVER
         self._names: list[str] = []
         self._values: list[float | torch.Tensor] = []
         self._known: set[str] = set()
@@ -62,7 +64,15 @@ class NamedLosses:
                 value = value.reshape(1).to(torch.float32, copy=True)
         self._names.append(name)
         self._values.append(value)
-        self.any = True
+        self.wakes = 0
+
+    def stepped(self, training: Training, step: int) -> None:
+        """A step of training is over, of which these are."""
+        self.send(training, step, "train")
+
+    def close(self, training: Training) -> None:
+        """The training is over: send what was added since its last step."""
+        self.send(training, training.next_step, "train")
 
     def send(self, training: Training, step: int, mode: Mode) -> None:
         """Send what was added as of this step, and what has arrived from a GPU. Never waits."""
@@ -82,7 +92,7 @@ class NamedLosses:
         while self._waiting and self._waiting[0][3].ready():
             at, of_mode, names, copy = self._waiting.popleft()
             _send(training, at, of_mode, names, [float(v) for v in copy.values()])
-        self.any = bool(self._waiting)
+        self.wakes = 0 if self._waiting else NEVER
 
 
 def _send(training: Training, step: int, mode: Mode, names: list[str], values: list[float]) -> None:

@@ -13,11 +13,12 @@ where that is no name of its own, `optimizer1` and so on, in order of appearance
 from __future__ import annotations
 
 import itertools
+import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
@@ -26,8 +27,13 @@ from torch import nn
 from tocsin.emitter.model import discovery
 from tocsin.emitter.model.mesh_names import is_distributed
 from tocsin.emitter.probes.losses import Loss
+from tocsin.emitter.probes.probe import NEVER, Probe
+from tocsin.emitter.send.outbox import StepRow
 from tocsin.emitter.statistics.async_copy import HostCopy, is_recording, on_device
 from tocsin.emitter.statistics.reductions import dense, norms
+
+if TYPE_CHECKING:
+    from tocsin.emitter.training.training import Training
 
 MAX_OTHERS: Final = 16
 MAX_STEPS: Final = 1000
@@ -74,17 +80,24 @@ class OtherSteps:
         return tuple(self.columns), tuple(cells)
 
 
-class OtherOptimizers:
+class OtherOptimizers(Probe):
     """The secondary optimizers of one training."""
 
+    name = "other optimizers"
+
     def __init__(self) -> None:
+        self.wakes = NEVER
         self._known: dict[int, _Other] = {}
         self._stepped = False
-        self.any = False
-        """Whether there is something to take, or on its way."""
+        self.at_us = 0
+        """The time of the primary's step behind which they are asked, so that it is one row."""
         self._waiting: deque[OtherSteps] = deque(maxlen=64)
 
-    def stepped(
+    def forget(self) -> None:
+        """Another training begins."""
+        self.__init__()  # type: ignore[misc]  # all of it is state of one training
+
+    def made_step(
         self,
         optimizer: torch.optim.Optimizer,
         losses: list[Loss],
@@ -104,7 +117,7 @@ class OtherOptimizers:
             self._known.pop(id(optimizer), None)
             name = self._name(optimizer, modules())
             other = self._known[id(optimizer)] = _Other(weakref.ref(optimizer), name)
-        self._stepped = self.any = True
+        self._stepped, self.wakes = True, 0
         if len(other.norms) >= MAX_STEPS:
             return
         other.rate = discovery.rate(optimizer.param_groups[0], "lr")
@@ -127,8 +140,15 @@ class OtherOptimizers:
         ready = []
         while self._waiting and self._waiting[0].ready:
             ready.append(self._waiting.popleft())
-        self.any = bool(self._waiting)
+        self.wakes = 0 if self._waiting else NEVER
         return ready
+
+    def stepped(self, training: Training, step: int) -> None:
+        """Say what they have to say with this step of the main one."""
+        for ready in self.take(step):
+            columns, values = ready.row()
+            odd = not all(map(math.isfinite, values))
+            training.step_row(StepRow(ready.step, self.at_us, columns, values), urgent=odd)
 
     def _gather(self, step: int) -> OtherSteps | None:
         columns: list[str] = []

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from tocsin.emitter.probes.inputs.data_loader import Loaders, facts_of
 from tocsin.emitter.probes.named_losses import NamedLosses
+from tocsin.emitter.probes.probe import NEVER
 from tocsin.emitter.probes.secondary_optimizers import OtherOptimizers
 from tocsin.emitter.send.outbox import StepRow
 from tocsin.emitter.training.training import Training
@@ -49,7 +50,7 @@ def test_steps_of_another_optimizer_are_told_with_the_primarys() -> None:
         optimizer.zero_grad()
         critic(torch.ones(2, 3)).sum().backward()
         norms.append(float(torch.cat([p.grad.reshape(-1) for p in critic.parameters()]).norm()))
-        others.stepped(optimizer, list(losses), lambda: [torch.nn.ModuleList([critic]), critic])
+        others.made_step(optimizer, list(losses), lambda: [torch.nn.ModuleList([critic]), critic])
     (row,) = others.take(4)
     assert row.step == 4
     columns, values = row.row()
@@ -67,7 +68,7 @@ def test_names_of_other_optimizers() -> None:
     nets = [Discriminator(3, 1), Discriminator(3, 1), torch.nn.Linear(2, 2)]
     optimizers = [torch.optim.SGD(net.parameters(), lr=0.5) for net in nets]
     for optimizer in optimizers:
-        others.stepped(optimizer, [1.0], lambda: list(nets), norm=False)
+        others.made_step(optimizer, [1.0], lambda: list(nets), norm=False)
     (row,) = others.take(0)
     assert row.row()[0] == (
         "loss.discriminator", "lr.discriminator",
@@ -80,12 +81,12 @@ def test_one_that_takes_the_place_of_one_that_is_gone_has_a_name_of_its_own() ->
     others = OtherOptimizers()
     made = [torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.5) for _ in range(6)]
     for optimizer in made[:3]:
-        others.stepped(optimizer, [1.0], list, norm=False)
+        others.made_step(optimizer, [1.0], list, norm=False)
     # As where the ids of optimizers that are gone are given to new ones.
     for gone, new in ((0, 3), (1, 4), (0, 5)):
         entry = others._known.pop(id(made[gone if new < 5 else 3]))
         others._known[id(made[new])] = entry
-        others.stepped(made[new], [1.0], list, norm=False)
+        others.made_step(made[new], [1.0], list, norm=False)
     (row,) = others.take(0)
     columns = row.row()[0]
     assert len(set(columns)) == len(columns) == 6
@@ -95,14 +96,14 @@ def test_one_that_shares_a_loss_says_none() -> None:
     net = Discriminator(3, 1)
     others = OtherOptimizers()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
-    others.stepped(optimizer, [], lambda: [net])
+    others.made_step(optimizer, [], lambda: [net])
     (row,) = others.take(0)
     assert row.row()[0] == ("lr.discriminator",)
 
 
 def test_named_losses_are_means_of_a_step() -> None:
     named, sink = NamedLosses(), Sink()
-    assert not named.any
+    assert named.wakes == NEVER
     for value in (1.0, torch.tensor(3.0, requires_grad=True)):
         named.add("aux", value)
     named.add("kl", 0.5)
@@ -113,7 +114,7 @@ def test_named_losses_are_means_of_a_step() -> None:
         (7, ("loss.aux", "loss.kl"), (2.0, 0.5), "train"),
         (8, ("loss.kl",), (1.5,), "eval"),
     ]
-    assert not named.any
+    assert named.wakes == NEVER
 
 
 class Stream(IterableDataset[int]):  # type: ignore[misc]  # torch has no types here
@@ -136,12 +137,12 @@ def test_loaders_are_told_once_and_by_what_they_feed() -> None:
         for _ in iterator:
             loaders.gave(iterator, evaluating=False)
             loaders.backward()
-            if loaders.news:
-                loaders.tell(training)
+            if loaders.wakes == 0:
+                loaders.stepped(training, 0)
         iterator = iter(test)
         next(iterator)
         loaders.gave(iterator, evaluating=True)
-        loaders.tell(training)
+        loaders.close(training)
     first, second = sink.events
     assert isinstance(first, DataLoaderSeen)
     assert isinstance(second, DataLoaderSeen)
@@ -158,10 +159,10 @@ def test_loaders_are_told_once_and_by_what_they_feed() -> None:
     loaders.forget()
     iterator = iter(train)
     loaders.gave(iterator, evaluating=False)
-    loaders.tell(training)
+    loaders.close(training)
     assert len(sink.events) == 2
     loaders.backward()
-    loaders.tell(training)
+    loaders.close(training)
     assert len(sink.events) == 3
 
 

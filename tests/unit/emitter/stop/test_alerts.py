@@ -35,8 +35,8 @@ def other_optimizer(training: Training) -> None:
     model = torch.nn.Linear(2, 1)
     around = Around(Wall())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    around.others.stepped(optimizer, [math.nan], lambda: [model], norm=False)
-    around.send_others(training, 3, 0)
+    around.others.made_step(optimizer, [math.nan], lambda: [model], norm=False)
+    around.stepped(training, 3, 0)
 
 
 def named_loss(training: Training) -> None:

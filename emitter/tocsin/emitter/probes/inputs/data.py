@@ -30,6 +30,7 @@ from tocsin.emitter.probes.inputs.input_channels import ChannelLook, InputChanne
 from tocsin.emitter.probes.inputs.label_counts import MAX_CLASSES, ClassCounts, Ids
 from tocsin.emitter.probes.inputs.named_data import NamedData
 from tocsin.emitter.probes.inputs.token_counts import TokenShares
+from tocsin.emitter.probes.probe import Probe
 from tocsin.emitter.statistics.async_copy import HostCopy, is_recording
 from tocsin.emitter.statistics.readable import NUMBERS, readable
 from tocsin.emitter.statistics.tables import Table
@@ -37,6 +38,7 @@ from tocsin.schemas.records.frames import Mode, TensorFrame
 from tocsin.schemas.steady_clock import unix_us
 
 if TYPE_CHECKING:
+    from tocsin.emitter.model.optimizers import Optimizers
     from tocsin.emitter.training.training import Training
 
 EVERY: Final = 10
@@ -113,15 +115,18 @@ class _Sample:
         return found[: self.rows], behind if len(behind) else None
 
 
-class DataProbe:
+class DataProbe(Probe):
     """Looks at the data of one training."""
+
+    name = "labels"
+    patient = True
 
     def __init__(self) -> None:
         self.spent_s = 0.0
         """What all looks together have cost, seconds of CPU."""
         self.forget()
 
-    def begin(self, training: Training) -> None:
+    def begin(self, training: Training, optimizers: Optimizers) -> None:
         """A training begins."""
         self._by_steps = training.settings.pacing == "steps"
 
@@ -134,7 +139,6 @@ class DataProbe:
         self._counted: dict[Mode, _Counted] = {"train": _Counted(), "eval": _Counted()}
         self._waiting: deque[tuple[Mode, _Sample | ChannelLook]] = deque(maxlen=MAX_WAITING)
         self.wakes = 0
-        """The step behind which `stepped` has something to do."""
         self._next = 0
         self._every = SEND_EVERY
         self._send_at = SEND_EARLY[0]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import torch
 from torch.utils.data import IterableDataset
 
+from tocsin.emitter.probes.probe import NEVER, Probe
 from tocsin.schemas.records.events import clip
 from tocsin.schemas.records.runs import DataLoaderSeen
 
@@ -47,8 +48,10 @@ class LoaderFacts:
     """Batches that it gave before it was known what they are for."""
 
 
-class Loaders:
+class Loaders(Probe):
     """The loaders that this process iterates."""
+
+    name = "loaders"
 
     def __init__(self) -> None:
         self._newest: weakref.ref[object] | None = None
@@ -57,8 +60,7 @@ class Loaders:
         self.undecided = False
         """Whether it is not known yet what the loader that gave the last batch feeds."""
         self._said = {"train": 0, "eval": 0}
-        self.news = False
-        """Whether there may be something to tell."""
+        self.wakes = NEVER
 
     def forget(self) -> None:
         """Another training begins. What it has taken before its first step is told of it, too."""
@@ -66,7 +68,8 @@ class Loaders:
             facts.told = False
             facts.mode, facts.silent = None, 0
         self._said = {"train": 0, "eval": 0}
-        self.news = self.undecided = self._last is not None
+        self.undecided = self._last is not None
+        self.wakes = 0 if self.undecided else NEVER
 
     def gave(self, iterator: object, *, evaluating: bool) -> None:
         """This iterator of a data loader gave a batch; most often it is the one from before."""
@@ -78,7 +81,7 @@ class Loaders:
             facts.silent += 1
             if evaluating:
                 facts.mode = "eval"
-                self.news = True
+                self.wakes = 0
         self.undecided = facts is not None and facts.mode is None
 
     def backward(self) -> None:
@@ -86,7 +89,7 @@ class Loaders:
         facts = self._last
         if facts is not None and facts.mode is None:
             facts.mode = "train"
-            self.news = True
+            self.wakes = 0
         self.undecided = False
 
     @property
@@ -101,9 +104,13 @@ class Loaders:
         """Whether the loader that gave the last batch feeds the training."""
         return self._last is not None and self._last.mode == "train"
 
-    def tell(self, training: Training) -> None:
+    def stepped(self, training: Training, step: int) -> None:
         """Say what is known and was not said yet."""
-        self.news = False
+        self.close(training)
+
+    def close(self, training: Training) -> None:
+        """The same at the end."""
+        self.wakes = NEVER
         for facts in self._facts.values():
             if facts.mode is not None and not facts.told:
                 facts.told = True

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from tocsin.emitter.probes.probe import Probe
 from tocsin.emitter.probes.program_checks import (
     frozen_weights,
     lr_schedules,
@@ -24,11 +25,7 @@ from tocsin.emitter.probes.program_checks import (
 from tocsin.emitter.probes.program_checks.frozen_weights import FrozenWeights
 from tocsin.emitter.probes.program_checks.kept_graphs import KeptGraphs
 from tocsin.emitter.probes.program_checks.loss_inputs import LossInputs
-from tocsin.emitter.probes.program_checks.missing_gradients import (
-    UNTRACKED_AT,
-    MissingGradients,
-    UntrackedGradients,
-)
+from tocsin.emitter.probes.program_checks.missing_gradients import MissingGradients
 from tocsin.emitter.probes.program_checks.module_calls import Calls, FirstInputs, ModuleCalls
 from tocsin.emitter.probes.program_checks.train_mode import LayerModes
 from tocsin.emitter.probes.program_checks.uncleared_gradients import Uncleared
@@ -63,8 +60,10 @@ GRADIENTS, FROZEN, GRAPHS, LOSSES, MODES, SCHEDULES, CALLS = (
 )
 
 
-class SourceChecks:
+class SourceChecks(Probe):
     """The program checks of this process's training."""
+
+    name = "source checks"
 
     def __init__(self, wall: Wall) -> None:
         self._wall: Final = wall
@@ -72,7 +71,6 @@ class SourceChecks:
         self.modes: Final = LayerModes()
         self._uncleared: Final = Uncleared()
         self._missing: Final = MissingGradients()
-        self._untracked: Final = UntrackedGradients()
         self._frozen: Final = FrozenWeights()
         self._calls: Final = ModuleCalls()
         self._graphs: Final = KeptGraphs()
@@ -82,7 +80,6 @@ class SourceChecks:
 
     def _reset(self) -> None:
         self.wakes = 0
-        """The step behind which `stepped` has something to do."""
         self._step = -1
         self._epochs = 0
         self._epoch_news = False
@@ -99,7 +96,6 @@ class SourceChecks:
         self._training = self._optimizers = None
         for part in (self.losses, self.modes, self._uncleared, self._missing, self._calls):
             part.forget()
-        self._untracked.forget()
         self._frozen.forget()
         self._graphs.forget()
         self._reset()
@@ -237,14 +233,6 @@ class SourceChecks:
             if table.names:
                 self._send(training, table, step)
         missing.trainable = 0
-        if training.identity.world_size > 1:
-            return  # the other parts of the model may have optimizers elsewhere
-        if step in UNTRACKED_AT:
-            self._untracked.look(optimizers)
-        elif step - 1 in UNTRACKED_AT:
-            found = self._untracked.again(optimizers)
-            if found is not None:
-                self._send(training, found, step)
 
     def _frozen_weights(self, training: Training, optimizers: Optimizers, step: int) -> None:
         calls = self._seen if self._stepping == step else None

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from tocsin.emitter.model.optimizers import Optimizers
 from tocsin.emitter.plan.schedule import Agenda
 from tocsin.emitter.plan.settings import CaptureSettings, Pacing
 from tocsin.emitter.probes.inputs import data
@@ -347,7 +348,7 @@ def test_paced_by_steps_no_clock_decides_what_is_looked_at(
     monkeypatch.setattr("tocsin.emitter.probes.inputs.data.time.thread_time", Ticks(1.0))
     monkeypatch.setattr("tocsin.emitter.probes.inputs.data.time.perf_counter", Ticks(1e-6))
     probe, sink = DataProbe(), Sink(pacing="steps")
-    probe.begin(cast(Training, sink))
+    probe.begin(cast(Training, sink), cast(Optimizers, None))
     batch = torch.zeros(6, 4), torch.zeros(6, dtype=torch.int64)
     for step in range(200):
         probe.cross_entropy(batch, {}, "train")

@@ -35,7 +35,7 @@ def train(loaders: Loaders, heard: Heard, samples: int) -> list[object]:
         evaluation = iter(DataLoader(data, batch_size=8))
         kept += [iterator, data, evaluation]
         loaders.gave(evaluation, evaluating=True)
-        loaders.tell(heard)  # type: ignore[arg-type]
+        loaders.close(heard)  # type: ignore[arg-type]
     return kept
 
 
