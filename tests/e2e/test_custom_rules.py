@@ -14,7 +14,8 @@ import pytest
 
 from support.custom import FILE
 from support.receiver import Receiver
-from support.site import Site, embedded_site_in, end, until
+from support.site import Site, embedded_site_in, end
+from support.waiting import wait_until
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Outgoing, Partition, Record
 from tocsin.schemas.records.events import Event
@@ -103,7 +104,7 @@ def test_workers_and_children_that_are_killed_lose_and_double_nothing(
     asyncio.run(_publish(undisturbed, run.records))
     worker = undisturbed.service("rules")
     try:
-        until(lambda: _covered(undisturbed) == len(run.records), 60, "all is read undisturbed")
+        wait_until(lambda: _covered(undisturbed) == len(run.records), 60, "all is read undisturbed")
     finally:
         end(worker)
     expected = _issues(undisturbed, "mine")
@@ -117,7 +118,7 @@ def test_workers_and_children_that_are_killed_lose_and_double_nothing(
     try:
         for began, cut, following in zip(cuts, cuts[1:], cuts[2:], strict=False):
             # A child that has saved nothing since the last kill is rightly given up.
-            until(partial(_covers_more, site, began), 60, "the rules go on")
+            wait_until(partial(_covers_more, site, began), 60, "the rules go on")
             asyncio.run(_publish(site, run.records[cut:following]))
             time.sleep(chance.uniform(0, 0.5))
             if chance.random() < 0.5:
@@ -127,7 +128,7 @@ def test_workers_and_children_that_are_killed_lose_and_double_nothing(
                 continue
             for child in psutil.Process(worker.pid).children():
                 child.kill()
-        until(lambda: _covered(site) == len(run.records), 60, "all is saved")
+        wait_until(lambda: _covered(site) == len(run.records), 60, "all is saved")
     finally:
         end(worker)
 

@@ -25,7 +25,8 @@ from typer.main import get_command
 
 from support.forking import Forked
 from support.kafka_broker import free_ports
-from support.site import Site, end, until
+from support.site import Site, end
+from support.waiting import wait_until
 from tocsin.console.__main__ import app
 from tocsin.console.context import section_registry
 from tocsin.schemas.configuration.file import Config, check_config
@@ -388,7 +389,7 @@ def test_the_services_start_in_their_order_and_become_healthy(kafka_site: Site) 
         for name, port in ports.items():
             started.append(start(name, kafka_site, port))
         for name, port in ports.items():
-            until(partial(healthy, name, port), timeout_s=60, what=f"{name} is healthy")
+            wait_until(partial(healthy, name, port), timeout_s=60, what=f"{name} is healthy")
     finally:
         codes = [end(process, 30) for process in started]
     assert codes == [0, 0]

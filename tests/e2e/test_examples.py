@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from support.site import Finished, Site, until
+from support.site import Finished, Site
 from support.slurm import slurm_cluster, unavailable
+from support.waiting import wait_until
 from support.watched import records
 from tocsin.console.context import section_registry
 from tocsin.schemas.configuration.file import check_config
@@ -267,16 +268,16 @@ def test_a_real_slurm_runs_stops_and_requeues_the_batch_script(examples: Site) -
 
         long = submit("--steps", "1000000")
         said = folder / f"wave-{long}.out"
-        until(lambda: said.exists() and "step 100 " in said.read_text(), 60, "it trains")
+        wait_until(lambda: said.exists() and "step 100 " in said.read_text(), 60, "it trains")
         slurm.call("scancel", "--batch", "--signal=USR1", long)
-        until(lambda: said.read_text().count("step 100 ") == 2, 90, "it trains again")
+        wait_until(lambda: said.read_text().count("step 100 ") == 2, 90, "it trains again")
         assert slurm.job(long)["Restarts"] == "1"
 
         def second_life() -> bool:
             (run,) = json.loads(examples.tocsin("status", f"slurm-{long}", "--json").stdout)["runs"]
             return len(run["ranks"]) == 2 and run["last_step"] > 100
 
-        until(second_life, 30, "both ranks of the second life are seen")
+        wait_until(second_life, 30, "both ranks of the second life are seen")
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from support.site import (
     Site,
     on_both_buses,
     on_kafka,
-    until,
 )
+from support.waiting import wait_until
 
 K = 25
 """The step of each fault."""
@@ -60,7 +60,7 @@ def test_a_nan_in_one_gradient_of_the_gpt_is_named_and_the_job_stopped(
     assert issue["subject"]["name"] == tensor, finished
     assert "done after" not in finished.stdout
 
-    until(lambda: receiver.about(run_id), what="webhook")
+    wait_until(lambda: receiver.about(run_id), what="webhook")
     (request, *_) = receiver.about(run_id)
     event = JSONFormat().read(None, request.body)
     assert event.get_type() == "tocsin.issue.firing"
@@ -82,7 +82,7 @@ def test_a_corrupt_batch_of_the_resnet_is_seen_in_the_loss(site: Site, receiver:
     assert (issue["subject"]["kind"], issue["subject"]["collection"]) == ("tensor", "inputs"), (
         finished
     )
-    until(lambda: receiver.about(run_id), what="webhook")
+    wait_until(lambda: receiver.about(run_id), what="webhook")
     assert _verified_hooks(receiver, run_id)
 
 

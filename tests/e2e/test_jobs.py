@@ -9,7 +9,8 @@ import sys
 import psutil
 import pytest
 
-from support.site import SCRIPTS, Site, until
+from support.site import SCRIPTS, Site
+from support.waiting import wait_until
 
 PYTHON = sys.executable
 
@@ -56,7 +57,7 @@ def test_its_own_exit_code_is_kept(embedded_site: Site, name: str, code: int) ->
 
 def test_sigterm_is_passed_on_and_nothing_is_left_behind(embedded_site: Site) -> None:
     running = embedded_site.start(PYTHON, "-u", script("long_loop.py"), run_id="sigterm")
-    until(lambda: "step 0" in running.stdout, timeout_s=60, what="the job trains")
+    wait_until(lambda: "step 0" in running.stdout, timeout_s=60, what="the job trains")
     family = psutil.Process(running.process.pid).children(recursive=True)
     running.process.send_signal(signal.SIGTERM)
     finished = running.finish(30)
@@ -71,7 +72,7 @@ def test_a_job_that_handles_sigterm_leaves_in_its_own_way(embedded_site: Site) -
     running = embedded_site.start(
         PYTHON, "-u", script("long_loop.py"), "--on-term", "7", run_id="on-term"
     )
-    until(lambda: "step 0" in running.stdout, timeout_s=60, what="the job trains")
+    wait_until(lambda: "step 0" in running.stdout, timeout_s=60, what="the job trains")
     running.process.send_signal(signal.SIGTERM)
     finished = running.finish(30)
     assert finished.exit_code == 7, finished

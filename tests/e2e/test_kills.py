@@ -24,8 +24,8 @@ from support.site import (
     family_of,
     helpers_of,
     kafka_site_in,
-    until,
 )
+from support.waiting import wait_until
 from tocsin.bus.port import Partition
 from tocsin.bus.urls import open_bus
 from tocsin.console.views.bus_view import read_all
@@ -117,7 +117,7 @@ def test_the_helper_is_killed_again_and_again(embedded_site: Site) -> None:
     running = train_with_nan(embedded_site, "killed")
     killed = 0
     while running.process.poll() is None and killed < 4:
-        until(
+        wait_until(
             lambda: helpers_of(running) or running.process.poll() is not None,
             what="a new helper",
         )
@@ -134,7 +134,7 @@ def test_the_helper_is_killed_again_and_again(embedded_site: Site) -> None:
 
 def test_the_helper_is_killed_while_the_stop_is_under_way(embedded_site: Site) -> None:
     running = train_with_nan(embedded_site, "killed")
-    until(
+    wait_until(
         lambda: (
             (embedded_site.folder / "bus.db").exists() and look(embedded_site, "killed").issue_ids
         ),
@@ -156,13 +156,13 @@ def test_a_worker_is_killed_and_another_takes_over(
     workers = {name: site.service(*command) for name, command in commands.items()}
     try:
         running = train_with_nan(site, "killed")
-        until(lambda: look(site, "killed").issue_ids, timeout_s=60, what="the issue")
+        wait_until(lambda: look(site, "killed").issue_ids, timeout_s=60, what="the issue")
         workers[service].kill()
         workers[service].wait(10)
         workers[service] = site.service(*commands[service])
         finished = running.finish(120)
         found = look(site, "killed")
-        until(
+        wait_until(
             lambda: all(d.final for d in look(site, "killed").deliveries.values()),
             timeout_s=60,
             what="all deliveries final",
@@ -181,8 +181,8 @@ def test_the_launcher_is_killed_and_the_job_goes_on(embedded_site: Site) -> None
     running = embedded_site.start(
         sys.executable, "-u", str(SCRIPTS / "long_loop.py"), "--steps", "400", run_id="orphan"
     )
-    until(lambda: "step 0" in running.stdout, timeout_s=60, what="the job trains")
-    until(lambda: helpers_of(running), what="the helper")
+    wait_until(lambda: "step 0" in running.stdout, timeout_s=60, what="the job trains")
+    wait_until(lambda: helpers_of(running), what="the helper")
     jobs, helpers = family_of(running, "long_loop.py"), helpers_of(running)
     running.process.kill()
     running.process.wait(10)
@@ -194,4 +194,4 @@ def test_the_launcher_is_killed_and_the_job_goes_on(embedded_site: Site) -> None
     # Nobody was there to take its last records in; whoever opens the bus does.
     assert 399 in said(embedded_site.folder, "orphan").steps()
     assert said(embedded_site.folder, "orphan").of(RunEnded)
-    until(lambda: "done after 400 steps" in running.stdout, what="the last line of the job")
+    wait_until(lambda: "done after 400 steps" in running.stdout, what="the last line of the job")

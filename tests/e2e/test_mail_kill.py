@@ -16,8 +16,9 @@ import pytest
 
 from support.forking import Forked
 from support.issue_records import TOPICS, issue, issue_record
-from support.site import SCRIPTS, Site, helpers_of, until
+from support.site import SCRIPTS, Site, helpers_of
 from support.smtp_server import Mailbox, smtp_server, smtp_thread
+from support.waiting import wait_until
 from tocsin.actions.receivers.notify_option import parse_addresses
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Partition
@@ -89,7 +90,7 @@ def test_a_mail_outlives_its_helper_and_the_servers_absence(embedded_site: Site)
         return delivery is not None and delivery.final
 
     try:
-        until(tried, timeout_s=90, what="the first attempt")
+        wait_until(tried, timeout_s=90, what="the first attempt")
         before = mail_delivery(embedded_site, run_id)
         assert before is not None
         assert before.state == "pending"
@@ -97,7 +98,7 @@ def test_a_mail_outlives_its_helper_and_the_servers_absence(embedded_site: Site)
         for helper in helpers_of(running):
             helper.kill()
         with smtp_thread(port) as mailbox:
-            until(delivered, timeout_s=90, what="the mail is final")
+            wait_until(delivered, timeout_s=90, what="the mail is final")
             running.process.terminate()
             finished = running.finish()
     finally:

@@ -14,7 +14,8 @@ import pytest
 
 from support.forking import Forked
 from support.receiver import Receiver, http_receiver
-from support.site import SCRIPTS, embedded_site_in, end, kafka_site_in, until
+from support.site import SCRIPTS, embedded_site_in, end, kafka_site_in
+from support.waiting import wait_until
 
 PYTHON = sys.executable
 LOOP = str(SCRIPTS / "plain_loop.py")
@@ -83,6 +84,8 @@ def test_the_line_about_what_is_left_finishes_it(tmp_path: Path, sick_receiver: 
         return {request.path for request in sick_receiver.about("left-over")}
 
     try:
-        until(lambda: {"/hook", "/hook/notified?token=SECRET"} <= told(), 60, "both were notified")
+        wait_until(
+            lambda: {"/hook", "/hook/notified?token=SECRET"} <= told(), 60, "both were notified"
+        )
     finally:
         end(worker)

@@ -21,8 +21,8 @@ from support.site import (
     embedded_site_in,
     kafka_site_in,
     on_embedded,
-    until,
 )
+from support.waiting import wait_until
 from tocsin.bus.port import Outgoing, Partition
 from tocsin.bus.urls import open_bus
 from tocsin.schemas.ids import incarnation_id, new_id
@@ -77,10 +77,10 @@ def test_a_person_stops_a_run_by_hand_and_neither_a_stranger_nor_an_old_command_
         sys.executable, "-u", str(SCRIPTS / "long_loop.py"), run_id=run_id,
         options=["--drain", "3"], environ={"SLURM_JOB_ID": "2"},
     )  # fmt: skip
-    until(lambda: "step 20 " in running.stdout, timeout_s=60, what="the job trains")
+    wait_until(lambda: "step 20 " in running.stdout, timeout_s=60, what="the job trains")
 
     asyncio.run(_command(site, run_id, incarnation_id(run_id, "slurm-1", 0, 0)))
-    until(lambda: site.said(run_id, StopRefused), what="a refusal")
+    wait_until(lambda: site.said(run_id, StopRefused), what="a refusal")
     assert [refusal.why for refusal in site.said(run_id, StopRefused)] == ["other_incarnation"]
     assert running.process.poll() is None
 

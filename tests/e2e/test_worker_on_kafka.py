@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
 
 from support.fold_service import FoldService, expected_outputs
+from support.waiting import until
 from tocsin.bus.port import EARLIEST, Bus, Outgoing, Partition, Record
 from tocsin.bus.urls import open_bus
 from tocsin.runtime.service import Poison, Tick
@@ -93,29 +94,23 @@ def expected(numbers: Sequence[int]) -> dict[str, int]:
     return {k: v for run in RUNS for k, v in expected_outputs(run, numbers).items()}
 
 
-async def eventually(check: Callable[[], bool], within_s: float = 30.0) -> None:
-    async with asyncio.timeout(within_s):
-        while not check():  # noqa: ASYNC110  (what is waited for has no event)
-            await asyncio.sleep(0.02)
-
-
 async def test_members_share_take_over_and_go_on(bus: tuple[Bus, Topics]) -> None:
     on, topics = bus
     async with running(on, topics) as (first, one):
         await send(on, topics, range(10))
         assert await first.caught_up(60)
         async with running(on, topics) as (second, two):
-            await eventually(lambda: bool(two.partitions) and second.ready.is_set())
+            await until(lambda: bool(two.partitions) and second.ready.is_set())
             await send(on, topics, range(10, 20))
-            await eventually(lambda: one.applied + two.applied >= 20 * len(RUNS))
+            await until(lambda: one.applied + two.applied >= 20 * len(RUNS))
         await send(on, topics, range(20, 30))
-        await eventually(lambda: one.applied + two.applied >= 30 * len(RUNS))
+        await until(lambda: one.applied + two.applied >= 30 * len(RUNS))
         assert await first.caught_up(60)
         followed = {Partition(topics.runs, number) for number in one.partitions}
         producer = await on.producer()
         await producer.publish([Outgoing(partition, b"run", None) for partition in followed])
         await producer.close()
-        await eventually(lambda: one.heard == len(followed) == TELEMETRY_PARTITIONS)
+        await until(lambda: one.heard == len(followed) == TELEMETRY_PARTITIONS)
     async with running(on, topics) as (third, three):
         await send(on, topics, range(30, 35))
         assert await third.caught_up(60)

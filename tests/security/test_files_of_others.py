@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from support.somebody import give_away
 from tocsin.console.configuration.check import as_text, check_file
 from tocsin.console.services.launch import RunOptions, plan_run
 from tocsin.schemas.configuration.file import load_config
@@ -15,7 +16,6 @@ from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.stream_rules.custom.loading import load_specs
 
-SOMEBODY = 54_321
 USES_CODE = "version: 1\nrules:\n  - {name: mine, use: rules/mine.py:Mine}\n"
 
 
@@ -33,9 +33,7 @@ def ran(folder: Path) -> bool:
 
 def open_to_others(path: Path, how: str) -> None:
     if how == "owner":
-        if os.getuid() != 0:
-            pytest.skip("only root can give files away")
-        os.chown(path, SOMEBODY, SOMEBODY)
+        give_away(path)
     else:
         path.chmod(0o777 if path.is_dir() else 0o666)
 

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from support.somebody import give_away
 from tocsin.bus import UnusableBus, default_place, explicit_place, open_bus
 from tocsin.bus.port import BusError
 from tocsin.schemas.topics import Topics
 
 LOCAL = "/dev/vda / ext4 rw 0 0\n"
-SOMEBODY = 54_321
-needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
 
 
 async def made(path: Path) -> Path:
@@ -56,20 +55,18 @@ async def test_a_file_that_others_can_write_to_is_not_used(folder: Path, name: s
     assert_not_used(folder)
 
 
-@needs_root
 @pytest.mark.parametrize("name", [".tocsin", ".tocsin/bus.db"])
 async def test_what_somebody_else_has_made_is_not_used(folder: Path, name: str) -> None:
     await made(folder / ".tocsin" / "bus.db")
-    os.chown(folder / name, SOMEBODY, SOMEBODY)
+    give_away(folder / name)
     assert_not_used(folder)
 
 
-@needs_root
 def test_a_link_that_somebody_else_has_made_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir(mode=0o700)
     (tmp_path / ".tocsin").symlink_to(tmp_path / "other")
     assert explicit_place(tmp_path / ".tocsin" / "bus.db", mounts=LOCAL)
-    os.lchown(tmp_path / ".tocsin", SOMEBODY, SOMEBODY)
+    give_away(tmp_path / ".tocsin")
     assert_not_used(tmp_path)
 
 

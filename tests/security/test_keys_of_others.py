@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from support.somebody import give_away
 from tocsin.emitter.stop.verification import read_keys, untrusted_places
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.process.private_folders import why_open
 from tocsin.schemas.signing import SigningKey, TrustedKeys, own_key
-
-SOMEBODY = 54_321
 
 
 @pytest.fixture
@@ -49,10 +48,8 @@ def test_a_public_key_that_others_can_write_is_not_trusted_either(keys: Path) ->
 
 
 def test_a_folder_of_a_service_s_user_is_trusted(keys: Path) -> None:
-    if os.getuid() != 0:
-        pytest.skip("only root can give files away")
     for path in (keys, keys / "actions.pub"):
-        os.chown(path, SOMEBODY, SOMEBODY)
+        give_away(path)
     assert len(read_keys([keys])) == 1
     keys.chmod(0o775)
     assert why_open(keys) is not None

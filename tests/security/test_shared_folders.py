@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from support.somebody import SOMEBODY, give_away
 from tocsin.bus.embedded.doorbell import ALL_TOPICS, Bell, Doorbell, bell_folder
 from tocsin.emitter.node.registry import NodeFolder
 from tocsin.emitter.process import runtime_folder
@@ -26,8 +27,6 @@ from tocsin.schemas.process.private_folders import (
 )
 
 NAME = f"tocsin-{os.getuid()}"
-SOMEBODY = 54_321
-needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
 
 
 @pytest.fixture
@@ -131,9 +130,7 @@ def test_a_name_that_is_taken_is_not_used(short: Path, shared: Path, taken: str)
         name.mkdir()
         name.chmod({"open folder": 0o777, "readable folder": 0o755}.get(taken, 0o700))
     if taken == "other's":
-        if os.getuid() != 0:
-            pytest.skip("only root can give files away")
-        os.chown(name, SOMEBODY, SOMEBODY)
+        give_away(name)
 
     assert user_folder({}) is None
     folder = runtime_folder.job_folder({})
@@ -152,11 +149,10 @@ def test_a_base_in_which_others_may_rename_is_passed_over(short: Path, shared: P
     assert user_folder({"XDG_RUNTIME_DIR": str(base)}) == shared / NAME
 
 
-@needs_root
 def test_a_session_of_another_user_is_passed_over(short: Path, shared: Path) -> None:
     base = short / "run"
     base.mkdir(mode=0o700)
-    os.chown(base, SOMEBODY, SOMEBODY)
+    give_away(base)
     assert user_folder({"XDG_RUNTIME_DIR": str(base)}) == shared / NAME
 
 

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -270,14 +270,6 @@ def end(process: subprocess.Popen[str], timeout_s: float = 15) -> int:
         except subprocess.TimeoutExpired:
             process.kill()
     return process.wait(10)
-
-
-def until(condition: Callable[[], object], timeout_s: float = 20, what: str = "") -> None:
-    """Wait for a condition, looking every 20 ms; fail if it does not come true in time."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what or condition}"
-        time.sleep(0.02)
 
 
 def family_of(running: Running, word: str) -> list[psutil.Process]:

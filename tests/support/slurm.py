@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from support.site import until
+from support.waiting import wait_until
 
 PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "sbatch", "srun")
 
@@ -86,7 +86,9 @@ class Slurm:
     def finish(self, job_id: str, timeout_s: float = 100) -> dict[str, str]:
         """Wait for a job's end."""
         ended = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
-        until(lambda: self.job(job_id)["JobState"] in ended, timeout_s, f"job {job_id} has ended")
+        wait_until(
+            lambda: self.job(job_id)["JobState"] in ended, timeout_s, f"job {job_id} has ended"
+        )
         return self.job(job_id)
 
 
@@ -114,7 +116,7 @@ def slurm_cluster(folder: Path, environ: Mapping[str, str]) -> Iterator[Slurm]:
         slurm.call("munged", "--force", f"--pid-file={folder}/munged.pid", *options)
         slurm.call("slurmctld")
         slurm.call("slurmd", "-N", "localhost")
-        until(lambda: slurm.call("sinfo", "-h", "-o", "%T") == "idle", 30, "the node is idle")
+        wait_until(lambda: slurm.call("sinfo", "-h", "-o", "%T") == "idle", 30, "the node is idle")
         yield slurm
     finally:
         _down(slurm, folder)
@@ -126,7 +128,7 @@ def _down(slurm: Slurm, folder: Path) -> None:
             # A job that queues itself again would come back for ever.
             slurm.call("scontrol", "update", f"JobId={job_id}", "Requeue=0")
             slurm.call("scancel", job_id)
-        until(lambda: not slurm.call("squeue", "-h", "-o", "%A"), 20, "no job is left")
+        wait_until(lambda: not slurm.call("squeue", "-h", "-o", "%A"), 20, "no job is left")
     for name in ("slurmd", "slurmctld", "munged"):
         with suppress(OSError, ValueError, psutil.NoSuchProcess):
             process = psutil.Process(int((folder / f"{name}.pid").read_text()))

@@ -10,17 +10,21 @@ SOON_S = 30.0
 """A bound where the fault would be to wait for minutes or for ever: a busy machine keeps it."""
 
 
-def wait_until(condition: Callable[[], object], *, timeout_s: float = 30.0) -> None:
+def wait_until(
+    condition: Callable[[], object], timeout_s: float = 30.0, what: str = "it is so"
+) -> None:
     """Look every 10 ms until `condition()` is true. Raises AssertionError after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s:g} s"
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
         time.sleep(0.01)
 
 
-async def until(condition: Callable[[], object], *, timeout_s: float = 30.0) -> None:
+async def until(
+    condition: Callable[[], object], timeout_s: float = 30.0, what: str = "it is so"
+) -> None:
     """The same on an event loop."""
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s:g} s"
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
         await asyncio.sleep(0.01)

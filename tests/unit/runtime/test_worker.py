@@ -4,13 +4,14 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from support.fold_service import FoldService, expected_outputs
+from support.waiting import until
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import (
     EARLIEST,
@@ -74,12 +75,6 @@ async def outputs_of(bus: Bus, run: str) -> list[tuple[str, int]]:
     records = await read_all(bus, TOPICS.issues, telemetry_partition(run) % 12)
     rows = [json.loads(record.value or b"") for record in records if record.key == run.encode()]
     return [(row["id"], row["state"]) for row in rows]
-
-
-async def eventually(check: Callable[[], bool], within_s: float = 10.0) -> None:
-    async with asyncio.timeout(within_s):
-        while not check():  # noqa: ASYNC110  (what is waited for has no event)
-            await asyncio.sleep(0.005)
 
 
 @asynccontextmanager
@@ -207,7 +202,7 @@ async def test_a_worker_that_is_ahead_of_the_bus_says_how_far_it_has_read_in_its
         service.due_ms = now_ms + 50_000
         worker.nudge()
         number = telemetry_partition("run-1")
-        await eventually(lambda: any(number in tick.caught_up for tick in service.ticks))
+        await until(lambda: any(number in tick.caught_up for tick in service.ticks))
 
     said = [tick.caught_up[number] for tick in service.ticks if number in tick.caught_up]
     assert all(fact.as_of_ms < now_ms + 50_000 for fact in said)
@@ -283,12 +278,12 @@ async def test_two_members_share_and_one_takes_over_with_the_state(bus: Embedded
 
     async with running(first):
         async with running(second):
-            await eventually(lambda: len(services[0].partitions) < 48 > len(services[1].partitions))
-            await eventually(lambda: bool(services[1].partitions))
+            await until(lambda: len(services[0].partitions) < 48 > len(services[1].partitions))
+            await until(lambda: bool(services[1].partitions))
             for run in runs:
                 await send(bus, run, numbers(*range(10, 20)))
-            await eventually(lambda: sum(s.applied for s in services) >= 20 * len(runs))
-        await eventually(lambda: len(services[0].partitions) == 48, 20)
+            await until(lambda: sum(s.applied for s in services) >= 20 * len(runs))
+        await until(lambda: len(services[0].partitions) == 48, 20)
         for run in runs:
             await send(bus, run, numbers(*range(20, 30)))
         assert await first.caught_up(10)
@@ -356,10 +351,10 @@ async def test_a_bus_that_goes_away_costs_nothing_but_time(
     worker = make(faulty, service)  # type: ignore[arg-type]
 
     async with running(worker):
-        await eventually(worker.ready.is_set)
+        await until(worker.ready.is_set)
         faulty.publish_failures = 3
         await send(bus, "run-1", numbers(*range(21)))
-        await eventually(lambda: faulty.publish_failures == 0)
+        await until(lambda: faulty.publish_failures == 0)
         assert await worker.caught_up(10)
 
     said = [record.getMessage() for record in caplog.records if record.levelno > logging.INFO]
@@ -387,7 +382,7 @@ async def test_a_service_is_told_once_that_the_bus_was_away(bus: EmbeddedBus) ->
         assert await worker.caught_up(10)
         faulty.publish_failures = 1
         await send(bus, "run-1", numbers(2))
-        await eventually(lambda: faulty.publish_failures == 0)
+        await until(lambda: faulty.publish_failures == 0)
         for number in (3, 4):
             await send(bus, "run-1", numbers(number))
             assert await worker.caught_up(10)
@@ -404,7 +399,7 @@ async def test_a_fenced_member_drops_its_state_and_joins_again(bus: EmbeddedBus)
     await send(bus, "run-1", numbers(*range(21)))
 
     async with running(worker):
-        await eventually(lambda: bool(service.forgotten))
+        await until(lambda: bool(service.forgotten))
         assert await worker.caught_up(10)
 
     # The snapshots of the fenced checkpoint were written, so the records are not folded again.
@@ -428,7 +423,7 @@ async def test_records_of_a_skipped_run_wait_and_hold_the_commit_back(bus: Embed
     await send(bus, "run-2", numbers(*range(7)))
 
     async with running(worker):
-        await eventually(lambda: service.applied == 7)
+        await until(lambda: service.applied == 7)
         clock.advance(s=1)
         worker.nudge()
         where = Partition(TOPICS.telemetry, telemetry_partition("run-1"))
@@ -437,7 +432,7 @@ async def test_records_of_a_skipped_run_wait_and_hold_the_commit_back(bus: Embed
         skipped.clear()
         clock.advance(s=5)
         worker.nudge()
-        await eventually(lambda: service.applied == 14)
+        await until(lambda: service.applied == 14)
         assert await worker.caught_up(10)
         assert await watcher.committed(where) == 7
 
@@ -449,13 +444,13 @@ async def test_a_timer_is_told_when_the_worker_has_caught_up(bus: EmbeddedBus) -
     worker = make(bus, service, only_runs=["run-1"], clock=clock)
 
     async with running(worker):
-        await eventually(worker.ready.is_set)
+        await until(worker.ready.is_set)
         worker.nudge()
-        await eventually(lambda: bool(service.ticks))
+        await until(lambda: bool(service.ticks))
         assert service.due_ms is not None
         now_ms = clock.advance(s=1)
         worker.nudge()
-        await eventually(lambda: service.due_ms is None)
+        await until(lambda: service.due_ms is None)
 
     number = telemetry_partition("run-1")
     tick = next(tick for tick in service.ticks if tick.caught_up)
@@ -478,6 +473,6 @@ async def test_a_bus_file_that_was_replaced_begins_again(tmp_path: Path) -> None
                     file.unlink()
             where = Partition(TOPICS.telemetry, telemetry_partition("run-1"))
             await producer.publish([Outgoing(where, b"run-1", v) for v in numbers(*range(14))])
-            await eventually(lambda: service.applied == 34)
+            await until(lambda: service.applied == 34)
             assert await worker.caught_up(10)
         assert await outputs_of(bus, "run-1") == list(expected_outputs("run-1", range(14)).items())

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from support.issue_records import (
     view_record,
 )
 from support.smtp_server import smtp_server
-from support.waiting import SOON_S
+from support.waiting import SOON_S, until
 from tocsin.actions.delivery.actions_service import ActionsService
 from tocsin.actions.delivery.retry import RetryPolicy
 from tocsin.actions.receivers.registry import ReceiverKinds
@@ -140,12 +140,6 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     async with fault_server() as server, EmbeddedBus(tmp_path / "bus.db") as bus:
         await bus.init(TOPICS.specs())
         yield Bench(bus, server)
-
-
-async def eventually(check: Callable[[], bool], within_s: float = 10.0) -> None:
-    async with asyncio.timeout(within_s):
-        while not check():  # noqa: ASYNC110  (what is waited for has no event)
-            await asyncio.sleep(0.005)
 
 
 async def test_an_issue_and_its_end_are_delivered_signed_and_recorded(bench: Bench) -> None:
@@ -343,7 +337,7 @@ async def test_a_dead_receiver_delays_neither_another_one_nor_a_stop(bench: Benc
         started = time.monotonic()
         await bench.send(*(issue_record(issue(episode=str(i))) for i in range(40)))
         quick = "/status/200"
-        await eventually(lambda: sum(s.path == quick for s in bench.server.seen) == 40)
+        await until(lambda: sum(s.path == quick for s in bench.server.seen) == 40)
         assert await bench.commands()
         # One after another, forty attempts at the dead one would take minutes.
         assert time.monotonic() - started < SOON_S
@@ -394,7 +388,7 @@ async def test_a_refused_stop_is_rejected_and_the_next_incarnation_is_another_ma
         await bench.send(view_record(view(training=1, next_offset=2)))
         await bench.send(issue_record(issue(training=1)))
         assert await worker.caught_up(10)
-        await eventually(lambda: any(stop.attempts for stop in service.unfinished()))
+        await until(lambda: any(stop.attempts for stop in service.unfinished()))
 
     states = (await bench.ledger())["stop/firing"]
     assert [d.state for d in states][2] == "rejected"
@@ -409,7 +403,7 @@ async def test_a_run_that_has_ended_is_not_stopped(bench: Bench) -> None:
     async with bench.worker(Config()) as (worker, service):
         await bench.send(view_record(view(ended=True)))
         await asyncio.sleep(0.02)
-        await eventually(lambda: "run-1" in service._runs.seen)
+        await until(lambda: "run-1" in service._runs.seen)
         await bench.send(issue_record(issue()))
         assert await worker.caught_up(10)
         assert await service.drain(10)
@@ -422,9 +416,9 @@ async def test_a_run_whose_view_is_taken_away_is_forgotten(bench: Bench) -> None
     async with bench.worker(Config()) as (_, service):
         last = view_record(view(ended=True))
         await bench.send(last)
-        await eventually(lambda: "run-1" in service._runs.seen)
+        await until(lambda: "run-1" in service._runs.seen)
         await bench.send(Outgoing(last.partition, last.key, None))
-        await eventually(lambda: "run-1" not in service._runs.seen)
+        await until(lambda: "run-1" not in service._runs.seen)
 
 
 async def test_the_end_of_an_earlier_incarnation_does_not_forbid_the_stop_of_the_next(
@@ -432,10 +426,10 @@ async def test_the_end_of_an_earlier_incarnation_does_not_forbid_the_stop_of_the
 ) -> None:
     async with bench.worker(Config()) as (worker, service):
         await bench.send(view_record(view(ended=True)))
-        await eventually(lambda: "run-1" in service._runs.seen)
+        await until(lambda: "run-1" in service._runs.seen)
         await bench.send(issue_record(issue(training=1)))
         assert await worker.caught_up(10)
-        await eventually(lambda: any(d.attempts for d in service.unfinished()))
+        await until(lambda: any(d.attempts for d in service.unfinished()))
 
     (command,) = await bench.commands()
     assert command.key == stop_key("run-1", incarnation(training=1)).encode()
@@ -445,7 +439,7 @@ async def test_a_later_incarnation_is_not_stopped_for_an_earlier_one(bench: Benc
     later = view_record(view(training=1), time_ms=NOW_MS + 1)
     async with bench.worker(Config()) as (worker, service):
         await bench.send(later)
-        await eventually(lambda: "run-1" in service._runs.seen)
+        await until(lambda: "run-1" in service._runs.seen)
         await bench.send(issue_record(issue()))
         assert await worker.caught_up(10)
         assert await service.drain(10)
@@ -461,7 +455,7 @@ async def test_an_issue_older_than_its_receiver_waits_is_not_sent(bench: Bench) 
     await bench.send(issue_record(issue()))
     await asyncio.sleep(0.02)
     async with bench.worker(bench.config(more="retry: {give_up_after: 10ms}")) as (_, service):
-        await eventually(
+        await until(
             lambda: bool(service._ledger.knows(delivery_id(issue().issue_id, "ml", "firing")))
         )
         assert await service.drain(10)
@@ -486,7 +480,7 @@ async def test_the_next_worker_goes_on_where_the_ledger_is(bench: Bench) -> None
     async with bench.worker(bench.config("/then/503,200")) as (worker, _):
         await bench.send(issue_record(issue()))
         assert await worker.caught_up(10)
-        await eventually(lambda: bool(bench.server.seen))
+        await until(lambda: bool(bench.server.seen))
     async with bench.worker(bench.config("/then/503,200")) as (worker, service):
         assert await worker.caught_up(10)
         assert await service.drain(10)
@@ -553,9 +547,9 @@ async def test_two_workers_share_and_nothing_is_sent_twice(bench: Bench) -> None
     runs = [f"run-{i}" for i in range(24)]
     config = bench.config()
     async with bench.worker(config) as (_, first), bench.worker(config) as (_, second):
-        await eventually(lambda: len(first._owned) == len(second._owned) == 6, 20)
+        await until(lambda: len(first._owned) == len(second._owned) == 6, 20)
         await bench.send(*(issue_record(issue(run)) for run in runs))
-        await eventually(lambda: len(bench.server.seen) >= 24)
+        await until(lambda: len(bench.server.seen) >= 24)
         assert await first.drain(10)
         assert await second.drain(10)
 

@@ -18,6 +18,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
 from support.captured import Said, captured, said
+from tocsin.emitter.hooks import torch_patches
 from tocsin.emitter.hooks.torch_patches import hooks
 from tocsin.emitter.probes.activations.compiled import slots
 from tocsin.emitter.probes.activations.watch import activations
@@ -79,7 +80,9 @@ def watched(
         gc.collect()
         return said(tmp_path)
 
-    # Another test of this process may have compiled a model: from then on calls are left alone.
+    # Another test of this process may have imported the compiler before the hooks are there, or
+    # compiled a model: from then on calls are left alone.
+    torch_patches.install()
     monkeypatch.setattr(activations.watched, "for_good", False)
     monkeypatch.setattr(slots, "compiling", False)
     if "__call__" in nn.Linear.__dict__:
