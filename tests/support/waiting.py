@@ -13,11 +13,17 @@ SOON_S = 30.0
 def wait_until(
     condition: Callable[[], object], timeout_s: float = 30.0, what: str = "it is so"
 ) -> None:
-    """Look every 10 ms until `condition()` is true. Raises AssertionError after `timeout_s`."""
+    """Look every 10 ms until `condition()` is true; less often if a look takes long.
+
+    Raises AssertionError after `timeout_s`.
+    """
     deadline = time.monotonic() + timeout_s
+    began = time.monotonic()
     while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
-        time.sleep(0.01)
+        now = time.monotonic()
+        assert now < deadline, f"not within {timeout_s:g} s: {what}"
+        time.sleep(min(max(0.01, 2 * (now - began)), 0.2))
+        began = time.monotonic()
 
 
 async def until(
