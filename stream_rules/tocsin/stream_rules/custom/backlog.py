@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tocsin.bus.port import Record
-from tocsin.schemas.records.runs import RuleStatus
 from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.stream_rules.custom.call_limits import Limits
 from tocsin.stream_rules.custom.protocol import (
@@ -20,13 +19,12 @@ from tocsin.stream_rules.custom.protocol import (
     Answer,
     Drop,
     Forget,
-    Head,
     Message,
+    Records,
     Save,
     Saved,
+    SavedRun,
     Verdict,
-    pack_records,
-    told_of,
 )
 from tocsin.stream_rules.engine.episodes import Reported
 
@@ -49,28 +47,21 @@ class Fed:
     since_s: float
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class RunSaved:
-    """The last that was saved of a run; and how its rules were then."""
+    """The last that was saved of a run; `by_child`: by a child of ours."""
 
     next_offset: int
-    snapshots: list[Snapshot]
+    snapshots: Sequence[Snapshot]
     begin_now: bool = False
-    incarnation: str = ""
-    statuses: Mapping[str, RuleStatus] = field(default_factory=dict)
-    found: int = 0
-    over: bool = False
-
-    def seen_by_readers(self) -> tuple[object, ...]:
-        """What stands in the view of the run."""
-        return self.incarnation, self.statuses, self.found, self.over
+    by_child: SavedRun | None = None
 
 
 @dataclass(slots=True)
 class _UnderWay:
     since_s: float
     size: int
-    head: Head | None = None
+    message: Message | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +134,7 @@ class Backlog:
         self.due_ms = None
         self._advancing += 1
         order = Advance(partition=partition, as_of_ms=as_of_ms, since_ms=since_ms)
-        self._queue.append(Message(order))
+        self._queue.append(order)
 
     def adopt(
         self,
@@ -174,18 +165,18 @@ class Backlog:
         self._queue = deque(order for order in self._queue if _number(order) not in gone)
         self._count_bytes()
         self._forgotten.update(gone)
-        self._queue.append(Message(Forget(partitions=tuple(sorted(gone)))))
+        self._queue.append(Forget(partitions=tuple(sorted(gone))))
 
     def drop(self, partition: int, run_id: str) -> None:
         """Drop a run: it was over long ago."""
         if self.runs.pop((partition, run_id), None) is not None:
-            self._queue.append(Message(Drop(partition=partition, run_id=run_id)))
+            self._queue.append(Drop(partition=partition, run_id=run_id))
 
     def save(self) -> None:
         """Ask for the states, unless that was done."""
         if not self._saving:
             self._saving = True
-            self._queue.append(Message(Save()))
+            self._queue.append(Save())
 
     # -- to and from the child -------------------------------------------------------------
 
@@ -196,7 +187,7 @@ class Backlog:
         first = self._queue[0]
         if isinstance(first, Message):
             self._queue.popleft()
-            self._under_way.append(_UnderWay(0.0, 0, first.head))
+            self._under_way.append(_UnderWay(0.0, 0, first))
             return first
         batch: list[Fed] = []
         size = 0
@@ -210,23 +201,21 @@ class Backlog:
         self._given.extend(batch)
         self._given_bytes += size
         self._under_way.append(_UnderWay(first.since_s, size))
-        return pack_records(fed.record for fed in batch)
+        return Records(records=tuple(fed.record for fed in batch))
 
-    def answered(self, message: Message) -> None:
+    def answered(self, answer: Answer) -> None:
         """Take an answer in."""
-        head = message.head
-        assert isinstance(head, Answer)
-        for _ in range(head.done):
+        for _ in range(answer.done):
             sent = self._under_way.popleft()
             self._waiting_bytes -= sent.size
-            self._advancing -= isinstance(sent.head, Advance)
-            self._saving &= not isinstance(sent.head, Save)
-            if isinstance(sent.head, Forget):
-                self._forgotten.subtract(sent.head.partitions)
-        for used in head.used:
+            self._advancing -= isinstance(sent.message, Advance)
+            self._saving &= not isinstance(sent.message, Save)
+            if isinstance(sent.message, Forget):
+                self._forgotten.subtract(sent.message.partitions)
+        for used in answer.used:
             key = (used.run_id, used.rule)
             self._spent[key] = self._spent.get(key, 0.0) + used.seconds
-        for told in told_of(message):
+        for told in answer.reported():
             known = f"{told.issue.issue_id}/{told.issue.state}/{told.number}"
             if known not in self._remembered:
                 self._remembered[known] = None
@@ -234,32 +223,24 @@ class Backlog:
         while len(self._remembered) > _REMEMBERED:
             del self._remembered[next(iter(self._remembered))]
         if not self._advancing:
-            self.due_ms = head.due_ms
-        if head.saved is not None:
-            self._saved(head.saved, message.blobs[len(head.told) :])
+            self.due_ms = answer.due_ms
+        if answer.saved is not None:
+            self._saved(answer.saved)
         if not self.waiting:
             self._spent.clear()
 
-    def _saved(self, saved: Saved, blobs: Sequence[bytes]) -> None:
-        at = 0
+    def _saved(self, saved: Saved) -> None:
         for run in saved.runs:
             key = (run.partition, run.run_id)
-            snapshots = [Snapshot.decode(blob) for blob in blobs[at : at + run.snapshots]]
-            at += run.snapshots
             if self._forgotten[run.partition]:
                 continue
             before = self.runs.get(key)
-            self.runs[key] = RunSaved(
-                saved.covers[run.partition],
-                snapshots,
-                incarnation=run.incarnation,
-                statuses=run.statuses,
-                found=run.found,
-                over=run.over,
-            )
-            self._snapshots += [(run.partition, snapshot) for snapshot in snapshots]
-            if before is None or before.seen_by_readers() != self.runs[key].seen_by_readers():
+            seen = before and before.by_child and before.by_child.seen_by_readers()
+            if seen != run.seen_by_readers():
                 self._changed[key] = None
+            next_offset = saved.covers[run.partition]
+            self.runs[key] = RunSaved(next_offset, run.snapshots, by_child=run)
+            self._snapshots += [(run.partition, snapshot) for snapshot in run.snapshots]
             for rule in run.failed:
                 # It stands in the state from now on.
                 self.verdicts.pop((rule, run.run_id), None)
@@ -387,15 +368,17 @@ def _without_value(fed: Fed) -> Fed:
     return Fed(replace(fed.record, value=None), len(fed.record.key) + _OVERHEAD, fed.since_s)
 
 
-def _adopt(partition: int, run_id: str, run: RunSaved) -> Message:
-    order = Adopt(
-        partition=partition, run_id=run_id, next_offset=run.next_offset, begin_now=run.begin_now
+def _adopt(partition: int, run_id: str, run: RunSaved) -> Adopt:
+    return Adopt(
+        partition=partition,
+        run_id=run_id,
+        snapshots=tuple(run.snapshots),
+        next_offset=run.next_offset,
+        begin_now=run.begin_now,
     )
-    return Message(order, [snapshot.encode() for snapshot in run.snapshots])
 
 
 def _number(order: Fed | Message) -> int | None:
     if isinstance(order, Fed):
         return order.record.partition.number
-    head = order.head
-    return head.partition if isinstance(head, Advance | Adopt | Drop) else None
+    return order.partition if isinstance(order, Advance | Adopt | Drop) else None

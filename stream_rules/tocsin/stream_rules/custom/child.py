@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> None:
     link = socket.socket(fileno=channel)
     inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(link, inbox), daemon=True).start()
-    hello = inbox.get().head
+    hello = inbox.get()
     assert isinstance(hello, Hello)
 
     # The rules are the user's, and may import what is his.
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> None:
         link.sendall(pack(message))
 
     child = ChildEngine(hello, Marker(page), say)
-    say(Message(child.loaded))
+    say(child.loaded)
     _limit_memory(hello.memory_bytes)
     try:
         while True:
@@ -102,7 +102,7 @@ def _say_farewell(link: socket.socket, culprit: tuple[str, str] | None) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
     run_id, rule = culprit or (None, None)
-    link.sendall(pack(Message(Farewell(run_id=run_id, rule=rule))))
+    link.sendall(pack(Farewell(run_id=run_id, rule=rule)))
     os._exit(70)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from tocsin.bus.port import Record
-from tocsin.schemas.errors import MalformedRecord, RecordError
+from tocsin.schemas.errors import RecordError
 from tocsin.schemas.ids import issue_id
 from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.stream_rules.custom.call_guard import Guard, GuardedSpec, OutOfMemory
@@ -32,7 +32,6 @@ from tocsin.stream_rules.custom.protocol import (
     Saved,
     SavedRun,
     Verdict,
-    records_of,
 )
 from tocsin.stream_rules.engine.episodes import Reported
 from tocsin.stream_rules.engine.partitions import PartitionEngine, UnusableRecord
@@ -116,30 +115,31 @@ class ChildEngine:
 
     # -- messages --------------------------------------------------------------------------
 
-    def take(self, message: Message) -> None:
+    def take(self, order: Message) -> None:
         """Deal with one message, and answer: at its end, and in between if that takes long.
 
         Raises:
             OutOfMemory: there is no going on.
         """
-        head = message.head
-        save = isinstance(head, Save)
-        if isinstance(head, Records):
-            for record in records_of(message):
+        save = isinstance(order, Save)
+        if isinstance(order, Records):
+            for record in order.records:
                 self._apply(record)
                 if time.monotonic() - self._answered_s > _ANSWER_S:
                     self._say(self._answer())
-        elif isinstance(head, Advance):
-            self._guard.at("", head.partition, self._positions.get(head.partition, 0) - 1)
-            self._told += self._engine.tick(head.partition, head.as_of_ms, since_ms=head.since_ms)
-        elif isinstance(head, Adopt):
-            self._adopt(head, message.blobs)
-        elif isinstance(head, Forget):
-            self._engine.forget(head.partitions)
-            for number in head.partitions:
+        elif isinstance(order, Advance):
+            self._guard.at("", order.partition, self._positions.get(order.partition, 0) - 1)
+            self._told += self._engine.tick(
+                order.partition, order.as_of_ms, since_ms=order.since_ms
+            )
+        elif isinstance(order, Adopt):
+            self._adopt(order)
+        elif isinstance(order, Forget):
+            self._engine.forget(order.partitions)
+            for number in order.partitions:
                 self._positions.pop(number, None)
-        elif isinstance(head, Drop) and self._engine.has(head.partition, head.run_id.encode()):
-            self._engine.drop(head.partition, head.run_id)
+        elif isinstance(order, Drop) and self._engine.has(order.partition, order.run_id.encode()):
+            self._engine.drop(order.partition, order.run_id)
         self._done += 1
         self._say(self._answer(save=save or self._urgent()))
 
@@ -159,48 +159,38 @@ class ChildEngine:
             # The worker has read it too, and puts it among the dead letters.
             logger.debug("record passed over", extra={"action": "rules", "reason": str(error)})
 
-    def _adopt(self, head: Adopt, blobs: Sequence[bytes]) -> None:
-        snapshots: dict[str, Snapshot] = {}
-        for blob in blobs:
-            try:
-                snapshot = Snapshot.decode(blob)
-            except MalformedRecord as error:
-                logger.warning(
-                    "snapshot cannot be read", extra={"action": "rules", "reason": str(error)}
-                )
-                continue
-            name = RUN_KEY if snapshot.rule == CUSTOM_KEY else snapshot.rule
-            snapshots[name] = snapshot
-        self._guard.at(head.run_id, head.partition, -1)
+    def _adopt(self, order: Adopt) -> None:
+        snapshots = {
+            RUN_KEY if snapshot.rule == CUSTOM_KEY else snapshot.rule: snapshot
+            for snapshot in order.snapshots
+        }
+        self._guard.at(order.run_id, order.partition, -1)
         run = self._engine.adopt(
-            head.partition, head.run_id, snapshots, next_offset=head.next_offset
+            order.partition, order.run_id, snapshots, next_offset=order.next_offset
         )
-        if head.begin_now:
+        if order.begin_now:
             run.unsaved_begin_now()
-        known = self._positions.get(head.partition, 0)
-        self._positions[head.partition] = max(known, head.next_offset)
+        known = self._positions.get(order.partition, 0)
+        self._positions[order.partition] = max(known, order.next_offset)
 
     def _urgent(self) -> bool:
         return any(run.urgent for _, _, run in self._engine.runs())
 
-    def _answer(self, *, save: bool = False) -> Message:
+    def _answer(self, *, save: bool = False) -> Answer:
         done, self._done = self._done, 0
-        saved, snapshots = self._save() if save else (None, [])
+        saved = self._save() if save else None
         told, self._told = [_one_failure(one) for one in self._told], []
-        issues = [one.issue.model_dump_json().encode() for one in told]
         self._answered_s = time.monotonic()
-        head = Answer(
+        return Answer(
             done=done,
-            told=tuple((one.issue.state, one.number) for one in told),
+            told=tuple((one.issue.state, one.number, one.issue.model_dump_json()) for one in told),
             used=self._guard.used(),
             due_ms=self._engine.next_due_ms(),
             saved=saved,
         )
-        return Message(head, [*issues, *snapshots])
 
-    def _save(self) -> tuple[Saved, list[bytes]]:
+    def _save(self) -> Saved:
         runs: list[SavedRun] = []
-        blobs: list[bytes] = []
         urgent = False
         for number, state, run in self._engine.runs():
             run.earlier.clear()
@@ -211,7 +201,7 @@ class ChildEngine:
                 continue
             urgent |= run.urgent
             self._guard.at(run.state.run_id, number, self._positions.get(number, 0) - 1)
-            taken = [
+            taken = tuple(
                 _own(snapshot)
                 for snapshot in run.snapshots(
                     next_offset=state.next_offset,
@@ -219,14 +209,13 @@ class ChildEngine:
                     software=self._hello.software,
                 )
                 if snapshot.rule in self._names or snapshot.rule == RUN_KEY
-            ]
-            blobs += [snapshot.encode() for snapshot in taken]
-            runs.append(self._saved(number, run, len(taken)))
+            )
+            runs.append(self._saved(number, run, taken))
             run.dirty = run.urgent = False
             self._engine.reschedule(number, run.state.run_id)
-        return Saved(covers=dict(self._positions), runs=tuple(runs), urgent=urgent), blobs
+        return Saved(covers=dict(self._positions), runs=tuple(runs), urgent=urgent)
 
-    def _saved(self, number: int, run: RunEngine, snapshots: int) -> SavedRun:
+    def _saved(self, number: int, run: RunEngine, snapshots: tuple[Snapshot, ...]) -> SavedRun:
         state = run.state
         mine = [each for each in run.instances if each.spec.name in self._names]
         stopped = state.outcome in ("stopped", "interrupted")

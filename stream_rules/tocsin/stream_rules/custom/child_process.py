@@ -14,7 +14,6 @@ from typing import Final, Self
 
 import psutil
 
-from tocsin.schemas.errors import RecordError
 from tocsin.schemas.process.own_python import python_command, python_environment
 from tocsin.stream_rules.custom.current_call import Mark, Marker, new_page
 from tocsin.stream_rules.custom.exit_cause import Death
@@ -79,7 +78,7 @@ class ChildProcess:
                 os.close(page)
         ours.setblocking(False)
         child = cls(process, ours, marker)
-        child.outgoing += pack(Message(hello))
+        child.outgoing += pack(hello)
         return child
 
     def send(self) -> None:
@@ -99,7 +98,7 @@ class ChildProcess:
                 raise ConnectionResetError("the process has ended")
             try:
                 yield from self.unpacker.feed(data)
-            except (ValueError, RecordError) as error:
+            except ValueError as error:
                 self.process.kill()
                 raise ConnectionAbortedError(f"not understood: {error}") from error
 

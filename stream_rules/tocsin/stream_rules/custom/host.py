@@ -21,7 +21,7 @@ from pydantic import JsonValue
 
 from tocsin.bus.port import Record
 from tocsin.schemas.configuration.sections import RuleEntry
-from tocsin.stream_rules.custom.backlog import Backlog, RunSaved, Taken
+from tocsin.stream_rules.custom.backlog import Backlog, Taken
 from tocsin.stream_rules.custom.call_limits import MEBIBYTE, Limits
 from tocsin.stream_rules.custom.child_process import ChildProcess
 from tocsin.stream_rules.custom.description import stand_ins
@@ -33,6 +33,7 @@ from tocsin.stream_rules.custom.protocol import (
     Farewell,
     Hello,
     Message,
+    SavedRun,
     pack,
 )
 from tocsin.stream_rules.custom.protocol import Loaded as LoadedHead
@@ -163,10 +164,11 @@ class CustomHost:
         with self._lock:
             return self.broken or not (self._backlog.waiting or self._backlog.untaken)
 
-    def run(self, partition: int, run_id: str) -> RunSaved | None:
-        """A run, as it was saved last."""
+    def run(self, partition: int, run_id: str) -> SavedRun | None:
+        """A run, as a child of ours has saved it last."""
         with self._lock:
-            return self._backlog.runs.get((partition, run_id))
+            run = self._backlog.runs.get((partition, run_id))
+            return None if run is None else run.by_child
 
     def close(self) -> None:
         """End the child and the thread. 2 s at most."""
@@ -304,19 +306,18 @@ class CustomHost:
                 child.outgoing += pack(message)
 
     def _take_in(self, child: ChildProcess, message: Message) -> None:
-        head = message.head
         with self._answered:
-            if isinstance(head, LoadedHead):
-                child.loaded = head
+            if isinstance(message, LoadedHead):
+                child.loaded = message
                 self._backlog.ready(self._watched_s)
                 if self._loaded is None:
-                    self._described = head.described
-                    self._loaded = self._loaded_from(head)
-            elif isinstance(head, Farewell):
-                child.farewell = head
-            elif isinstance(head, Answer):
+                    self._described = message.described
+                    self._loaded = self._loaded_from(message)
+            elif isinstance(message, Farewell):
+                child.farewell = message
+            elif isinstance(message, Answer):
                 self._backlog.answered(message)
-                if head.saved is not None:
+                if message.saved is not None:
                     self._court.fruitless = 0
             self._answered.notify_all()
             nudge = self._backlog.untaken or not self._backlog.waiting

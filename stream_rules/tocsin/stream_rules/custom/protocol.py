@@ -1,43 +1,44 @@
 """What a worker and its child process for custom rules say to each other, over a socket pair.
 
-A message is `u32 length | u8 kind | u32 length of the head | head (JSON) | blobs`, each blob with a
-`u32` length before it; little endian. The child answers in order, and counts what it has done.
+A message is `u32 length | u8 kind | JSON`, little endian; bytes are in base64. The child answers in
+order, and counts what it has done.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
-from tocsin.bus.port import Partition, Record
+from tocsin.bus.port import Record
 from tocsin.schemas.configuration.problems import Finding
 from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.records.issues import IssueFiring, IssueOngoing, IssueResolved, Severity
 from tocsin.schemas.records.runs import RuleStatus
+from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.stream_rules.engine.episodes import Reported
 
 CUSTOM_KEY: Final = "_custom"
 """The rule part of the key under which a run's own state, as the child has it, is saved."""
 
-_LENGTH: Final = struct.Struct("<I")
-_START: Final = struct.Struct("<BI")
+_START: Final = struct.Struct("<IB")
 
 _ISSUES: Final[Mapping[str, type[IssueFiring]]] = {
     model.state: model for model in (IssueFiring, IssueOngoing, IssueResolved)
 }
 
 
-class Head(BaseModel):
-    """The JSON part of a message."""
+class Message(BaseModel):
+    """What goes over the socket."""
 
-    model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        frozen=True, hide_input_in_errors=True, ser_json_bytes="base64", val_json_bytes="base64"
+    )
 
 
-class Verdict(Head):
+class Verdict(Message):
     """A rule that must not be called again in a run, from a record on.
 
     `run_id` None: in no run. `offset`: of the record that it was given last; -1: from the next one.
@@ -52,14 +53,14 @@ class Verdict(Head):
     crowded: bool = False
 
 
-class Failing(Head):
+class Failing(Message):
     """The instance of `rule_failed` that says so."""
 
     name: str
     severity: Severity | None = None
 
 
-class Hello(Head):
+class Hello(Message):
     """The first message to a child: what to load, what holds.
 
     Attributes:
@@ -80,7 +81,7 @@ class Hello(Head):
     unloaded: str = ""
 
 
-class Loaded(Head):
+class Loaded(Message):
     """What came of `Hello`: instance → description, and findings whose places begin with the number
     of the entry."""
 
@@ -88,13 +89,13 @@ class Loaded(Head):
     findings: tuple[Finding, ...] = ()
 
 
-class Records(Head):
-    """Telemetry; blobs: key and value of each."""
+class Records(Message):
+    """Telemetry, in order per partition."""
 
-    records: tuple[tuple[str, int, int, int, bool, tuple[tuple[str, str], ...]], ...]
+    records: tuple[Record, ...]
 
 
-class Advance(Head):
+class Advance(Message):
     """Nothing appended before `as_of_ms` is still to come."""
 
     partition: int
@@ -102,37 +103,38 @@ class Advance(Head):
     since_ms: int
 
 
-class Adopt(Head):
-    """Go on with a run from its snapshots (the blobs).
+class Adopt(Message):
+    """Go on with a run from its snapshots.
 
     `begin_now`: rules of which nothing was saved begin where the run's own state stands.
     """
 
     partition: int
     run_id: str
+    snapshots: tuple[Snapshot, ...]
     next_offset: int
     begin_now: bool = False
 
 
-class Forget(Head):
+class Forget(Message):
     """Drop the state of partitions."""
 
     partitions: tuple[int, ...]
 
 
-class Drop(Head):
+class Drop(Message):
     """Drop a run."""
 
     partition: int
     run_id: str
 
 
-class Save(Head):
+class Save(Message):
     """Answer with the states."""
 
 
-class SavedRun(Head):
-    """One run of a save; `snapshots` of its blobs follow one another.
+class SavedRun(Message):
+    """One run of a save.
 
     `over`: it has ended, or was lost.
     """
@@ -144,10 +146,14 @@ class SavedRun(Head):
     found: int
     over: bool
     failed: tuple[str, ...]
-    snapshots: int
+    snapshots: tuple[Snapshot, ...]
+
+    def seen_by_readers(self) -> tuple[object, ...]:
+        """What stands in the view of the run."""
+        return self.incarnation, self.statuses, self.found, self.over
 
 
-class Saved(Head):
+class Saved(Message):
     """All states that had changed; telemetry below `covers` of each partition is in them."""
 
     covers: Mapping[int, int]
@@ -155,7 +161,7 @@ class Saved(Head):
     urgent: bool
 
 
-class Used(Head):
+class Used(Message):
     """What the calls of a rule in a run have used since the last answer."""
 
     run_id: str
@@ -163,30 +169,37 @@ class Used(Head):
     seconds: float
 
 
-class Answer(Head):
-    """What was found and saved; blobs: the issues, then the snapshots.
+class Answer(Message):
+    """What was found and saved.
 
     Attributes:
         done: messages dealt with since the last answer.
-        told: state and number of each issue.
+        told: state, number and JSON of each issue.
         due_ms: when the next timer is due.
     """
 
     done: int
-    told: tuple[tuple[str, int], ...] = ()
+    told: tuple[tuple[str, int, str], ...] = ()
     used: tuple[Used, ...] = ()
     due_ms: int | None = None
     saved: Saved | None = None
 
+    def reported(self) -> list[Reported]:
+        """The issues."""
+        return [
+            Reported(_ISSUES[state].model_validate_json(issue), number)
+            for state, number, issue in self.told
+        ]
 
-class Farewell(Head):
+
+class Farewell(Message):
     """The child ends, as its memory does; the rule of the run that has taken it, if one has."""
 
     run_id: str | None = None
     rule: str | None = None
 
 
-_HEADS: Final[tuple[type[Head], ...]] = (
+_KINDS: Final[tuple[type[Message], ...]] = (
     Hello,
     Loaded,
     Records,
@@ -200,22 +213,10 @@ _HEADS: Final[tuple[type[Head], ...]] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A head with its blobs."""
-
-    head: Head
-    blobs: Sequence[bytes] = ()
-
-
 def pack(message: Message) -> bytes:
     """The bytes of a message."""
-    head = message.head.model_dump_json().encode()
-    parts = [_START.pack(_HEADS.index(type(message.head)), len(head)), head]
-    for blob in message.blobs:
-        parts += [_LENGTH.pack(len(blob)), blob]
-    body = b"".join(parts)
-    return _LENGTH.pack(len(body)) + body
+    body = message.model_dump_json().encode()
+    return _START.pack(len(body), _KINDS.index(type(message))) + body
 
 
 class Unpacker:
@@ -227,64 +228,13 @@ class Unpacker:
     def feed(self, data: bytes) -> Iterator[Message]:
         """The messages that are complete with these bytes. Raises ValueError: they are none."""
         self._buffer += data
-        while len(self._buffer) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._buffer)
-            end = _LENGTH.size + length
+        while len(self._buffer) >= _START.size:
+            length, kind = _START.unpack_from(self._buffer)
+            if kind >= len(_KINDS):
+                raise ValueError(f"no message of the custom rules: kind {kind}")
+            end = _START.size + length
             if len(self._buffer) < end:
                 return
-            body = bytes(self._buffer[_LENGTH.size : end])
+            body = bytes(self._buffer[_START.size : end])
             del self._buffer[:end]
-            yield _unpack(body)
-
-
-def _unpack(body: bytes) -> Message:
-    try:
-        kind, size = _START.unpack_from(body)
-        at = _START.size + size
-        head = _HEADS[kind].model_validate_json(body[_START.size : at])
-        blobs = []
-        while at < len(body):
-            (length,) = _LENGTH.unpack_from(body, at)
-            at += _LENGTH.size
-            blobs.append(body[at : at + length])
-            at += length
-    except (struct.error, IndexError) as error:
-        raise ValueError(f"no message of the custom rules: {error}") from error
-    return Message(head, blobs)
-
-
-def pack_records(records: Iterable[Record]) -> Message:
-    """Records as a message."""
-    heads = []
-    blobs = []
-    for r in records:
-        headers = tuple((name, value.decode("latin-1")) for name, value in r.headers)
-        place = r.partition
-        heads.append(
-            (place.topic, place.number, r.offset, r.append_ms, r.value is not None, headers)
-        )
-        blobs += [r.key, r.value or b""]
-    return Message(Records(records=tuple(heads)), blobs)
-
-
-def records_of(message: Message) -> Iterator[Record]:
-    """Read records from a message."""
-    assert isinstance(message.head, Records)
-    for i, (topic, number, offset, append_ms, whole, headers) in enumerate(message.head.records):
-        yield Record(
-            Partition(topic, number),
-            offset,
-            append_ms,
-            message.blobs[2 * i],
-            message.blobs[2 * i + 1] if whole else None,
-            tuple((name, value.encode("latin-1")) for name, value in headers),
-        )
-
-
-def told_of(message: Message) -> list[Reported]:
-    """The issues of an answer."""
-    assert isinstance(message.head, Answer)
-    return [
-        Reported(_ISSUES[state].model_validate_json(blob), number)
-        for (state, number), blob in zip(message.head.told, message.blobs, strict=False)
-    ]
+            yield _KINDS[kind].model_validate_json(body)

@@ -20,7 +20,6 @@ from tocsin.stream_rules.custom.protocol import (
     Adopt,
     Answer,
     Forget,
-    Message,
     Records,
     Save,
     Saved,
@@ -29,8 +28,6 @@ from tocsin.stream_rules.custom.protocol import (
     Used,
     Verdict,
     pack,
-    pack_records,
-    records_of,
 )
 
 PLACE = Partition("tocsin.telemetry.v1", 3)
@@ -52,12 +49,12 @@ def sent(made: Backlog) -> list[int]:
     """The offsets of what goes to the child now."""
     found: list[int] = []
     while (message := made.next_message()) is not None:
-        if isinstance(message.head, Records):
-            found += [one.offset for one in records_of(message)]
+        if isinstance(message, Records):
+            found += [one.offset for one in message.records]
     return found
 
 
-def saved(covers: int, *, failed: Sequence[str] = ()) -> Message:
+def saved(covers: int, *, failed: Sequence[str] = ()) -> Answer:
     own = Snapshot(
         run_id="run-1",
         incarnation="i",
@@ -74,17 +71,16 @@ def saved(covers: int, *, failed: Sequence[str] = ()) -> Message:
         found=0,
         over=False,
         failed=tuple(failed),
-        snapshots=1,
+        snapshots=(own,),
     )
-    head = Answer(done=1, saved=Saved(covers={3: covers}, runs=(run,), urgent=False))
-    return Message(head, [own.encode()])
+    return Answer(done=1, saved=Saved(covers={3: covers}, runs=(run,), urgent=False))
 
 
 def test_no_more_is_under_way_than_a_child_can_lose() -> None:
     made = backlog()
 
     assert sent(made) == [0, 1, 2, 3]
-    made.answered(Message(Answer(done=1)))
+    made.answered(Answer(done=1))
     assert sent(made) == [4, 5]
 
 
@@ -98,8 +94,8 @@ def test_another_child_goes_on_from_the_last_state_over_all_that_came_since() ->
 
     first = made.next_message()
     assert first is not None
-    assert isinstance(first.head, Adopt)
-    assert first.head.next_offset == 2
+    assert isinstance(first, Adopt)
+    assert first.next_offset == 2
     assert sent(made) == [2, 3]
 
 
@@ -115,8 +111,8 @@ def test_what_a_child_says_of_forgotten_partitions_is_old() -> None:
     assert made.take().covers == {}
     first = made.next_message()
     assert first is not None
-    assert isinstance(first.head, Forget)
-    made.answered(Message(Answer(done=1)))
+    assert isinstance(first, Forget)
+    made.answered(Answer(done=1))
     assert sent(made) == [0]
     made.answered(saved(1))
     assert list(made.runs) == [(3, "run-1")]
@@ -142,7 +138,7 @@ def test_states_are_asked_for_once() -> None:
 
     message = made.next_message()
     assert message is not None
-    assert isinstance(message.head, Save)
+    assert isinstance(message, Save)
     assert made.next_message() is None
 
 
@@ -152,7 +148,7 @@ def test_a_child_that_is_late_is_behind_only_if_its_rules_took_the_time() -> Non
 
     assert made.behind(1000.0) is None
     used = Used(run_id="run-1", rule="mine", seconds=8.0)
-    made.answered(Message(Answer(done=0, used=(used,))))
+    made.answered(Answer(done=0, used=(used,)))
     late = made.behind(1000.0)
     assert late is not None
     assert (late.run_id, late.rule) == ("run-1", "mine")
@@ -180,8 +176,8 @@ def test_there_is_room_for_so_much_and_no_more() -> None:
     made.feed(record(12, b"x" * 10_000), 0.0)
     assert made.behind(0.0) is None
     message = made.next_message()
-    assert message is not None
-    kept = [one.offset for one in records_of(message) if one.value is not None]
+    assert isinstance(message, Records)
+    kept = [one.offset for one in message.records if one.value is not None]
     assert kept == [0]
 
 
@@ -229,16 +225,19 @@ def test_records_come_as_they_were_sent(
         Record(PLACE, i, i, key, value, (("h", header),))
         for i, (key, value, header) in enumerate(rows)
     ]
-    data = pack(pack_records(records)) * 2
+    data = pack(Records(records=tuple(records))) * 2
     unpacker = Unpacker()
     messages = [m for i in range(0, len(data), chunk) for m in unpacker.feed(data[i : i + chunk])]
 
-    assert [list(records_of(message)) for message in messages] == [records, records]
+    assert messages == [Records(records=tuple(records))] * 2
 
 
 def test_nonsense_is_refused() -> None:
-    for data in (b"\x05\x00\x00\x00\xff\x00\x00\x00\x00", b"\x02\x00\x00\x00\x00\x00"):
-        with pytest.raises(ValueError, match="no message of the custom rules"):
+    for data, why in (
+        (b"\x05\x00\x00\x00\xff", "no message of the custom rules"),
+        (b"\x02\x00\x00\x00\x00{]", "Invalid JSON"),
+    ):
+        with pytest.raises(ValueError, match=why):
             list(Unpacker().feed(data))
 
 
