@@ -12,12 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from support.bus_records import read_all, send
 from support.custom import FILE
 from support.receiver import Receiver
 from support.site import Site, embedded_site_in, end
 from support.waiting import wait_until
 from tocsin.bus.embedded.bus import EmbeddedBus
-from tocsin.bus.port import EARLIEST, Outgoing, Partition, Record
+from tocsin.bus.port import Record
 from tocsin.schemas.records.events import Event
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.snapshots import Snapshot
@@ -138,25 +139,17 @@ def test_workers_and_children_that_are_killed_lose_and_double_nothing(
 async def _publish(site: Site, records: list[Record]) -> None:
     async with EmbeddedBus(site.folder / "bus.db") as bus:
         await bus.init(TOPICS.specs())
-        producer = await bus.producer()
-        await producer.publish([Outgoing(r.partition, r.key, r.value, r.headers) for r in records])
-        await producer.close()
+        await send(bus, records)
 
 
-async def _read(site: Site, partition: Partition) -> list[Record]:
-    found: list[Record] = []
+async def _read(site: Site, topic: str, number: int) -> list[Record]:
     async with EmbeddedBus(site.folder / "bus.db", create=False) as bus:
-        reader = await bus.reader({partition: EARLIEST})
-        stop = (await reader.ends([partition]))[partition]
-        while await reader.position(partition) < stop:
-            found += await reader.poll(timeout_s=1.0)
-        await reader.close()
-    return found
+        return await read_all(bus, topic, number)
 
 
 def _issues(site: Site, rule: str) -> set[tuple[int | None, str]]:
     """First step and reason of each that fires; each time it does, one id has one of them."""
-    records = asyncio.run(_read(site, Partition(TOPICS.issues, issue_partition("gpt-1"))))
+    records = asyncio.run(_read(site, TOPICS.issues, issue_partition("gpt-1")))
     found: dict[tuple[str, int], tuple[int | None, str]] = {}
     for record in records:
         event = decode(read_meta(record.headers), record.value or b"")
@@ -175,6 +168,6 @@ def _covers_more(site: Site, than: int) -> bool:
 def _covered(site: Site) -> int:
     """What the states of the custom rules cover."""
     number = telemetry_partition("gpt-1")
-    records = asyncio.run(_read(site, Partition(TOPICS.state, number)))
+    records = asyncio.run(_read(site, TOPICS.state, number))
     saved = [Snapshot.decode(record.value) for record in records if record.value]
     return max((one.next_offset for one in saved if one.rule == "_custom"), default=0)

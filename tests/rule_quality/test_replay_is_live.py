@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from fixtures.runs.recorded import recorded
+from support.bus_records import data_of, read_all, send
 from tocsin.bus.embedded.bus import EmbeddedBus
-from tocsin.bus.port import EARLIEST, Outgoing, Partition, Record
+from tocsin.bus.port import Record
 from tocsin.runtime.worker import Worker, WorkerSettings
-from tocsin.schemas.records.events import Event
-from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics, issue_partition
 from tocsin.stream_rules.service import build_rules_service
 from tocsin.stream_rules.testing import issues_of
@@ -42,24 +41,11 @@ async def live(bus: EmbeddedBus, records: Sequence[Record]) -> None:
         settings=WorkerSettings(checkpoint_s=0.02, poll_records=7),
     )
     task = asyncio.create_task(worker.run())
-    producer = await bus.producer()
     for at in range(0, len(records), PIECE):
-        piece = records[at : at + PIECE]
-        await producer.publish([Outgoing(r.partition, r.key, r.value, r.headers) for r in piece])
+        await send(bus, records[at : at + PIECE])
         await worker.caught_up(20)
-    await producer.close()
     worker.stop()
     await task
-
-
-async def read_all(bus: EmbeddedBus, partition: Partition) -> list[Record]:
-    reader = await bus.reader({partition: EARLIEST})
-    end = (await reader.ends([partition]))[partition]
-    records: list[Record] = []
-    while await reader.position(partition) < end:
-        records += await reader.poll(timeout_s=1.0)
-    await reader.close()
-    return records
 
 
 @pytest.mark.parametrize(
@@ -72,14 +58,9 @@ async def read_all(bus: EmbeddedBus, partition: Partition) -> list[Record]:
 async def test_bit_for_bit(bus: EmbeddedBus, program: str, fault: str) -> None:
     records = recorded(program, fault)
     await live(bus, records)
-    said = []
-    place = Partition(TOPICS.issues, issue_partition(records[0].key.decode()))
-    for record in await read_all(bus, place):
-        assert record.value is not None
-        event = decode(read_meta(record.headers), record.value)
-        assert isinstance(event, Event)
-        said.append(event.data.model_dump_json())
-    again = await read_all(bus, records[0].partition)
+    issues = await data_of(bus, TOPICS.issues, issue_partition(records[0].key.decode()))
+    said = [issue.model_dump_json() for issue in issues]
+    again = await read_all(bus, *records[0].partition)
     assert len(again) == len(records)
     assert said == [issue.model_dump_json() for issue in issues_of(again)]
     assert said

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from support.bus_records import read_all
 from support.fold_service import FoldService, expected_outputs
 from support.waiting import until
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import (
-    EARLIEST,
     Bus,
     BusUnavailable,
     FencedMember,
@@ -58,17 +58,6 @@ async def send(bus: Bus, run: str, values: Sequence[bytes]) -> None:
 
 def numbers(*values: int) -> list[bytes]:
     return [b"%d" % value for value in values]
-
-
-async def read_all(bus: Bus, topic: str, number: int) -> list[Record]:
-    partition = Partition(topic, number)
-    reader = await bus.reader({partition: EARLIEST})
-    end = (await reader.ends([partition]))[partition]
-    records: list[Record] = []
-    while await reader.position(partition) < end:
-        records += await reader.poll(timeout_s=1.0)
-    await reader.close()
-    return records
 
 
 async def outputs_of(bus: Bus, run: str) -> list[tuple[str, int]]:

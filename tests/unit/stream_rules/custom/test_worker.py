@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from support.bus_records import data_of, die, read_all, send, work
 from support.custom import FILE, QUICK
 from tocsin.bus.embedded.bus import EmbeddedBus
-from tocsin.bus.port import EARLIEST, Outgoing, Partition, Record
+from tocsin.bus.port import EARLIEST, Partition, Record
 from tocsin.runtime.testing import CrashPoints
 from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.configuration.file import Config, check_config
-from tocsin.schemas.records.events import Data, Event
+from tocsin.schemas.records.events import Event
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.runs import RunView
 from tocsin.schemas.records.snapshots import Snapshot
@@ -34,14 +34,6 @@ rules:
   - {{name: mine, use: "{FILE}:HighLoss", params: {{limit: 2.5}}}}
   - {{name: bad, use: "{FILE}:Sick", params: {{how: HOW, at: 30}}}}
 """
-
-
-class Died(Exception):
-    """In the place of `kill -9`."""
-
-
-def die() -> None:
-    raise Died
 
 
 @pytest.fixture
@@ -77,33 +69,6 @@ def the_end(run: RunBuilder) -> list[Record]:
     return run.records[before:]
 
 
-async def send(bus: EmbeddedBus, records: list[Record]) -> None:
-    producer = await bus.producer()
-    await producer.publish([Outgoing(r.partition, r.key, r.value, r.headers) for r in records])
-    await producer.close()
-
-
-async def read_all(bus: EmbeddedBus, topic: str, number: int) -> list[Record]:
-    partition = Partition(topic, number)
-    reader = await bus.reader({partition: EARLIEST})
-    end = (await reader.ends([partition]))[partition]
-    records: list[Record] = []
-    while await reader.position(partition) < end:
-        records += await reader.poll(timeout_s=1.0)
-    await reader.close()
-    return records
-
-
-async def data_of(bus: EmbeddedBus, topic: str, number: int) -> list[Data]:
-    found = []
-    for record in await read_all(bus, topic, number):
-        assert record.value is not None
-        event = decode(read_meta(record.headers), record.value)
-        assert isinstance(event, Event)
-        found.append(event.data)
-    return found
-
-
 def worker_of(bus: EmbeddedBus, how: str, crash: CrashPoints, limits: Limits = QUICK) -> Worker:
     return Worker(
         bus,
@@ -114,22 +79,6 @@ def worker_of(bus: EmbeddedBus, how: str, crash: CrashPoints, limits: Limits = Q
         settings=OFTEN,
         crash=crash,
     )
-
-
-async def work(bus: EmbeddedBus, how: str, crash: CrashPoints) -> bool:
-    """Whether it got to the end of what is there."""
-    worker = worker_of(bus, how, crash)
-    task = asyncio.create_task(worker.run())
-    caught_up = asyncio.create_task(worker.caught_up(60))
-    await asyncio.wait({task, caught_up}, return_when=asyncio.FIRST_COMPLETED)
-    if not task.done():
-        assert await caught_up
-        worker.stop()
-    caught_up.cancel()
-    with contextlib.suppress(Died):
-        await task
-        return True
-    return False
 
 
 async def issues(bus: EmbeddedBus) -> list[IssueFiring]:
@@ -159,9 +108,9 @@ async def test_a_worker_that_dies_repeats_issues_and_invents_none(
 ) -> None:
     run = a_run()
     await send(bus, run.records)
-    done = await work(bus, "exit", CrashPoints(f"{point}:4", die=die))
+    done = await work(worker_of(bus, "exit", CrashPoints(f"{point}:4", die=die)))
     await send(bus, the_end(run))
-    while not await work(bus, "exit", CrashPoints(None)):
+    while not await work(worker_of(bus, "exit", CrashPoints(None))):
         pass
 
     assert not done
@@ -183,7 +132,7 @@ async def test_a_worker_that_dies_repeats_issues_and_invents_none(
 async def test_states_never_cover_more_than_was_told(bus: EmbeddedBus) -> None:
     run = a_run()
     await send(bus, [*run.records, *the_end(run)])
-    assert await work(bus, "well", CrashPoints(None))
+    assert await work(worker_of(bus, "well", CrashPoints(None)))
 
     number = telemetry_partition("gpt-1")
     saved = [Snapshot.decode(r.value) for r in await read_all(bus, TOPICS.state, number) if r.value]

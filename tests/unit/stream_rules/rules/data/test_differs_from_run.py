@@ -10,12 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from support.bus_records import data_of, send
 from support.counted import as_sagemaker
 from support.waiting import until
 from tocsin.bus.embedded.bus import EmbeddedBus
-from tocsin.bus.port import EARLIEST, Outgoing, Partition, Record
 from tocsin.runtime.worker import Worker, WorkerSettings
-from tocsin.schemas.records.events import Event
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
@@ -173,26 +172,13 @@ def test_of_a_long_run_the_beginning_is_kept() -> None:
 TOPICS = Topics()
 
 
-async def send(bus: EmbeddedBus, records: Sequence[Record]) -> None:
-    producer = await bus.producer()
-    await producer.publish([Outgoing(r.partition, r.key, r.value, r.headers) for r in records])
-    await producer.close()
-
-
 async def issues_on(bus: EmbeddedBus, run_id: str) -> list[tuple[str, int | None]]:
-    partition = Partition(TOPICS.issues, issue_partition(run_id))
-    reader = await bus.reader({partition: EARLIEST})
-    end = (await reader.ends([partition]))[partition]
-    found = []
-    while await reader.position(partition) < end:
-        for record in await reader.poll(timeout_s=1.0):
-            assert record.value is not None
-            event = decode(read_meta(record.headers), record.value)
-            assert isinstance(event, Event)
-            if isinstance(event.data, IssueFiring) and event.data.run_id == run_id:
-                found.append((event.data.branch, event.data.first_step))
-    await reader.close()
-    return found
+    found = await data_of(bus, TOPICS.issues, issue_partition(run_id))
+    return [
+        (issue.branch, issue.first_step)
+        for issue in found
+        if isinstance(issue, IssueFiring) and issue.run_id == run_id
+    ]
 
 
 async def worked(bus: EmbeddedBus, *, only_runs: Sequence[str] | None, late: bool) -> None:
