@@ -91,6 +91,7 @@ CODES: Final[tuple[tuple[str, int | str, str], ...]] = (
         exit_codes.FAILED,
         "A receiver did not accept the message in time, or refused it.",
     ),
+    ("`tocsin drill`", exit_codes.FAILED, "A receiver did not accept the message."),
     ("`tocsin demo`", exit_codes.FAILED, "A scenario did not end as it should."),
     ("`tocsin watch`", f"{exit_codes.SIGNALLED} + n", "Signal n ended it; 0 after Ctrl-C."),
     ("`tocsin check`", exit_codes.WRONG_USAGE, "The configuration has a problem."),

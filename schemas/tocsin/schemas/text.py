@@ -48,6 +48,13 @@ def time_text(at_ms: int) -> str:
     return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
+def exit_text(how: str | None) -> str:
+    """How a job exited after a stop: `cleanly`, `before the stop`, `by SIGTERM`; "" if unknown."""
+    if how is None:
+        return ""
+    return {"edge": "cleanly", "itself": "before the stop"}.get(how, f"by {how}")
+
+
 def where_text(issue: Issue) -> str:
     """Where it began: `gradients of layer.weight, rank 1, step 1,200`."""
     parts = [_subject(issue.subject)]

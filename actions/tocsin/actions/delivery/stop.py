@@ -21,6 +21,7 @@ from tocsin.schemas.records.runs_view import RunSeen
 from tocsin.schemas.records.stops import StopRequested
 from tocsin.schemas.records.wire import meta_of, signature_headers
 from tocsin.schemas.signing import SigningKey
+from tocsin.schemas.text import exit_text
 from tocsin.schemas.topics import Topics, issue_partition
 
 NOT_AFTER_MS: Final = 600_000
@@ -150,9 +151,9 @@ def decide_stop(run: RunSeen | None, delivery: Delivery, now_ms: int) -> Decisio
         mine = None
     if mine is not None:
         if mine.state == "exited":
-            how = "" if mine.how is None else f" by {mine.how}"
+            how = "" if mine.how is None else f" {exit_text(mine.how)}"
             code = "" if mine.exit_code is None else f" with exit code {mine.exit_code}"
-            return Decision("delivered", f"the job left{how}{code}")
+            return Decision("delivered", f"the job exited{how}{code}")
         if mine.state == "refused":
             return Decision("rejected", f"the run refused: {mine.reason or 'no reason given'}")
         if mine.state == "expired":

@@ -13,6 +13,7 @@ from tocsin.schemas.records.frames import Frame, StepFrame
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.schemas.records.stops import StopAcknowledged, StopEscalated, StopExited, StopLeft
+from tocsin.schemas.text import exit_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,5 +92,5 @@ def _moment(append_ms: int, data: Data) -> Moment | None:
     if isinstance(data, StopEscalated):
         return Moment(append_ms, f"{data.how} to the job", data.reason)
     if isinstance(data, StopExited):
-        return Moment(append_ms, "job gone", f"by {data.how}, exit code {data.exit_code}")
+        return Moment(append_ms, "job gone", f"{exit_text(data.how)}, exit code {data.exit_code}")
     return None

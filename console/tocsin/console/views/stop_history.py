@@ -8,7 +8,7 @@ from typing import Final
 
 from tocsin.schemas.records.runs import RunView, StopView
 from tocsin.schemas.records.runs_view import CommandSeen
-from tocsin.schemas.text import plain_line, time_text
+from tocsin.schemas.text import exit_text, plain_line, time_text
 
 _ORDER: Final = ("requested", "acknowledged", "left", "escalated", "exited", "refused", "expired")
 
@@ -87,9 +87,7 @@ def _state_text(view: StopView, state: str) -> str:
     if state == "escalated" and view.how in ("SIGTERM", "SIGKILL"):
         return f"escalated: {view.how}"
     if state == "exited":
-        how = {"edge": " cleanly", "itself": " before the stop", None: ""}.get(
-            view.how, f" by {view.how}"
-        )
+        how = "" if view.how is None else f" {exit_text(view.how)}"
         code = "" if view.exit_code is None else f" with {view.exit_code}"
         return f"exited{how}{code}"
     return state

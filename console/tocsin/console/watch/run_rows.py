@@ -15,7 +15,7 @@ from tocsin.console.views.status import ago
 from tocsin.console.watch.state import WatchedRun
 from tocsin.console.watch.text import GAP, grid, squeezed
 from tocsin.schemas.records.runs import StopView
-from tocsin.schemas.text import plain_line
+from tocsin.schemas.text import exit_text, plain_line
 
 SILENT_MS: Final = 30_000
 """A running run of which nothing was heard for so long is said to be silent: three heartbeats."""
@@ -141,9 +141,9 @@ def _spark(run: WatchedRun, size: int) -> Text:
 
 def _stop(stop: StopView) -> str:
     at = "" if stop.step is None else f" at step {stop.step:,}"
-    how = "" if stop.how is None else f" by {stop.how}"
+    how = "" if stop.how is None else f" {exit_text(stop.how)}"
     code = "" if stop.exit_code is None else f", exit code {stop.exit_code}"
-    return f"stop {stop.state}{at}{how}{code}"
+    return f"stop {stop.state}{how}{at}{code}"
 
 
 def _shorten(sizes: dict[str, int], width: int, least: int) -> None:

@@ -368,7 +368,7 @@ async def test_a_stop_is_signed_sent_once_and_done_when_the_run_says_so(bench: B
     assert [(d.state, d.reason) for d in states if d.delivery_id == command_id] == [
         ("pending", "to be sent"),
         ("pending", "sent, waiting for the run's answer"),
-        ("delivered", "the job left by edge with exit code 79"),
+        ("delivered", "the job exited cleanly with exit code 79"),
     ]
     assert [(d.state, d.reason) for d in states if d.delivery_id != command_id] == [
         ("suppressed", "the run is being stopped already, for another issue"),

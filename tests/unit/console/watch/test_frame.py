@@ -141,7 +141,7 @@ def test_a_healthy_run_says_how_far_it_is() -> None:
 def test_a_run_gone_bad_shows_what_was_found_and_done() -> None:
     text = picture(a_bad_run()).plain
     for words in (
-        "0 running, 1 ended", "stopped", "nan", "x", "stop exited at step 3 by edge, exit code 79",
+        "0 running, 1 ended", "stopped", "nan", "x", "stop exited cleanly at step 3, exit code 79",
         "found by nonfinite", "issues  1 open", "5 s  critical  nonfinite  step 3",
         "NaN in the loss at step 1", "deliveries  1 pending, 1 delivered", "204 No Content",
         "attempt 3 in 12 s: 503 Service Unavailable",
