@@ -28,6 +28,7 @@ def main() -> int:
         ["rules.py"],
         ["capture.py", "--columns", "nothing", "tocsin", "full", "activations", "naive"],
         ["short_steps.py"],
+        ["start.py"],
         ["sampler.py"],
         ["stop_latency.py"],
         *([["stop_latency.py", "--bus", kafka]] if kafka else []),

@@ -6,7 +6,6 @@ import asyncio
 from pathlib import Path
 
 import typer
-from rich.console import Console
 
 from tocsin.console.commands.options import BusOption, ConfigOption, JsonOption
 
@@ -37,6 +36,8 @@ def bus_show(
 
 
 def _topics(config: Path | None, bus: str | None, json_output: bool, *, create: bool) -> None:
+    from rich.console import Console
+
     from tocsin.bus.port import TopicState
     from tocsin.console.context import read_setting
     from tocsin.console.views.topics import print_topics, topics_json

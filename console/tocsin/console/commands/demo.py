@@ -8,7 +8,6 @@ from enum import StrEnum
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from tocsin.schemas.errors import MissingExtra
 from tocsin.schemas.exit_codes import FAILED
@@ -50,6 +49,8 @@ def demo(
     """Train healthy and failing models; show issues, notices and stops."""
     _need("demo", "tocsin demo", "torch", "sklearn", "aiosmtpd")
     _need("actions", "tocsin demo", "aiohttp", "aiosmtplib")
+    from rich.console import Console
+
     from tocsin.console.demo.demo import Demo, ScenarioName
 
     chosen = scenarios or (ScenarioOption.HEALTHY, ScenarioOption.NAN)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from tocsin.console.commands.options import BusOption, ConfigOption, JsonOption
 from tocsin.schemas.errors import ConfigurationError
@@ -233,6 +232,8 @@ def watch(
     ] = False,
 ) -> None:
     """Show all runs live: steps, losses, rules, issues, deliveries. Ctrl-C exits."""
+    from rich.console import Console
+
     from tocsin.console.context import read_setting
     from tocsin.console.watch.screen import watch as show
 
