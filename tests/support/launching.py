@@ -14,10 +14,16 @@ import sys
 import uuid
 from pathlib import Path
 
-from tocsin.bus.urls import open_bus
-from tocsin.emitter.launch.launcher import launch
-from tocsin.emitter.launch.plan import LaunchPlan
-from tocsin.schemas.records.events import Data
+from tocsin.emitter.launch import forked
+
+with forked.one_thread():
+    from tocsin.bus.urls import open_bus
+    from tocsin.emitter.launch.launcher import launch
+    from tocsin.emitter.launch.plan import LaunchPlan
+    from tocsin.schemas.records.events import Data
+
+# This module is the user's, but harms nobody: the launcher forks, as that of `tocsin run` does.
+vars(forked)["has_users_modules"] = lambda: False
 
 
 def main(arguments: list[str]) -> int:

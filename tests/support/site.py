@@ -24,8 +24,8 @@ from support.forking import Forked
 from support.receiver import Receiver
 from tocsin.bus.port import Partition
 from tocsin.bus.urls import open_bus
-from tocsin.console.services.helper import NAME
 from tocsin.console.views.bus_view import read_all
+from tocsin.emitter.launch.helper import NAME
 from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics, telemetry_partition
@@ -274,8 +274,8 @@ def end(process: subprocess.Popen[str], timeout_s: float = 15) -> int:
 
 def family_of(running: Running, word: str) -> list[psutil.Process]:
     """The living processes of a job that have that word on their command line."""
-    # A helper that was forked has that of its launcher.
-    family = [one for one in _family(running) if _name(one) != NAME]
+    # What was forked from a launcher has that of the launcher.
+    family = [one for one in _family(running) if not _name(one).startswith("tocsin-")]
     return [one for one in family if any(word in part for part in _cmdline(one))]
 
 

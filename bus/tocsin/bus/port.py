@@ -209,6 +209,24 @@ class Reader(Protocol):
         ...
 
 
+class RunBus(Outlet, Protocol):
+    """A bus as the launcher or listener of one run uses it: it writes, and reads without groups."""
+
+    @property
+    def url(self) -> str:
+        """As `Bus.url`."""
+        ...
+
+    @property
+    def notice(self) -> str | None:
+        """As `Bus.notice`."""
+        ...
+
+    async def reader(self, start: Mapping[Partition, From]) -> Reader:
+        """As `Bus.reader`."""
+        ...
+
+
 class Consumer(Reader, Protocol):
     """A reader that keeps its place in a group's name."""
 

@@ -22,6 +22,7 @@ from tocsin.bus.port import Bus, BusError, From, Lease, Producer
 from tocsin.console.context import CommandContext, read_setting
 from tocsin.console.services.workers import SOFTWARE, run_lease
 from tocsin.emitter.launch.enforcer import Enforcer, StopOrder
+from tocsin.emitter.launch.helper import NAME
 from tocsin.emitter.node.publisher import NodePlan, NodeReport
 from tocsin.emitter.process.process_group import set_name
 from tocsin.emitter.send.publisher import Voice
@@ -35,9 +36,6 @@ from tocsin.schemas.signing import SigningKey, keys_folder, own_key
 from tocsin.stream_rules.service import build_rules_service
 
 logger = logging.getLogger(__name__)
-
-NAME: Final = "tocsin-helper"
-"""What `ps -o comm` and `top` call this process, whose command line may be that of the launcher."""
 
 ANSWERS_S: Final = 2.0
 """How long the end waits for what a stop has to tell to be acknowledged, seconds."""

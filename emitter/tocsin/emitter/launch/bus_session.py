@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Final
 
-from tocsin.bus.port import Bus, BusError, Producer, Reader, Record
+from tocsin.bus.port import BusError, Reader, Record, RunBus, Writer
 from tocsin.bus.reading import read_to_end
 from tocsin.emitter.launch.own_run import open_reader, partitions_of
 from tocsin.emitter.launch.plan import LaunchPlan
@@ -34,9 +34,9 @@ class Watch:
 
     def __init__(
         self,
-        bus: Bus,
+        bus: RunBus,
         voice: Voice,
-        producer: Producer,
+        producer: Writer,
         view: Reader,
         plan: LaunchPlan,
         say: Callable[[str], None],
@@ -60,7 +60,7 @@ class Watch:
     async def open(
         cls,
         stack: contextlib.AsyncExitStack,
-        bus: Bus,
+        bus: RunBus,
         plan: LaunchPlan,
         topics: Topics,
         say: Callable[[str], None],
@@ -174,7 +174,7 @@ class Watch:
 
 
 @contextlib.asynccontextmanager
-async def _bounded(bus: Bus, left: Callable[[float], float]) -> AsyncIterator[Bus]:
+async def _bounded(bus: RunBus, left: Callable[[float], float]) -> AsyncIterator[RunBus]:
     """The bus, entered; leaving it cannot hold up the exit."""
     await bus.__aenter__()
     try:
@@ -185,7 +185,7 @@ async def _bounded(bus: Bus, left: Callable[[float], float]) -> AsyncIterator[Bu
                 await bus.__aexit__(None, None, None)
 
 
-async def _close(part: Reader | Producer, left: Callable[[float], float]) -> None:
+async def _close(part: Reader | Writer, left: Callable[[float], float]) -> None:
     with contextlib.suppress(TimeoutError, BusError):
         async with asyncio.timeout(left(CLOSE_S)):
             await part.close()

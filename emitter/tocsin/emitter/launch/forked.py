@@ -12,9 +12,9 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Final, NoReturn
 
+from tocsin.emitter.process.process_group import set_name
 from tocsin.schemas.process.own_python import has_users_modules
 
 ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -50,36 +50,33 @@ def can_fork() -> bool:
     return threads == 1 and not has_users_modules()
 
 
-def fork(serve: Callable[[], int], environ: Mapping[str, str], log: Path) -> tuple[int, int]:
-    """Run `serve` in a fork, with a session and an environment of its own; it exits with what that
-    returns. The pid, and a descriptor that writes to its stdin.
+def fork(
+    serve: Callable[[], int], environ: Mapping[str, str], stdin: int, name: str, log: int = 2
+) -> int:
+    """Run `serve` in a fork with a session, an environment and a name of its own; it exits with
+    what that returns, and writes to `log`. The pid.
 
     Raises OSError.
     """
-    reading, writing = os.pipe()
-    try:
-        with log.open("ab") as out:
-            pid = os.fork()
-            if pid == 0:
-                _become(serve, environ, reading, out.fileno())
-    except BaseException:
-        os.close(writing)
-        raise
-    finally:
-        os.close(reading)
-    return pid, writing
+    pid = os.fork()
+    if pid == 0:
+        _become(serve, environ, stdin, name, log)
+    return pid
 
 
-def _become(serve: Callable[[], int], environ: Mapping[str, str], stdin: int, log: int) -> NoReturn:
+def _become(
+    serve: Callable[[], int], environ: Mapping[str, str], stdin: int, name: str, log: int
+) -> NoReturn:
     """In the child: never returns into the launcher's code."""
     code = 1
     try:
         # The collector would write to each page that the launcher has.
         gc.freeze()
         os.setsid()
+        set_name(name)
         os.dup2(stdin, 0)
-        os.dup2(log, 1)
         os.dup2(log, 2)
+        os.dup2(2, 1)
         os.closerange(3, _MOST_DESCRIPTORS)
         # Those of the launcher may be None.
         sys.stdin = open(0, closefd=False)  # noqa: SIM115  (for as long as the process lives)

@@ -23,7 +23,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +31,9 @@ from tocsin.bus.embedded.location import make_folder
 from tocsin.emitter.launch.forked import ONE_THREAD, can_fork, fork
 from tocsin.emitter.process.process_group import Change, Reaper, signal_process
 from tocsin.schemas.process.own_python import python_environment
+
+NAME: Final = "tocsin-helper"
+"""What `ps -o comm` and `top` call it; the command line of a fork is that of the launcher."""
 
 NICE: Final = 3
 """What it takes of the cores is the same with any niceness, only later: with 10, beside ten busy
@@ -87,30 +90,36 @@ class HelperProcess:
         with contextlib.suppress(OSError):
             if can_fork():
                 make_folder(self.log)
-                self._begin(*fork(serve, self._environ, self.log))
+                with self._pipe() as (reading, writing), self.log.open("ab") as log:
+                    pid = fork(serve, self._environ, reading, NAME, log.fileno())
+                    self._begin(pid, writing)
 
     def start(self) -> None:
         """Start it once, if it was not forked; `keep` does so again. Raises OSError."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self._pipe() as (reading, writing), self.log.open("ab") as log:
+            popen = subprocess.Popen(
+                self._command,
+                stdin=reading,
+                stdout=log,
+                stderr=log,
+                env=self._environ,
+                start_new_session=True,
+            )
+            # The reaper takes its end; without this, Popen would warn that nobody has.
+            popen.returncode = 0
+            self._begin(popen.pid, writing)
+
+    @contextlib.contextmanager
+    def _pipe(self) -> Iterator[tuple[int, int]]:
+        """The two ends of the helper's stdin: ours stays open if it was started."""
         reading, writing = os.pipe()
         try:
-            with self.log.open("ab") as log:
-                popen = subprocess.Popen(
-                    self._command,
-                    stdin=reading,
-                    stdout=log,
-                    stderr=log,
-                    env=self._environ,
-                    start_new_session=True,
-                )
-        except BaseException:
-            os.close(writing)
-            raise
+            yield reading, writing
         finally:
             os.close(reading)
-        # The reaper takes its end; without this, Popen would warn that nobody has.
-        popen.returncode = 0
-        self._begin(popen.pid, writing)
+            if self._stdin != writing:
+                os.close(writing)
 
     def _begin(self, pid: int, stdin: int) -> None:
         self.pid, self._stdin = pid, stdin

@@ -16,11 +16,14 @@ import time
 from collections.abc import Collection
 from typing import Final
 
-from tocsin.bus.port import BusError, Record
+from tocsin.bus.embedded.bus import EmbeddedBus
+from tocsin.bus.embedded.unmapped import Child, UnmappedBus
+from tocsin.bus.port import BusError, Record, RunBus
 from tocsin.emitter.launch import messages
 from tocsin.emitter.launch.bus_session import Watch
 from tocsin.emitter.launch.end_budget import EndBudget
 from tocsin.emitter.launch.escalation import Stopper
+from tocsin.emitter.launch.forked import can_fork, fork
 from tocsin.emitter.launch.helper import HelperProcess, helper_environment
 from tocsin.emitter.launch.job import CannotStart, Job
 from tocsin.emitter.launch.own_run import OwnRun
@@ -39,6 +42,7 @@ from tocsin.emitter.stop.unwatched import LINES
 from tocsin.emitter.stop.verification import read_keys, trusted_paths, untrusted_places
 from tocsin.schemas.errors import TocsinError
 from tocsin.schemas.ids import incarnation_id
+from tocsin.schemas.process.own_python import python_environment
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import Data
 from tocsin.schemas.records.frames import Speaker
@@ -68,7 +72,7 @@ def launch(plan: LaunchPlan) -> int:
     Never raises for what the job or the bus does. 2 means that nothing was started.
     """
     launcher = _Launch(plan)
-    launcher.fork_helper()
+    launcher.fork()
     try:
         return asyncio.run(launcher.run())
     except Exception:
@@ -95,6 +99,8 @@ class _Launch:
         self._own = OwnRun(plan.run_id)
         self._reaper = Reaper()
         self._helper = self._own_helper()
+        self._bus: UnmappedBus | None = None
+        self._reading: Child | None = None
         self._watch: Watch | None = None
         self._cancelled: signal.Signals | None = None
         self._hurry = asyncio.Event()
@@ -141,6 +147,8 @@ class _Launch:
                     await self._let_go()
         finally:
             handlers.restore()
+            if self._reading is not None:
+                self._reading.close()
             if terminal is not None:
                 terminal.close()
 
@@ -225,7 +233,7 @@ class _Launch:
         plan = self.plan
         runtime = runtime_folder.job_folder(os.environ)
         stack.callback(runtime_folder.remove_folder, runtime)
-        bus = plan.open_bus()
+        bus = self._own_bus()
         watch = await Watch.open(
             stack, bus, plan, self._topics, self.say, timeout_s=OPEN_S, left=self._budget.left_s
         )
@@ -247,10 +255,24 @@ class _Launch:
         environ = helper_environment(os.environ)
         return HelperProcess(plan.helper, environ, self._reaper, plan.helper_log, self.say)
 
-    def fork_helper(self) -> None:
-        """Before the event loop: start the helper as a fork, where that can be done."""
+    def fork(self) -> None:
+        """Before the event loop: fork the helper, and what reads an embedded bus, if possible."""
         if self._helper is not None and self.plan.serve is not None:
             self._helper.fork(self.plan.serve)
+        if self.plan.bus_url.startswith("embedded:") and can_fork():
+            environ = python_environment(os.environ)
+            with contextlib.suppress(OSError):
+                self._reading = Child.forked(
+                    lambda serve, stdin: fork(serve, environ, stdin, "tocsin-reader")
+                )
+
+    def _own_bus(self) -> RunBus:
+        """The bus of the plan; of an embedded one this process maps nothing."""
+        bus = self.plan.open_bus()
+        if not isinstance(bus, EmbeddedBus):
+            return bus
+        self._bus = UnmappedBus(bus.path, notice=bus.notice, child=self._reading)
+        return self._bus
 
     def _start_helper(self) -> None:
         if self._helper is None or self._helper.pid is not None:
@@ -353,8 +375,8 @@ class _Launch:
 
     def _keeping(self) -> frozenset[int]:
         """Children of ours that are not the job's."""
-        pid = None if self._helper is None else self._helper.pid
-        return frozenset() if pid is None else frozenset({pid})
+        ours = (self._helper, self._bus)
+        return frozenset(one.pid for one in ours if one is not None and one.pid is not None)
 
     # The end
 

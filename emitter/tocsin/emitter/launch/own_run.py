@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
-from tocsin.bus.port import LATEST, Bus, From, Partition, Reader, Record
+from tocsin.bus.port import LATEST, From, Partition, Reader, Record, RunBus
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.issues import Issue, IssueFiring, IssueOngoing
 from tocsin.schemas.records.runs import CaptureFigures, RunView
@@ -134,7 +134,7 @@ def partitions_of(topics: Topics, run_id: str) -> tuple[Partition, Partition, Pa
     )
 
 
-async def open_reader(bus: Bus, topics: Topics, run_id: str) -> Reader:
+async def open_reader(bus: RunBus, topics: Topics, run_id: str) -> Reader:
     """A reader of what is appended from now on. Raises what `bus.reader` does."""
     partitions = partitions_of(topics, run_id)
     reader = await bus.reader(dict.fromkeys(partitions, LATEST))

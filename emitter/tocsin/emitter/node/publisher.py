@@ -21,7 +21,7 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from tocsin.bus.port import Bus, BusError
+from tocsin.bus.port import BusError, RunBus
 from tocsin.emitter.node.gpus import Gpus
 from tocsin.emitter.node.registry import Entry, NodeFolder, Registration, job_pids
 from tocsin.emitter.node.sampler import INTERVAL_S, Node, Packer, Sampler
@@ -76,7 +76,7 @@ class NodeReport:
 
     def __init__(
         self,
-        bus: Bus,
+        bus: RunBus,
         topics: Topics,
         speaker: Speaker,
         *,

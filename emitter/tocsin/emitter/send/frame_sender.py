@@ -7,7 +7,7 @@ import contextlib
 import logging
 from typing import Final
 
-from tocsin.bus.port import BusUnavailable, Outgoing, Partition, Producer
+from tocsin.bus.port import BusUnavailable, Outgoing, Partition, Writer
 from tocsin.schemas.ids import new_id
 from tocsin.schemas.records.frames import SystemFrame
 from tocsin.schemas.records.wire import meta_of
@@ -37,19 +37,19 @@ class FrameSender:
             self._seq += 1  # readers see by the gap that one was dropped
         self._frames.put_nowait(frame)
 
-    async def publish(self, producer: Producer) -> None:
+    async def publish(self, producer: Writer) -> None:
         """For ever. Raises BusError, but not for a bus that is away."""
         while True:
             await self._publish(producer, await self._frames.get())
 
-    async def rest(self, producer: Producer, *, timeout_s: float) -> None:
+    async def rest(self, producer: Writer, *, timeout_s: float) -> None:
         """What waits still, for so long at most. Raises BusError, as above."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while not self._frames.empty():
                     await self._publish(producer, self._frames.get_nowait())
 
-    async def _publish(self, producer: Producer, frame: SystemFrame) -> None:
+    async def _publish(self, producer: Writer, frame: SystemFrame) -> None:
         headers = meta_of(frame, boot=self._boot, seq=self._seq).headers()
         self._seq += 1
         try:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from tocsin.bus.port import BusError, Outgoing, Partition, Producer
+from tocsin.bus.port import BusError, Outgoing, Partition, Writer
 from tocsin.schemas.errors import RecordTooLarge, UnavailableError
 from tocsin.schemas.ids import new_id
 from tocsin.schemas.records.events import Data, Event
@@ -73,7 +73,7 @@ class Voice:
         if self._observe is not None:
             self._observe(data, now_ms)
 
-    async def publish(self, producer: Producer) -> None:
+    async def publish(self, producer: Writer) -> None:
         """Publish what is queued by way of `producer`, for ever; while its bus is away, try again.
 
         Once cancelled it may be called again, with another producer; what was not acknowledged is

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
-from tocsin.bus.port import EARLIEST, Bus, BusError, Partition, Reader, Record
+from tocsin.bus.port import EARLIEST, Bus, BusError, Partition, Reader, Record, RunBus
 from tocsin.emitter.process.identity import Who, who_speaks
 from tocsin.emitter.process.process_group import process_lives
 from tocsin.emitter.process.stderr import say
@@ -102,7 +102,7 @@ class Listener:
         self._memory = Memory()
         self._refused = 0
 
-    async def listen(self, bus: Bus) -> None:
+    async def listen(self, bus: RunBus) -> None:
         """Read for ever. Sets `ready` once it knows what was there before. Raises UnknownTopic."""
         reader = await bus.reader({self._partition: EARLIEST})
         try:
@@ -112,7 +112,7 @@ class Listener:
         finally:
             await reader.close()
 
-    async def keep_listening(self, bus: Bus) -> None:
+    async def keep_listening(self, bus: RunBus) -> None:
         """Listen, and start again whenever the bus fails. On a bus that is open."""
         away = False
         while True:
