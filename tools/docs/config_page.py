@@ -110,9 +110,12 @@ what to try. The exit code is 0, or 2 if there is any problem; warnings and note
 Without FILE the configuration of this folder is meant, as `tocsin run` would use it: a secret or a
 trusted key that is not on this machine is a problem. With FILE it is a note.
 
-With `--json` it is one object: `version` (1) and `files`, each with `file`, `ok`, `problems` and
-`warnings` (`line`, `column`, `code`, `message`, `hint`), `notes`, and `holds`: what the file means,
-or null. The codes:
+`--format github` prints the problems as annotations of a GitHub workflow, `--format sarif` as a log
+for code scanning.
+
+With `--json`, or `--format json`, it is one object: `version` (1) and `files`, each with `file`,
+`ok`, `problems` and `warnings` (`line`, `column`, `code`, `message`, `hint`), `notes`,
+and `holds`: what the file means, or null. The codes:
 
 """
 

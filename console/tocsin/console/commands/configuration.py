@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,15 @@ def register(app: typer.Typer) -> None:
     app.command(epilog="Example: tocsin init && tocsin check")(init)
 
 
+class Form(StrEnum):
+    """How `check` prints what it found."""
+
+    TEXT = "text"
+    JSON = "json"
+    GITHUB = "github"
+    SARIF = "sarif"
+
+
 def check(
     files: Annotated[
         list[Path] | None,
@@ -28,6 +38,14 @@ def check(
             show_default=False,
         ),
     ] = None,
+    form: Annotated[
+        Form,
+        typer.Option(
+            "--format",
+            help="text, json, github (annotations of a workflow) or sarif (code scanning).",
+            metavar="FORMAT",
+        ),
+    ] = Form.TEXT,
     json_output: JsonOption = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="List all rules, not only how many there are.")
@@ -39,11 +57,20 @@ def check(
     configuration is valid, 2 if not. A secret or trusted key that is missing on this machine is a
     problem when no FILE is given, and a note for a given FILE.
     """
+    from tocsin.console.configuration.annotations import as_github, as_sarif
     from tocsin.console.configuration.check import as_json, as_text, check_files
 
     found = check_files(files or (), os.environ, Path.cwd())
-    texts = [as_text(checked, verbose=verbose) for checked in found]
-    typer.echo(as_json(found) if json_output else "\n".join(texts))
+    match Form.JSON if json_output else form:
+        case Form.TEXT:
+            text = "\n".join(as_text(checked, verbose=verbose) for checked in found)
+        case Form.JSON:
+            text = as_json(found)
+        case Form.GITHUB:
+            text = as_github(found)
+        case Form.SARIF:
+            text = as_sarif(found)
+    typer.echo(text)
     raise typer.Exit(WRONG_USAGE if any(checked.problems for checked in found) else 0)
 
 
