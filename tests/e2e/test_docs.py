@@ -43,10 +43,12 @@ def named(page: Path) -> str:
 
 
 def command_lines() -> Iterator[object]:
-    """Each `tocsin …` and `make …` line of the console blocks."""
+    """Each `tocsin …` and `make …` line of the console blocks, and the former in scripts."""
     for page in PAGES:
         for match in _FENCE.finditer(page.read_text()):
             shown = match[2].replace(" && ", "\n") if match[1] == "console" else ""
+            if match[1] == "sh":
+                shown = "\n".join(re.findall(r"\btocsin (?:run|stop|rules|actions) .*", match[2]))
             for line in shown.splitlines():
                 text = re.split("#| > ", line.removeprefix("$ "))[0].strip()
                 operated = named(page) in OPERATED and not text.startswith("tocsin ")

@@ -133,5 +133,12 @@ async def test_status_watch_stop_and_the_summary_agree(tmp_path: Path, seed: int
     out = io.StringIO()
     frame = draw(follower.state, Situation("b"), now_ms=NOW_MS, width=100, height=40)
     Console(file=out, width=100).print(frame)
-    for shown in ("stopped", "11", "0.25", "critical", "delivered", "at step 11"):
+    for shown in (
+        "stopped",
+        "11",
+        "0.25",
+        "critical",
+        "delivered",
+        "stop exited cleanly at step 11",
+    ):
         assert shown in out.getvalue()
