@@ -17,6 +17,7 @@ from tocsin.stream_rules.custom.protocol import (
     Adopt,
     Advance,
     Answer,
+    DisabledRule,
     Drop,
     Forget,
     Message,
@@ -24,7 +25,6 @@ from tocsin.stream_rules.custom.protocol import (
     Save,
     Saved,
     SavedRun,
-    Verdict,
 )
 from tocsin.stream_rules.engine.episodes import Reported
 
@@ -39,7 +39,7 @@ _OVERHEAD: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Fed:
+class Queued:
     """A record for the child, and when it came."""
 
     record: Record
@@ -74,7 +74,7 @@ class Behind:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class Output:
     """What there is to be published: the issues before the states that have them behind them.
 
     `changed`: the runs, with their partitions, of which a reader is to be told.
@@ -92,25 +92,25 @@ class Backlog:
 
     def __init__(self, limits: Limits) -> None:
         self.runs: dict[tuple[int, str], RunSaved] = {}
-        self.verdicts: dict[tuple[str, str | None], Verdict] = {}
+        self.disabled: dict[tuple[str, str | None], DisabledRule] = {}
         self.due_ms: int | None = None
         self._limits = limits
-        self._queue: deque[Fed | Message] = deque()
+        self._queue: deque[Queued | Message] = deque()
         self._under_way: deque[_UnderWay] = deque()
-        self._given: deque[Fed] = deque()
+        self._given: deque[Queued] = deque()
         self._waiting_bytes = self._given_bytes = 0
         self._spent: dict[tuple[str, str], float] = {}
         self._remembered: dict[str, None] = {}
         self._advancing = 0
         self._saving = False
         self._ready_s = 0.0
-        self._light: set[bytes] = set()
+        self._without_large: set[bytes] = set()
         # Partitions that the child was not heard to have dropped: what it says of them is old.
         self._forgotten: Counter[int] = Counter()
         self._clear_findings()
 
     def _clear_findings(self) -> None:
-        self._told: list[Reported] = []
+        self._reported: list[Reported] = []
         self._snapshots: list[tuple[int, Snapshot]] = []
         self._covers: dict[int, int] = {}
         self._changed: dict[tuple[int, str], None] = {}
@@ -121,11 +121,11 @@ class Backlog:
     def feed(self, record: Record, now_s: float) -> None:
         """A record, after those before it."""
         size = len(record.value or b"") + len(record.key) + _OVERHEAD
-        fed = Fed(record, size, now_s)
-        if record.key in self._light and size > _SMALL:
-            fed = _without_value(fed)
-        self._queue.append(fed)
-        self._waiting_bytes += fed.size
+        queued = Queued(record, size, now_s)
+        if record.key in self._without_large and size > _SMALL:
+            queued = _without_value(queued)
+        self._queue.append(queued)
+        self._waiting_bytes += queued.size
 
     def advance(self, partition: int, as_of_ms: int, since_ms: int) -> None:
         """Time passes. The timers that are due were asked for."""
@@ -156,7 +156,7 @@ class Backlog:
         self.runs = {key: run for key, run in self.runs.items() if key[0] not in gone}
         # What is read again is found again, and must be told again.
         self._remembered.clear()
-        self._told.clear()
+        self._reported.clear()
         self._snapshots = [one for one in self._snapshots if one[0] not in gone]
         self._changed = {key: None for key in self._changed if key[0] not in gone}
         for number in gone:
@@ -189,19 +189,19 @@ class Backlog:
             self._queue.popleft()
             self._under_way.append(_UnderWay(0.0, 0, first))
             return first
-        batch: list[Fed] = []
+        batch: list[Queued] = []
         size = 0
-        while self._queue and isinstance(fed := self._queue[0], Fed):
+        while self._queue and isinstance(queued := self._queue[0], Queued):
             full = len(batch) >= self._limits.batch_records or size >= self._limits.batch_bytes
             if full:
                 break
             self._queue.popleft()
-            batch.append(fed)
-            size += fed.size
+            batch.append(queued)
+            size += queued.size
         self._given.extend(batch)
         self._given_bytes += size
         self._under_way.append(_UnderWay(first.since_s, size))
-        return Records(records=tuple(fed.record for fed in batch))
+        return Records(records=tuple(queued.record for queued in batch))
 
     def answered(self, answer: Answer) -> None:
         """Take an answer in."""
@@ -219,7 +219,7 @@ class Backlog:
             known = f"{told.issue.issue_id}/{told.issue.state}/{told.number}"
             if known not in self._remembered:
                 self._remembered[known] = None
-                self._told.append(told)
+                self._reported.append(told)
         while len(self._remembered) > _REMEMBERED:
             del self._remembered[next(iter(self._remembered))]
         if not self._advancing:
@@ -243,37 +243,41 @@ class Backlog:
             self._snapshots += [(run.partition, snapshot) for snapshot in run.snapshots]
             for rule in run.failed:
                 # It stands in the state from now on.
-                self.verdicts.pop((rule, run.run_id), None)
+                self.disabled.pop((rule, run.run_id), None)
         covers = {n: o for n, o in saved.covers.items() if not self._forgotten[n]}
         left = deque(
-            fed
-            for fed in self._given
-            if fed.record.offset >= covers.get(fed.record.partition.number, 0)
+            queued
+            for queued in self._given
+            if queued.record.offset >= covers.get(queued.record.partition.number, 0)
         )
-        self._given, self._given_bytes = left, sum(fed.size for fed in left)
+        self._given, self._given_bytes = left, sum(queued.size for queued in left)
         self._covers |= covers
         self._urgent |= saved.urgent
 
-    def take(self) -> Taken:
+    def take(self) -> Output:
         """What came since the last time."""
-        taken = Taken(self._told, self._snapshots, self._covers, list(self._changed), self._urgent)
+        taken = Output(
+            self._reported, self._snapshots, self._covers, list(self._changed), self._urgent
+        )
         self._clear_findings()
         return taken
 
-    def begin_again(self, verdicts: Collection[Verdict], now_s: float) -> None:
+    def restart(self, disabled: Collection[DisabledRule], now_s: float) -> None:
         """The child has died, and another will be there: from the last states, over all that came
         since then, and with what is known of the rules."""
-        for verdict in verdicts:
-            self.verdicts[verdict.rule, verdict.run_id] = verdict
-        for verdict in verdicts:
-            if verdict.crowded and verdict.run_id is not None:
-                self.lighten(verdict.run_id)
-        records = [*self._given, *(order for order in self._queue if isinstance(order, Fed))]
-        # A death is not the fault of those who wait.
-        records = [replace(fed, since_s=now_s) for fed in records]
+        for each in disabled:
+            self.disabled[each.rule, each.run_id] = each
+            if each.no_room and each.run_id is not None:
+                self.drop_large_values(each.run_id)
+        records = [
+            *self._given,
+            *(order for order in self._queue if isinstance(order, Queued)),
+        ]
+        # The end is not the fault of those who wait.
+        records = [replace(queued, since_s=now_s) for queued in records]
         adopted = [_adopt(number, run_id, run) for (number, run_id), run in self.runs.items()]
         self._queue = deque([*adopted, *records])
-        self._waiting_bytes = sum(fed.size for fed in records)
+        self._waiting_bytes = sum(queued.size for queued in records)
         self._under_way.clear()
         self._given.clear()
         self._given_bytes = 0
@@ -298,7 +302,7 @@ class Backlog:
     @property
     def untaken(self) -> bool:
         """Whether `take` has something that a reader waits for."""
-        return bool(self._told or self._urgent or self._changed)
+        return bool(self._reported or self._urgent or self._changed)
 
     @property
     def unsaved(self) -> bool:
@@ -340,32 +344,34 @@ class Backlog:
         """The run of which most waits."""
         waiting: Counter[bytes] = Counter()
         for order in self._queue:
-            if isinstance(order, Fed):
+            if isinstance(order, Queued):
                 waiting[order.record.key] += order.size
         ((key, _),) = waiting.most_common(1) or [(b"", 0)]
         return key.decode(errors="replace")
 
-    def lighten(self, run_id: str) -> None:
+    def drop_large_values(self, run_id: str) -> None:
         """Pass over what is large of a run: there is no room for it, and no rule for it any more.
 
         What is small stays, so that the rules of the run can still say so.
         """
         key = run_id.encode()
-        self._light.add(key)
+        self._without_large.add(key)
         for kept in (self._queue, self._given):
             for i, order in enumerate(kept):
-                if isinstance(order, Fed) and order.record.key == key and order.size > _SMALL:
+                if isinstance(order, Queued) and order.record.key == key and order.size > _SMALL:
                     kept[i] = _without_value(order)
         self._count_bytes()
 
     def _count_bytes(self) -> None:
-        self._given_bytes = sum(fed.size for fed in self._given)
-        self._waiting_bytes = sum(order.size for order in self._queue if isinstance(order, Fed))
+        self._given_bytes = sum(queued.size for queued in self._given)
+        self._waiting_bytes = sum(order.size for order in self._queue if isinstance(order, Queued))
         self._waiting_bytes += sum(sent.size for sent in self._under_way)
 
 
-def _without_value(fed: Fed) -> Fed:
-    return Fed(replace(fed.record, value=None), len(fed.record.key) + _OVERHEAD, fed.since_s)
+def _without_value(queued: Queued) -> Queued:
+    return Queued(
+        replace(queued.record, value=None), len(queued.record.key) + _OVERHEAD, queued.since_s
+    )
 
 
 def _adopt(partition: int, run_id: str, run: RunSaved) -> Adopt:
@@ -378,7 +384,7 @@ def _adopt(partition: int, run_id: str, run: RunSaved) -> Adopt:
     )
 
 
-def _number(order: Fed | Message) -> int | None:
-    if isinstance(order, Fed):
+def _number(order: Queued | Message) -> int | None:
+    if isinstance(order, Queued):
         return order.record.partition.number
     return order.partition if isinstance(order, Advance | Adopt | Drop) else None

@@ -12,7 +12,7 @@ from tocsin.schemas.errors import MalformedRecord, TocsinError
 from tocsin.schemas.records.frames import StepFrame, SystemFrame, TensorFrame
 from tocsin.schemas.records.runs import RunData
 from tocsin.stream_rules.custom.current_call import Marker
-from tocsin.stream_rules.custom.protocol import Used, Verdict
+from tocsin.stream_rules.custom.protocol import DisabledRule, Used
 from tocsin.stream_rules.engine.rule_spec import RuleSpec
 from tocsin.stream_rules.outcomes import Moment, Outcome
 from tocsin.stream_rules.rule import AnyRule, Params, Rule
@@ -35,14 +35,14 @@ class OutOfMemory(BaseException):
 class Guard:
     """Where in the telemetry the child stands, and what each rule has used. One per child."""
 
-    def __init__(self, marker: Marker, verdicts: Iterable[Verdict], memory_bytes: int) -> None:
+    def __init__(self, marker: Marker, disabled: Iterable[DisabledRule], memory_bytes: int) -> None:
         self.run_id = ""
         self.partition = 0
         self.offset = -1
         self._marker = marker
         self._memory_bytes = memory_bytes
-        self._verdicts: dict[tuple[str, str | None], Verdict] = {
-            (one.rule, one.run_id): one for one in verdicts
+        self._disabled: dict[tuple[str, str | None], DisabledRule] = {
+            (one.rule, one.run_id): one for one in disabled
         }
         self._seconds: dict[tuple[str, str], float] = {}
         self._grown: dict[tuple[str, str], int] = {}
@@ -55,20 +55,20 @@ class Guard:
     def refused(self, rule: str, run_id: str, born: int) -> str | None:
         """Why a rule must not be called now; None: it may be.
 
-        `born`: the offset at which the instance was made. A verdict on an earlier record is of the
-        training before.
+        `born`: the offset at which the instance was made. A rule that was disabled at an earlier
+        record may be called again: that was in the training before.
         """
-        everywhere = self._verdicts.get((rule, None))
+        everywhere = self._disabled.get((rule, None))
         if everywhere is not None:
             return everywhere.why
-        verdict = self._verdicts.get((rule, run_id))
-        if verdict is None or (verdict.offset >= 0 and born > verdict.offset):
+        found = self._disabled.get((rule, run_id))
+        if found is None or (found.offset >= 0 and born > found.offset):
             return None
-        if self.offset < verdict.offset:
+        if self.offset < found.offset:
             return None
         # The engine does not call this instance again; one of the next training it may.
-        del self._verdicts[rule, run_id]
-        return verdict.why
+        del self._disabled[rule, run_id]
+        return found.why
 
     def call(self, names: tuple[str, str, bytes, bytes], made: Callable[[], T]) -> T:
         """Call into a rule; `names` are the run's and the rule's, and both as UTF-8.

@@ -20,7 +20,7 @@ class Limits:
         behind_s, behind_bytes: how old and how much may be what waits for the rules.
         batch_records, batch_bytes: of one batch; two are under way at most.
         save_s, save_bytes: the states are asked for after so long, or so much, since the last time.
-        starts: deaths that no rule explains, one after the other and before anything was saved,
+        starts: ends that no rule explains, one after the other and before anything was saved,
             before no rule is run any more.
         runs: in how many runs a rule may end the process before it is off in all of them.
     """

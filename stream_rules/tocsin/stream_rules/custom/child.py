@@ -24,7 +24,7 @@ from tocsin.schemas.process.own_python import append_users_modules
 from tocsin.stream_rules.custom.call_guard import OutOfMemory
 from tocsin.stream_rules.custom.child_engine import ChildEngine
 from tocsin.stream_rules.custom.current_call import Marker
-from tocsin.stream_rules.custom.protocol import Farewell, Hello, Message, Unpacker, pack
+from tocsin.stream_rules.custom.protocol import Hello, Message, OutOfMemoryNotice, Unpacker, pack
 
 NICE: Final = 10
 _PR_SET_PDEATHSIG: Final = 1
@@ -59,9 +59,9 @@ def main(argv: Sequence[str]) -> None:
         while True:
             child.take(inbox.get())
     except OutOfMemory as error:
-        _say_farewell(link, error.culprit)
+        _report_memory(link, error.culprit)
     except MemoryError:
-        _say_farewell(link, None)
+        _report_memory(link, None)
 
 
 def _listen(link: socket.socket, inbox: queue.SimpleQueue[Message]) -> None:
@@ -97,12 +97,12 @@ def _limit_memory(more_bytes: int) -> None:
             resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
-def _say_farewell(link: socket.socket, culprit: tuple[str, str] | None) -> None:
+def _report_memory(link: socket.socket, culprit: tuple[str, str] | None) -> None:
     """Say who has taken the memory; for that there must be some."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
     run_id, rule = culprit or (None, None)
-    link.sendall(pack(Farewell(run_id=run_id, rule=rule)))
+    link.sendall(pack(OutOfMemoryNotice(run_id=run_id, rule=rule)))
     os._exit(70)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +22,7 @@ from tocsin.stream_rules.custom.protocol import (
     Adopt,
     Advance,
     Answer,
+    DisabledRule,
     Drop,
     Forget,
     Hello,
@@ -31,7 +32,6 @@ from tocsin.stream_rules.custom.protocol import (
     Save,
     Saved,
     SavedRun,
-    Verdict,
 )
 from tocsin.stream_rules.engine.episodes import Reported
 from tocsin.stream_rules.engine.partitions import PartitionEngine, UnusableRecord
@@ -57,17 +57,11 @@ class ChildEngine:
         self._say = say
         self._names = frozenset(entry.name for entry in hello.entries)
         specs, why = self._load(marker)
-        verdicts = [Verdict(rule=name, run_id=None, why=text) for name, text in why.items()]
-        self._guard = Guard(marker, [*hello.verdicts, *verdicts], hello.memory_bytes)
+        disabled = [DisabledRule(rule=name, run_id=None, why=text) for name, text in why.items()]
+        self._guard = Guard(marker, [*hello.disabled, *disabled], hello.memory_bytes)
         guarded: list[RuleSpec] = [
             GuardedSpec(
-                name=spec.name,
-                rule=spec.rule,
-                params=spec.params,
-                severity=spec.severity,
-                match=spec.match,
-                listed=True,
-                custom=True,
+                **{field.name: getattr(spec, field.name) for field in fields(spec)},
                 guard=self._guard,
             )
             for spec in specs
@@ -84,7 +78,7 @@ class ChildEngine:
             )
         self._engine = PartitionEngine(guarded)
         self._positions: dict[int, int] = {}
-        self._told: list[Reported] = []
+        self._reported: list[Reported] = []
         self._answered_s = time.monotonic()
         self._done = 0
 
@@ -129,7 +123,7 @@ class ChildEngine:
                     self._say(self._answer())
         elif isinstance(order, Advance):
             self._guard.at("", order.partition, self._positions.get(order.partition, 0) - 1)
-            self._told += self._engine.tick(
+            self._reported += self._engine.tick(
                 order.partition, order.as_of_ms, since_ms=order.since_ms
             )
         elif isinstance(order, Adopt):
@@ -148,9 +142,9 @@ class ChildEngine:
         self._guard.at(record.key.decode(errors="replace"), number, record.offset)
         self._positions[number] = record.offset + 1
         try:
-            self._told += self._engine.apply(record)
+            self._reported += self._engine.apply(record)
         except UnusableRecord as error:
-            self._told += error.reported
+            self._reported += error.reported
             if isinstance(error.error.__cause__, MemoryError) or isinstance(
                 error.__cause__, MemoryError
             ):
@@ -179,7 +173,7 @@ class ChildEngine:
     def _answer(self, *, save: bool = False) -> Answer:
         done, self._done = self._done, 0
         saved = self._save() if save else None
-        told, self._told = [_one_failure(one) for one in self._told], []
+        told, self._reported = [_one_failure(one) for one in self._reported], []
         self._answered_s = time.monotonic()
         return Answer(
             done=done,

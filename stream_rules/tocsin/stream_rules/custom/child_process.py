@@ -16,8 +16,8 @@ import psutil
 
 from tocsin.schemas.process.own_python import python_command, python_environment
 from tocsin.stream_rules.custom.current_call import Mark, Marker, new_page
-from tocsin.stream_rules.custom.exit_cause import Death
-from tocsin.stream_rules.custom.protocol import Farewell, Hello, Message, Unpacker, pack
+from tocsin.stream_rules.custom.exit_cause import ProcessExit
+from tocsin.stream_rules.custom.protocol import Hello, Message, OutOfMemoryNotice, Unpacker, pack
 from tocsin.stream_rules.custom.protocol import Loaded as LoadedHead
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class ChildProcess:
     unpacker: Unpacker = field(default_factory=Unpacker)
     outgoing: bytearray = field(default_factory=bytearray)
     loaded: LoadedHead | None = None
-    farewell: Farewell | None = None
+    out_of_memory: OutOfMemoryNotice | None = None
     call: Mark | None = None
     call_since_s: float = 0.0
     call_cpu_s: float = 0.0
@@ -119,17 +119,17 @@ class ChildProcess:
             return int(psutil.Process(self.process.pid).memory_info().rss)
         return 0
 
-    def death(self) -> Death:
+    def ended(self) -> ProcessExit:
         """How it came to its end, which has come or comes in a moment."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(_END_S)
-        said = self.farewell
+        said = self.out_of_memory
         if said is not None:
             culprit = None
             if said.run_id is not None and said.rule is not None:
                 culprit = (said.run_id, said.rule)
-            return Death("memory", culprit=culprit)
-        return Death("exit", self.marker.read(), returncode=self.process.returncode)
+            return ProcessExit("memory", culprit=culprit)
+        return ProcessExit("exit", self.marker.read(), returncode=self.process.returncode)
 
     def end(self) -> None:
         """End it, and what it has started; its own code may hang anywhere, so it is not asked."""

@@ -1,7 +1,7 @@
 """Which rule is being called, in a page of memory that the worker and its child share.
 
 The child writes it before and after each call (a microsecond); the worker reads it to see a call
-that does not end, and after a death to know in which call it came.
+that does not end, and after its end to know in which call it came.
 """
 
 from __future__ import annotations

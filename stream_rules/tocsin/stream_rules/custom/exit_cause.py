@@ -1,4 +1,4 @@
-"""Who has ended the process of the custom rules, and what is said of it. Pure."""
+"""Which rule has ended the process of the custom rules, and why. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 from tocsin.stream_rules.custom.call_limits import MEBIBYTE, Limits
 from tocsin.stream_rules.custom.current_call import Mark
-from tocsin.stream_rules.custom.protocol import Verdict
+from tocsin.stream_rules.custom.protocol import DisabledRule
 
 
 @dataclass(frozen=True, slots=True)
-class Death:
+class ProcessExit:
     """How a child came to its end.
 
     Attributes:
@@ -34,11 +34,11 @@ class Death:
 
 
 @dataclass(slots=True)
-class Court:
-    """Judges one death after the other; `rules` are all that there are.
+class ExitCauses:
+    """Names the rules that ended the process; `rules` are all of the configuration.
 
     Attributes:
-        unexplained: deaths, one soon after the other, for which no rule answers.
+        unexplained: ends, one soon after the other, for which no rule answers.
         fruitless: those among them of children that had saved nothing.
     """
 
@@ -47,69 +47,69 @@ class Court:
     unexplained: int = 0
     fruitless: int = 0
     _ended: Counter[str] = field(default_factory=Counter)
-    _suspect: tuple[str, str, int] | None = None
+    _seen_once: tuple[str, str, int] | None = None
 
-    def judge(self, death: Death) -> Sequence[Verdict]:
+    def rules_to_disable(self, ended: ProcessExit) -> Sequence[DisabledRule]:
         """The rules that must not be called again."""
-        if death.culprit is not None and death.culprit[1] is None:
-            why = self._why(death)
-            run_id = death.culprit[0]
-            return [Verdict(rule=r, run_id=run_id, why=why, crowded=True) for r in self.rules]
-        found = self._culprit(death)
+        if ended.culprit is not None and ended.culprit[1] is None:
+            why = self._why(ended)
+            run_id = ended.culprit[0]
+            return [DisabledRule(rule=r, run_id=run_id, why=why, no_room=True) for r in self.rules]
+        found = self._culprit(ended)
         if found is None:
             self.unexplained += 1
             self.fruitless += 1
             return ()
-        run_id, rule, partition, offset = found
+        run_id, rule, offset = found
         self.unexplained = self.fruitless = 0
         self._ended[rule] += 1
-        why = self._why(death)
-        verdicts = [Verdict(rule=rule, run_id=run_id, partition=partition, offset=offset, why=why)]
+        why = self._why(ended)
+        disabled = [DisabledRule(rule=rule, run_id=run_id, offset=offset, why=why)]
         if self._ended[rule] >= self.limits.runs:
             why = f"it has ended the process of the custom rules {self.limits.runs} times: {why}"
-            verdicts.append(Verdict(rule=rule, run_id=None, why=why))
-        return verdicts
+            disabled.append(DisabledRule(rule=rule, run_id=None, why=why))
+        return disabled
 
-    def excuses(self, death: Death) -> bool:
+    def was_killed(self, ended: ProcessExit) -> bool:
         """Whether an end in the first loading is not the rules': somebody else has brought it."""
         self.unexplained += 1
         self.fruitless += 1
-        killed = death.kind == "exit" and death.returncode == -signal.SIGKILL
+        killed = ended.kind == "exit" and ended.returncode == -signal.SIGKILL
         return killed and self.fruitless < self.limits.starts
 
-    def hopeless(self) -> str:
+    def why_none_runs(self) -> str:
         """Why no rule is loaded any more; empty: they are."""
         if self.fruitless < self.limits.starts:
             return ""
         return f"the process of the custom rules has ended {self.fruitless} times, unexplained"
 
-    def _culprit(self, death: Death) -> tuple[str, str, int, int] | None:
-        mark = death.mark
-        if death.culprit is not None and death.culprit[1] is not None:
+    def _culprit(self, ended: ProcessExit) -> tuple[str, str, int] | None:
+        mark = ended.mark
+        if ended.culprit is not None and ended.culprit[1] is not None:
             # From the next call on: who is slow, or leaks, does so in all of them.
-            return death.culprit[0], death.culprit[1], 0, -1
+            return ended.culprit[0], ended.culprit[1], -1
         if mark is None or not mark.run_id:
             return None
-        if death.kind == "exit" and death.returncode == -signal.SIGKILL:
+        call = (mark.run_id, mark.rule, mark.offset)
+        killed = ended.kind == "exit" and ended.returncode == -signal.SIGKILL
+        if killed and call != self._seen_once:
             # Somebody may have killed it while this rule happened to be called. Not twice, though.
-            suspect = (mark.run_id, mark.rule, mark.offset)
-            if suspect != self._suspect:
-                self._suspect = suspect
-                return None
-        return mark.run_id, mark.rule, mark.partition, mark.offset
+            self._seen_once = call
+            return None
+        return call
 
-    def _why(self, death: Death) -> str:
+    def _why(self, ended: ProcessExit) -> str:
         limits = self.limits
-        if death.kind == "wall":
+        if ended.kind == "wall":
             return f"one call did not return within {limits.call_s:g} s"
-        if death.kind == "cpu":
+        if ended.kind == "cpu":
             return f"one call took more than {limits.call_cpu_s:g} s of CPU time"
-        if death.kind == "memory":
+        if ended.kind == "memory":
             size = limits.memory_bytes // MEBIBYTE
             return f"the memory of the custom rules has grown by {size:,} MiB, mostly in its calls"
-        if death.kind == "behind":
-            return f"too slow: {death.detail}"
-        return f"it ended the process of the custom rules ({ending(death.returncode)})"
+        if ended.kind == "behind":
+            return f"too slow: {ended.detail}"
+        return f"it ended the process of the custom rules ({ending(ended.returncode)})"
 
 
 def ending(returncode: int | None) -> str:

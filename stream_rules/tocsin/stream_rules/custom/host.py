@@ -21,18 +21,18 @@ from pydantic import JsonValue
 
 from tocsin.bus.port import Record
 from tocsin.schemas.configuration.sections import RuleEntry
-from tocsin.stream_rules.custom.backlog import Backlog, Taken
+from tocsin.stream_rules.custom.backlog import Backlog, Output
 from tocsin.stream_rules.custom.call_limits import MEBIBYTE, Limits
 from tocsin.stream_rules.custom.child_process import ChildProcess
 from tocsin.stream_rules.custom.description import stand_ins
-from tocsin.stream_rules.custom.exit_cause import Court, Death, ending
+from tocsin.stream_rules.custom.exit_cause import ExitCauses, ProcessExit, ending
 from tocsin.stream_rules.custom.loading import Loaded, names_taken, not_loaded
 from tocsin.stream_rules.custom.protocol import (
     Answer,
     Failing,
-    Farewell,
     Hello,
     Message,
+    OutOfMemoryNotice,
     SavedRun,
     pack,
 )
@@ -82,7 +82,7 @@ class CustomHost:
             self._failing = Failing(name=failing.name, severity=failing.severity)
         self._software = software
         self._limits = limits or Limits()
-        self._court = Court(self._limits, [entry.name for entry in self._entries])
+        self._causes = ExitCauses(self._limits, [entry.name for entry in self._entries])
         self._lock = threading.Lock()
         self._answered = threading.Condition(self._lock)
         self._backlog = Backlog(self._limits)
@@ -149,7 +149,7 @@ class CustomHost:
 
     # -- what came of them -----------------------------------------------------------------
 
-    def take(self) -> Taken:
+    def take(self) -> Output:
         """What was found and saved since the last time."""
         with self._lock:
             return self._backlog.take()
@@ -193,16 +193,16 @@ class CustomHost:
     # -- the thread ------------------------------------------------------------------------
 
     def _keep(self) -> None:
-        """Start a child, serve it until it dies, judge, and again."""
+        """Start a child, serve it until it ends, disable its culprit, and again."""
         try:
             while not self._closing:
                 began_s = time.monotonic()
-                death = self._live()
-                if death is None:
+                ended = self._live()
+                if ended is None:
                     return
                 if time.monotonic() - began_s > _HEALTHY_S:
-                    self._court.unexplained = 0
-                if not self._judge(death):
+                    self._causes.unexplained = 0
+                if not self._after(ended):
                     return
                 self._rest()
         except Exception:
@@ -212,13 +212,13 @@ class CustomHost:
                 self.broken = True
                 self._answered.notify_all()
 
-    def _live(self) -> Death | None:
+    def _live(self) -> ProcessExit | None:
         """The life of one child."""
         try:
             child = ChildProcess.start(self._hello())
         except OSError as error:
             logger.warning("no process for the custom rules: %s", error, extra={"action": "rules"})
-            return Death("exit")
+            return ProcessExit("exit")
         try:
             return self._serve(child)
         finally:
@@ -233,12 +233,12 @@ class CustomHost:
                 software=self._software,
                 failing=self._failing,
                 memory_bytes=self._limits.memory_bytes,
-                verdicts=tuple(self._backlog.verdicts.values()),
+                disabled=tuple(self._backlog.disabled.values()),
                 described=self._described,
-                unloaded=self._court.hopeless(),
+                unloaded=self._causes.why_none_runs(),
             )
 
-    def _serve(self, child: ChildProcess) -> Death | None:
+    def _serve(self, child: ChildProcess) -> ProcessExit | None:
         """Until it dies, or is killed for what it does; None: there is no need of it any more."""
         with selectors.DefaultSelector() as selector:
             selector.register(child.link, selectors.EVENT_READ)
@@ -261,20 +261,20 @@ class CustomHost:
                         self._take_in(child, message)
                 except OSError as error:
                     logger.info("custom rules: %s", error, extra={"action": "rules"})
-                    return child.death()
+                    return child.ended()
                 if child.over():
-                    return child.death()
+                    return child.ended()
                 if child.loaded is None:
                     if now_s - began_s > self._limits.load_s:
-                        return Death("load", child.marker.read())
+                        return ProcessExit("load", child.marker.read())
                     if child.memory_bytes() > self._limits.load_bytes:
-                        return Death("load", child.marker.read(), detail="memory")
+                        return ProcessExit("load", child.marker.read(), detail="memory")
                     continue
                 if self._loaded is not None and self._loaded.findings:
                     return None
-                death = self._too_much(child, now_s)
-                if death is not None:
-                    return death
+                ended = self._exceeded(child, now_s)
+                if ended is not None:
+                    return ended
         return None
 
     def _look(self) -> float:
@@ -313,51 +313,51 @@ class CustomHost:
                 if self._loaded is None:
                     self._described = message.described
                     self._loaded = self._loaded_from(message)
-            elif isinstance(message, Farewell):
-                child.farewell = message
+            elif isinstance(message, OutOfMemoryNotice):
+                child.out_of_memory = message
             elif isinstance(message, Answer):
                 self._backlog.answered(message)
                 if message.saved is not None:
-                    self._court.fruitless = 0
+                    self._causes.fruitless = 0
             self._answered.notify_all()
             nudge = self._backlog.untaken or not self._backlog.waiting
         if nudge:
             self._nudge()
 
-    def _too_much(self, child: ChildProcess, now_s: float) -> Death | None:
+    def _exceeded(self, child: ChildProcess, now_s: float) -> ProcessExit | None:
         """Whether the child is at one call for too long, or too far behind."""
         mark = child.marker.read()
         if mark is None or child.call is None or mark.number != child.call.number:
             child.call, child.call_since_s = mark, now_s
             child.call_cpu_s = child.cpu_s() if mark is not None else 0.0
         elif now_s - child.call_since_s > self._limits.call_s:
-            return Death("wall", mark)
+            return ProcessExit("wall", mark)
         elif child.cpu_s() - child.call_cpu_s > self._limits.call_cpu_s:
-            return Death("cpu", mark)
+            return ProcessExit("cpu", mark)
         with self._lock:
             behind = self._backlog.behind(now_s)
         if behind is None:
             return None
-        return Death("behind", mark, (behind.run_id, behind.rule), behind.detail)
+        return ProcessExit("behind", mark, (behind.run_id, behind.rule), behind.detail)
 
-    def _judge(self, death: Death) -> bool:
+    def _after(self, ended: ProcessExit) -> bool:
         """Who was it; whether another child is to be started."""
         if self._loaded is None:
-            if self._court.excuses(death):
+            if self._causes.was_killed(ended):
                 return True
             with self._answered:
-                self._loaded = self._unloadable(death)
+                self._loaded = self._unloadable(ended)
                 self._answered.notify_all()
             return False
-        verdicts = self._court.judge(death)
-        named = [(verdict.rule, verdict.run_id, verdict.why) for verdict in verdicts]
+        disabled = self._causes.rules_to_disable(ended)
+        named = [(each.rule, each.run_id, each.why) for each in disabled]
         logger.warning(
             "the process of the custom rules is started again: %s",
-            named or f"{death.kind}, {ending(death.returncode)}",
+            named or f"{ended.kind}, {ending(ended.returncode)}",
             extra={"action": "rules"},
         )
         with self._lock:
-            self._backlog.begin_again(verdicts, self._watched_s)
+            self._backlog.restart(disabled, self._watched_s)
         return True
 
     def _loaded_from(self, head: LoadedHead) -> Loaded:
@@ -368,20 +368,20 @@ class CustomHost:
         ]
         return Loaded(stand_ins(self._entries, head.described), findings)
 
-    def _unloadable(self, death: Death) -> Loaded:
+    def _unloadable(self, ended: ProcessExit) -> Loaded:
         """The child has not survived loading: the finding is of the entry that it was at."""
-        at = death.mark.rule if death.mark is not None else ""
-        if death.kind == "load" and death.detail:
+        at = ended.mark.rule if ended.mark is not None else ""
+        if ended.kind == "load" and ended.detail:
             why = f"takes more than {self._limits.load_bytes // MEBIBYTE:,} MiB of memory"
-        elif death.kind == "load":
+        elif ended.kind == "load":
             why = f"does not end within {self._limits.load_s:g} s"
         else:
-            why = f"ends the process ({ending(death.returncode)})"
+            why = f"ends the process ({ending(ended.returncode)})"
         entry = next((entry for entry in self._entries if entry.name == at), self._entries[0])
         return Loaded({}, [not_loaded(entry, f"loading {entry.use} {why}")])
 
     def _rest(self) -> None:
-        pause_s = _PAUSES_S[min(self._court.unexplained, len(_PAUSES_S) - 1)]
+        pause_s = _PAUSES_S[min(self._causes.unexplained, len(_PAUSES_S) - 1)]
         end_s = time.monotonic() + pause_s
         while not self._closing and (left_s := end_s - time.monotonic()) > 0:
             time.sleep(min(left_s, 0.05))

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -185,7 +185,7 @@ def _run(path: Path, shown: str) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise RuleNotLoaded(f"{shown} cannot be imported: {_told(error, path)}") from error
+        raise RuleNotLoaded(f"{shown} cannot be imported: {_error_text(error, path)}") from error
     return module
 
 
@@ -199,7 +199,7 @@ def _refuse_shared(path: Path, shown: str) -> None:
             raise RuleNotLoaded(f"{shown} is not run: {why}", hint)
 
 
-def _told(error: BaseException, path: Path | None = None) -> str:
+def _error_text(error: BaseException, path: Path | None = None) -> str:
     """An error of somebody else's code, with the line of the file if it is known."""
     line = error.lineno if isinstance(error, SyntaxError) else None
     for frame in traceback.extract_tb(error.__traceback__):
@@ -213,12 +213,8 @@ def _told(error: BaseException, path: Path | None = None) -> str:
 # -- from a package ------------------------------------------------------------------------
 
 
-def _offers(name: str) -> list[EntryPoint]:
-    return list(entry_points(group=CUSTOM_GROUP, name=name))
-
-
 def _offered(name: str) -> object:
-    offers = _offers(name)
+    offers = list(entry_points(group=CUSTOM_GROUP, name=name))
     if not offers:
         raise RuleNotLoaded(f"no installed package offers a rule {name!r}")
     if len({offer.value for offer in offers}) > 1:
@@ -227,7 +223,9 @@ def _offered(name: str) -> object:
     try:
         return offers[0].load()
     except (Exception, SystemExit) as error:
-        raise RuleNotLoaded(f"{offers[0].value} cannot be imported: {_told(error)}") from error
+        raise RuleNotLoaded(
+            f"{offers[0].value} cannot be imported: {_error_text(error)}"
+        ) from error
 
 
 # -- whether it is a rule ------------------------------------------------------------------
@@ -265,5 +263,5 @@ def _try_out(spec: RuleSpec) -> None:
         load_state(type(made.state), dump_state(made.state))
         made.restore(made.snapshot())
     except Exception as error:
-        why = _told(error)
+        why = _error_text(error)
         raise RuleNotLoaded(f"{use}: its state cannot be saved and restored: {why}") from error

@@ -38,19 +38,18 @@ class Message(BaseModel):
     )
 
 
-class Verdict(Message):
+class DisabledRule(Message):
     """A rule that must not be called again in a run, from a record on.
 
     `run_id` None: in no run. `offset`: of the record that it was given last; -1: from the next one.
-    `crowded`: there is no room for what waits of that run.
+    `no_room`: there is no room for what waits of that run.
     """
 
     rule: str
     run_id: str | None
-    partition: int = 0
     offset: int = -1
     why: str
-    crowded: bool = False
+    no_room: bool = False
 
 
 class Failing(Message):
@@ -76,7 +75,7 @@ class Hello(Message):
     software: str = ""
     failing: Failing | None = None
     memory_bytes: int
-    verdicts: tuple[Verdict, ...] = ()
+    disabled: tuple[DisabledRule, ...] = ()
     described: Mapping[str, JsonValue] = {}
     unloaded: str = ""
 
@@ -192,7 +191,7 @@ class Answer(Message):
         ]
 
 
-class Farewell(Message):
+class OutOfMemoryNotice(Message):
     """The child ends, as its memory does; the rule of the run that has taken it, if one has."""
 
     run_id: str | None = None
@@ -209,7 +208,7 @@ _KINDS: Final[tuple[type[Message], ...]] = (
     Drop,
     Save,
     Answer,
-    Farewell,
+    OutOfMemoryNotice,
 )
 
 

@@ -78,8 +78,8 @@ class CustomRules:
         return record
 
     def _flush(self) -> None:
-        fed, self._fed = self._fed, []
-        self.host.feed(fed)
+        queued, self._fed = self._fed, []
+        self.host.feed(queued)
 
     def forget(self, partitions: Collection[int]) -> None:
         """Drop the runs of partitions that another worker owns now."""

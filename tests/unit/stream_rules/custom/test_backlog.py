@@ -15,10 +15,11 @@ from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.stream_rules.custom.backlog import Backlog
 from tocsin.stream_rules.custom.call_limits import Limits
 from tocsin.stream_rules.custom.current_call import Mark, Marker, new_page
-from tocsin.stream_rules.custom.exit_cause import Court, Death
+from tocsin.stream_rules.custom.exit_cause import ExitCauses, ProcessExit
 from tocsin.stream_rules.custom.protocol import (
     Adopt,
     Answer,
+    DisabledRule,
     Forget,
     Records,
     Save,
@@ -26,7 +27,6 @@ from tocsin.stream_rules.custom.protocol import (
     SavedRun,
     Unpacker,
     Used,
-    Verdict,
     pack,
 )
 
@@ -90,7 +90,7 @@ def test_another_child_goes_on_from_the_last_state_over_all_that_came_since() ->
     made.answered(saved(2))
     sent(made)
 
-    made.begin_again([], 5.0)
+    made.restart([], 5.0)
 
     first = made.next_message()
     assert first is not None
@@ -118,17 +118,17 @@ def test_what_a_child_says_of_forgotten_partitions_is_old() -> None:
     assert list(made.runs) == [(3, "run-1")]
 
 
-def test_a_verdict_holds_until_it_stands_in_a_state() -> None:
+def test_a_rule_is_disabled_until_its_state_says_that_it_failed() -> None:
     made = backlog(2)
-    made.begin_again([Verdict(rule="mine", run_id="run-1", why="slow")], 0.0)
+    made.restart([DisabledRule(rule="mine", run_id="run-1", why="slow")], 0.0)
     sent(made)
     made.answered(saved(1))
-    assert list(made.verdicts) == [("mine", "run-1")]
+    assert list(made.disabled) == [("mine", "run-1")]
 
-    made.begin_again([], 0.0)
+    made.restart([], 0.0)
     sent(made)
     made.answered(saved(2, failed=["mine"]))
-    assert made.verdicts == {}
+    assert made.disabled == {}
 
 
 def test_states_are_asked_for_once() -> None:
@@ -162,17 +162,17 @@ def test_there_is_room_for_so_much_and_no_more() -> None:
     for offset in range(12):
         made.feed(record(offset, b"x" * 10_000, key=b"run-1" if offset else b"run-2"), 0.0)
 
-    crowded = made.behind(0.0)
-    assert crowded is not None
-    assert (crowded.run_id, crowded.rule) == ("run-1", None)
-    verdicts = Court(limits, ["a", "b"]).judge(
-        Death("behind", culprit=(crowded.run_id, None), detail=crowded.detail)
+    no_room = made.behind(0.0)
+    assert no_room is not None
+    assert (no_room.run_id, no_room.rule) == ("run-1", None)
+    disabled = ExitCauses(limits, ["a", "b"]).rules_to_disable(
+        ProcessExit("behind", culprit=(no_room.run_id, None), detail=no_room.detail)
     )
-    assert [(v.rule, v.run_id, v.crowded) for v in verdicts] == [
+    assert [(v.rule, v.run_id, v.no_room) for v in disabled] == [
         ("a", "run-1", True),
         ("b", "run-1", True),
     ]
-    made.begin_again(verdicts, 0.0)
+    made.restart(disabled, 0.0)
     made.feed(record(12, b"x" * 10_000), 0.0)
     assert made.behind(0.0) is None
     message = made.next_message()
@@ -183,33 +183,33 @@ def test_there_is_room_for_so_much_and_no_more() -> None:
 
 @pytest.mark.parametrize("kind", ["wall", "cpu", "exit"])
 def test_the_call_under_way_is_to_blame(kind: str) -> None:
-    (verdict,) = Court(Limits(), ["mine"]).judge(Death(kind, MARK, returncode=1))
+    (each,) = ExitCauses(Limits(), ["mine"]).rules_to_disable(ProcessExit(kind, MARK, returncode=1))
 
-    assert (verdict.rule, verdict.run_id, verdict.offset) == ("mine", "run-1", 40)
+    assert (each.rule, each.run_id, each.offset) == ("mine", "run-1", 40)
 
 
 def test_a_kill_from_outside_is_blamed_on_nobody_the_first_time() -> None:
-    court = Court(Limits(), ["mine"])
-    death = Death("exit", MARK, returncode=-signal.SIGKILL)
+    causes = ExitCauses(Limits(), ["mine"])
+    ended = ProcessExit("exit", MARK, returncode=-signal.SIGKILL)
 
-    assert court.judge(death) == ()
-    assert [verdict.rule for verdict in court.judge(death)] == ["mine"]
+    assert causes.rules_to_disable(ended) == ()
+    assert [each.rule for each in causes.rules_to_disable(ended)] == ["mine"]
 
 
-def test_deaths_that_nobody_explains_end_the_loading() -> None:
-    court = Court(Limits(starts=2), ["mine"])
+def test_unexplained_ends_of_the_process_end_the_loading() -> None:
+    causes = ExitCauses(Limits(starts=2), ["mine"])
     for _ in range(2):
-        assert court.hopeless() == ""
-        assert court.judge(Death("exit", None, returncode=1)) == ()
+        assert causes.why_none_runs() == ""
+        assert causes.rules_to_disable(ProcessExit("exit", None, returncode=1)) == ()
 
-    assert "has ended 2 times, unexplained" in court.hopeless()
+    assert "has ended 2 times, unexplained" in causes.why_none_runs()
 
 
 def test_a_rule_that_ends_run_after_run_is_off_in_all() -> None:
-    court = Court(Limits(runs=2), ["mine"])
-    assert [v.run_id for v in court.judge(Death("cpu", MARK))] == ["run-1"]
+    causes = ExitCauses(Limits(runs=2), ["mine"])
+    assert [v.run_id for v in causes.rules_to_disable(ProcessExit("cpu", MARK))] == ["run-1"]
 
-    assert [v.run_id for v in court.judge(Death("cpu", MARK))] == ["run-1", None]
+    assert [v.run_id for v in causes.rules_to_disable(ProcessExit("cpu", MARK))] == ["run-1", None]
 
 
 @given(

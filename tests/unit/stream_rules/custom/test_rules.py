@@ -147,7 +147,7 @@ def test_a_child_that_is_killed_from_outside_loses_and_doubles_nothing() -> None
         assert [issue.reason for issue in c.issues("mine")] == ["loss 5 at step 50, the 51th"]
 
 
-def test_a_rule_with_a_verdict_is_tried_again_in_the_next_training() -> None:
+def test_a_disabled_rule_is_tried_again_in_the_next_training() -> None:
     first = a_run(20)
     second = RunBuilder(incarnation="made-2")
     second.now_ms = first.now_ms
