@@ -33,7 +33,7 @@ def check(
     files: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[FILE…]",
+            metavar="FILE",
             help="Files to check [default: $TOCSIN_CONFIG, else ./tocsin.yaml].",
             show_default=False,
         ),
@@ -85,7 +85,7 @@ def schema() -> None:
 
 def init(
     file: Annotated[
-        Path, typer.Argument(metavar="[FILE]", help="File to write; must not exist.")
+        Path, typer.Argument(metavar="FILE", help="File to write; must not exist.")
     ] = Path("tocsin.yaml"),
     full: Annotated[
         bool, typer.Option("--full", help="Write all keys and all rules, with their defaults.")

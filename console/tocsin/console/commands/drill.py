@@ -25,7 +25,7 @@ def drill(
     receivers: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[RECEIVER…]",
+            metavar="RECEIVER",
             help="Receivers of the configuration [default: all].",
             show_default=False,
         ),

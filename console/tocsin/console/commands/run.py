@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
 def run(
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="-- CMD…", help="Command of the job.", show_default=False),
+        typer.Argument(metavar="-- CMD", help="Command of the job.", show_default=False),
     ] = None,
     config: ConfigOption = None,
     bus: BusOption = None,
