@@ -16,7 +16,7 @@ from tocsin.schemas.records.frames import StepFrame
 from tocsin.schemas.records.issues import Series
 from tocsin.schemas.records.runs import RunData, RunEnded
 from tocsin.stream_rules.outcomes import Moment
-from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
+from tocsin.stream_rules.reading.rank_series import PointHistory
 
 PATIENCE_STEPS: Final = 20
 TRAIN_STEPS: Final = 100
@@ -56,8 +56,7 @@ class Evaluations:
     recent: list[tuple[int, float]] = field(default_factory=list)
     under: _Under | None = None
     done: int = -1
-    steps: list[int] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
+    losses: PointHistory = field(default_factory=PointHistory)
 
     def complete(self, frame: StepFrame, at: Moment) -> Iterator[Evaluation]:
         """Take losses in; give the evaluations that are complete now."""
@@ -85,7 +84,7 @@ class Evaluations:
 
     def series(self, name: str, limit: float | None = None) -> Series:
         """The evaluation losses, for the evidence."""
-        return Series(name=name, steps=tuple(self.steps), values=tuple(self.losses), limit=limit)
+        return self.losses.series(name, limit=limit)
 
     def _train(self, step: int, loss: float) -> Iterator[Evaluation]:
         if self.under is not None and step > self.under.step + PATIENCE_STEPS:
@@ -113,8 +112,7 @@ class Evaluations:
         if not under.count:
             return
         loss = under.total / under.count
-        self.steps = [*self.steps, under.step][-SERIES_POINTS:]
-        self.losses = [*self.losses, loss][-SERIES_POINTS:]
+        self.losses.append(under.step, loss)
         before = [value for step, value in self.recent if step <= under.step][-TRAIN_STEPS:]
         train = sum(before) / len(before) if before else None
         yield Evaluation(under.step, train, loss, under.at_ms)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
+from tocsin.stream_rules.reading.rank_series import PointHistory
 
 _CANDIDATES: Final = 64
 """Losses after a look of which the next look's other one is chosen: as many as steps may be missing
@@ -41,8 +41,7 @@ class LaggedLoss:
     why: str = ""
     row: int = 0
     first_step: int = 0
-    steps: list[int] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
+    losses: PointHistory = field(default_factory=PointHistory)
 
     def add(
         self,
@@ -60,8 +59,7 @@ class LaggedLoss:
             return None
         before_step, before = [one for one in self.earlier if one[0] <= step - num_steps][-1]
         self.earlier = [(step, loss)]
-        self.steps = [*self.steps, step][-SERIES_POINTS:]
-        self.values = [*self.values, loss][-SERIES_POINTS:]
+        self.losses.append(step, loss)
         fallen_to = before - diff_percent / 100 * abs(before)
         risen_to = before + increase_percent / 100 * abs(before)
         # Equal losses have not fallen, whatever the tolerance.

@@ -34,9 +34,9 @@ import numpy as np
 from pydantic import Field
 
 from tocsin.schemas.records.frames import TensorFrame
-from tocsin.schemas.records.issues import Series, Subject
+from tocsin.schemas.records.issues import Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
+from tocsin.stream_rules.reading.rank_series import PointHistory
 from tocsin.stream_rules.reading.tensor_rows import Doubles
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, tensors
 from tocsin.stream_rules.signals.class_totals import ClassTotals
@@ -80,8 +80,7 @@ class _State:
     missed: dict[str, list[int]] = field(default_factory=dict)
     """By mode: how many summaries in a row each class was mispredicted."""
     missed_since: dict[str, int] = field(default_factory=dict)
-    steps: dict[str, list[int]] = field(default_factory=dict)
-    worst: dict[str, list[float]] = field(default_factory=dict)
+    worst: dict[str, PointHistory] = field(default_factory=dict)
 
 
 class ClassImbalance(Rule[ClassImbalanceParams, _State]):
@@ -233,8 +232,7 @@ class ClassImbalance(Rule[ClassImbalanceParams, _State]):
         counted = np.where(over, before + 1, 0.0)
         state.missed[mode] = counted.astype(int).tolist()
         shares = np.where(labels > 0, wrong / np.maximum(labels, 1), 0.0)
-        state.steps[mode] = [*state.steps.get(mode, []), step][-SERIES_POINTS:]
-        state.worst[mode] = [*state.worst.get(mode, []), float(shares.max())][-SERIES_POINTS:]
+        state.worst.setdefault(mode, PointHistory()).append(step, shares.max())
         found = [int(i) for i in np.flatnonzero(counted >= params.for_summaries)]
         if not over.any():
             state.missed_since.pop(mode, None)
@@ -273,11 +271,8 @@ class ClassImbalance(Rule[ClassImbalanceParams, _State]):
                 fact("accuracy", accuracy),
                 fact("labels_seen", labels.sum()),
             ),
-            series=Series(
-                name="misprediction of the worst class",
-                steps=tuple(self.state.steps[mode]),
-                values=tuple(self.state.worst[mode]),
-                limit=self.params.threshold_misprediction,
+            series=self.state.worst[mode].series(
+                "misprediction of the worst class", limit=self.params.threshold_misprediction
             ),
             followed=len(also),
             also=tuple(map(str, also[:32])),

@@ -85,7 +85,7 @@ class LossInputMismatchParams(Params):
 
 
 @dataclass(slots=True)
-class _Watched:
+class _Check:
     step: int = -1
     looks: int = 0
     first_step: int = 0
@@ -95,7 +95,7 @@ class _Watched:
 @dataclass(slots=True)
 class _State:
     rank: int | None = None
-    watched: dict[str, _Watched] = field(default_factory=dict)
+    check: dict[str, _Check] = field(default_factory=dict)
 
 
 class LossInputMismatch(Rule[LossInputMismatchParams, _State]):
@@ -135,30 +135,30 @@ class LossInputMismatch(Rule[LossInputMismatchParams, _State]):
         if inputs is None:
             return
         if inputs.rank != state.rank:
-            state.rank, state.watched = inputs.rank, {}
+            state.rank, state.check = inputs.rank, {}
         found = self._branches(inputs)
         for branch in BRANCHES:
             key = f"{inputs.function} {branch}"
-            if branch in found or key in state.watched:
+            if branch in found or key in state.check:
                 yield from self._inspect(key, branch, inputs, found.get(branch))
 
     def _inspect(
         self, key: str, branch: str, inputs: LossInputsSeen, needed: int | None
     ) -> Outcomes:
-        watched = self.state.watched.setdefault(key, _Watched())
-        if inputs.step < watched.step:
+        check = self.state.check.setdefault(key, _Check())
+        if inputs.step < check.step:
             return
-        new = inputs.step > watched.step
+        new = inputs.step > check.step
         if needed is None:
             # Of several calls of a step all must be so.
-            watched.looks, watched.step, watched.holds = 0, inputs.step, False
+            check.looks, check.step, check.holds = 0, inputs.step, False
             yield Clear(inputs.step, about=key)
             return
         if new:
-            watched.first_step = inputs.step if not watched.looks else watched.first_step
-            watched.looks, watched.step, watched.holds = watched.looks + 1, inputs.step, True
-        if watched.holds and watched.looks >= needed:
-            yield self._finding(key, branch, inputs, watched, needed)
+            check.first_step = inputs.step if not check.looks else check.first_step
+            check.looks, check.step, check.holds = check.looks + 1, inputs.step, True
+        if check.holds and check.looks >= needed:
+            yield self._finding(key, branch, inputs, check, needed)
         else:
             yield Holds(inputs.step, about=key)
 
@@ -204,12 +204,12 @@ class LossInputMismatch(Rule[LossInputMismatchParams, _State]):
         return found
 
     def _finding(
-        self, key: str, branch: str, data: LossInputsSeen, watched: _Watched, needed: int
+        self, key: str, branch: str, data: LossInputsSeen, check: _Check, needed: int
     ) -> Finding:
         severity: Severity | None = "info" if branch == "logarithms_as_logits" else None
         made = f" by {data.made_by}" if data.made_by else ""
         facts = [
-            fact("looks", watched.looks, limit=needed),
+            fact("looks", check.looks, limit=needed),
             fact("smallest", data.minimum),
             fact("largest", data.maximum),
         ]
@@ -234,7 +234,7 @@ class LossInputMismatch(Rule[LossInputMismatchParams, _State]):
                 most=data.target_max or 0.0,
                 share=100 * (data.unreachable or 0.0),
             ),
-            first_step=watched.first_step,
+            first_step=check.first_step,
             first_rank=data.rank,
             severity=severity,
             remedy=_REMEDIES[branch],

@@ -25,6 +25,7 @@ from tocsin.schemas.records.issues import Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import RankSeries
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
+from tocsin.stream_rules.signals.streaks import Streak
 
 BEFORE: Final = "gradient_norm"
 AFTER: Final = "gradient_norm_clipped"
@@ -48,10 +49,8 @@ class ExcessiveClippingParams(Params):
 @dataclass(slots=True)
 class _State:
     lead: RankSeries = field(default_factory=RankSeries)
-    little: int = 0
-    little_since: int = 0
-    extreme: int = 0
-    extreme_since: int = 0
+    little: Streak = field(default_factory=Streak)
+    extreme: Streak = field(default_factory=Streak)
 
 
 class ExcessiveClipping(Rule[ExcessiveClippingParams, _State]):
@@ -94,43 +93,37 @@ class ExcessiveClipping(Rule[ExcessiveClippingParams, _State]):
                 continue
             share = left / whole if whole > 0 else 1.0
             if state.lead.add(step, share):
-                yield from self._step(step, whole, left, share)
+                yield from self._step(step, whole, left, share, at)
 
-    def _step(self, step: int, whole: float, left: float, share: float) -> Outcomes:
+    def _step(self, step: int, whole: float, left: float, share: float, at: Moment) -> Outcomes:
         state, params = self.state, self.params
         little = share < params.ratio and left < params.floor
-        if little and not state.little:
-            state.little_since = step
-        state.little = state.little + 1 if little else 0
-        if state.little >= params.for_steps:
-            yield self._finding("nothing_left", state.little_since, whole, left, state.little)
-        elif not little:
-            yield Clear(step, about="nothing_left")
         extreme = share < params.extreme and not little
-        if extreme and not state.extreme:
-            state.extreme_since = step
-        state.extreme = state.extreme + 1 if extreme else 0
-        if state.extreme >= params.extreme_steps:
-            yield self._finding("far_too_large", state.extreme_since, whole, left, state.extreme)
-        elif not extreme:
-            yield Clear(step, about="far_too_large")
+        for branch, holds, streak, least in (
+            ("nothing_left", little, state.little, params.for_steps),
+            ("far_too_large", extreme, state.extreme, params.extreme_steps),
+        ):
+            if not streak.update(step, at.now_ms, holds=holds):
+                yield Clear(step, about=branch)
+            elif streak.length >= least:
+                yield self._finding(branch, streak, whole, left)
 
-    def _finding(self, branch: str, since: int, whole: float, left: float, steps: int) -> Finding:
+    def _finding(self, branch: str, streak: Streak, whole: float, left: float) -> Finding:
         limit = self.params.ratio if branch == "nothing_left" else self.params.extreme
         return Finding(
             about=branch,
             branch=branch,
             subject=Subject(kind="scalar", name=BEFORE),
             reason=f"clipping leaves {left:.3g} of a gradient norm of {whole:.3g}, at each step "
-            f"since step {since}",
-            first_step=since,
+            f"since step {streak.first_step}",
+            first_step=streak.first_step,
             first_rank=self.state.lead.rank,
             severity=None if branch == "nothing_left" else "info",
             facts=(
                 fact("norm_before", whole),
                 fact("norm_after", left),
                 fact("share_left", left / whole, limit=limit),
-                fact("for", steps, unit="steps"),
+                fact("for", streak.length, unit="steps"),
             ),
             series=self.state.lead.series("share of the norm that is left", limit=limit),
         )

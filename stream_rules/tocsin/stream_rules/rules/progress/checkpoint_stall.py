@@ -57,7 +57,7 @@ class _Write:
 @dataclass(slots=True)
 class _State:
     under: dict[int, _Write] = field(default_factory=dict)
-    told: list[int] = field(default_factory=list)
+    reported: list[int] = field(default_factory=list)
     rank: int | None = None
     step: int = -1
     steps: list[int] = field(default_factory=list)
@@ -102,7 +102,7 @@ class CheckpointStall(Rule[CheckpointStallParams, _State]):
             (
                 w.began_ms + threshold_ms
                 for rank, w in state.under.items()
-                if rank not in state.told
+                if rank not in state.reported
             ),
             default=None,
         )
@@ -132,14 +132,14 @@ class CheckpointStall(Rule[CheckpointStallParams, _State]):
         threshold_ms = self.params.threshold // timedelta(milliseconds=1)
         for rank, write in self.state.under.items():
             lasted_ms = at.now_ms - write.began_ms
-            if rank not in self.state.told and lasted_ms >= threshold_ms:
-                self.state.told.append(rank)
+            if rank not in self.state.reported and lasted_ms >= threshold_ms:
+                self.state.reported.append(rank)
                 yield self._long(rank, write, lasted_ms / 1000, "is being written", at)
 
     def _over(self, rank: int) -> Outcomes:
         self.state.under.pop(rank, None)
-        if rank in self.state.told:
-            self.state.told.remove(rank)
+        if rank in self.state.reported:
+            self.state.reported.remove(rank)
             yield Clear(about=f"long {rank}")
 
     def _long(self, rank: int, write: _Write, lasted_s: float, what: str, at: Moment) -> Finding:
@@ -165,7 +165,7 @@ class CheckpointStall(Rule[CheckpointStallParams, _State]):
     def _written(self, data: CheckpointWritten, at: Moment) -> Outcomes:
         state, rank = self.state, data.rank
         long = data.duration_s > self.params.threshold / timedelta(seconds=1)
-        if long and rank not in state.told:
+        if long and rank not in state.reported:
             began_ms = at.now_ms - round(1000 * data.duration_s)
             write = _Write(began_ms, at.boot, at.seq, data.checkpoint.step)
             yield self._long(rank, write, data.duration_s, "was written", at)

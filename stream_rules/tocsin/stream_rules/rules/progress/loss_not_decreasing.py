@@ -223,12 +223,7 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
                 fact("before", seen.before),
                 fact("looks", seen.row, limit=params.patience),
             ),
-            series=Series(
-                name="loss",
-                steps=tuple(before.steps),
-                values=tuple(before.values),
-                limit=seen.limit,
-            ),
+            series=before.losses.series("loss", limit=seen.limit),
         )
 
     def _inspect_early(self, step: int, at: Moment) -> Outcomes:

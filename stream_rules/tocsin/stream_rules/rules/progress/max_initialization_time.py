@@ -37,7 +37,7 @@ class _State:
     boot: str = ""
     seq: int = 0
     works: bool = False
-    told: bool = False
+    reported: bool = False
 
 
 class MaxInitializationTime(Rule[MaxInitializationTimeParams, _State]):
@@ -64,7 +64,7 @@ class MaxInitializationTime(Rule[MaxInitializationTimeParams, _State]):
 
     def next_due_ms(self) -> int | None:
         state = self.state
-        if state.started_ms is None or state.works or state.told:
+        if state.started_ms is None or state.works or state.reported:
             return None
         return state.started_ms + self.params.threshold // timedelta(milliseconds=1)
 
@@ -87,7 +87,7 @@ class MaxInitializationTime(Rule[MaxInitializationTimeParams, _State]):
 
     def on_timer(self, at: Moment) -> Outcomes:
         state = self.state
-        state.told = True
+        state.reported = True
         waited_s = (at.now_ms - (state.started_ms or at.now_ms)) / 1000
         ranks = sorted(at.run.live_ranks())
         yield Finding(
@@ -115,4 +115,4 @@ class MaxInitializationTime(Rule[MaxInitializationTimeParams, _State]):
         if self.state.works:
             return ()
         self.state.works = True
-        return (Clear(),) if self.state.told else ()
+        return (Clear(),) if self.state.reported else ()

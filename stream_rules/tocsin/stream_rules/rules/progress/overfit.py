@@ -33,6 +33,7 @@ from tocsin.schemas.records.runs import RunData
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
 from tocsin.stream_rules.signals.evaluations import Evaluation, Evaluations
+from tocsin.stream_rules.signals.streaks import Streak
 
 _EPSILON: Final = 1e-6
 _CHANGES: Final = 10
@@ -62,11 +63,9 @@ class _State:
     evaluations: Evaluations = field(default_factory=Evaluations)
     best: float | None = None
     best_step: int = 0
-    row: int = 0
+    over: Streak = field(default_factory=Streak)
     count: int = 0
     """Evaluations after the warm-up."""
-    first_step: int = 0
-    first_ms: int = 0
     rate: float | None = None
     """The newest learning rate of the first group."""
     rate_before: float | None = None
@@ -131,20 +130,17 @@ class Overfit(Rule[OverfitParams, _State]):
         if state.best is None or loss < state.best:
             state.best, state.best_step = loss, evaluation.step
             if params.rising:
-                state.row = 0
+                state.over = Streak()
                 yield Clear()
                 return
         if train is None or evaluation.step < params.start_step:
             return
         ratio = (loss - train) / max(abs(train), _EPSILON)
-        if ratio <= params.ratio_threshold:
-            state.row = 0
+        high = ratio > params.ratio_threshold
+        if not state.over.update(evaluation.step, evaluation.at_ms, holds=high):
             yield Clear()
             return
-        if state.row == 0:
-            state.first_step, state.first_ms = evaluation.step, evaluation.at_ms
-        state.row += 1
-        if state.row < self._patience():
+        if state.over.length < self._patience():
             return
         if not params.rising or self._has_risen(state.best):
             yield self._finding(loss, train, state.best, ratio)
@@ -175,7 +171,7 @@ class Overfit(Rule[OverfitParams, _State]):
 
     def _has_risen(self, best: float) -> bool:
         """Whether the last evaluations are all further above the best than they scatter."""
-        losses = self.state.evaluations.losses
+        losses = self.state.evaluations.losses.values
         newest = losses[-_CHANGES - 1 :]
         scatter = median(abs(b - a) for a, b in pairwise(newest))
         least = max(self.params.least_percent / 100 * abs(best), _SCATTER * scatter)
@@ -187,15 +183,15 @@ class Overfit(Rule[OverfitParams, _State]):
             subject=Subject(kind="loss", name="loss"),
             reason=f"the evaluation loss is {loss:.4g}, {100 * ratio:,.0f} % above the training "
             f"loss of {train:.4g}; its best was {best:.4g} at step {state.best_step}",
-            first_step=state.first_step,
+            first_step=state.over.first_step,
             first_rank=state.evaluations.rank,
-            onset_ms=state.first_ms,
+            onset_ms=state.over.first_ms,
             facts=(
                 fact("ratio", ratio, limit=self.params.ratio_threshold),
                 fact("evaluation_loss", loss, limit=best),
                 fact("training_loss", train),
                 fact("best_step", state.best_step),
-                fact("evaluations", state.row),
+                fact("evaluations", state.over.length),
             ),
             series=state.evaluations.series("evaluation loss", limit=best),
             explanation="the training loss is the mean of the last 100 steps before each "

@@ -32,10 +32,10 @@ from pydantic import Field
 
 from tocsin.schemas.configuration.values import Duration
 from tocsin.schemas.records.frames import StepFrame, SystemFrame
-from tocsin.schemas.records.issues import Series, Subject
+from tocsin.schemas.records.issues import Subject
 from tocsin.schemas.records.runs import RunData, RunStarted
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
+from tocsin.stream_rules.reading.rank_series import PointHistory
 from tocsin.stream_rules.reading.state_codec import StateArray
 from tocsin.stream_rules.reading.tensor_rows import Doubles
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event
@@ -86,7 +86,7 @@ class _Since:
     blocks: StateArray = field(default_factory=_parts)
     count: int = 0
     """How many steps."""
-    told: bool = False
+    reported: bool = False
     back: int = 0
 
 
@@ -104,8 +104,7 @@ class _State:
     cusum: float = 0.0
     since: _Since | None = None
     since_totals: StateArray = field(default_factory=lambda: np.zeros(0))
-    steps: list[int] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
+    medians: PointHistory = field(default_factory=PointHistory)
     contention: CpuContention = field(default_factory=CpuContention)
 
 
@@ -165,8 +164,7 @@ class ThroughputRegression(Rule[ThroughputRegressionParams, _State]):
         state, params = self.state, self.params
         total = float(np.median(block.sum(axis=1)))
         parts = np.median(block, axis=0)
-        state.steps = [*state.steps, state.block_step][-SERIES_POINTS:]
-        state.values = [*state.values, total][-SERIES_POINTS:]
+        state.medians.append(state.block_step, total)
         if len(state.totals) * params.block < params.warmup_steps:
             self._learn(parts[None], np.array([total]))
             return
@@ -187,7 +185,7 @@ class ThroughputRegression(Rule[ThroughputRegressionParams, _State]):
         since.count += len(block)
         back = total < usual * math.exp(allowance)
         since.back = since.back + len(block) if back else 0
-        if since.back >= params.for_steps or (state.cusum == 0.0 and not since.told):
+        if since.back >= params.for_steps or (state.cusum == 0.0 and not since.reported):
             yield from self._over(step)
         else:
             yield from self._slower(step, usual, since)
@@ -203,8 +201,12 @@ class ThroughputRegression(Rule[ThroughputRegressionParams, _State]):
         )
         if holds and since.back == 0:
             finding = self._finding(usual, level, lost, since)
-            if finding.severity is not None or since.told or not state.contention.since(since.ms):
-                since.told = True
+            if (
+                finding.severity is not None
+                or since.reported
+                or not state.contention.since(since.ms)
+            ):
+                since.reported = True
                 yield finding
         if since.count >= _NEW_LEVEL:
             state.usual, state.totals = _parts(), np.zeros(0)
@@ -216,9 +218,9 @@ class ThroughputRegression(Rule[ThroughputRegressionParams, _State]):
         since, state.since, state.cusum = state.since, None, 0.0
         if since is None:
             return
-        if since.told:
+        if since.reported:
             yield Clear(step)
-        kept = len(state.since_totals) if not since.told or not len(state.totals) else 0
+        kept = len(state.since_totals) if not since.reported or not len(state.totals) else 0
         self._learn(since.blocks[:kept], state.since_totals[:kept])
         state.since_totals = np.zeros(0)
 
@@ -252,12 +254,8 @@ class ThroughputRegression(Rule[ThroughputRegressionParams, _State]):
                     for j, name in enumerate(PARTS)
                 ),
             ),
-            series=Series(
-                name=f"step time (medians of {params.block})",
-                unit="s",
-                steps=tuple(state.steps),
-                values=tuple(state.values),
-                limit=limit,
+            series=state.medians.series(
+                f"step time (medians of {params.block})", unit="s", limit=limit
             ),
             explanation="without the time of evaluations, on the clock of the training thread",
         )

@@ -47,7 +47,7 @@ class GpuThermalThrottleParams(Params):
 @dataclass(slots=True)
 class _Gpu:
     recent: SlidingWindow = field(default_factory=SlidingWindow)
-    latches: dict[Why, Hysteresis] = field(
+    hystereses: dict[Why, Hysteresis] = field(
         default_factory=lambda: {why: Hysteresis() for why in _WHYS}
     )
     fastest: float = 0.0
@@ -112,14 +112,14 @@ class GpuThermalThrottle(Rule[GpuThermalThrottleParams, _State]):
         self, gpu: Gpu, known: _Gpu, why: Why, held: np.ndarray[tuple[int], np.dtype[np.bool_]],
         at: Moment,
     ) -> Outcomes:  # fmt: skip
-        params, latch = self.params, known.latches[why]
+        params, hysteresis = self.params, known.hystereses[why]
         share = 100 * float(held.mean())
         if share > params.share:
-            latch.holds(at)
+            hysteresis.holds(at)
             yield self._finding(gpu, known, why, share, held)
         elif share > params.share / 2:
-            latch.doubtful()
-        elif latch.gone(known.recent.seen, least=params.window):
+            hysteresis.doubtful()
+        elif hysteresis.gone(known.recent.seen, least=params.window):
             yield Clear(about=f"{why} {gpu.name}")
 
     def _finding(
@@ -145,8 +145,8 @@ class GpuThermalThrottle(Rule[GpuThermalThrottleParams, _State]):
             subject=Subject(kind="device", name=gpu.name),
             reason=f"{gpu.name} was throttled for {share:.0f} % of the last {recent.span_s:,.0f} "
             f"s{slower}, because {cause}{at_heat}",
-            episode=known.latches[why].episode,
-            onset_ms=known.latches[why].first_ms,
+            episode=known.hystereses[why].episode,
+            onset_ms=known.hystereses[why].first_ms,
             severity="info" if 0 < _SLOWER * known.fastest < clock else None,
             facts=tuple(facts),
             series=recent.series(f"SM clock of {gpu.name}", "Hz", 2)

@@ -60,7 +60,7 @@ class _Node:
     trend: Trend = field(default_factory=Trend)
     quick: Trend = field(default_factory=lambda: Trend(1.0, 60, 30, 1.0))
     start_us: int | None = None
-    latch: Hysteresis = field(default_factory=Hysteresis)
+    hysteresis: Hysteresis = field(default_factory=Hysteresis)
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class _State:
     nodes: dict[str, _Node] = field(default_factory=dict)
     graphs: dict[int, int] = field(default_factory=dict)
     """Looks in a row at which a rank's graphs were kept."""
-    told_of: int | None = None
+    reported_of: int | None = None
 
 
 class HostMemoryIncrease(Rule[HostMemoryIncreaseParams, _State]):
@@ -130,13 +130,13 @@ class HostMemoryIncrease(Rule[HostMemoryIncreaseParams, _State]):
         rank, state = frame.speaker.rank, self.state
         if kept[-1] < _MOST_GRAPHS:
             state.graphs.pop(rank, None)
-            if state.told_of == rank:
-                state.told_of = None
+            if state.reported_of == rank:
+                state.reported_of = None
                 yield Clear(about=_GRAPHS)
             return
         looks = state.graphs[rank] = state.graphs.get(rank, 0) + 1
-        if looks >= _LOOKS and state.told_of in (None, rank):
-            state.told_of = rank
+        if looks >= _LOOKS and state.reported_of in (None, rank):
+            state.reported_of = rank
             yield _of_graphs(rank, int(kept[-1]), int(frame.steps[-1]))
 
     def _evaluate(self, name: str, node: _Node, limit: float, at: Moment) -> Outcomes:
@@ -149,11 +149,11 @@ class HostMemoryIncrease(Rule[HostMemoryIncreaseParams, _State]):
                 ahead, branch = soon, "fast"
         share = 100 * node.trend.last / limit if limit > 0 else 0.0
         enough = share >= self.params.least_percent
-        most_s = horizon_s * (2 if node.latch.open else 1)
+        most_s = horizon_s * (2 if node.hysteresis.open else 1)
         if ahead is not None and enough and ahead <= most_s:
-            node.latch.holds(at)
+            node.hysteresis.holds(at)
             yield self._finding(name, node, limit, share, ahead, branch)
-        elif node.latch.gone(at.now_ms / 1000, least=_STEADY_S):
+        elif node.hysteresis.gone(at.now_ms / 1000, least=_STEADY_S):
             yield Clear(about=name)
 
     def _finding(
@@ -166,8 +166,8 @@ class HostMemoryIncrease(Rule[HostMemoryIncreaseParams, _State]):
             subject=Subject(kind="node", name=name),
             reason=f"the job uses {node.trend.last / _GIB:.1f} of {limit / _GIB:.1f} GiB on {name} "
             f"and grows by {60 * slope / 2**20:,.0f} MiB a minute: full in {ahead / 60:,.0f} min",
-            episode=node.latch.episode,
-            onset_ms=node.latch.first_ms,
+            episode=node.hysteresis.episode,
+            onset_ms=node.hysteresis.first_ms,
             facts=(
                 fact("used", node.trend.last, limit=limit, unit="bytes"),
                 fact("share", share, unit="percent"),

@@ -60,7 +60,7 @@ class _State:
     start: TrainingStart = field(default_factory=TrainingStart)
     gpus: dict[str, SlidingWindow] = field(default_factory=dict)
     looked_ms: int = 0
-    latch: Hysteresis = field(default_factory=Hysteresis)
+    hysteresis: Hysteresis = field(default_factory=Hysteresis)
 
 
 class LoadBalancing(Rule[LoadBalancingParams, _State]):
@@ -120,10 +120,10 @@ class LoadBalancing(Rule[LoadBalancingParams, _State]):
             names = names[: _MOST // 2] + names[-_MOST // 2 :]
         pair = self._furthest([known[name] for name in names]) if len(names) > 1 else None
         if pair is None:
-            if state.latch.gone(at.now_ms / 1000, least=_OVER_S):
+            if state.hysteresis.gone(at.now_ms / 1000, least=_OVER_S):
                 yield Clear()
             return
-        state.latch.holds(at)
+        state.hysteresis.holds(at)
         low, high, apart, others = pair
         yield self._finding(names[low], names[high], apart, [names[i] for i in others])
 
@@ -149,8 +149,8 @@ class LoadBalancing(Rule[LoadBalancingParams, _State]):
             subject=Subject(kind="device", name=low),
             reason=f"{low} was busy for {idle:.0f} % of the last {gpus[low].span_s:,.0f} s, "
             f"{high} for {busy:.0f} %{also}",
-            episode=self.state.latch.episode,
-            onset_ms=self.state.latch.first_ms,
+            episode=self.state.hysteresis.episode,
+            onset_ms=self.state.hysteresis.first_ms,
             facts=(
                 fact("distance", apart, limit=params.threshold),
                 fact("points_apart", busy - idle, limit=params.least_points, unit="percent"),

@@ -56,7 +56,7 @@ class _Gpu:
     leaning: str = ""
     leaning_since: int = 0
     why: str = ""
-    latch: Hysteresis = field(default_factory=Hysteresis)
+    hysteresis: Hysteresis = field(default_factory=Hysteresis)
 
 
 @dataclass(slots=True)
@@ -130,13 +130,13 @@ class LowGpuUtilization(Rule[LowGpuUtilizationParams, _State]):
         settled = seen - gpu.leaning_since >= _SETTLED * params.window
         if gpu.why and gpu.why != why:
             graver = why is not None and settled and gpu.why == "fluctuating"
-            if graver or gpu.latch.gone(seen, least=params.window):
+            if graver or gpu.hysteresis.gone(seen, least=params.window):
                 yield Clear(about=f"{gpu.why} {name}")
-                gpu.why, gpu.latch = "", Hysteresis()
+                gpu.why, gpu.hysteresis = "", Hysteresis()
         if not gpu.why and why is not None and settled:
             gpu.why = why
         if why is not None and gpu.why == why:
-            gpu.latch.holds(at)
+            gpu.hysteresis.holds(at)
             yield self._finding(why, name, gpu, low, high)
 
     def _reason(self, gpu: _Gpu, low: float, high: float) -> Why | None:
@@ -162,8 +162,8 @@ class LowGpuUtilization(Rule[LowGpuUtilizationParams, _State]):
             branch=why,
             subject=Subject(kind="device", name=name),
             reason=f"{name} {text} in the last {gpu.samples.span_s:,.0f} s",
-            episode=gpu.latch.episode,
-            onset_ms=gpu.latch.first_ms,
+            episode=gpu.hysteresis.episode,
+            onset_ms=gpu.hysteresis.first_ms,
             severity="info" if why == "fluctuating" else None,
             facts=(
                 fact("reason", why),
