@@ -197,7 +197,7 @@ class UnmappedBus:
 
     @property
     def pid(self) -> int | None:
-        """Of the child."""
+        """Process id of the child; None without one."""
         return None if self._child is None else self._child.pid
 
     async def __aenter__(self) -> Self:
