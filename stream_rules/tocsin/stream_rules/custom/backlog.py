@@ -13,6 +13,7 @@ from typing import Final
 from tocsin.bus.port import Record
 from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.stream_rules.custom.call_limits import Limits
+from tocsin.stream_rules.custom.exit_cause import ProcessExit
 from tocsin.stream_rules.custom.protocol import (
     Adopt,
     Advance,
@@ -62,15 +63,6 @@ class _UnderWay:
     since_s: float
     size: int
     message: Message | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Behind:
-    """The child is too far behind, in words, by a run and its rule; None: by all of that run."""
-
-    detail: str
-    run_id: str
-    rule: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,8 +310,8 @@ class Backlog:
         """The child has loaded its rules: what waits does so because of them from now on."""
         self._ready_s = now_s
 
-    def behind(self, now_s: float) -> Behind | None:
-        """Whether the child is too far behind, and who has brought that about; None: it is not.
+    def behind(self, now_s: float) -> ProcessExit | None:
+        """Why the child must end because it is too far behind; None: it is not.
 
         A child that is late and has not spent its time in the rules is one that the machine has no
         time for: it may be late, as long as there is room for what waits.
@@ -332,13 +324,14 @@ class Backlog:
         limits = self._limits
         if age_s > limits.behind_s and 2 * spent > limits.behind_s:
             how = f"{age_s:.0f} s behind, {spent:.1f} s of it in its calls"
-            return Behind(how, run_id, rule)
+            return ProcessExit("behind", culprit=(run_id, rule), detail=how)
         if self._waiting_bytes <= limits.behind_bytes:
             return None
         size = f"{self._waiting_bytes / 1e6:,.0f} MB of telemetry were waiting"
         if 2 * spent > age_s:
-            return Behind(f"{size}, and {spent:.1f} s went by in its calls", run_id, rule)
-        return Behind(size, self._largest(), None)
+            how = f"{size}, and {spent:.1f} s went by in its calls"
+            return ProcessExit("behind", culprit=(run_id, rule), detail=how)
+        return ProcessExit("behind", culprit=(self._largest(), None), detail=size)
 
     def _largest(self) -> str:
         """The run of which most waits."""

@@ -26,7 +26,7 @@ from tocsin.stream_rules.custom.protocol import (
     Drop,
     Forget,
     Hello,
-    Loaded,
+    LoadedRules,
     Message,
     Records,
     Save,
@@ -67,15 +67,11 @@ class ChildEngine:
             for spec in specs
         ]
         if hello.failing is not None:
-            failing = hello.failing
-            guarded.append(
-                RuleSpec(
-                    name=failing.name,
-                    rule=RuleFailed,
-                    params=RuleFailedParams(),
-                    severity=failing.severity,
-                )
+            name, severity = hello.failing
+            failing = RuleSpec(
+                name=name, rule=RuleFailed, params=RuleFailedParams(), severity=severity
             )
+            guarded.append(failing)
         self._engine = PartitionEngine(guarded)
         self._positions: dict[int, int] = {}
         self._reported: list[Reported] = []
@@ -91,13 +87,13 @@ class ChildEngine:
         ]
         specs = stand_ins(entries, hello.described)
         if hello.unloaded:
-            self.loaded = Loaded(described=hello.described)
+            self.loaded = LoadedRules(described=hello.described)
             return list(specs.values()), dict.fromkeys(self._names, hello.unloaded)
         found = load_specs(
             entries, folder=Path(hello.folder), taken=hello.taken, marked=marker.loading
         )
         specs |= found.specs
-        self.loaded = Loaded(
+        self.loaded = LoadedRules(
             described={name: description(spec.rule.meta) for name, spec in specs.items()},
             findings=tuple(found.findings),
         )

@@ -17,8 +17,14 @@ import psutil
 from tocsin.schemas.process.own_python import python_command, python_environment
 from tocsin.stream_rules.custom.current_call import Mark, Marker, new_page
 from tocsin.stream_rules.custom.exit_cause import ProcessExit
-from tocsin.stream_rules.custom.protocol import Hello, Message, OutOfMemoryNotice, Unpacker, pack
-from tocsin.stream_rules.custom.protocol import Loaded as LoadedHead
+from tocsin.stream_rules.custom.protocol import (
+    Hello,
+    LoadedRules,
+    Message,
+    OutOfMemoryNotice,
+    Unpacker,
+    pack,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +46,7 @@ class ChildProcess:
     marker: Marker
     unpacker: Unpacker = field(default_factory=Unpacker)
     outgoing: bytearray = field(default_factory=bytearray)
-    loaded: LoadedHead | None = None
+    loaded: LoadedRules | None = None
     out_of_memory: OutOfMemoryNotice | None = None
     call: Mark | None = None
     call_since_s: float = 0.0

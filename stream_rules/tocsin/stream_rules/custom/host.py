@@ -29,14 +29,13 @@ from tocsin.stream_rules.custom.exit_cause import ExitCauses, ProcessExit, endin
 from tocsin.stream_rules.custom.loading import Loaded, names_taken, not_loaded
 from tocsin.stream_rules.custom.protocol import (
     Answer,
-    Failing,
     Hello,
+    LoadedRules,
     Message,
     OutOfMemoryNotice,
     SavedRun,
     pack,
 )
-from tocsin.stream_rules.custom.protocol import Loaded as LoadedHead
 from tocsin.stream_rules.engine.configured_rules import RuleSpec
 
 logger = logging.getLogger(__name__)
@@ -77,9 +76,7 @@ class CustomHost:
         """Whether the thread has ended by a mistake of ours: nothing comes any more."""
         self._entries = tuple(entry.model_copy(update={"actions": None}) for entry in entries)
         self._folder = folder
-        self._failing = None
-        if failing is not None:
-            self._failing = Failing(name=failing.name, severity=failing.severity)
+        self._failing = None if failing is None else (failing.name, failing.severity)
         self._software = software
         self._limits = limits or Limits()
         self._causes = ExitCauses(self._limits, [entry.name for entry in self._entries])
@@ -307,7 +304,7 @@ class CustomHost:
 
     def _take_in(self, child: ChildProcess, message: Message) -> None:
         with self._answered:
-            if isinstance(message, LoadedHead):
+            if isinstance(message, LoadedRules):
                 child.loaded = message
                 self._backlog.ready(self._watched_s)
                 if self._loaded is None:
@@ -335,10 +332,7 @@ class CustomHost:
         elif child.cpu_s() - child.call_cpu_s > self._limits.call_cpu_s:
             return ProcessExit("cpu", mark)
         with self._lock:
-            behind = self._backlog.behind(now_s)
-        if behind is None:
-            return None
-        return ProcessExit("behind", mark, (behind.run_id, behind.rule), behind.detail)
+            return self._backlog.behind(now_s)
 
     def _after(self, ended: ProcessExit) -> bool:
         """Who was it; whether another child is to be started."""
@@ -360,7 +354,7 @@ class CustomHost:
             self._backlog.restart(disabled, self._watched_s)
         return True
 
-    def _loaded_from(self, head: LoadedHead) -> Loaded:
+    def _loaded_from(self, head: LoadedRules) -> Loaded:
         """What the child has loaded, as specs of stand-ins, and its findings at their places."""
         findings = [
             replace(one, loc=(*self._entries[int(one.loc[0])].loc, *one.loc[1:]))

@@ -52,13 +52,6 @@ class DisabledRule(Message):
     no_room: bool = False
 
 
-class Failing(Message):
-    """The instance of `rule_failed` that says so."""
-
-    name: str
-    severity: Severity | None = None
-
-
 class Hello(Message):
     """The first message to a child: what to load, what holds.
 
@@ -66,6 +59,7 @@ class Hello(Message):
         entries: those of the configuration that name custom rules.
         taken: names that are rules of tocsin's own.
         described: instance → what is known of its rule from an earlier child (see `description`).
+        failing: name and severity of the instance of `rule_failed`; None: it is off.
         unloaded: why nothing is to be loaded; the rules then only say so.
     """
 
@@ -73,14 +67,14 @@ class Hello(Message):
     folder: str
     taken: tuple[str, ...] = ()
     software: str = ""
-    failing: Failing | None = None
+    failing: tuple[str, Severity | None] | None = None
     memory_bytes: int
     disabled: tuple[DisabledRule, ...] = ()
     described: Mapping[str, JsonValue] = {}
     unloaded: str = ""
 
 
-class Loaded(Message):
+class LoadedRules(Message):
     """What came of `Hello`: instance → description, and findings whose places begin with the number
     of the entry."""
 
@@ -200,7 +194,7 @@ class OutOfMemoryNotice(Message):
 
 _KINDS: Final[tuple[type[Message], ...]] = (
     Hello,
-    Loaded,
+    LoadedRules,
     Records,
     Advance,
     Adopt,

@@ -151,7 +151,7 @@ def test_a_child_that_is_late_is_behind_only_if_its_rules_took_the_time() -> Non
     made.answered(Answer(done=0, used=(used,)))
     late = made.behind(1000.0)
     assert late is not None
-    assert (late.run_id, late.rule) == ("run-1", "mine")
+    assert late.culprit == ("run-1", "mine")
     made.ready(995.0)
     assert made.behind(1000.0) is None
 
@@ -164,10 +164,8 @@ def test_there_is_room_for_so_much_and_no_more() -> None:
 
     no_room = made.behind(0.0)
     assert no_room is not None
-    assert (no_room.run_id, no_room.rule) == ("run-1", None)
-    disabled = ExitCauses(limits, ["a", "b"]).rules_to_disable(
-        ProcessExit("behind", culprit=(no_room.run_id, None), detail=no_room.detail)
-    )
+    assert no_room.culprit == ("run-1", None)
+    disabled = ExitCauses(limits, ["a", "b"]).rules_to_disable(no_room)
     assert [(v.rule, v.run_id, v.no_room) for v in disabled] == [
         ("a", "run-1", True),
         ("b", "run-1", True),
