@@ -43,7 +43,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Result]:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
+def importing() -> Iterator[None]:
     """Two would wait for each other where the cores are busy."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tocsin.emitter.launch import forked
 
-with forked.one_thread():
+with forked.importing():
     from tocsin.bus.urls import open_bus
     from tocsin.emitter.launch.launcher import launch
     from tocsin.emitter.launch.plan import LaunchPlan

@@ -69,9 +69,9 @@ def run(
 
     The exit code is the job's own, 79 if tocsin stopped the job, or 2 if nothing was started.
     """
-    from tocsin.emitter.launch.forked import one_thread
+    from tocsin.emitter.launch.forked import importing
 
-    with one_thread():  # the launcher forks its helper
+    with importing():  # the launcher forks its helper
         from tocsin.console.services.launch import RunOptions, plan_run
         from tocsin.emitter.launch.launcher import launch
 
@@ -87,6 +87,6 @@ def run(
         require_bus=require_bus,
         quiet=quiet,
     )
-    with one_thread():
+    with importing():
         plan = plan_run(command or (), options)
     raise typer.Exit(launch(plan))

@@ -68,10 +68,10 @@ def test_a_process_with_threads_or_modules_of_the_user_is_not_forked(tmp_path: P
 
 def test_numpy_starts_no_threads_where_a_fork_follows(tmp_path: Path) -> None:
     code = (
-        "from tocsin.emitter.launch.forked import can_fork, one_thread\n"
+        "from tocsin.emitter.launch.forked import can_fork, importing\n"
         "import os\n"
-        "with one_thread():\n"
-        "    import numpy\n"
-        "print(can_fork(), 'OPENBLAS_NUM_THREADS' in os.environ)"
+        "with importing():\n"
+        "    import gc, numpy; assert not gc.isenabled()\n"
+        "print(can_fork(), gc.isenabled(), 'OPENBLAS_NUM_THREADS' in os.environ)"
     )
-    assert run(code, tmp_path) == "True False\n"
+    assert run(code, tmp_path) == "True True False\n"

@@ -82,7 +82,7 @@ def test_a_source_beside_is_as_fresh_as_it_can_be() -> None:
     source.close()
 
 
-def test_one_that_hangs_holds_up_nobody_and_has_one_thread(slow: Slow, told: list[str]) -> None:
+def test_one_that_hangs_holds_up_nobody_and_has_importing(slow: Slow, told: list[str]) -> None:
     source = Beside("GPUs", slow.read, tell=told.append)
     before = threading.active_count()
     assert source.sample(0.0) == {}

@@ -252,7 +252,7 @@ def test_a_nan_takes_no_other_tensors_zeros() -> None:
 
 
 @pytest.mark.parametrize("last", [1.0, math.nan])
-def test_pytorch_converts_no_more_at_once_than_one_thread_takes(last: float) -> None:
+def test_pytorch_converts_no_more_at_once_than_importing_takes(last: float) -> None:
     class Sizes(TorchDispatchMode):  # type: ignore[misc]  # torch has no types here
         converted = 0
 
