@@ -14,7 +14,7 @@ from typing import Final
 from pydantic import BaseModel
 
 from problem_codes import PROBLEM_CODES, WARNING_CODES
-from tocsin.actions.receivers.registry import BUILT_IN
+from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.console.configuration.editor_schema import as_text, editor_schema
 from tocsin.console.configuration.field_texts import REQUIRED, FieldText, field_texts, summary_of
 from tocsin.console.configuration.init import severity_text
@@ -24,7 +24,7 @@ from tocsin.schemas.configuration.sections import RuleEntry, StopOptions
 from tocsin.stream_rules.catalogue import Catalogue, built_in
 from tocsin.stream_rules.rule import AnyRule
 
-_RECEIVERS: Final = [kind.config for kind in BUILT_IN.values()]
+_RECEIVERS: Final = [kind.config for kind in ReceiverKinds().built_in()]
 
 COMMAND: Final = "python tools/docs/config_page.py docs"
 

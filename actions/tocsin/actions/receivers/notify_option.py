@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tocsin.actions.receivers.kind import Address
-from tocsin.actions.receivers.registry import BUILT_IN
+from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.schemas.errors import ConfigurationError
 
 
@@ -16,7 +16,7 @@ def parse_notify(text: str) -> Address:
         ConfigurationError: no kind of receiver takes it. The message shows its scheme at most: such
             URLs often are secret.
     """
-    for kind in BUILT_IN.values():
+    for kind in ReceiverKinds().built_in():
         try:
             address = kind.address(text)
         except ValueError as error:

@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
-from tocsin.actions.receivers.alertmanager.kind import Alertmanager
-from tocsin.actions.receivers.chat.kind import Chat
-from tocsin.actions.receivers.email.kind import Email
-from tocsin.actions.receivers.eventbridge.kind import EventBridge
-from tocsin.actions.receivers.goalert.kind import GoAlert
-from tocsin.actions.receivers.incident_io.kind import IncidentIo
 from tocsin.actions.receivers.kind import AnyKind, ReceiverKind
-from tocsin.actions.receivers.lambda_function.kind import LambdaFunction
-from tocsin.actions.receivers.pagerduty.kind import PagerDuty
-from tocsin.actions.receivers.sms.kind import Sms
-from tocsin.actions.receivers.sqs.kind import Sqs
-from tocsin.actions.receivers.webhook.kind import Webhook
 from tocsin.schemas.configuration.receivers import ReceiverConfig
 from tocsin.schemas.errors import ConfigurationError
 
 GROUP: Final = "tocsin.receivers"
 """The entry points by which a package offers kinds: the kind's name, and its class."""
 
-BUILT_IN: Final[Mapping[str, AnyKind]] = {
-    "email": Email(),
-    "chat": Chat(),
-    "webhook": Webhook(),
-    "sms": Sms(),
-    "lambda": LambdaFunction(),
-    "sqs": Sqs(),
-    "eventbridge": EventBridge(),
-    "pagerduty": PagerDuty(),
-    "incident_io": IncidentIo(),
-    "goalert": GoAlert(),
-    "alertmanager": Alertmanager(),
+BUILT_IN: Final[Mapping[str, str]] = {
+    "email": "tocsin.actions.receivers.email.kind:Email",
+    "chat": "tocsin.actions.receivers.chat.kind:Chat",
+    "webhook": "tocsin.actions.receivers.webhook.kind:Webhook",
+    "sms": "tocsin.actions.receivers.sms.kind:Sms",
+    "lambda": "tocsin.actions.receivers.lambda_function.kind:LambdaFunction",
+    "sqs": "tocsin.actions.receivers.sqs.kind:Sqs",
+    "eventbridge": "tocsin.actions.receivers.eventbridge.kind:EventBridge",
+    "pagerduty": "tocsin.actions.receivers.pagerduty.kind:PagerDuty",
+    "incident_io": "tocsin.actions.receivers.incident_io.kind:IncidentIo",
+    "goalert": "tocsin.actions.receivers.goalert.kind:GoAlert",
+    "alertmanager": "tocsin.actions.receivers.alertmanager.kind:Alertmanager",
 }
-"""By the `type` of the configuration. `--notify` asks them in this order."""
+"""By the `type` of the configuration. `--notify` asks them in this order. Each is imported when it
+is first asked for: most configurations name one or two, and each process reads them."""
 
 
 def _installed() -> Iterable[EntryPoint]:
@@ -47,12 +37,12 @@ def _installed() -> Iterable[EntryPoint]:
 class ReceiverKinds:
     """All kinds by name. What tocsin has itself comes first: no package replaces it.
 
-    A package is loaded when a receiver of its kind is read, and not before.
+    A kind is imported when a receiver of it is read, and not before.
     """
 
     def __init__(self, installed: Callable[[], Iterable[EntryPoint]] = _installed) -> None:
         self._installed = installed
-        self._loaded = dict(BUILT_IN)
+        self._loaded: dict[str, AnyKind] = {}
 
     def names(self) -> list[str]:
         """All names. Reads what packages are installed."""
@@ -65,11 +55,18 @@ class ReceiverKinds:
             ConfigurationError: a package offers it, and it cannot be loaded.
         """
         if name not in self._loaded:
-            offered = [one for one in self._installed() if one.name == name]
+            if name in BUILT_IN:
+                offered = [EntryPoint(name, BUILT_IN[name], GROUP)]
+            else:
+                offered = [one for one in self._installed() if one.name == name]
             if not offered:
                 return None
             self._loaded[name] = _load(offered)
         return self._loaded[name]
+
+    def built_in(self) -> Iterator[AnyKind]:
+        """The kinds that tocsin has, one by one."""
+        return (kind for name in BUILT_IN if (kind := self.get(name)) is not None)
 
     def model(self, kind: str) -> type[ReceiverConfig] | None:
         """The model of a kind's configuration. Raises as `get` does."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import subprocess
+import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 from support.issue_records import TOPICS, issue, issue_record
 from tocsin.actions.delivery.retry import RetryPolicy
 from tocsin.actions.receivers.registry import BUILT_IN, GROUP, ReceiverKinds
+from tocsin.actions.receivers.webhook.kind import Webhook
 from tocsin.actions.service import build_actions_service
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Partition
@@ -59,7 +62,8 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_each_kind_is_called_as_its_type_and_shows_its_keys() -> None:
     kinds = ReceiverKinds(installed=list)
     assert kinds.names() == list(BUILT_IN)
-    for name in kinds.names():
+    for name, kind in zip(kinds.names(), kinds.built_in(), strict=True):
+        assert kind is kinds.get(name)
         model = kinds.model(name)
         assert model is not None
         assert model.model_fields["type"].examples == [name]
@@ -77,6 +81,18 @@ def test_a_training_reads_of_receivers_what_all_kinds_have() -> None:
         "the key 'type' is missing",
         "expected a mapping, got a number",
     ]
+
+
+def test_only_the_kinds_that_a_file_names_are_imported() -> None:
+    code = (
+        "import sys; from tocsin.console.context import section_registry; "
+        "from tocsin.schemas.configuration.file import check_config; "
+        "text = 'version: 1\\nreceivers: {a: {type: goalert, url: \"http://x\"}}'; "
+        "print(check_config(text, 'f', section_registry())[1], "
+        "*(m.split('.')[3] for m in sys.modules if m.endswith('.kind') and m.count('.') == 4))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["[]", "goalert"]
 
 
 def test_what_was_read_without_kinds_is_sent_nowhere() -> None:
@@ -195,6 +211,6 @@ def test_a_package_does_not_replace_what_tocsin_has() -> None:
     offered = [EntryPoint("webhook", "nowhere.at_all:Kind", GROUP)]
     kinds = ReceiverKinds(installed=lambda: offered)
     assert kinds.names() == list(BUILT_IN)
-    assert kinds.get("webhook") is BUILT_IN["webhook"]
+    assert isinstance(kinds.get("webhook"), Webhook)
     assert Config() == check_config("version: 1", "f", section_registry())[0]
     assert json.dumps(editor_schema(built_in(), kinds.models()))
