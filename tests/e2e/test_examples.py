@@ -176,6 +176,7 @@ def test_torchrun_with_a_wild_learning_rate_is_stopped(examples: Site) -> None:
     assert finished.exit_code == 79, finished
 
 
+@pytest.mark.torture  # in CI: the loop of docs/how-to/notebook.md, by test_docs
 def test_the_python_interface_watches_without_a_launcher(embedded_site: Site) -> None:
     done = subprocess.run(
         [PYTHON, str(EXAMPLES / "in_python.py")],
