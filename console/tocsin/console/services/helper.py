@@ -25,7 +25,7 @@ from tocsin.emitter.launch.enforcer import Enforcer, StopOrder
 from tocsin.emitter.launch.helper import NAME
 from tocsin.emitter.node.publisher import NodePlan, NodeReport
 from tocsin.emitter.process.process_group import set_name
-from tocsin.emitter.send.publisher import Voice
+from tocsin.emitter.send.publisher import Publisher
 from tocsin.runtime.shutdown import stop_signals
 from tocsin.runtime.testing import CrashPoints
 from tocsin.runtime.worker import Worker, WorkerSettings
@@ -222,7 +222,7 @@ class _Enforcement:
     def __init__(self, bus: Bus, setting: CommandContext, run_id: str) -> None:
         self._bus = bus
         self._enforcer = Enforcer(run_id, self._answer)
-        self._voice = Voice(setting.topics, run_id, who="helper")
+        self._publisher = Publisher(setting.topics, run_id, who="helper")
         self._producer: Producer | None = None
         self._publishing: asyncio.Task[None] | None = None
 
@@ -239,7 +239,7 @@ class _Enforcement:
             except BusError as error:
                 logger.warning("stops are not reported yet: %s", error, extra={"action": "stop"})
             else:
-                publishing = self._voice.publish(self._producer)
+                publishing = self._publisher.run(self._producer)
                 self._publishing = asyncio.create_task(publishing, name="answers")
         orders = list(stops)
         stops.clear()
@@ -253,7 +253,7 @@ class _Enforcement:
         """Give up what is under way, and publish what was said."""
         await self._enforcer.close()
         if self._publishing is not None:
-            await self._voice.flush(ANSWERS_S)
+            await self._publisher.flush(ANSWERS_S)
             self._publishing.cancel()
             await asyncio.wait({self._publishing})
         if self._producer is not None:
@@ -261,7 +261,7 @@ class _Enforcement:
 
     def _answer(self, data: Data) -> None:
         logger.info("%s", data, extra={"action": "stop"})
-        self._voice.say(data)
+        self._publisher.publish(data)
 
 
 def _signing_key() -> SigningKey:

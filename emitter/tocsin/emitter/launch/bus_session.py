@@ -1,4 +1,4 @@
-"""What a launcher has open while it watches: the bus, its voice on it, its view of its own run."""
+"""What a launcher has open while it watches: the bus, a publisher, the view of its own run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tocsin.bus.reading import read_to_end
 from tocsin.emitter.launch.own_run import open_reader, partitions_of
 from tocsin.emitter.launch.plan import LaunchPlan
 from tocsin.emitter.node.publisher import NodePlan, NodeReport
-from tocsin.emitter.send.publisher import Voice
+from tocsin.emitter.send.publisher import Publisher
 from tocsin.emitter.stop import datagrams
 from tocsin.schemas.records.frames import Speaker
 from tocsin.schemas.text import plain_line
@@ -35,7 +35,7 @@ class Watch:
     def __init__(
         self,
         bus: RunBus,
-        voice: Voice,
+        publisher: Publisher,
         producer: Writer,
         view: Reader,
         plan: LaunchPlan,
@@ -43,7 +43,7 @@ class Watch:
         left: Callable[[float], float],
     ) -> None:
         self.bus: Final = bus
-        self.voice: Final = voice
+        self.publisher: Final = publisher
         self.producer: Final = producer
         self._view = view
         self._plan = plan
@@ -82,8 +82,8 @@ class Watch:
             stack.push_async_callback(_close, view, left)
             producer = await bus.producer()
             stack.push_async_callback(_close, producer, left)
-        voice = Voice(topics, plan.run_id, observe=plan.observe)
-        return cls(bus, voice, producer, view, plan, say, left)
+        publisher = Publisher(topics, plan.run_id, observe=plan.observe)
+        return cls(bus, publisher, producer, view, plan, say, left)
 
     def listen_to_processes(
         self, runtime: Path, heard: Callable[[datagrams.Message], object]
@@ -163,7 +163,7 @@ class Watch:
     async def close(self, flush_s: float) -> None:
         """Say what is still to be said, then end all tasks and the socket."""
         if "publish" in self._tasks:
-            await self.voice.flush(flush_s)
+            await self.publisher.flush(flush_s)
         for task in self._tasks.values():
             task.cancel()
         if self._tasks:

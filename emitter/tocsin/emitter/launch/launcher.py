@@ -284,12 +284,12 @@ class _Launch:
             self.say(f"cannot start the helper: {error}; records are kept, but no rule reads them")
 
     def _begin_tasks(self, watch: Watch) -> Listener:
-        watch.begin("publish", watch.voice.publish(watch.producer))
+        watch.begin("publish", watch.publisher.run(watch.producer))
         looks = CloserLooks(self.plan.run_id, self._members)
         listener = Listener(self._topics, self.plan.run_id, self._stopper, looks=looks)
         watch.begin("listen", listener.keep_listening(watch.bus))
         watch.begin("follow", watch.follow(self._take_record))
-        watch.begin("heartbeats", keep_beating(self.plan, self._members, watch.voice))
+        watch.begin("heartbeats", keep_beating(self.plan, self._members, watch.publisher))
         if self._helper is not None:
             watch.begin("helper", self._helper.keep())
         if not self.plan.helper:
@@ -305,8 +305,8 @@ class _Launch:
         if stop == "no_trusted_key":
             self.note("no trusted key: stops of this run will be refused")
         self._keep({self._members.first})
-        watch.voice.say(run_started(self.plan, self._members.first, self._restarts, stop))
-        await watch.voice.flush(FLUSH_S)
+        watch.publisher.publish(run_started(self.plan, self._members.first, self._restarts, stop))
+        await watch.publisher.flush(FLUSH_S)
 
     # While it runs
 
@@ -368,7 +368,7 @@ class _Launch:
     def _answer(self, data: Data) -> None:
         """What the stop has to say: on the bus and on the terminal."""
         if self._watch is not None:
-            self._watch.voice.say(data)
+            self._watch.publisher.publish(data)
         command, figures = self._stopper.command, self._stopper.figures
         step = None if figures is None else figures.step
         self.note(messages.stop_line(data, command=command, step=step), wrong=True)
@@ -385,7 +385,7 @@ class _Launch:
             return
         outcome, exit_code = self._end(returncode)
         members = self._members
-        self._watch.voice.say(
+        self._watch.publisher.publish(
             run_ended(
                 self.plan,
                 members.incarnation,
@@ -397,7 +397,7 @@ class _Launch:
                 duration_s=duration_s,
             )
         )
-        await self._watch.voice.flush(self._budget.left_s(FLUSH_S))
+        await self._watch.publisher.flush(self._budget.left_s(FLUSH_S))
 
     async def _drain(self, watch: Watch) -> None:
         """Wait until rules and deliveries are done with this run, for `--drain` at most."""
@@ -468,7 +468,7 @@ class _Launch:
             except (OSError, ValueError) as error:
                 self.say(f"cannot write the summary: {error}")
         if self._watch is not None:
-            unsaid = self._watch.voice.unsaid
+            unsaid = self._watch.publisher.unpublished
             line = messages.end_line(
                 summary, unsaid=unsaid, again=plan.again, unwatched=self._members.unwatched
             )

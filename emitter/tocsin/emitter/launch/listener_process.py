@@ -21,7 +21,7 @@ from pathlib import Path
 from tocsin.bus.port import Bus, BusError
 from tocsin.bus.urls import open_bus
 from tocsin.emitter.launch.enforcer import StopOrder
-from tocsin.emitter.send.publisher import Voice
+from tocsin.emitter.send.publisher import Publisher
 from tocsin.emitter.stop import datagrams
 from tocsin.emitter.stop.listener import ThreadListener
 from tocsin.emitter.stop.processes import Trainer
@@ -94,16 +94,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     topics, speaker = Topics(arguments.prefix), Speaker(**arguments.speaker)
-    voice, orders = Voice(topics, speaker.run_id, who="listener"), Orders(arguments.orders_fd)
+    publisher, orders = (
+        Publisher(topics, speaker.run_id, who="listener"),
+        Orders(arguments.orders_fd),
+    )
 
     async def publish(bus: Bus) -> None:
-        await voice.publish(await bus.producer())
+        await publisher.run(await bus.producer())
 
     listener = ThreadListener(
         lambda: open_bus(arguments.bus),
         topics,
         speaker,
-        voice.say,
+        publisher.publish,
         datagrams.Endpoint.inherited(arguments.socket, arguments.socket_fd),
         on_obeyed=orders.obeyed,
         on_left=orders.left,

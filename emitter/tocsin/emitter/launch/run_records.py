@@ -11,7 +11,7 @@ from typing import Literal
 from tocsin.emitter.launch.plan import LaunchPlan
 from tocsin.emitter.process import run_facts
 from tocsin.emitter.process.environment import HEARTBEAT_S
-from tocsin.emitter.send.publisher import Voice
+from tocsin.emitter.send.publisher import Publisher
 from tocsin.emitter.stop.processes import Members
 from tocsin.schemas.records.events import clip
 from tocsin.schemas.records.runs import Heartbeat, Outcome, RunEnded, RunStarted
@@ -42,11 +42,11 @@ def run_started(
     )
 
 
-async def keep_beating(plan: LaunchPlan, members: Members, voice: Voice) -> None:
+async def keep_beating(plan: LaunchPlan, members: Members, publisher: Publisher) -> None:
     """Say every `HEARTBEAT_S` that the launcher lives, and so does its job."""
     while True:
         await asyncio.sleep(HEARTBEAT_S)
-        voice.say(
+        publisher.publish(
             Heartbeat(
                 run_id=plan.run_id,
                 incarnation=members.incarnation,

@@ -1,4 +1,4 @@
-"""What a launcher says on the bus: numbered, in order, never in the way of the job."""
+"""Publishes the events of one process about its run: numbered, in order, without waiting."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ PUBLISH_S: Final = 10.0
 _PAUSE_S: Final = 0.5
 
 
-class Voice:
-    """Puts events about one run on its telemetry partition, as one speaker.
+class Publisher:
+    """Publishes events about one run on its telemetry partition, under one source.
 
-    It outlives a bus: what is said between two buses waits for the next one.
+    It outlives a bus: what is published between two buses waits for the next one.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class Voice:
         self._empty.set()
 
     @property
-    def unsaid(self) -> int:
+    def unpublished(self) -> int:
         """Records that were dropped, refused, or have not been acknowledged by now."""
         return self.dropped + len(self._queue)
 
-    def say(self, data: Data) -> None:
+    def publish(self, data: Data) -> None:
         """Queue an event; never waits."""
         seq, self._seq = self._seq, self._seq + 1
         now_ms = self._now_ms()
@@ -73,7 +73,7 @@ class Voice:
         if self._observe is not None:
             self._observe(data, now_ms)
 
-    async def publish(self, producer: Writer) -> None:
+    async def run(self, producer: Writer) -> None:
         """Publish what is queued by way of `producer`, for ever; while its bus is away, try again.
 
         Once cancelled it may be called again, with another producer; what was not acknowledged is
@@ -93,7 +93,7 @@ class Voice:
                     await asyncio.sleep(_PAUSE_S)
                     continue
                 except (BusError, RecordTooLarge):
-                    logger.warning("records of the launcher were not accepted", exc_info=True)
+                    logger.warning("the bus refused events of this run", exc_info=True)
                     self.dropped += len(batch)
                 # The queue may have dropped some of these meanwhile, from the same end.
                 taken = set(map(id, batch))
@@ -102,7 +102,7 @@ class Voice:
             self._empty.set()
 
     async def flush(self, timeout_s: float) -> bool:
-        """Wait until all that was said is acknowledged (or given up); False after `timeout_s`."""
+        """Wait until all events are acknowledged (or given up); False after `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._empty.wait()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from support.waiting import until
 from tocsin.bus.port import BusUnavailable, Outgoing
-from tocsin.emitter.send.publisher import Voice
+from tocsin.emitter.send.publisher import Publisher
 from tocsin.schemas.records.stops import StopAcknowledged
 from tocsin.schemas.records.wire import read_meta
 from tocsin.schemas.topics import Topics
@@ -37,23 +37,23 @@ class Taking:
 
 
 async def test_what_was_said_before_and_between_two_buses_is_published_on_the_second() -> None:
-    voice = Voice(Topics(), "r1", who="listener")
+    publisher = Publisher(Topics(), "r1", who="listener")
 
     def answer(name: str) -> None:
-        voice.say(StopAcknowledged(run_id="r1", incarnation="i1", command_id=name))
+        publisher.publish(StopAcknowledged(run_id="r1", incarnation="i1", command_id=name))
 
     answer("before-any")
     broken, working = Taking(works=False), Taking(works=True)
-    first = asyncio.create_task(voice.publish(broken))
+    first = asyncio.create_task(publisher.run(broken))
     await until(lambda: broken.asked)
     first.cancel()
     await asyncio.wait({first})
     answer("between")
-    second = asyncio.create_task(voice.publish(working))
+    second = asyncio.create_task(publisher.run(working))
     await until(lambda: len(working.taken) == 2)
     answer("on-the-second")
-    assert await voice.flush(20)
-    assert voice.unsaid == 0
+    assert await publisher.flush(20)
+    assert publisher.unpublished == 0
     second.cancel()
     names = ("before-any", "between", "on-the-second")
     for seq, (record, name) in enumerate(zip(working.taken, names, strict=True)):
