@@ -54,10 +54,12 @@ class PassedSteps:
     def begin(self, capture: Capture, optimizer: torch.optim.Optimizer, until: int) -> None:
         """Called after a step of this optimizer: pass over those before `until`, if possible."""
         step = capture.training.next_step
-        around = self._loop.around
         following = step - 1 + capture.agenda.to_next_look(step - 1)
+        if not FROM <= step < following:
+            return
+        around = self._loop.around
         until = min(until, following, around.next_wake)
-        if not FROM <= step < until or self._loop.threads.any or not around.on_its_thread:
+        if step >= until or self._loop.threads.any or not around.on_its_thread:
             return
         self._first, self._until = step, until
         if self._optimizer is None or self._optimizer() is not optimizer:
