@@ -230,8 +230,20 @@ def catch_up(keep: Callable[[Iterable[nn.Module]], None]) -> None:
     for module in discovery.find().modules:
         if "_modules" in module.__dict__ and compiled_itself(module):
             modules += scan(module).modules()
-    slots.wanted.update(modules)
-    keep(modules)
+    if modules or _has_compiled():
+        slots.wanted.update(modules)
+        keep(modules)
+
+
+def _has_compiled() -> bool:
+    """Whether torch.compile was called in this process, of a function perhaps.
+
+    That the compiler was imported says nothing: the first step of an optimizer imports it.
+    """
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    backends = getattr(frames, "cached_backends", None)
+    # Functions that are never to be compiled are listed too, without a backend.
+    return not isinstance(backends, dict) or any(each is not None for each in backends.values())
 
 
 def _about_to_compile(

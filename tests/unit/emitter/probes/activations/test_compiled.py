@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -217,6 +219,34 @@ def test_a_model_compiled_but_not_called_yet_is_in_time(monkeypatch: pytest.Monk
     _, said, graphs = train(model, compiled, watched=True)
     assert graphs == 1
     assert all_names(said[3]) == everything()
+
+
+WITH_A_COMPILER = """
+import sys, torch
+from torch import nn
+from tocsin.emitter.probes.activations import compiled
+
+kept = []
+layer = nn.Linear(2, 2)
+optimizer = torch.optim.SGD(layer.parameters())
+layer(torch.ones(1, 2)).sum().backward()
+optimizer.step()
+import torch._dynamo  # older releases import it later
+compiled.catch_up(kept.append)
+print(kept)
+step = torch.compile(lambda x: layer(x), backend="eager")
+compiled.catch_up(kept.append)
+print(kept)
+"""
+
+
+@pytest.mark.slow  # a process that imports PyTorch and its compiler
+def test_a_compiler_that_is_imported_and_not_used_keeps_no_calls_watched() -> None:
+    """It would switch off what watches calls for a moment, as in a notebook's second training."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITH_A_COMPILER], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == ["[]", "[[]]"]
 
 
 def test_cuda_graphs_are_left_alone_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
