@@ -87,11 +87,16 @@ class HelperProcess:
         """Start it as a fork of this process, which saves its imports; only before there is a
         thread or a loop. Where that cannot be done it does nothing, and `start` is to be called.
         """
+
+        def niced() -> int:
+            _be_nice(0)
+            return serve()
+
         with contextlib.suppress(OSError):
             if can_fork():
                 make_folder(self.log)
                 with self._pipe() as (reading, writing), self.log.open("ab") as log:
-                    pid = fork(serve, self._environ, reading, NAME, log.fileno())
+                    pid = fork(niced, self._environ, reading, NAME, log.fileno())
                     self._begin(pid, writing)
 
     def start(self) -> None:
@@ -108,6 +113,7 @@ class HelperProcess:
             )
             # The reaper takes its end; without this, Popen would warn that nobody has.
             popen.returncode = 0
+            _be_nice(popen.pid)
             self._begin(popen.pid, writing)
 
     @contextlib.contextmanager
@@ -126,9 +132,6 @@ class HelperProcess:
         self.returncode = None
         self._ended.clear()
         self._reaper.watch(pid, self._changed)
-        with contextlib.suppress(OSError):
-            # It has but one thread yet; those to come inherit.
-            os.setpriority(os.PRIO_PROCESS, pid, NICE)
         os.set_blocking(stdin, False)
         for order in self._orders:
             self._write(order)
@@ -219,3 +222,9 @@ class HelperProcess:
             lines = []
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
         return f"{self.log}: {last}" if last else f"see {self.log}"
+
+
+def _be_nice(pid: int) -> None:
+    """Lower the priority of a process (0: this one) that has one thread; later ones inherit it."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, pid, NICE)
