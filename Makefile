@@ -30,8 +30,9 @@ picture: setup
 first-ten-minutes: setup
 	@.venv/bin/python tools/first-ten-minutes $(ARGS)
 
+# With bytecode kept, whatever the environment says: hundreds of processes import the same modules.
 test: setup
-	@.venv/bin/python -m pytest --numprocesses 4 --dist worksteal --durations=25 $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest --numprocesses 4 --dist worksteal --durations=25 $(ARGS)
 
 lint: setup
 	@.venv/bin/ruff check . tools/first-ten-minutes tools/matrix tools/recorded-issues tools/rule-examples
