@@ -53,10 +53,11 @@ rules:
 ```
 
 Everywhere below, a summary is one row of statistics for each tensor, computed at intervals of
-several steps (`capture.collections`). Ranks are separate; if several report the same, the rules
-read the lowest one. The names of SageMaker Debugger's rules are accepted, and its presets have the
-conditions that it documents: [from SageMaker Debugger](../how-to/from-sagemaker.md). You can write
-your own rule as a Python class: [custom rules](../how-to/custom-rules.md).
+several steps (`capture.collections`). Each rank has its own rows; if several ranks report the same
+series, the rules read the lowest one. The names of SageMaker Debugger's rules are accepted, and its
+presets have the conditions that it documents: [from SageMaker
+Debugger](../how-to/from-sagemaker.md). You can write your own rule as a Python class: [custom
+rules](../how-to/custom-rules.md).
 
 ```console
 $ tocsin catalog list --family numerical

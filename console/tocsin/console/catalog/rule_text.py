@@ -35,8 +35,8 @@ _KINDS: Final = {
     "event": "event",
 }
 _COMES: Final = {
-    "always": "every run has it from its first steps",
-    "maybe": "a run has it from its first steps, or never",
+    "always": "from the first steps",
+    "maybe": "from the first steps, or not at all",
     "later": "it may appear at any time, or never",
 }
 

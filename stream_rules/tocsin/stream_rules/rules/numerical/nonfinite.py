@@ -8,7 +8,8 @@ have reported and one rank is missing.
 - Of several steps, it names the earliest; of several ranks, one whose loss or own gradients were
   bad.
 - If the loss is bad, or all gradients at once: the first input or module in forward order with bad
-  values, if the summaries of the step show it (`nonfinite_forward`); otherwise the loss.
+  values, if the summaries of the step show it (the activations of its forward pass); otherwise the
+  loss.
 - If some gradients are bad: the first in backward order. If only a weight is bad: that weight.
 
 Inputs and activations alone do not cause an issue, unless `tensors` names them. A batch with a bad

@@ -1,5 +1,10 @@
 """`loss_diverged`: the loss has risen far above its earlier level and stays there.
 
+It is a warning when the median of the newest losses stays several times above the level that the
+run had reached. It is critical, and stops the run, when the rise is far beyond what healthy runs
+show: ten to a hundred times, or so much lost progress for so long that the model has forgotten what
+it learned. The exact conditions follow, with the measurements behind them.
+
 With ref the lowest of the running medians and scale the standard deviation of all losses so far
 (each cut at the warning's limit), a factor F is exceeded when a median of the newest losses > ref +
 (F - 1) · max(abs(ref), scale). The running spread keeps a memorised data set, with losses near
@@ -37,8 +42,8 @@ given up, and 0.01 where it came back. So more than `lost_share` for `lost_for` 
 and more than `lost_critical_share` for `lost_critical_for` is critical and stop-worthy, for a
 vocabulary of 1,000 and more, while the loss has neither recovered a third of its rise nor is still
 falling by 4 % in 250 losses, as it does after a change of the data. With fewer classes, a harder
-stage of the data may cost as much; `_FORGOTTEN` applies there. Such an issue, and one that has
-`risen`, stays open until no more than `lost_share` is lost: there is no new level.
+stage of the data may cost as much; more than 0.85 must be lost there. Such an issue, and one that
+has `risen`, stays open until no more than `lost_share` is lost: there is no new level.
 
 Losses that start below 0.01, or are ever negative, have no natural scale: those of policy gradients
 start near zero and rise in healthy runs (of eight runs of REINFORCE five reached 2 to 200 times the
@@ -183,8 +188,8 @@ class _State(SeriesState):
 
 
 class LossDiverged(SeriesRule[LossDivergedParams, _State]):
-    """A warning; the same issue critical and worth a stop where the model has lost what it had
-    learned, only for one loss: those of GAN and RL rise by nature."""
+    """A warning; it becomes critical and stops the run if the model has lost what it learned. Runs
+    with several losses (GAN, RL), which rise by nature, are never stopped."""
 
     meta = RuleMeta(
         name="loss_diverged",
