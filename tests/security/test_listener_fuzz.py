@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -355,6 +356,9 @@ def test_an_order_that_never_ends_is_passed_over() -> None:
 def test_a_launched_job_is_stopped_after_bad_records(tmp_path: Path) -> None:
     job = start(tmp_path, "sleep", "100", signer=SIGNER)
     run_id, incarnation = "r1", job.incarnation()
+    launcher = psutil.Process(job.process.pid)
+    # The start is on the bus a moment before the job is there; a stop in between is refused.
+    wait_until(lambda: any(each.name() == "sleep" for each in launcher.children()))
     bad = [
         (f"{run_id}/x/stop".encode(), empty_id(), ()),
         (f"{run_id}/x/stop".encode(), b"\xff\x00", ()),

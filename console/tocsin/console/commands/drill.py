@@ -49,9 +49,10 @@ def drill(
 ) -> None:
     """Send a marked test message to receivers.
 
-    The message goes through the same steps as a real one: ledger, retries, address
-    checks, plot. No record goes to the bus; its URL only decides whether private addresses are allowed, as for `tocsin run` and
-    `tocsin actions`. The exit code is 0 if all receivers accepted the message, 1 if not.
+    The message goes through the same steps as a real one: ledger, retries, address checks, plot. No
+    record goes to the bus; its URL only decides whether private addresses are allowed, as for
+    `tocsin run` and `tocsin actions`. The exit code is 0 if all receivers accepted the message,
+    1 if not.
     """
     from tocsin.console.context import read_setting
     from tocsin.console.services.drill import as_json, as_text
