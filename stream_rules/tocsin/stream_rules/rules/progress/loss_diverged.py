@@ -2,7 +2,8 @@
 
 It is a warning when the median of the newest losses stays several times above the level that the
 run had reached. It is critical, and stops the run, when the rise is far beyond what healthy runs
-show: ten to a hundred times, or a large part of the progress lost for hundreds of steps. The exact conditions follow, with the measurements behind them.
+show: ten to a hundred times, or a large part of the progress lost for hundreds of steps. The exact
+conditions follow, with the measurements behind them.
 
 With ref the lowest of the running medians and scale the standard deviation of all losses so far
 (each cut at the warning's limit), a factor F is exceeded when a median of the newest losses > ref +
