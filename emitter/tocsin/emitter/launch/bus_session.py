@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 CLOSE_S: Final = 5.0
 """How long each part of the bus may take to close, seconds."""
 
+FLUSH_S: Final = 5.0
+"""How long records that are queued may take to reach the bus, seconds."""
+
 _POLL_S: Final = 5.0
 _PAUSE_S: Final = 1.0
 
@@ -112,6 +115,18 @@ class Watch:
                 self._say(f"{name} ended: {plain_line(str(error))}; the job continues")
 
         self._tasks[name] = asyncio.create_task(guarded(), name=name)
+
+    async def publish_behind(self) -> None:
+        """What is published from now on stands behind all that the job's processes have written,
+        which have ended: an embedded bus takes in one writer after the other, the oldest first.
+        """
+        if not self.bus.url.startswith("embedded:") or "publish" not in self._tasks:
+            return
+        with contextlib.suppress(BusError):
+            producer = await self.bus.producer()
+            await self.publisher.flush(self._left(FLUSH_S))
+            await self.end("publish", timeout_s=self._left(CLOSE_S))
+            self.begin("publish", self.publisher.run(producer))
 
     def sample_node(self, speaker: Speaker) -> None:
         """Sample this node, under that name: where no helper does so."""

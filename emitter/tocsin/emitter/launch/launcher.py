@@ -20,7 +20,7 @@ from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.embedded.unmapped import Child, UnmappedBus
 from tocsin.bus.port import BusError, Record, RunBus
 from tocsin.emitter.launch import messages
-from tocsin.emitter.launch.bus_session import Watch
+from tocsin.emitter.launch.bus_session import FLUSH_S, Watch
 from tocsin.emitter.launch.end_budget import EndBudget
 from tocsin.emitter.launch.escalation import Stopper
 from tocsin.emitter.launch.forked import can_fork, fork
@@ -57,7 +57,6 @@ USAGE: Final = 2
 """Exit code when nothing was started."""
 
 OPEN_S: Final = 15.0
-FLUSH_S: Final = 5.0
 UNHEARD_S: Final = 10.0
 """A job that ran this long without a word from the hook gets a line that says why."""
 
@@ -188,6 +187,7 @@ class _Launch:
             # The last samples stand before the end of the run.
             await self._watch.end("heartbeats", "sample", timeout_s=self._budget.left_s(FLUSH_S))
             self._watch.take_datagrams()
+            await self._watch.publish_behind()
         self._stopper.job_gone()
         assert job.returncode is not None
         await self._tell_end(job.returncode, job.duration_s())
