@@ -108,7 +108,7 @@ class Capture:
         self._waiting: deque[Draft] = deque()
         self._ended_at: float | None = None
         self._unseen = False
-        """Whether steps were passed over since one was looked at."""
+        """Whether steps may have been passed over since one was looked at."""
         self._reporter = Reporter(training, self.agenda)
         self._saved: deque[Written] = deque(maxlen=100)
         self._scaler: Final = LossScaler(training, losses)
@@ -303,9 +303,13 @@ class Capture:
         """When the last step ended, by the clock of `time.perf_counter`."""
         return self._ended_at or 0.0
 
+    def looks_away(self) -> None:
+        """Steps are passed over from here on: what was seen last says nothing of the weights."""
+        self._unseen = True
+
     def passed(self, steps: int, now: float) -> None:
         """So many steps were passed over; the last of them ended at `now`."""
-        self._ended_at, self._unseen = now, True
+        self._ended_at = now
         self.optimizers.passed(steps)
 
     def ended(self, now: float) -> float | None:

@@ -67,6 +67,7 @@ class PassedSteps:
         if self._capture is not capture:
             self._capture = capture
             around.phases.resumes = self.end
+        capture.looks_away()
         self._began_s = self._ended_s = capture.ended_at
         self._by_s = self._began_s + LONGEST_S
         self.inside = 0
@@ -90,6 +91,10 @@ class PassedSteps:
         """In front of an optimizer's step; whether it is passed over."""
         ours, capture = self._optimizer, self._capture
         if ours is None or capture is None:
+            return False
+        if getattr(optimizer, "found_inf", None) is not None:
+            # A fused optimizer is called at steps, too, that its GradScaler skips.
+            self.end()
             return False
         if ours() is not optimizer and not capture.optimizers.knows(optimizer):
             self.end()

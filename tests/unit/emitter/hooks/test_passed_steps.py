@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import itertools
 import math
+import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -185,6 +187,48 @@ def test_each_step_that_a_scaler_skips_is_counted(tmp_path: Path) -> None:
     assert len(found) < 40
     assert sum(row.get("scaler_skipped", 0.0) for row in found.values()) == 2
     assert {row.get("scaler_scale") for step, row in found.items() if step > 42} == {2.0}
+
+
+def test_steps_of_a_fused_optimizer_that_a_scaler_skips_are_none(tmp_path: Path) -> None:
+    """It is called at those steps, too."""
+    model = linear()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    with captured(tmp_path, TOCSIN_CAPTURE=NOTHING) as hooks:
+        for number in range(60):
+            if number == FROM:
+                pass_over(hooks)
+            optimizer.zero_grad()
+            scale = math.inf if number in (22, 43) else 1.0
+            scaler.scale(model(torch.full((2, 4), scale)).pow(2).mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert hooks.wall.off == {}
+        assert training(hooks).next_step == 58
+
+
+def test_nobody_knows_what_is_in_a_checkpoint_that_another_thread_writes_meanwhile(
+    tmp_path: Path,
+) -> None:
+    model = linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).pow(2).mean().backward()
+        optimizer.step()
+        if number == 31:
+            with torch.no_grad():
+                next(model.parameters()).fill_(math.nan)
+        if number == 32:
+            saved = partial(torch.save, model.state_dict(), tmp_path / "model.pt")
+            saving = threading.Thread(target=saved)
+            saving.start()
+            saving.join()
+
+    run(tmp_path, step)
+    (saved,) = said(tmp_path).of(CheckpointWritten)
+    assert (saved.checkpoint.step, saved.checkpoint.finite) == (32, None)
 
 
 def test_an_evaluation_and_a_checkpoint_end_the_stretch(tmp_path: Path) -> None:
