@@ -51,6 +51,8 @@ def can_fork() -> bool:
     """Whether a fork of this process would be as good as a Python started anew."""
     try:
         threads = len(os.listdir(_TASKS))
+        for stream in range(3):
+            os.fstat(stream)  # one that is closed would be the number of a pipe to the child
     except OSError:
         return False
     return threads == 1 and not has_users_modules()

@@ -62,6 +62,7 @@ def test_a_process_with_threads_or_modules_of_the_user_is_not_forked(tmp_path: P
     code = "from tocsin.emitter.launch.forked import can_fork\n{}\nprint(can_fork())"
     assert run(code.format(""), tmp_path) == "True\n"
     assert run(code.format("import statistics"), tmp_path) == "False\n"
+    assert run(code.format("import os; os.close(0)"), tmp_path) == "False\n"
     thread = "import threading, time; threading.Thread(target=time.sleep, args=[9], daemon=True)"
     assert run(code.format(f"{thread}.start()"), tmp_path) == "False\n"
 
