@@ -103,6 +103,8 @@ class Intake:
         topics: set[str] = set()
         with _forgetting(catalogue), transaction(db, write=True):
             row = db.execute("SELECT position FROM spools WHERE name = ?", (name,)).fetchone()
+            if row is None and os.fstat(file).st_nlink == 0:
+                return size  # another process has taken in all of it since we opened it
             position: int = 0 if row is None else row[0]
             data = os.pread(file, min(CHUNK_BYTES, max(0, size - position)), position)
             parsed = parse(data)

@@ -382,8 +382,9 @@ async def _received(reader: asyncio.StreamReader) -> Any:
 
 def main() -> int:
     """Serve the socket that is stdin, until its other end is closed."""
-    # A job's Ctrl-C is not ours; the launcher ends us by closing the socket.
+    # What ends a job ends us after its launcher, which closes the socket.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     asyncio.run(_serve(socket.socket(fileno=os.dup(0))))
     return 0
 

@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -143,6 +144,35 @@ async def test_a_taking_in_that_is_killed_in_the_middle_is_done_again(
         pass
     assert await found(path, create=True) == [b"0", b"1", b"2", b"3", b"4"]
     assert not failures
+
+
+async def test_a_segment_that_somebody_else_finishes_meanwhile_is_taken_in_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer_at: WriterAt
+) -> None:
+    path = tmp_path / "bus.db"
+    async with EmbeddedBus(path) as bus:
+        await bus.init([SPEC])
+        writer = await writer_at(path)
+        await writer.publish(values(*range(5)))
+        original, others = Intake._take_chunk, [1]
+
+        def after_another(self: Intake, *args: Any) -> int:
+            """Between the look at a segment and the reading of it, all is done elsewhere."""
+            while others:
+                others.pop()
+                asyncio.run(_end_and_take_in(writer, path))
+            return original(self, *args)
+
+        monkeypatch.setattr(Intake, "_take_chunk", after_another)
+        reader = await bus.reader({HERE: EARLIEST})
+        await reader.ends([HERE])
+        assert (await all_values(bus, HERE))[b"k"] == [b"%d" % number for number in range(5)]
+
+
+async def _end_and_take_in(writer: SpoolWriter, path: Path) -> None:
+    await writer.close()
+    async with EmbeddedBus(path):
+        pass
 
 
 async def test_segments_follow_each_other_and_are_bounded(tmp_path: Path) -> None:
