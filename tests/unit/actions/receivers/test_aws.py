@@ -260,15 +260,19 @@ async def test_an_event_bus_gets_the_cloud_event(aws: None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "wanted"),
-    [("ThrottlingException", "pending"), ("MalformedDetail", "rejected")],
+    ("code", "status", "wanted"),
+    [
+        ("ThrottlingException", 400, "pending"),
+        ("InternalFailure", 500, "pending"),
+        ("MalformedDetail", 400, "rejected"),
+    ],
 )
-async def test_an_entry_that_failed_is_no_delivery(code: str, wanted: str) -> None:
+async def test_an_entry_that_failed_is_no_delivery(code: str, status: int, wanted: str) -> None:
     stubbed = Stubbed()
     answer = {"FailedEntryCount": 1, "Entries": [{"ErrorCode": code, "ErrorMessage": "SECRET"}]}
     stubbed.expect("events").add_response("put_events", answer)
     outcome = await AwsSender(stubbed).send(EVENTS, notice(issue()))
-    assert (state(outcome), outcome.text()) == (wanted, f"400 {code}")
+    assert (state(outcome), outcome.text()) == (wanted, f"{status} {code}")
 
 
 def test_a_client_makes_one_attempt_for_each_call(aws: None) -> None:

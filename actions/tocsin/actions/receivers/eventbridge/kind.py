@@ -38,6 +38,8 @@ def put_event(event_bus: str, client: Any, notice: Notice) -> int:
     if answer.get("FailedEntryCount"):
         # The call is a success, and its only entry is not.
         code = str(answer["Entries"][0].get("ErrorCode", ""))
-        failed = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": 400}}
+        # InternalFailure is worth another attempt, as throttling is.
+        status = 500 if code.startswith("Internal") else 400
+        failed = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
         raise ClientError(failed, "PutEvents")
     return status_of(answer)
