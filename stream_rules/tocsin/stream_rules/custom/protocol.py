@@ -34,7 +34,11 @@ class Message(BaseModel):
     """What goes over the socket."""
 
     model_config = ConfigDict(
-        frozen=True, hide_input_in_errors=True, ser_json_bytes="base64", val_json_bytes="base64"
+        frozen=True,
+        hide_input_in_errors=True,
+        ser_json_bytes="base64",
+        val_json_bytes="base64",
+        ser_json_inf_nan="constants",
     )
 
 

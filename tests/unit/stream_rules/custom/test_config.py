@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
@@ -12,8 +13,10 @@ from support.custom import FILE
 from tocsin.console.configuration.check import as_text, check_file
 from tocsin.console.context import section_registry
 from tocsin.schemas.configuration.file import check_config
+from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.stream_rules.custom import loading
 from tocsin.stream_rules.custom.loading import RuleNotLoaded, load_rule, load_specs
+from tocsin.stream_rules.custom.protocol import Hello
 from tocsin.stream_rules.engine.configured_rules import custom_entries, rule_specs, with_own_names
 
 TEXT = """\
@@ -160,3 +163,12 @@ def test_a_file_is_loaded_once_and_does_not_stand_in_for_other_modules(tmp_path:
 
     assert load_rule("queue.py:HighLoss", tmp_path) is first
     assert sys.modules["queue"] is before
+
+
+def test_parameters_that_are_infinite_or_no_number_reach_the_rules() -> None:
+    params = {"limit": math.inf, "low": -math.inf, "start": math.nan}
+    hello = Hello(
+        entries=(RuleEntry(name="a", use="a.py:A", params=params),), folder="/", memory_bytes=1
+    )
+    (entry,) = Hello.model_validate_json(hello.model_dump_json()).entries
+    assert repr(entry.params) == repr(params)
