@@ -5,6 +5,8 @@
 A job without a training gets SIGTERM at once: nobody there can hear. That the job is gone is looked
 at, never assumed. Where the trained process has gone and CMD goes on to another training (a script
 that runs python twice), that one is another incarnation, and the stop does not touch it.
+
+Without a launcher (`start()`), `enforcer` sends the signals.
 """
 
 from __future__ import annotations

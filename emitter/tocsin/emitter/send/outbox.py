@@ -1,6 +1,7 @@
 """What waits to be sent: bounded by count and by bytes, the least important dropped first.
 
-Pure: no thread, no clock, no bus. It belongs to the sender's thread.
+Pure: no thread, no clock, no bus. It belongs to the sender's thread. On an embedded bus, what
+was sent then waits in the spool (`tocsin.bus.embedded.spool`) until a process reads the bus.
 """
 
 from __future__ import annotations

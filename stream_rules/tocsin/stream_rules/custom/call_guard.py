@@ -1,4 +1,7 @@
-"""The child's wall around each call of a custom rule: marked, measured, perhaps refused."""
+"""The child's wall around each call of a custom rule: marked, measured, perhaps refused.
+
+A call that never returns is ended from outside, by the worker's `host`.
+"""
 
 from __future__ import annotations
 

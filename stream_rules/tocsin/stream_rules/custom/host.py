@@ -1,4 +1,5 @@
-"""The worker's side of the custom rules: a thread that keeps their process going.
+"""The worker's side of the custom rules: a thread that keeps their process going, and ends it where
+a call of a rule takes longer than it may.
 
 Nothing here waits for the child, except `start`, and `save` for as long as it is told. What the
 rules find comes with `take`, after a nudge.

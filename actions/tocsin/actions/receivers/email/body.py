@@ -1,5 +1,7 @@
 """A message as a mail: plain text, HTML with the picture inside, and the last values as CSV. Pure.
 
+The words are those of `receivers.message`, as in each channel.
+
 Whatever a run or a rule wrote is text here: escaped in HTML, kept to one line in headers, and
 never a formula in the table.
 """
