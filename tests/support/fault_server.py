@@ -29,6 +29,8 @@ class FaultServer:
     port: int = 0
     seen: list[Seen] = field(default_factory=list)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    answers: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set from the beginning; while it is cleared, no request is answered."""
 
     def url(self, path: str) -> str:
         return f"http://127.0.0.1:{self.port}{path}"
@@ -41,6 +43,7 @@ class FaultServer:
 async def fault_server() -> AsyncIterator[FaultServer]:
     """Listen on a free port of 127.0.0.1."""
     state = FaultServer()
+    state.answers.set()
     counts: dict[str, int] = {}
     tasks: set[asyncio.Task[None]] = set()
 
@@ -63,6 +66,7 @@ async def fault_server() -> AsyncIterator[FaultServer]:
         body = await reader.readexactly(int(headers.get("content-length", "0")))
         state.seen.append(Seen(path, headers, body))
         state.arrived.set()
+        await state.answers.wait()
         what, _, query = path.partition("?")
         parts = what.strip("/").split("/")
         if parts[0] == "reset":

@@ -16,6 +16,7 @@ from typing import Final
 from tocsin.actions.delivery import stop as stops
 from tocsin.actions.delivery.expired import ExpiredReports
 from tocsin.actions.delivery.ledger import Ledger
+from tocsin.actions.delivery.order import SUPERSEDED, superseded, waits
 from tocsin.actions.delivery.receiver_queues import Attempted, Notice, ReceiverQueue, ReceiverQueues
 from tocsin.actions.delivery.records import delivery_record, new_delivery, tombstone
 from tocsin.actions.delivery.retry import Decision, RetryPolicy, too_late
@@ -99,6 +100,9 @@ class ActionsService(Service):
         self._owned: frozenset[int] = frozenset()
         self._now_ms = 0
         self._stops_may_be_final = False
+        # Deliveries with an attempt whose result is not in the ledger yet.
+        self._started: set[str] = set()
+        self._order_unchecked = False
         self._unsaved = False
         self._draining = 0
         self._round = asyncio.Event()
@@ -152,6 +156,7 @@ class ActionsService(Service):
                 logger.exception("issue not understood", extra={"action": "actions"})
                 poison.append(Poison(record, MalformedRecord(f"{type(error).__name__} (a bug)")))
         self._settle_stops(tick.now_ms)
+        self._supersede_all(tick.now_ms)
         outdated = self._ledger.outdated(tick.now_ms)
         self._outputs += [tombstone(self._topics, settled) for settled in outdated]
         return poison
@@ -178,9 +183,9 @@ class ActionsService(Service):
         """See `Service`: the ledger is on the bus, so what is due may be sent."""
         self._now_ms = now_ms
         for action in self._ledger.actions():
-            room, busy = self._queues.room(action), self._queues.busy()
+            room = self._queues.room(action)
             if room > 0:
-                for delivery in self._ledger.due(action, self._now_ms, busy, room):
+                for delivery in self._ledger.due(action, self._now_ms, self._started, room):
                     await self._start(delivery)
         self._metrics.set(names.PENDING, self._ledger.open())
         self._unsaved = False
@@ -240,7 +245,7 @@ class ActionsService(Service):
             of_it = stop.issue_id == issue.issue_id and stop.issue_times <= issue.times
             if stop.kind != STOP or not of_it:
                 continue
-            if stop.attempts or stop.delivery_id in self._queues.busy():
+            if stop.attempts or stop.delivery_id in self._started:
                 continue
             why = "the issue was resolved before the stop was sent"
             self._decide(stop, Decision("suppressed", why), now_ms)
@@ -278,6 +283,23 @@ class ActionsService(Service):
         else:
             self._appended_ms[identity] = append_ms
             self._put_out(self._ledger.write(delivery))
+            self._supersede(delivery, now_ms)
+
+    def _supersede(self, delivery: Delivery, now_ms: int) -> None:
+        """Withdraw what the newest state of its issue makes wrong, where an issue is one alert."""
+        line = self._ledger.line(delivery.issue_id, delivery.action)
+        if len(line) < 2 or (queue := self._queues.get(delivery.action)) is None:
+            return
+        if queue.one_alert:
+            for old in superseded(line, self._started):
+                self._decide(old, Decision("suppressed", SUPERSEDED), now_ms)
+
+    def _supersede_all(self, now_ms: int) -> None:
+        """What another worker left: it may have ended while an earlier state was under way."""
+        if self._order_unchecked:
+            self._order_unchecked = False
+            for delivery in self._ledger.pending():
+                self._supersede(delivery, now_ms)
 
     def _why_no_stop(self, identity: str, issue: Issue, age_ms: int) -> str | None:
         if other := self._ledger.other_stop(issue.run_id, issue.incarnation, identity):
@@ -290,6 +312,7 @@ class ActionsService(Service):
 
     def _settle_safely(self, result: Attempted, now_ms: int) -> None:
         """Settle one attempt; a fault of ours in it counts as a failed attempt of it alone."""
+        self._started.discard(result.delivery_id)
         try:
             self._settle(result, now_ms)
         except Exception:
@@ -314,6 +337,7 @@ class ActionsService(Service):
         )
         self._metrics.add(names.ATTEMPTS, kind=delivery.kind)
         self._put_out(delivery, before)
+        self._supersede(delivery, now_ms)
         self._stops_may_be_final = self._stops_may_be_final or delivery.kind == STOP
 
     def _give_up(self, delivery: Delivery, now_ms: int) -> None:
@@ -352,7 +376,7 @@ class ActionsService(Service):
             if self._runs.add(view, time_ms=event.time_ms):
                 self._stops_may_be_final = True
         elif isinstance(data, Delivery):
-            self._ledger.read(data)
+            self._order_unchecked |= self._ledger.read(data)
             if data.final:
                 self._appended_ms.pop(data.delivery_id, None)
 
@@ -393,6 +417,10 @@ class ActionsService(Service):
         if not mine or await self._is_skipped(delivery.run_id):
             self._ledger.postpone(delivery, now_ms + _NOT_OURS_MS)
             return
+        line = self._ledger.line(delivery.issue_id, delivery.action)
+        if waits(delivery, line, self._started):
+            self._ledger.hold(delivery)
+            return
         queue = self._queues.get(delivery.action)
         if queue is None and now_ms < delivery.give_up_ms:
             # Another worker's configuration may have it; it is not ours to refuse before its time.
@@ -403,6 +431,7 @@ class ActionsService(Service):
         if queue is None or (delivery.kind == STOP and (delivery.attempts > 0 or late)):
             self._report(Attempted(delivery.delivery_id, None, now_ms))
             return
+        self._started.add(delivery.delivery_id)
         self._queues.start(queue, Notice(delivery, now_ms, self._done_about(delivery)))
 
     def _done_about(self, notice: Delivery) -> Sequence[str]:

@@ -46,6 +46,9 @@ class Ledger:
         self._policy = policy or RetryPolicy()
         self._pending: dict[str, Delivery] = {}
         self._open: Counter[str] = Counter()
+        # What is pending about an issue for a receiver; one for each state, so a few.
+        self._lines: dict[tuple[str, str], list[str]] = {}
+        self._held: dict[tuple[str, str], list[str]] = {}
         self._settled: dict[str, Settled] = {}
         self._stops: dict[tuple[str, str], str] = {}
         self._due: dict[str, list[tuple[int, str]]] = {}
@@ -60,6 +63,10 @@ class Ledger:
         for delivery in list(self._pending.values()):
             if run_id is None or delivery.run_id == run_id:
                 yield delivery
+
+    def line(self, issue_id: str, action: str) -> list[Delivery]:
+        """The notices about one issue to one receiver that are not final; none of stops."""
+        return [self._pending[one] for one in self._lines.get((issue_id, action), ())]
 
     def sent_stops(self) -> list[Delivery]:
         """The stops that were sent and are not final."""
@@ -164,6 +171,10 @@ class Ledger:
         """Put one that `due` returned back, without a new state: its time is not ours to decide."""
         heapq.heappush(self._due.setdefault(delivery.action, []), (until_ms, delivery.delivery_id))
 
+    def hold(self, delivery: Delivery) -> None:
+        """Put one that `due` returned back when another one of its `line` has a new state."""
+        self._held.setdefault(_line_of(delivery), []).append(delivery.delivery_id)
+
     def next_due_ms(self, full: Collection[str] = ()) -> int | None:
         """When the next attempt is due, of receivers that are not `full`."""
         first: int | None = None
@@ -199,6 +210,9 @@ class Ledger:
 
         self._pending = {k: d for k, d in self._pending.items() if not gone(d.run_id)}
         self._open = Counter(delivery.run_id for delivery in self._pending.values())
+        for lines in (self._lines, self._held):
+            for line in [line for line, ids in lines.items() if ids[0] not in self._pending]:
+                del lines[line]
         self._settled = {k: s for k, s in self._settled.items() if not gone(s.run_id)}
         self._stops = {k: d for k, d in self._stops.items() if not gone(k[0])}
 
@@ -212,6 +226,7 @@ class Ledger:
         if delivery.final:
             if self._pending.pop(identity, None) is not None:
                 self._open[delivery.run_id] -= 1
+                self._leave_line(delivery)
             self._settled[identity] = Settled(
                 delivery.key,
                 delivery.run_id,
@@ -224,10 +239,23 @@ class Ledger:
             )
             heapq.heappush(self._old, (delivery.updated_ms, identity))
         else:
-            self._open[delivery.run_id] += identity not in self._pending
+            if identity not in self._pending:
+                self._open[delivery.run_id] += 1
+                if not is_stop:
+                    self._lines.setdefault(_line_of(delivery), []).append(identity)
             self._pending[identity] = delivery
             if delivery.next_attempt_ms is not None:
                 self.postpone(delivery, delivery.next_attempt_ms)
+        for one in self._held.pop(_line_of(delivery), ()):
+            held = self._pending.get(one)
+            if held is not None and held.next_attempt_ms is not None:
+                self.postpone(held, held.next_attempt_ms)
+
+    def _leave_line(self, delivery: Delivery) -> None:
+        line = _line_of(delivery)
+        left = [one for one in self._lines.pop(line, ()) if one != delivery.delivery_id]
+        if left:
+            self._lines[line] = left
 
     def _scheduled(self, due_ms: int, delivery_id: str) -> Delivery | None:
         """The delivery of a place in the schedule, if the place still counts."""
@@ -235,3 +263,7 @@ class Ledger:
         if delivery is None or delivery.next_attempt_ms is None:
             return None
         return delivery if due_ms >= delivery.next_attempt_ms else None
+
+
+def _line_of(delivery: Delivery) -> tuple[str, str]:
+    return delivery.issue_id, delivery.action

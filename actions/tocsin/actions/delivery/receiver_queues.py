@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -39,11 +39,16 @@ Attempt = Callable[[Notice], Awaitable[Outcome]]
 
 @dataclass(frozen=True, slots=True)
 class ReceiverQueue:
-    """How to reach one receiver, or runs that are to stop; `give_up_ms` after the decision."""
+    """How to reach one receiver, or runs that are to stop; `give_up_ms` after the decision.
+
+    Attributes:
+        one_alert: it keeps one alert per issue: no earlier state may follow a later one.
+    """
 
     attempt: Attempt
     give_up_ms: int = 24 * 3_600_000
     at_once: int = PER_RECEIVER
+    one_alert: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +98,6 @@ class ReceiverQueues:
         """How many more attempts may begin there now."""
         queue = self._queues.get(action)
         return (queue.at_once if queue is not None else PER_RECEIVER) - self._flying[action]
-
-    def busy(self) -> Collection[str]:
-        """The deliveries with an attempt under way."""
-        return self._tasks.keys()
 
     def start(self, queue: ReceiverQueue, notice: Notice) -> None:
         """Begin an attempt."""

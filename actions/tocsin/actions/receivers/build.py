@@ -39,7 +39,7 @@ class Receivers:
                 self._senders[config.type] = kind.sender(self._context)
             send = partial(self._senders[config.type].send, target)
             give_up_ms = config.retry.give_up_after // timedelta(milliseconds=1)
-            queues[name] = ReceiverQueue(send, give_up_ms, at_once=kind.at_once)
+            queues[name] = ReceiverQueue(send, give_up_ms, kind.at_once, kind.one_alert)
         return queues
 
     async def close(self) -> None:

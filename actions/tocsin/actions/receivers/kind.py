@@ -92,12 +92,15 @@ class ReceiverKind(Generic[ConfigT, TargetT]):
         libraries: modules of the extra `actions` that must be installed.
         called: what the message calls such a receiver if one of them is missing.
         at_once: attempts at one receiver at a time.
+        one_alert: whether an issue is one alert there, which each notification sets to the issue's
+            state: one that still waits is then not sent after a later state.
     """
 
     config: type[ConfigT]
     libraries: Sequence[str] = ()
     called: str = ""
     at_once: int = PER_RECEIVER
+    one_alert: bool = False
 
     def check(self, config: ConfigT, loc: Loc) -> Iterable[Finding]:
         """What is wrong with a receiver at `loc` beyond its shape. Pure."""

@@ -29,6 +29,7 @@ from support.issue_records import (
 from support.smtp_server import smtp_server
 from support.waiting import SOON_S, until
 from tocsin.actions.delivery.actions_service import ActionsService
+from tocsin.actions.delivery.order import SUPERSEDED
 from tocsin.actions.delivery.retry import RetryPolicy
 from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.actions.service import build_actions_service
@@ -77,6 +78,22 @@ rules:
         config, problems = check_config(text, "tocsin.yaml", SectionRegistry(ReceiverKinds()))
         assert config is not None, problems
         return config
+
+    def pager(self, path: str) -> Config:
+        """With a receiver of the type pagerduty in place of the webhook."""
+        config = self.config(path)
+        text = f"""version: 1
+secrets: {{hook: {{env: H}}}}
+receivers:
+  ml: {{type: pagerduty, routing_key: {{secret: hook}}, url: "{self.server.url(path)}"}}
+"""
+        pager, problems = check_config(text, "tocsin.yaml", SectionRegistry(ReceiverKinds()))
+        assert pager is not None, problems
+        return config.model_copy(update={"receivers": pager.receivers})
+
+    def sent(self) -> list[str]:
+        """What PagerDuty was posted, in its order."""
+        return [json.loads(request.body)["event_action"] for request in self.server.seen]
 
     @asynccontextmanager
     async def worker(
@@ -501,6 +518,117 @@ async def test_an_issue_that_is_read_with_its_end_stops_nothing(bench: Bench) ->
         "the issue was resolved before the stop was sent",
     )
     assert await bench.commands() == []
+
+
+async def known(service: ActionsService, state: str, attempts: int = 0) -> None:
+    """Wait until the ledger has the delivery of the issue in this state, with such attempts."""
+    identity = delivery_id(issue().issue_id, "ml", state)
+
+    def there() -> bool:
+        found = service._ledger.get(identity)
+        return found is not None and found.attempts >= attempts
+
+    await until(there)
+
+
+LATER = RetryPolicy(first_ms=1_000, most_ms=1_000, least_ms=1_000)
+
+
+async def test_an_alert_that_was_resolved_is_not_opened_again_by_a_retry(bench: Bench) -> None:
+    async with bench.worker(bench.pager("/then/503,202"), policy=LATER) as (worker, service):
+        await bench.send(issue_record(issue()))
+        await known(service, "firing", attempts=1)
+        await bench.send(issue_record(issue(resolved=True)))
+        assert await worker.caught_up(10)
+        assert await service.drain(10)
+
+    assert bench.sent() == ["trigger", "resolve"]
+    ledger = await bench.ledger()
+    assert [d.state for d in ledger["ml/firing"]] == ["pending", "pending", "suppressed"]
+    last = ledger["ml/firing"][-1]
+    assert (last.reason, last.attempts, last.event) == (SUPERSEDED, 1, None)
+    assert ledger["ml/resolved"][-1].state == "delivered"
+
+
+async def test_a_restart_does_not_open_an_alert_that_was_resolved(bench: Bench) -> None:
+    bench.server.answers.clear()
+    async with bench.worker(bench.pager("/status/202")) as (_, service):
+        await bench.send(issue_record(issue()))
+        await until(lambda: len(bench.server.seen) == 1)
+        await bench.send(issue_record(issue(resolved=True)))
+        await known(service, "resolved")
+    # The first attempt was cut off: nothing has come of it, and both are pending.
+    assert {states[-1].state for states in (await bench.ledger()).values()} == {"pending"}
+
+    bench.server.answers.set()
+    async with bench.worker(bench.pager("/status/202")) as (worker, service):
+        assert await worker.caught_up(10)
+        assert await service.drain(10)
+    assert bench.sent() == ["trigger", "resolve"]
+    ledger = await bench.ledger()
+    assert (ledger["ml/firing"][-1].state, ledger["ml/firing"][-1].reason) == (
+        "suppressed",
+        SUPERSEDED,
+    )
+    assert ledger["ml/resolved"][-1].state == "delivered"
+
+
+async def test_an_alert_that_waits_for_its_retry_over_a_restart_is_superseded(
+    bench: Bench,
+) -> None:
+    async with bench.worker(bench.pager("/then/503,202"), policy=LATER) as (_, service):
+        await bench.send(issue_record(issue(severity="warning")))
+        await known(service, "firing", attempts=1)
+    await bench.send(issue_record(issue(raised_from="warning", stop_worthy=False)))
+    async with bench.worker(bench.pager("/then/503,202"), policy=LATER) as (worker, service):
+        assert await worker.caught_up(10)
+        assert await service.drain(10)
+
+    severities = [json.loads(one.body)["payload"]["severity"] for one in bench.server.seen]
+    assert severities == ["warning", "critical"]
+    assert (await bench.ledger())["ml/firing"][-1].reason == SUPERSEDED
+
+
+@pytest.mark.parametrize(("first", "last"), [("202", "delivered"), ("503", "suppressed")])
+async def test_the_end_of_an_alert_waits_for_the_attempt_under_way(
+    bench: Bench, first: str, last: str
+) -> None:
+    bench.server.answers.clear()
+    config = bench.pager(f"/then/{first},202")
+    async with bench.worker(config, policy=LATER) as (worker, service):
+        await bench.send(issue_record(issue()))
+        await until(lambda: len(bench.server.seen) == 1)
+        await bench.send(issue_record(issue(resolved=True)))
+        await known(service, "resolved")
+        await asyncio.sleep(0.3)
+        assert bench.sent() == ["trigger"]
+        bench.server.answers.set()
+        assert await worker.caught_up(10)
+        assert await service.drain(10)
+
+    assert bench.sent() == ["trigger", "resolve"]
+    ledger = await bench.ledger()
+    assert ledger["ml/firing"][-1].state == last
+    assert ledger["ml/resolved"][-1].state == "delivered"
+
+
+async def test_a_message_is_sent_after_the_first_attempt_of_the_one_before(bench: Bench) -> None:
+    bench.server.answers.clear()
+    async with bench.worker(bench.config("/then/503,200"), policy=LATER) as (worker, service):
+        await bench.send(issue_record(issue()), issue_record(issue(resolved=True)))
+        await known(service, "resolved")
+        await until(lambda: len(bench.server.seen) == 1)
+        await asyncio.sleep(0.3)
+        assert len(bench.server.seen) == 1
+        bench.server.answers.set()
+        assert await worker.caught_up(10)
+        assert await service.drain(10)
+
+    # Both are delivered, and the retry of one does not keep the other.
+    kinds = [json.loads(request.body)["type"].split(".")[-1] for request in bench.server.seen]
+    assert kinds == ["firing", "resolved", "firing"]
+    states = {name: found[-1].state for name, found in (await bench.ledger()).items()}
+    assert states == {"ml/firing": "delivered", "ml/resolved": "delivered"}
 
 
 async def test_a_repeated_issue_does_nothing_more(bench: Bench) -> None:

@@ -146,6 +146,11 @@ async def test_an_answer_means_what_it_means_of_a_webhook(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_an_issue_is_one_alert_of_each(kind: str) -> None:
+    assert queue(receivers(), kind, "http://127.0.0.1:1").one_alert
+
+
+@pytest.mark.parametrize("kind", KINDS)
 async def test_the_guard_holds_for_each(kind: str) -> None:
     opened = Receivers(
         ReceiverContext(

@@ -27,6 +27,7 @@ class Alertmanager(JsonKind[AlertmanagerReceiver]):
 
     config = AlertmanagerReceiver
     called = "a receiver of the type alertmanager"
+    one_alert = True
 
     def target(
         self, name: str, config: AlertmanagerReceiver, context: ReceiverContext

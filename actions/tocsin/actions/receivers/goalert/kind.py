@@ -18,6 +18,7 @@ class GoAlert(JsonKind[GoAlertReceiver]):
 
     config = GoAlertReceiver
     called = "a receiver of the type goalert"
+    one_alert = True
 
     def target(
         self, name: str, config: GoAlertReceiver, context: ReceiverContext

@@ -18,6 +18,7 @@ class IncidentIo(JsonKind[IncidentIoReceiver]):
 
     config = IncidentIoReceiver
     called = "a receiver of the type incident_io"
+    one_alert = True
 
     def target(
         self, name: str, config: IncidentIoReceiver, context: ReceiverContext

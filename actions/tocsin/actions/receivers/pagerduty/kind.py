@@ -23,6 +23,7 @@ class PagerDuty(JsonKind[PagerDutyReceiver]):
 
     config = PagerDutyReceiver
     called = "a receiver of the type pagerduty"
+    one_alert = True
 
     def target(
         self, name: str, config: PagerDutyReceiver, context: ReceiverContext

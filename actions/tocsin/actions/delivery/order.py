@@ -1,0 +1,46 @@
+"""The order of an issue's states at one receiver: which wait, which are not sent any more. Pure.
+
+The ledger's entries decide alone, so that it is the same after a restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final, get_args
+
+from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.issues import IssueState
+
+SUPERSEDED: Final = "superseded: a later state of the issue is sent instead"
+
+_STATES: Final[Sequence[IssueState]] = get_args(IssueState)
+"""In the order in which an issue has them, each time that its condition comes."""
+
+
+def waits(delivery: Delivery, line: Iterable[Delivery], started: Collection[str]) -> bool:
+    """Whether a delivery is not to start yet.
+
+    Each earlier one in `line` (the pending ones of its issue and receiver) has its first attempt
+    before it, and none is under way (`started`). It does not wait for the retries of another.
+    """
+    mine = _position(delivery)
+    return any(
+        other.attempts == 0 or other.delivery_id in started
+        for other in line
+        if _position(other) < mine
+    )
+
+
+def superseded(line: Sequence[Delivery], started: Collection[str]) -> list[Delivery]:
+    """The deliveries not to be sent any more, to a receiver that keeps one alert per issue.
+
+    `line` has the pending ones of an issue and receiver. After a later state, an earlier one would
+    set the alert back: one that has ended would stay open for good. What is under way (`started`)
+    cannot be taken back; ask again when the attempt has ended.
+    """
+    newest = max(map(_position, line), default=None)
+    return [one for one in line if _position(one) != newest and one.delivery_id not in started]
+
+
+def _position(delivery: Delivery) -> tuple[int, int]:
+    return delivery.issue_times, _STATES.index(delivery.issue_state)

@@ -1,0 +1,69 @@
+"""The order of an issue's states at one receiver."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.issue_records import NOW_MS, issue
+from tocsin.actions.delivery.order import superseded, waits
+from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.issues import IssueState
+
+
+def delivery(state: IssueState, times: int = 1, attempts: int = 0) -> Delivery:
+    return Delivery(
+        delivery_id=f"{state}-{times}",
+        issue_id=issue().issue_id,
+        run_id="run-1",
+        incarnation=issue().incarnation,
+        rule="nonfinite",
+        issue_state=state,
+        issue_times=times,
+        action="ml",
+        kind="pagerduty",
+        state="pending",
+        reason="to be sent",
+        created_ms=NOW_MS,
+        updated_ms=NOW_MS,
+        give_up_ms=NOW_MS,
+        attempts=attempts,
+    )
+
+
+FIRING, ONGOING, RESOLVED = delivery("firing"), delivery("ongoing"), delivery("resolved")
+AGAIN = delivery("firing", times=2)
+RETRIED = delivery("firing", attempts=1)
+
+
+@pytest.mark.parametrize(
+    ("line", "started", "expected"),
+    [
+        ([FIRING], [], []),
+        ([RESOLVED, FIRING], [], [FIRING]),
+        ([FIRING, ONGOING, RESOLVED], [], [FIRING, ONGOING]),
+        ([RETRIED, ONGOING], [], [RETRIED]),
+        ([RESOLVED, AGAIN], [], [RESOLVED]),
+        ([FIRING, ONGOING, RESOLVED], ["firing-1"], [ONGOING]),
+        ([], [], []),
+    ],
+)
+def test_a_later_state_supersedes_all_but_what_is_under_way(
+    line: list[Delivery], started: list[str], expected: list[Delivery]
+) -> None:
+    assert superseded(line, started) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "started", "expected"),
+    [
+        ([RESOLVED], [], False),
+        ([FIRING, RESOLVED], [], True),
+        ([RETRIED, RESOLVED], [], False),
+        ([RETRIED, RESOLVED], ["firing-1"], True),
+        ([RESOLVED, AGAIN], [], False),
+    ],
+)
+def test_a_state_waits_for_the_first_attempt_of_those_before_it(
+    line: list[Delivery], started: list[str], expected: bool
+) -> None:
+    assert waits(RESOLVED, line, started) is expected
