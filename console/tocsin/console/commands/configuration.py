@@ -91,7 +91,7 @@ def init(
         bool, typer.Option("--full", help="Write all keys and all rules, with their defaults.")
     ] = False,
 ) -> None:
-    """Write a configuration file that changes nothing, with examples in comments."""
+    """Write a configuration file with examples in comments."""
     from tocsin.console.configuration.init import write_config
 
     write_config(file, full=full)
