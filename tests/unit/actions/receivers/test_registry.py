@@ -214,3 +214,17 @@ def test_a_package_does_not_replace_what_tocsin_has() -> None:
     assert isinstance(kinds.get("webhook"), Webhook)
     assert Config() == check_config("version: 1", "f", section_registry())[0]
     assert json.dumps(editor_schema(built_in(), kinds.models()))
+
+
+def test_a_sender_has_imported_what_it_needs_before_the_first_delivery() -> None:
+    """An import then held up a stop for 0.3 s."""
+    code = (
+        "import sys\n"
+        "from tocsin.actions.receivers.address_guard import AddressGuard\n"
+        "from tocsin.actions.receivers.email.sender import EmailSender\n"
+        "from tocsin.actions.receivers.http import HttpPoster\n"
+        "HttpPoster(AddressGuard()), EmailSender()\n"
+        "print({'aiohttp', 'aiosmtplib', 'jinja2'} <= sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
