@@ -68,6 +68,7 @@ class PassedSteps:
             self._capture = capture
             around.phases.resumes = self.end
         capture.looks_away()
+        capture.agenda.passes = True
         self._began_s = self._ended_s = capture.ended_at
         self._by_s = self._began_s + LONGEST_S
         self.inside = 0

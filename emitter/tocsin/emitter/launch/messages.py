@@ -22,7 +22,7 @@ from tocsin.schemas.records.stops import (
     StopRefused,
     StopRequested,
 )
-from tocsin.schemas.text import plain_line
+from tocsin.schemas.text import number_text, plain_line
 
 PREFIX = "tocsin: "
 
@@ -156,7 +156,8 @@ def overhead(capture: CaptureFigures) -> str:
         thinned.append(f"gradients summarised every {every:,} steps")
     if step_s is None or not thinned:
         return cost
-    return f"{cost} (steps of {1e3 * step_s:.1g} ms: {', '.join(thinned)})"
+    step_ms = number_text(float(f"{1e3 * step_s:.1g}"))
+    return f"{cost} (steps of {step_ms} ms: {', '.join(thinned)})"
 
 
 def switched_off_lines(figures: CaptureFigures, told: set[str]) -> list[str]:

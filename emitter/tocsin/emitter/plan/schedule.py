@@ -89,6 +89,8 @@ class Agenda:
         self.budget: Final = Budget(settings.budget, weights, fixed=settings.pacing == "steps")
         self.others: Final[dict[str, int]] = {}
         """Intervals that are decided elsewhere, by name, to be told with the others."""
+        self.passes = False
+        """Whether steps have been passed over: only then is it told how many."""
         self._closer_from = self._closer_until = 0
         self._closer_next = 0
         self.exact_until = 0
@@ -174,6 +176,8 @@ class Agenda:
             for name, (_, schedule) in self._plans.items()
             if schedule.regular
         }
+        if self.passes:
+            found[STEPS] = self.budget.looks_every
         return {**found, **self.others}
 
     def look_closer(self, step: int, steps: int) -> None:
@@ -235,8 +239,6 @@ class Agenda:
             return False
         base_s = max(0.0, spent_s - self._reviewed_s - self._tiers_s) / count
         settled = self.budget.review(self.times, base_s)
-        if self.budget.looks_every > 1 or STEPS in self.others:
-            self.others[STEPS] = self.budget.looks_every
         longer = min(2 * count, round(REVIEW_S * count / max(1e-9, sum(self.times))))
         self._review_steps = max(REVIEW_STEPS, longer) if settled else REVIEW_STEPS
         self.times.clear()

@@ -100,6 +100,19 @@ def test_steps_that_are_looked_at_say_what_they_say_where_none_is_passed_over(
     assert some == {step: every[step] for step in some}
 
 
+def test_that_steps_are_passed_over_is_told_once_they_are(tmp_path: Path) -> None:
+    step = loop()
+    with captured(tmp_path, TOCSIN_CAPTURE=NOTHING) as hooks:
+        for number in range(2 * FROM):
+            if number == FROM - 1:
+                pass_over(hooks)
+                assert hooks.capture is not None
+                assert "steps" not in hooks.capture.agenda.intervals()
+            step(number)
+        assert hooks.capture is not None
+        assert hooks.capture.agenda.intervals()["steps"] == EVERY
+
+
 def test_times_of_a_step_that_is_looked_at_are_its_own(tmp_path: Path) -> None:
     run(tmp_path, loop())
     steps = said(tmp_path).steps()

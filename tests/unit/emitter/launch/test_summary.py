@@ -123,7 +123,7 @@ def test_a_summary_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> 
          "overhead 0.4 s (steps of 0.4 ms: capture thinned to 1 step in 20, "
          "gradients summarised every 2,000 steps)"),
         (600.0, 0.02, {"gradients": 500, "steps": 5},
-         "overhead 0.3 % (steps of 2e+01 ms: capture thinned to 1 step in 5)"),
+         "overhead 0.3 % (steps of 20 ms: capture thinned to 1 step in 5)"),
     ],
 )  # fmt: skip
 def test_what_watching_has_cost_in_words(
