@@ -12,6 +12,8 @@ TocsinError
 
 from __future__ import annotations
 
+import importlib.util
+
 
 class TocsinError(Exception):
     """Something went wrong in tocsin."""
@@ -33,6 +35,12 @@ class MissingExtra(ConfigurationError):
             f"try, in the clone that you installed from: pip install '.[{extra}]'"
         )
         self.extra = extra
+
+
+def require_extra(extra: str, needed_for: str, *libraries: str) -> None:
+    """Raises MissingExtra: one of the libraries, which the extra brings, is not installed."""
+    if any(importlib.util.find_spec(library) is None for library in libraries):
+        raise MissingExtra(extra, needed_for)
 
 
 class RecordError(TocsinError):

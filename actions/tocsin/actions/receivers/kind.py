@@ -7,7 +7,6 @@ that tocsin has; an installed package offers one as an entry point of the group 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,7 @@ from tocsin.actions.delivery.retry import Outcome
 from tocsin.actions.receivers.address_guard import AddressGuard
 from tocsin.schemas.configuration.problems import Finding, Loc
 from tocsin.schemas.configuration.receivers import ReceiverConfig
-from tocsin.schemas.errors import MissingExtra
+from tocsin.schemas.errors import require_extra
 
 ConfigT = TypeVar("ConfigT", bound=ReceiverConfig)
 TargetT = TypeVar("TargetT")
@@ -131,8 +130,7 @@ class ReceiverKind(Generic[ConfigT, TargetT]):
 
     def check_installed(self) -> None:
         """Raises MissingExtra: one of the libraries is not installed."""
-        if any(importlib.util.find_spec(library) is None for library in self.libraries):
-            raise MissingExtra("actions", self.called)
+        require_extra("actions", self.called, *self.libraries)
 
 
 AnyKind = ReceiverKind[Any, Any]

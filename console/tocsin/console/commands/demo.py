@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from tocsin.schemas.errors import MissingExtra
+from tocsin.schemas.errors import require_extra
 from tocsin.schemas.exit_codes import FAILED
 
 
@@ -47,8 +46,8 @@ def demo(
     ] = None,
 ) -> None:
     """Train healthy and failing models; show issues, notices and stops."""
-    _need("demo", "tocsin demo", "torch", "sklearn", "aiosmtpd")
-    _need("actions", "tocsin demo", "aiohttp", "aiosmtplib")
+    require_extra("demo", "tocsin demo", "torch", "sklearn", "aiosmtpd")
+    require_extra("actions", "tocsin demo", "aiohttp", "aiosmtplib")
     from rich.console import Console
 
     from tocsin.console.demo.demo import Demo, ScenarioName
@@ -61,9 +60,3 @@ def demo(
         return await play.run()
 
     raise typer.Exit(0 if asyncio.run(play()) else FAILED)
-
-
-def _need(extra: str, what: str, *libraries: str) -> None:
-    """Raises MissingExtra: one of the libraries is not installed."""
-    if any(importlib.util.find_spec(library) is None for library in libraries):
-        raise MissingExtra(extra, what)
