@@ -36,6 +36,7 @@ class Receivers:
                 continue
             if config.type not in self._senders:
                 kind.check_installed()
+                kind.load()
                 self._senders[config.type] = kind.sender(self._context)
             send = partial(self._senders[config.type].send, target)
             give_up_ms = config.retry.give_up_after // timedelta(milliseconds=1)

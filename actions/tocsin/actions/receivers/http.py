@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import socket
 import ssl
@@ -37,8 +36,6 @@ class HttpPoster:
         self._software = software
         self._timeout_s = timeout_s
         self._session: aiohttp.ClientSession | None = None
-        # Now: at the first delivery it would hold up a stop for some tenths of a second.
-        importlib.import_module("aiohttp")
 
     async def post(self, url: SecretStr, body: bytes, headers: Mapping[str, str]) -> Outcome:
         """One attempt, of at most 15 s. Raises nothing but CancelledError.

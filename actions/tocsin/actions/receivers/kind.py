@@ -7,6 +7,7 @@ that tocsin has; an installed package offers one as an entry point of the group 
 from __future__ import annotations
 
 import hashlib
+import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,7 +89,7 @@ class ReceiverKind(Generic[ConfigT, TargetT]):
 
     Attributes:
         config: the model of what may be configured; its `type` is the kind's name.
-        libraries: modules of the extra `actions` that must be installed.
+        libraries: modules of the extra `actions` that must be installed; `load` imports them.
         called: what the message calls such a receiver if one of them is missing.
         at_once: attempts at one receiver at a time.
         one_alert: whether an issue is one alert there, which each notification sets to the issue's
@@ -131,6 +132,14 @@ class ReceiverKind(Generic[ConfigT, TargetT]):
     def check_installed(self) -> None:
         """Raises MissingExtra: one of the libraries is not installed."""
         require_extra("actions", self.called, *self.libraries)
+
+    def load(self) -> None:
+        """Import the libraries, for the sender; may take some tenths of a second.
+
+        Called when the service starts: at the first delivery it would hold up a stop.
+        """
+        for library in self.libraries:
+            importlib.import_module(library)
 
 
 AnyKind = ReceiverKind[Any, Any]

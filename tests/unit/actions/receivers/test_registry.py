@@ -220,10 +220,18 @@ def test_a_sender_has_imported_what_it_needs_before_the_first_delivery() -> None
     """An import then held up a stop for 0.3 s."""
     code = (
         "import sys\n"
+        "from pathlib import Path\n"
         "from tocsin.actions.receivers.address_guard import AddressGuard\n"
-        "from tocsin.actions.receivers.email.sender import EmailSender\n"
-        "from tocsin.actions.receivers.http import HttpPoster\n"
-        "HttpPoster(AddressGuard(private=True)), EmailSender()\n"
+        "from tocsin.actions.receivers.build import Receivers\n"
+        "from tocsin.actions.receivers.email.config import EmailReceiver\n"
+        "from tocsin.actions.receivers.kind import ReceiverContext\n"
+        "from tocsin.actions.receivers.registry import ReceiverKinds\n"
+        "from tocsin.actions.receivers.webhook.config import WebhookReceiver\n"
+        "guard = AddressGuard(private=True)\n"
+        "context = ReceiverContext(secrets={}, guard=guard, folder=Path(), environ={})\n"
+        "hook = WebhookReceiver(type='webhook', url='http://127.0.0.1/hook')\n"
+        "mail = EmailReceiver(type='email', to=('me@example.com',))\n"
+        "Receivers(context, ReceiverKinds()).open({'hook': hook, 'mail': mail})\n"
         "print({'aiohttp', 'aiosmtplib', 'jinja2'} <= sys.modules.keys())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

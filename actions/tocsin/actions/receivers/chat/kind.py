@@ -53,6 +53,9 @@ class Chat(ReceiverKind[ChatReceiver, ChatTarget]):
             raise ConfigurationError(f"receiver {name!r}: {why_not}")
         return ChatTarget(name, url)
 
+    def load(self) -> None:
+        """Nothing: apprise runs in a process of its own."""
+
     def sender(self, context: ReceiverContext) -> ChatSender:
         """One for all chat receivers."""
         return ChatSender(context.guard)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import re
 import socket
 import ssl
@@ -57,9 +56,6 @@ class EmailSender:
         self._reached = PartialRecipients()
         name = socket.gethostname()
         self._host = name if _HOST.fullmatch(name) else "localhost"
-        # Now: at the first delivery they would hold up a stop.
-        for library in ("aiosmtplib", "jinja2"):
-            importlib.import_module(library)
 
     async def send(self, target: EmailTarget, notice: Notice) -> Outcome:
         """One attempt. The outcome holds none of the server's own words.
