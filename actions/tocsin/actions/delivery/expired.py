@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from tocsin.actions.delivery.records import expired_letter, issue_of
-from tocsin.bus.port import Outgoing, Partition
+from tocsin.actions.delivery.records import expired_letter, issue_of, issue_record
+from tocsin.bus.port import Outgoing
 from tocsin.schemas.configuration.file import Config
 from tocsin.schemas.errors import RecordError
 from tocsin.schemas.ids import issue_id
 from tocsin.schemas.records.deliveries import Delivery
-from tocsin.schemas.records.events import Data, Event, clip
+from tocsin.schemas.records.events import clip
 from tocsin.schemas.records.issues import Evidence, Fact, IssueFiring, Severity, Subject
-from tocsin.schemas.records.wire import meta_of
-from tocsin.schemas.topics import Topics, issue_partition
+from tocsin.schemas.topics import Topics
 
 RULE: Final = "action_failed"
 VERSION: Final = 1
@@ -57,16 +56,7 @@ class ExpiredReports:
         if self.off or delivery.rule == self.name:
             return [letter]
         issue = self._issue(delivery, before or delivery, now_ms)
-        event: Event[Data] = Event.of(
-            issue,
-            id=f"{issue.issue_id}/{issue.state}/0",
-            source=f"/runs/{issue.run_id}/rules/{issue.rule}",
-            time_ms=now_ms,
-            subject=issue.subject.name[:400],
-        )
-        partition = Partition(topics.issues, issue_partition(issue.run_id))
-        headers = meta_of(event).headers()
-        return [letter, Outgoing(partition, issue.run_id.encode(), event.encode(), headers)]
+        return [letter, issue_record(topics, issue, now_ms)]
 
     def _issue(self, delivery: Delivery, before: Delivery, now_ms: int) -> IssueFiring:
         try:

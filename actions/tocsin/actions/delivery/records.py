@@ -10,8 +10,8 @@ from tocsin.bus.port import Outgoing, Partition
 from tocsin.schemas.errors import MalformedRecord
 from tocsin.schemas.records.dead_letters import DeadLetter
 from tocsin.schemas.records.deliveries import Delivery
-from tocsin.schemas.records.events import EVENT_TYPES, Event, clip
-from tocsin.schemas.records.issues import Issue
+from tocsin.schemas.records.events import EVENT_TYPES, Data, Event, clip
+from tocsin.schemas.records.issues import Issue, IssueFiring
 from tocsin.schemas.records.wire import meta_of
 from tocsin.schemas.topics import DLQ_PARTITIONS, Topics, issue_partition, partition_for
 
@@ -46,6 +46,19 @@ def delivery_record(topics: Topics, delivery: Delivery) -> Outgoing:
     event = _event(delivery)
     partition = Partition(topics.actions, issue_partition(delivery.run_id))
     return Outgoing(partition, delivery.key.encode(), event.encode(), meta_of(event).headers())
+
+
+def issue_record(topics: Topics, issue: IssueFiring, time_ms: int) -> Outgoing:
+    """An issue that the action service opens itself, as a rule's is on the bus."""
+    event: Event[Data] = Event.of(
+        issue,
+        id=f"{issue.issue_id}/{issue.state}/0",
+        source=f"/runs/{issue.run_id}/rules/{issue.rule}",
+        time_ms=time_ms,
+        subject=issue.subject.name[:400],
+    )
+    partition = Partition(topics.issues, issue_partition(issue.run_id))
+    return Outgoing(partition, issue.run_id.encode(), event.encode(), meta_of(event).headers())
 
 
 def expired_letter(

@@ -16,10 +16,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from tocsin.actions.delivery.records import issue_record
 from tocsin.actions.receivers.notify_option import parse_addresses
 from tocsin.actions.service import build_actions_service
 from tocsin.bus.embedded.bus import EmbeddedBus
-from tocsin.bus.port import Bus, Outgoing, Partition
+from tocsin.bus.port import Bus
 from tocsin.console.context import CommandContext
 from tocsin.console.services.workers import SOFTWARE
 from tocsin.console.views.bus_view import read_view
@@ -31,12 +32,10 @@ from tocsin.schemas.configuration.sections import ActionEntry, RuleEntry
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.ids import incarnation_id, issue_id, new_id
 from tocsin.schemas.records.deliveries import Delivery
-from tocsin.schemas.records.events import Event
 from tocsin.schemas.records.issues import Evidence, Fact, IssueFiring, Series, Subject
-from tocsin.schemas.records.wire import meta_of
 from tocsin.schemas.signing import SigningKey
 from tocsin.schemas.steady_clock import unix_ms
-from tocsin.schemas.topics import Topics, issue_partition
+from tocsin.schemas.topics import Topics
 
 RUN: Final = "tocsin-drill"
 RULE: Final = "drill"
@@ -101,7 +100,7 @@ async def drill(
             )
             running = asyncio.create_task(worker.run(), name="tocsin-drill")
             try:
-                await _publish(bus, topics, drill_issue(unix_ms()))
+                await _publish(bus, topics)
                 await worker.caught_up(_STARTED_S)
                 await service.drain(timeout_s)
             finally:
@@ -178,16 +177,8 @@ def _chosen(config: Config, named: Sequence[str], *, or_all: bool) -> list[str]:
     return list(dict.fromkeys(named)) or (list(config.receivers) if or_all else [])
 
 
-async def _publish(bus: Bus, topics: Topics, issue: IssueFiring) -> None:
-    event = Event.of(
-        issue,
-        id=f"{issue.issue_id}/firing/0",
-        source=f"/runs/{RUN}/rules/{RULE}",
-        time_ms=issue.at_ms,
-    )
-    partition = Partition(topics.issues, issue_partition(RUN))
+async def _publish(bus: Bus, topics: Topics) -> None:
+    now_ms = unix_ms()
     producer = await bus.producer()
-    await producer.publish(
-        [Outgoing(partition, RUN.encode(), event.encode(), meta_of(event).headers())]
-    )
+    await producer.publish([issue_record(topics, drill_issue(now_ms), now_ms)])
     await producer.close()
