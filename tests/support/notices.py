@@ -6,7 +6,7 @@ import asyncio
 
 from support.issue_records import NOW_MS, issue_record
 from tocsin.actions.delivery.receiver_queues import Attempted, Notice, ReceiverQueue, ReceiverQueues
-from tocsin.actions.delivery.retry import Outcome
+from tocsin.actions.delivery.retry import Outcome, RetryPolicy, decide
 from tocsin.schemas.ids import delivery_id
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import EVENT_TYPES
@@ -50,3 +50,15 @@ async def attempted(queue: ReceiverQueue, given: Notice) -> Outcome:
     outcome = (await reported.get()).outcome
     assert outcome is not None
     return outcome
+
+
+def state(outcome: Outcome) -> str:
+    """The state of a delivery after a first attempt with this outcome."""
+    return decide(
+        outcome,
+        delivery_id="d",
+        attempts=1,
+        now_ms=NOW_MS,
+        give_up_ms=NOW_MS + 86_400_000,
+        policy=RetryPolicy(),
+    ).state

@@ -18,10 +18,10 @@ from moto import mock_aws
 from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.sns.models import sns_backends
 
-from support.issue_records import NOW_MS, issue
-from support.notices import attempted, notice
+from support.issue_records import issue
+from support.notices import attempted, notice, state
 from tocsin.actions.delivery.receiver_queues import ReceiverQueue
-from tocsin.actions.delivery.retry import Outcome, RetryPolicy, decide
+from tocsin.actions.delivery.retry import Outcome
 from tocsin.actions.receivers.aws import AwsSender, AwsTarget, Service, make_client
 from tocsin.actions.receivers.eventbridge.kind import put_event
 from tocsin.actions.receivers.lambda_function.kind import invoke
@@ -73,17 +73,6 @@ class Stubbed:
 
     def __call__(self, service: Service, region: str | None) -> Any:
         return self.client
-
-
-def state(outcome: Outcome) -> str:
-    return decide(
-        outcome,
-        delivery_id="d",
-        attempts=1,
-        now_ms=NOW_MS,
-        give_up_ms=NOW_MS + 86_400_000,
-        policy=RetryPolicy(),
-    ).state
 
 
 async def test_a_short_message_reaches_each_number(aws: None) -> None:

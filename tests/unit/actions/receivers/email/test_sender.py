@@ -20,11 +20,11 @@ import pytest
 from pydantic import SecretStr
 
 from support.certificates import Authority, authority
-from support.issue_records import NOW_MS, issue
-from support.notices import attempted, notice
+from support.issue_records import issue
+from support.notices import attempted, notice, state
 from support.smtp_server import Mailbox, smtp_server
 from tocsin.actions.delivery.receiver_queues import ReceiverQueue
-from tocsin.actions.delivery.retry import Outcome, RetryPolicy, decide
+from tocsin.actions.delivery.retry import Outcome
 from tocsin.actions.receivers.drawing import from_json, to_json
 from tocsin.actions.receivers.email.body import csv_of
 from tocsin.actions.receivers.email.config import SmtpConfig
@@ -74,17 +74,6 @@ def target(
     return EmailTarget(
         name="mail", to=to or ("me@example.com",), server=server, sender="tocsin@example.com"
     )
-
-
-def state(outcome: Outcome) -> str:
-    return decide(
-        outcome,
-        delivery_id="d",
-        attempts=1,
-        now_ms=NOW_MS,
-        give_up_ms=NOW_MS + 86_400_000,
-        policy=RetryPolicy(),
-    ).state
 
 
 def parts(mail: EmailMessage) -> dict[str, EmailMessage]:
