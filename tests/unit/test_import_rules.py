@@ -78,7 +78,7 @@ ADAPTERS: dict[str, set[str]] = {
 # from rooms of lower floors, for types too.
 FLOORS: dict[str, tuple[set[str], ...]] = {
     "schemas": (
-        {"errors", "exit_codes", "steady_clock", "process"},
+        {"errors", "exit_codes", "monotonic_clock", "process"},
         {"ids", "topics", "signing"},
         {"records"},
         {"text"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from tocsin.schemas.steady_clock import unix_ms
+from tocsin.schemas.monotonic_clock import unix_ms
 
 
 class Clock(Protocol):
@@ -16,7 +16,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clock as it was when this process began; see `steady_clock`."""
+    """The machine's clock as it was when this process began; see `monotonic_clock`."""
 
     def now_ms(self) -> int:
         """Unix time in milliseconds."""

@@ -44,7 +44,7 @@ from tocsin.bus.port import (
     TopicState,
     UnusableBus,
 )
-from tocsin.schemas.steady_clock import unix_ms
+from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.topics import TopicSpec
 
 logger = logging.getLogger(__name__)

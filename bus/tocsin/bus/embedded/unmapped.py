@@ -40,8 +40,8 @@ from tocsin.bus.port import (
     TopicState,
 )
 from tocsin.schemas.errors import TocsinError
+from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.process.own_python import python_command, python_environment
-from tocsin.schemas.steady_clock import unix_ms
 from tocsin.schemas.topics import TopicSpec
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ import typer
 from tocsin.console.commands.options import BusOption, ConfigOption, JsonOption
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.ids import check_run_id
-from tocsin.schemas.steady_clock import unix_ms
+from tocsin.schemas.monotonic_clock import unix_ms
 
 
 def register(app: typer.Typer) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 
 from aiosmtpd.smtp import SMTP
 
-from tocsin.schemas.steady_clock import unix_ms
+from tocsin.schemas.monotonic_clock import unix_ms
 
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 

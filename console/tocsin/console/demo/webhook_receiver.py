@@ -14,9 +14,9 @@ from typing import Self
 from aiohttp import web
 
 from tocsin.schemas.errors import RecordError
+from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.records.events import EVENT_TYPES
 from tocsin.schemas.records.issues import IssueFiring
-from tocsin.schemas.steady_clock import unix_ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,10 +31,10 @@ from tocsin.schemas.configuration.problems import did_you_mean
 from tocsin.schemas.configuration.sections import ActionEntry, RuleEntry
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.ids import incarnation_id, issue_id, new_id
+from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.issues import Evidence, Fact, IssueFiring, Series, Subject
 from tocsin.schemas.signing import SigningKey
-from tocsin.schemas.steady_clock import unix_ms
 from tocsin.schemas.topics import Topics
 
 RUN: Final = "tocsin-drill"

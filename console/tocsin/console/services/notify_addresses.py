@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.process.private_folders import make_private
-from tocsin.schemas.steady_clock import unix_ms
 
 KEEP_S: Final = 48 * 3600
 """Twice as long as a notice is retried by default."""

@@ -24,11 +24,11 @@ from tocsin.emitter.stop.verification import (
     read_keys,
 )
 from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.records.runs import RunData, StopView
 from tocsin.schemas.records.runs_view import RunSeen
 from tocsin.schemas.records.stops import StopAnswer
 from tocsin.schemas.records.wire import event_data, read_signature
-from tocsin.schemas.steady_clock import unix_ms
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
 
 _HEARD_MS: Final = 60_000

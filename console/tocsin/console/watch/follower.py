@@ -30,7 +30,7 @@ from tocsin.console.views.bus_view import view_partitions
 from tocsin.console.views.status import ago
 from tocsin.console.watch.frame import Situation
 from tocsin.console.watch.state import BACK_MS, MAX_SHOWN, WatchState
-from tocsin.schemas.steady_clock import unix_ms
+from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.topics import TELEMETRY_PARTITIONS, telemetry_partition
 
 FOLLOWED: Final = 12

@@ -20,7 +20,7 @@ from tocsin.console.context import CommandContext
 from tocsin.console.watch.follower import Follower
 from tocsin.console.watch.frame import Frame, draw
 from tocsin.schemas.exit_codes import SIGNALLED
-from tocsin.schemas.steady_clock import unix_ms
+from tocsin.schemas.monotonic_clock import unix_ms
 
 REDRAW_S: Final = 0.25
 """Least time between two pictures."""

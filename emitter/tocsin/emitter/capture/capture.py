@@ -47,10 +47,10 @@ from tocsin.emitter.statistics.async_copy import is_recording
 from tocsin.emitter.statistics.reductions import dense
 from tocsin.emitter.statistics.tensor_rows import TensorRows, Wanted
 from tocsin.emitter.training.training import Shape, Training
+from tocsin.schemas.monotonic_clock import unix_us
 from tocsin.schemas.records.events import clip
 from tocsin.schemas.records.program_facts import OptimizersSeen
 from tocsin.schemas.records.runs import Checkpoint, CheckpointWritten, Group
-from tocsin.schemas.steady_clock import unix_us
 
 SHARING: Final = "optimizers of one loss"
 

@@ -28,7 +28,7 @@ from tocsin.emitter.probes.losses import MAX_LOSSES
 from tocsin.emitter.process.isolation import BRIEF_S
 from tocsin.emitter.send.outbox import StepRow
 from tocsin.emitter.stop import exit_points
-from tocsin.schemas.steady_clock import unix_us
+from tocsin.schemas.monotonic_clock import unix_us
 
 PROBE: Final = "quick steps"
 

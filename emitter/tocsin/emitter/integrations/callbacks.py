@@ -27,8 +27,8 @@ from tocsin.emitter.stop import exit_points
 from tocsin.emitter.stop.exit_points import StopTraining
 from tocsin.emitter.training.context import current
 from tocsin.emitter.training.training import Training
+from tocsin.schemas.monotonic_clock import unix_us
 from tocsin.schemas.records.frames import Mode
-from tocsin.schemas.steady_clock import unix_us
 
 P = ParamSpec("P")
 

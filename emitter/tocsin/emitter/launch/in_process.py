@@ -42,7 +42,7 @@ from tocsin.schemas.configuration.file import LoadedConfig
 from tocsin.schemas.configuration.settings import resolve_settings
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.ids import incarnation_id
-from tocsin.schemas.steady_clock import unix_ms
+from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.topics import Topics
 
 LEFTOVERS: Final = 3

@@ -42,13 +42,13 @@ from tocsin.emitter.stop.unwatched import LINES
 from tocsin.emitter.stop.verification import read_keys, trusted_paths, untrusted_places
 from tocsin.schemas.errors import TocsinError
 from tocsin.schemas.ids import incarnation_id
+from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.process.own_python import python_environment
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import Data
 from tocsin.schemas.records.frames import Speaker
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.runs import Outcome, RunView
-from tocsin.schemas.steady_clock import unix_ms
 from tocsin.schemas.topics import Topics
 
 logger = logging.getLogger(__name__)

@@ -22,8 +22,8 @@ from typing import Final
 from tocsin.emitter.node.lock import NodeLock
 from tocsin.emitter.node.proc_files import ROOT
 from tocsin.emitter.process import runtime_folder
+from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.process.private_folders import make_private
-from tocsin.schemas.steady_clock import unix_ms
 
 NODE_FOLDER: Final = "TOCSIN_NODE_FOLDER"
 MAX_BYTES: Final = 60_000

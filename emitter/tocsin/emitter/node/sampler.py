@@ -35,8 +35,8 @@ from tocsin.emitter.node.proc_files import ROOT
 from tocsin.emitter.node.process_tree import ProcessTree
 from tocsin.emitter.node.sources import Beside, Paced, Sample
 from tocsin.emitter.process.stderr import say
+from tocsin.schemas.monotonic_clock import unix_us
 from tocsin.schemas.records.frames import Speaker, SystemFrame
-from tocsin.schemas.steady_clock import unix_us
 
 __all__ = ["INTERVAL_S", "PACKED_S", "Machine", "Node", "Packer", "Sample", "Sampler"]
 

@@ -26,8 +26,8 @@ from tocsin.emitter.probes.activations.probe import ACTIVATIONS, ActivationProbe
 from tocsin.emitter.probes.activations.watch import activations
 from tocsin.emitter.probes.inputs.batch_rows import INPUTS, InputProbe
 from tocsin.emitter.statistics.tables import Pending
+from tocsin.schemas.monotonic_clock import unix_us
 from tocsin.schemas.records.collections import Mode
-from tocsin.schemas.steady_clock import unix_us
 
 if TYPE_CHECKING:
     from tocsin.emitter.training.training import Training

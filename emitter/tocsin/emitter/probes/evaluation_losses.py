@@ -11,7 +11,7 @@ import torch
 from tocsin.emitter.plan.collections import PREDICT
 from tocsin.emitter.send.outbox import StepRow
 from tocsin.emitter.statistics.async_copy import HostCopy, is_recording
-from tocsin.schemas.steady_clock import unix_us
+from tocsin.schemas.monotonic_clock import unix_us
 
 if TYPE_CHECKING:
     from tocsin.emitter.training.training import Training

@@ -10,7 +10,7 @@ from tocsin.emitter.probes.losses import LossBuffer
 from tocsin.emitter.send.outbox import StepRow
 from tocsin.emitter.statistics.async_copy import HostCopy, is_recording
 from tocsin.emitter.training.training import Training
-from tocsin.schemas.steady_clock import unix_us
+from tocsin.schemas.monotonic_clock import unix_us
 
 COPY_EVERY: Final = 100
 """Updates after which the scale is copied from a GPU; after each skipped step it is, too."""

@@ -16,8 +16,8 @@ import torch
 from tocsin.emitter.probes.probe import NEVER, Probe
 from tocsin.emitter.send.outbox import StepRow
 from tocsin.emitter.statistics.async_copy import HostCopy, is_recording, on_device
+from tocsin.schemas.monotonic_clock import unix_us
 from tocsin.schemas.records.frames import Mode
-from tocsin.schemas.steady_clock import unix_us
 
 if TYPE_CHECKING:
     from tocsin.emitter.training.training import Training

@@ -17,7 +17,7 @@ from tocsin.emitter.probes.nonfinite_forward import BadValue
 from tocsin.emitter.send.outbox import StepRow
 from tocsin.emitter.statistics.async_copy import HostCopy, is_recording
 from tocsin.emitter.training.training import Training
-from tocsin.schemas.steady_clock import unix_us
+from tocsin.schemas.monotonic_clock import unix_us
 
 BAD_IN_A_ROW: Final = 5
 """Skipped steps in a row whose losses were not finite, after which that is the training's loss."""

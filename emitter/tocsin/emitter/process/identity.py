@@ -22,7 +22,7 @@ from typing import Final, TypedDict
 
 from tocsin.emitter.process import runtime_folder
 from tocsin.emitter.process.environment import JOB_ID, LAUNCHER, RUN_ID, RUNTIME_DIR
-from tocsin.schemas import steady_clock
+from tocsin.schemas import monotonic_clock
 from tocsin.schemas.ids import check_run_id, incarnation_id, new_id
 from tocsin.schemas.records.frames import Speaker
 
@@ -188,7 +188,7 @@ def _launch_in_step(environ: Mapping[str, str]) -> str | None:
         folder = runtime_folder.private_folder(environ) / "launches"
         folder.mkdir(mode=0o700, exist_ok=True)
         number = _claim(folder, own)
-        _remove_old(folder, steady_clock.unix_ms() / 1000 - LAUNCHES_KEPT_S, but=own)
+        _remove_old(folder, monotonic_clock.unix_ms() / 1000 - LAUNCHES_KEPT_S, but=own)
         return f"{step}.{number}"
     except OSError:
         return None

@@ -11,9 +11,9 @@ from typing import Final
 from tocsin.bus.port import BusError, Outgoing, Partition, Writer
 from tocsin.schemas.errors import RecordTooLarge, UnavailableError
 from tocsin.schemas.ids import new_id
+from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.wire import meta_of
-from tocsin.schemas.steady_clock import unix_ms
 from tocsin.schemas.topics import Topics, telemetry_partition
 
 logger = logging.getLogger(__name__)

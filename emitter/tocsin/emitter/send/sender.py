@@ -44,10 +44,10 @@ from tocsin.emitter.send.outbox import (
 )
 from tocsin.emitter.send.pace import COALESCE_S, SPACING_S, Pace
 from tocsin.schemas.errors import RecordTooLarge
+from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.records.events import Data, clip
 from tocsin.schemas.records.frames import TensorFrame
 from tocsin.schemas.records.runs import CaptureDegraded, CheckpointWritten, Heartbeat, PhaseMark
-from tocsin.schemas.steady_clock import unix_ms
 
 PUBLISH_S: Final = 15.0
 FIRST_PAUSE_S: Final = 0.2

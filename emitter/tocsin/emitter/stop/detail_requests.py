@@ -14,9 +14,9 @@ from tocsin.bus.port import Record
 from tocsin.emitter.stop import datagrams
 from tocsin.emitter.stop.processes import Members
 from tocsin.schemas.errors import RecordError
+from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.records.events import EVENT_TYPES
 from tocsin.schemas.records.stops import LookCloser, look_closer_key
-from tocsin.schemas.steady_clock import unix_ms
 
 LOOK_CLOSER: Final = "look_closer"
 """The kind of the datagram to a rank: `steps`, and `reason` for people."""

@@ -38,11 +38,11 @@ from tocsin.emitter.stop.verification import (
     read_keys,
     trusted_paths,
 )
+from tocsin.schemas.monotonic_clock import unix_ms, unix_us
 from tocsin.schemas.records.events import Data, clip
 from tocsin.schemas.records.frames import Speaker
 from tocsin.schemas.records.runs import CaptureDegraded
 from tocsin.schemas.records.stops import StopAcknowledged, StopLeft, StopRefused, StopRequested
-from tocsin.schemas.steady_clock import unix_ms, unix_us
 
 logger = logging.getLogger(__name__)
 

@@ -39,10 +39,10 @@ from tocsin.emitter.stop.verification import (
     refusal,
     trusted_paths,
 )
+from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.records.frames import Speaker
 from tocsin.schemas.records.stops import StopAcknowledged, StopRequested
 from tocsin.schemas.records.wire import read_signature
-from tocsin.schemas.steady_clock import unix_ms
 from tocsin.schemas.topics import Topics, issue_partition
 
 logger = logging.getLogger(__name__)

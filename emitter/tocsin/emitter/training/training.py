@@ -38,6 +38,7 @@ from tocsin.emitter.send.encoding import Address
 from tocsin.emitter.send.outbox import StepRow
 from tocsin.emitter.send.sender import FLUSH_S, Sender
 from tocsin.emitter.stop import exit_points, verification
+from tocsin.schemas.monotonic_clock import unix_ms, unix_us
 from tocsin.schemas.records.events import Data, clip
 from tocsin.schemas.records.frames import TensorFrame
 from tocsin.schemas.records.runs import (
@@ -50,7 +51,6 @@ from tocsin.schemas.records.runs import (
     RunEnded,
     RunStarted,
 )
-from tocsin.schemas.steady_clock import unix_ms, unix_us
 from tocsin.schemas.topics import Topics
 
 logger = logging.getLogger(__name__)

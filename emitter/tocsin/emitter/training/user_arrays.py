@@ -17,8 +17,8 @@ import numpy.typing as npt
 from tocsin.emitter.statistics.arrays import as_float32, is_numbers, real_numbers, row_of
 from tocsin.emitter.statistics.quantiles import ROW_COLUMNS, quantile_rows, sample_of
 from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.monotonic_clock import unix_us
 from tocsin.schemas.records.frames import COUNT_COLUMNS, Speaker, TensorFrame
-from tocsin.schemas.steady_clock import unix_us
 
 HELP: Final = (
     "an array of numbers: of NumPy or PyTorch, with `__array__` or DLPack, or a list of numbers"

@@ -21,8 +21,8 @@ from support.notices import notice
 from tocsin.actions.receivers.address_guard import AddressGuard
 from tocsin.actions.receivers.alertmanager.kind import alerts_of
 from tocsin.actions.receivers.http import HttpPoster, JsonSender, JsonTarget
+from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.records.issues import IssueFiring
-from tocsin.schemas.steady_clock import unix_ms
 
 PROGRAM = shutil.which("prometheus-alertmanager") or shutil.which("alertmanager")
 DAY_MS = 86_400_000

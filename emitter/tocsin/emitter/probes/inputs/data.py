@@ -34,8 +34,8 @@ from tocsin.emitter.probes.probe import Probe
 from tocsin.emitter.statistics.async_copy import HostCopy, is_recording
 from tocsin.emitter.statistics.readable import NUMBERS, readable
 from tocsin.emitter.statistics.tables import Table
+from tocsin.schemas.monotonic_clock import unix_us
 from tocsin.schemas.records.frames import Mode, TensorFrame
-from tocsin.schemas.steady_clock import unix_us
 
 if TYPE_CHECKING:
     from tocsin.emitter.model.optimizers import Optimizers

@@ -31,9 +31,9 @@ from tocsin.emitter.probes.program_checks.train_mode import LayerModes
 from tocsin.emitter.probes.program_checks.uncleared_gradients import Uncleared
 from tocsin.emitter.process.isolation import REST, Wall
 from tocsin.emitter.statistics.tables import Table
+from tocsin.schemas.monotonic_clock import unix_us
 from tocsin.schemas.records.events import clip
 from tocsin.schemas.records.program_facts import LayerInputsSeen
-from tocsin.schemas.steady_clock import unix_us
 
 if TYPE_CHECKING:
     from tocsin.emitter.model.optimizers import Optimizers

@@ -19,7 +19,7 @@ from tocsin.emitter.model import discovery
 from tocsin.emitter.model.mesh_names import is_distributed
 from tocsin.emitter.probes.probe import NEVER, Probe
 from tocsin.emitter.statistics.tables import Table
-from tocsin.schemas.steady_clock import unix_us
+from tocsin.schemas.monotonic_clock import unix_us
 
 if TYPE_CHECKING:
     from tocsin.emitter.model.optimizers import Optimizers

@@ -11,7 +11,7 @@ import pytest
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Outgoing, Partition
 from tocsin.runtime.clock import SystemClock
-from tocsin.schemas import steady_clock
+from tocsin.schemas import monotonic_clock
 from tocsin.schemas.topics import Topics
 
 ROOT = Path(__file__).parents[3]
@@ -28,21 +28,21 @@ def jump(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_clock_that_is_set_moves_no_time_of_ours(jump: None) -> None:
-    before_ms, began_s = steady_clock.unix_ms(), time.monotonic()
+    before_ms, began_s = monotonic_clock.unix_ms(), time.monotonic()
     SystemClock().now_ms()
-    lasted_ms = steady_clock.unix_us() / 1000 - before_ms
+    lasted_ms = monotonic_clock.unix_us() / 1000 - before_ms
     assert 0 <= lasted_ms <= 1000 * (time.monotonic() - began_s) + 1
 
 
 async def test_append_times_go_on_as_they_were(tmp_path: Path, jump: None) -> None:
     partition = Partition(Topics().telemetry, 0)
-    began_ms = steady_clock.unix_ms()
+    began_ms = monotonic_clock.unix_ms()
     async with EmbeddedBus(tmp_path / "bus.db") as bus:
         await bus.init(Topics().specs())
         producer = await bus.producer()
         await producer.publish([Outgoing(partition, b"r", b"", ())])
         (record,) = await (await bus.reader({partition: EARLIEST})).poll(timeout_s=10)
-    assert began_ms <= record.append_ms <= steady_clock.unix_ms()
+    assert began_ms <= record.append_ms <= monotonic_clock.unix_ms()
 
 
 def test_nobody_else_reads_the_clock() -> None:
@@ -60,4 +60,4 @@ def test_nobody_else_reads_the_clock() -> None:
         if any(map(reads, ast.walk(ast.parse(path.read_bytes()))))
     }
     # The demo's trainings print the time of day, to be read beside that of another process.
-    assert readers <= {"steady_clock.py", "common.py"}
+    assert readers <= {"monotonic_clock.py", "common.py"}
