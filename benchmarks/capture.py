@@ -254,7 +254,7 @@ while time.monotonic() < until or n < 40:
     if n == 3:
         before, begun, first = hooks.wall.seconds, time.perf_counter(), n
 spent, lasted = hooks.wall.seconds - before, time.perf_counter() - begun
-shares = hooks.capture.agenda.budget.shares
+shares = hooks.capture.schedule.budget.shares
 print(json.dumps({
     "step_ms": 1e3 * lasted / (n - first), "hooks_percent": 100 * spent / lasted,
     "costs_ms": {name: 1e3 * share.cost_s for name, share in shares.items() if share.costs},

@@ -118,8 +118,8 @@ def ours() -> dict[str, object]:
         return {}
     return {
         "hooks_s": capture.training.wall.seconds,
-        "intervals": capture.agenda.intervals(),
-        "costs_s": {n: s.cost_s for n, s in capture.agenda.budget.shares.items()},
+        "intervals": capture.schedule.intervals(),
+        "costs_s": {n: s.cost_s for n, s in capture.schedule.budget.shares.items()},
     }
 
 

@@ -365,7 +365,7 @@ def measure(name: str, rounds: int, warm_up_s: float) -> dict[str, Any]:
             "hooks_us": 1e6 * (wall.seconds - spent_s) / steps,
             "beside_us": 1e6 * beside_s / steps,
             "first_ms": 1e3 * first_s,
-            "intervals": session.training.agenda.intervals(),
+            "intervals": session.training.schedule.intervals(),
             "off": dict(wall.off),
         }
         session.end()

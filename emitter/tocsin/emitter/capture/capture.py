@@ -4,8 +4,8 @@ The hooks (`tocsin.emitter.hooks.torch_patches`) call this inside a wall. Nothin
 tensor of the user's, keeps a graph alive, touches a random generator, or waits for a GPU: on a GPU
 results are copied without waiting and read at a later step.
 
-How deep a step is looked at is the agenda's to say (`tocsin.emitter.plan.schedule`): what each step
-costs is a few microseconds of Python and a block of each gradient.
+How deep a step is looked at is decided by the schedule (`tocsin.emitter.plan.schedule`): what each
+step costs is a few microseconds of Python and a block of each gradient.
 """
 
 from __future__ import annotations
@@ -100,22 +100,22 @@ class Capture:
         """Losses that another optimizer has taken, for the one whose steps count."""
         self.optimizers: Final = Optimizers(first, preferred, used, model)
         self.optimizers.is_one_of_ranks = training.identity.world_size > 1
-        self.agenda: Final = training.agenda
+        self.schedule: Final = training.schedule
         training.is_evaluating = self._is_evaluating
         training.skipped_tensors = lambda: self._gradients.skipped + self._state.skipped
-        self._gradients: Final = GradientReader(self.agenda, self.optimizers)
+        self._gradients: Final = GradientReader(self.schedule, self.optimizers)
         self._readings: dict[int, Reading] = {}
         self._waiting: deque[Draft] = deque()
         self._ended_at: float | None = None
         self._unseen = False
         """Whether steps may have been passed over since one was looked at."""
-        self._reporter = Reporter(training, self.agenda)
+        self._reporter = Reporter(training, self.schedule)
         self._saved: deque[Written] = deque(maxlen=100)
         self._scaler: Final = LossScaler(training, losses)
         self._skips: Final = SkippedSteps(training)
         of, wall = training.settings.of, training.wall
-        self._activations: Final = ActivationProbe(self.agenda, wall, of("activations"))
-        self.inputs: Final = InputProbe(self.agenda, wall, of("inputs"))
+        self._activations: Final = ActivationProbe(self.schedule, wall, of("activations"))
+        self.inputs: Final = InputProbe(self.schedule, wall, of("inputs"))
         self._local_s = 0.0
         self._bad_looks = self._all_looks = 0
         self._updates: Final = UpdateProbe()
@@ -207,9 +207,9 @@ class Capture:
 
     def updating(self, optimizer: torch.optim.Optimizer) -> None:
         """This optimizer is about to change its weights."""
-        due = self.agenda.due(self.training.next_step)
+        due = self.schedule.due(self.training.next_step)
         if due and self.optimizers.is_primary(optimizer) and not is_recording():
-            with self.agenda.costs(*(plan.name for plan in _of_weights(due))):
+            with self.schedule.costs(*(plan.name for plan in _of_weights(due))):
                 if "weights" in due:
                     self._updates.before(self.optimizers.of(optimizer).parameters)
 
@@ -232,7 +232,7 @@ class Capture:
                 optimizer,
                 losses,
                 self.optimizers.modules,
-                norm=self.agenda.is_due(NORMS, self.training.next_step),
+                norm=self.schedule.is_due(NORMS, self.training.next_step),
             )
             if self._clipped.any:
                 self._clipped.forget(p for _, p in watched.parameters)
@@ -270,7 +270,7 @@ class Capture:
             sums = wall.call(CHECKSUMS, Checksums, watched.parameters)
             if sums is not None:
                 draft.probed.append((CHECKSUMS, sums))
-        if due := self.agenda.due(step):
+        if due := self.schedule.due(step):
             draft.weights = wall.call("weights", self._weights, watched, _of_weights(due))
             self._probe(draft, optimizer, watched, due)
         for said in (self.inputs.take(), self._activations.take()):
@@ -290,10 +290,10 @@ class Capture:
         wall.call(SHARING, self._tell_sharing, step)
         if self._local.active:
             spent_s = wall.spent.get(LOCAL_GRADIENTS, 0.0)
-            self._local.plan(self.agenda, step + 1, spent_s - self._local_s)
+            self._local.plan(self.schedule, step + 1, spent_s - self._local_s)
             self._local_s = spent_s
         if step_time is not None and step > 1:
-            self.agenda.stepped(step_time, wall.seconds)
+            self.schedule.stepped(step_time, wall.seconds)
         until = self.quiet_until(step + 1)
         self._quick.allow(self, optimizer, until, odd=self._reporter.odd_streak > 0)
         return step
@@ -335,7 +335,7 @@ class Capture:
             or self.training.identity.world_size > 1
         ):
             return 0
-        return self.agenda.quiet_until(step)
+        return self.schedule.quiet_until(step)
 
     def usual_scaler(self) -> tuple[float, ...] | None:
         """What a usual step has to say of a GradScaler; None: the step is not usual."""
@@ -379,13 +379,13 @@ class Capture:
     ) -> None:
         """What is looked at beside gradients and weights, of a step at which something is due."""
         wall = self.training.wall
-        with self.agenda.costs("weights", more=True):
+        with self.schedule.costs("weights", more=True):
             updates = wall.call("updates", self._updates.after)
         if updates is not None:
             draft.probed.append(("weights", updates))
         if (plans := due.get(OPTIMIZER_STATE, ())) and not is_recording():
             wanted = [Wanted(p.name, self.optimizers.chosen(watched, p), p.columns) for p in plans]
-            with self.agenda.costs(*(plan.name for plan in plans)):
+            with self.schedule.costs(*(plan.name for plan in plans)):
                 read = self._state.read
                 state = wall.call(OPTIMIZER_STATE, read, optimizer, watched.parameters, wanted)
             if state is not None:
@@ -469,7 +469,7 @@ class Capture:
     def _weights(self, watched: Watched, plans: tuple[CollectionPlan, ...]) -> TensorRows | None:
         if not plans or is_recording():
             return None
-        with self.agenda.costs(*(plan.name for plan in plans), more=True):
+        with self.schedule.costs(*(plan.name for plan in plans), more=True):
             names, flat = [], []
             for name, parameter in watched.parameters:
                 tensor = dense(parameter)

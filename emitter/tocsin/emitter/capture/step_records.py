@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from tocsin.emitter.plan.collections import Schedule
-from tocsin.emitter.plan.schedule import Agenda
+from tocsin.emitter.plan.schedule import CaptureSchedule
 from tocsin.emitter.probes.clipped_norms import Clipped
 from tocsin.emitter.probes.gradients import GRADIENTS, Reading
 from tocsin.emitter.probes.local_gradients import LocalReading
@@ -42,7 +42,7 @@ class Draft:
     local: LocalReading | None
     weights: TensorRows | None = None
     probed: list[tuple[str, Pending]] = field(default_factory=list)
-    """What else was looked at, with the name of its collection in the agenda."""
+    """What else was looked at, with the name of its collection in the schedule."""
 
     def __post_init__(self) -> None:
         # A step that counts makes its optimizer the main one, which may be news since the reading.
@@ -65,11 +65,11 @@ class Draft:
 class Reporter:
     """Makes the records of finished steps, in order."""
 
-    def __init__(self, training: Training, agenda: Agenda) -> None:
+    def __init__(self, training: Training, schedule: CaptureSchedule) -> None:
         self.odd_streak = 0
         self.last_odd: int | None = None
         self._training = training
-        self._agenda = agenda
+        self._agenda = schedule
         self._finite: bool | None = None
         self._finite_step = -1
         plan = training.settings.plan("losses")

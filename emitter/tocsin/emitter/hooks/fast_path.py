@@ -231,7 +231,7 @@ class QuickSteps:
         step_time = capture.settled(now)
         step = training.stepped(step_time)
         # Before the long way reads gradients again, and now and then.
-        thinned = capture.agenda.budget.looks_every > 1
+        thinned = capture.schedule.budget.looks_every > 1
         look = thinned or step % ENDS_EVERY == 0 or step + 1 >= self.until
         if capture.optimizers.counts_primary(optimizer, look=look).stale:
             self.until = 0
@@ -241,7 +241,7 @@ class QuickSteps:
         # Never urgent: all of it is usual.
         training.sender.row(_row((step, at_us, columns, values, "train")))
         wall = loop.wall
-        if step > 1 and capture.agenda.stepped(step_time, wall.seconds) and self.until:
+        if step > 1 and capture.schedule.stepped(step_time, wall.seconds) and self.until:
             self.until = capture.quiet_until(step + 1)  # the intervals were chosen anew
         ended = perf_counter()
         lasted = ended - now

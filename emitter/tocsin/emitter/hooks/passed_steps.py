@@ -54,7 +54,7 @@ class PassedSteps:
     def begin(self, capture: Capture, optimizer: torch.optim.Optimizer, until: int) -> None:
         """Called after a step of this optimizer: pass over those before `until`, if possible."""
         step = capture.training.next_step
-        following = step - 1 + capture.agenda.to_next_look(step - 1)
+        following = step - 1 + capture.schedule.to_next_look(step - 1)
         if not FROM <= step < following:
             return
         around = self._loop.around
@@ -68,7 +68,7 @@ class PassedSteps:
             self._capture = capture
             around.phases.resumes = self.end
         capture.looks_away()
-        capture.agenda.passes = True
+        capture.schedule.passes = True
         self._began_s = self._ended_s = capture.ended_at
         self._by_s = self._began_s + LONGEST_S
         self.inside = 0

@@ -1,6 +1,6 @@
 """What is summarised at which step: the plans of the collections, the budget, and "look closer".
 
-One value per step says what is due; between two such steps the agenda answers with one comparison.
+One value per step says what is due; between two such steps one comparison answers.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ Due = Mapping[Kind, tuple[CollectionPlan, ...]]
 NOTHING: Final[Due] = {}
 
 
-class Agenda:
+class CaptureSchedule:
     """When which collection of a training is summarised, in one mode.
 
     In another than train its steps are that mode's batches.

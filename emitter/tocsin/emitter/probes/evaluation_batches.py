@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from torch import nn
 
 from tocsin.emitter.plan.collections import PREDICT, CollectionPlan
-from tocsin.emitter.plan.schedule import Agenda
+from tocsin.emitter.plan.schedule import CaptureSchedule
 from tocsin.emitter.probes.activations.probe import ACTIVATIONS, ActivationProbe
 from tocsin.emitter.probes.activations.watch import activations
 from tocsin.emitter.probes.inputs.batch_rows import INPUTS, InputProbe
@@ -53,9 +53,11 @@ class _Batches:
     def __init__(self, training: Training, mode: Mode) -> None:
         settings, wall = training.settings, training.wall
         self.mode: Final[Mode] = mode
-        self.agenda: Final = Agenda(settings, mode)
-        self.activations: Final = ActivationProbe(self.agenda, wall, settings.of(ACTIVATIONS), mode)
-        self.inputs: Final = InputProbe(self.agenda, wall, settings.of(INPUTS), mode)
+        self.schedule: Final = CaptureSchedule(settings, mode)
+        self.activations: Final = ActivationProbe(
+            self.schedule, wall, settings.of(ACTIVATIONS), mode
+        )
+        self.inputs: Final = InputProbe(self.schedule, wall, settings.of(INPUTS), mode)
         self.on: Final = self.activations.on or self.inputs.on
         self.count = 0
         """Batches so far; the number of the next."""
@@ -66,7 +68,7 @@ class _Batches:
         now, number = time.perf_counter(), self.count
         self.count = number + 1
         if self._last is not None:
-            self.agenda.stepped(now - self._last, 0.0)
+            self.schedule.stepped(now - self._last, 0.0)
         self._last = now
         return number
 
@@ -171,7 +173,7 @@ class EvaluationBatches:
         batches = self._batches()
         if batches is not None:
             number = batches.another()
-            missed = batches.agenda.due(number).get(ACTIVATIONS, ()) if first else ()
+            missed = batches.schedule.due(number).get(ACTIVATIONS, ()) if first else ()
             self._arm(batches, step, number + 1, missed)
         self._give_back()
 
@@ -226,13 +228,13 @@ class EvaluationBatches:
             self._send(self._waiting.popleft())
 
     def _send(self, said: _Said) -> None:
-        agenda, training = said.batches.agenda, self._training
-        with agenda.costs(said.name, more=True):
+        schedule, training = said.batches.schedule, self._training
+        with schedule.costs(said.name, more=True):
             for table in said.pending.tables():
                 if not table.names:
                     continue
-                every = agenda.interval(
-                    table.collection if agenda.has(table.collection) else said.name
+                every = schedule.interval(
+                    table.collection if schedule.has(table.collection) else said.name
                 )
                 frame = table.frame(
                     training.speaker, said.step, said.batches.mode, every=every, at_us=said.at_us

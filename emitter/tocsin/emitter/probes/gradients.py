@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from tocsin.emitter.model.optimizers import Optimizers, Watched
-from tocsin.emitter.plan.schedule import BLOCKS, NORMS, Agenda
+from tocsin.emitter.plan.schedule import BLOCKS, NORMS, CaptureSchedule
 from tocsin.emitter.probes.gradient_blocks import BlockReader, Blocks
 from tocsin.emitter.statistics.async_copy import HostCopy, by_device
 from tocsin.emitter.statistics.reductions import dense, norms
@@ -121,8 +121,8 @@ class Reading:
 class GradientReader:
     """Reads the gradients of a training's optimizers."""
 
-    def __init__(self, agenda: Agenda, optimizers: Optimizers) -> None:
-        self._agenda = agenda
+    def __init__(self, schedule: CaptureSchedule, optimizers: Optimizers) -> None:
+        self._agenda = schedule
         self._optimizers = optimizers
         self._blocks: dict[int, BlockReader] = {}
         self._mixed: dict[int, bool] = {}
@@ -136,13 +136,13 @@ class GradientReader:
         `odd`: the loss is not finite; `at_once`: then, or if a block is not finite, all rows are
         read in this step.
         """
-        agenda, optimizer = self._agenda, watched.optimizer()
-        due = agenda.due(step).get(GRADIENTS, ())
-        exact = step < agenda.exact_until or agenda.is_due(NORMS, step)
+        schedule, optimizer = self._agenda, watched.optimizer()
+        due = schedule.due(step).get(GRADIENTS, ())
+        exact = step < schedule.exact_until or schedule.is_due(NORMS, step)
         reading = Reading(parts=watched.parts)
         if optimizer is not None:
             reading.is_primary = partial(self._optimizers.is_primary, optimizer)
-        if not (due or exact or odd or agenda.is_due(BLOCKS, step)):
+        if not (due or exact or odd or schedule.is_due(BLOCKS, step)):
             some = any(p.grad is not None for _, p in watched.parameters)
             return reading if some else None
         gradients = [g for _, p in reversed(watched.parameters) if (g := p.grad) is not None]
@@ -150,22 +150,22 @@ class GradientReader:
             return None
         wanted = [Wanted(p.name, self._optimizers.chosen(watched, p), p.columns) for p in due]
         on_cpu = gradients[0].is_cpu or self._some_on_cpu(optimizer, gradients, step)
-        if on_cpu and not wanted and not odd and agenda.is_due(BLOCKS, step):
+        if on_cpu and not wanted and not odd and schedule.is_due(BLOCKS, step):
             began = time.thread_time()
             reader = self._blocks.setdefault(id(optimizer), BlockReader())
             blocks = reading.blocks = reader.read(gradients)
-            agenda.spent(BLOCKS, time.thread_time() - began, more=self._again(BLOCKS, step))
+            schedule.spent(BLOCKS, time.thread_time() - began, more=self._again(BLOCKS, step))
             odd = blocks.bad > 0
             if not odd and reader.jumped(blocks.norm):
                 exact = True
-                agenda.alarmed(step)
+                schedule.alarmed(step)
         if odd and at_once and on_cpu and all(each.names is not None for each in wanted):
             wanted.append(Wanted(GRADIENTS))
         if wanted:
-            with agenda.costs(*(each.collection for each in wanted)):
+            with schedule.costs(*(each.collection for each in wanted)):
                 self._read_rows(reading, watched, wanted)
         if exact and (reading.rows is None or not reading.rows.whole):
-            with agenda.costs(NORMS, more=self._again(NORMS, step)):
+            with schedule.costs(NORMS, more=self._again(NORMS, step)):
                 self._read_norms(reading, watched)
         return reading
 

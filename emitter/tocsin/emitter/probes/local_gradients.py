@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tocsin.emitter.plan.schedule import LOCAL, NORMS, Agenda
+from tocsin.emitter.plan.schedule import LOCAL, NORMS, CaptureSchedule
 from tocsin.emitter.statistics.arrays import BLOCK, block, narrowed
 from tocsin.emitter.statistics.async_copy import HostCopy, is_recording
 from tocsin.emitter.statistics.reductions import dense, exact_row, norms
@@ -202,20 +202,20 @@ class LocalGradients:
         self._in_use = False
         self._watched = {key: ref for key, ref in self._watched.items() if ref() is not None}
 
-    def plan(self, agenda: Agenda, step: int, spent_s: float) -> None:
+    def plan(self, schedule: CaptureSchedule, step: int, spent_s: float) -> None:
         """Before the step of that number; the one before has cost `spent_s`."""
         if spent_s:
             # Where only each n-th was looked at, all of them would have cost n times as much.
-            agenda.spent(LOCAL, spent_s, pass_s=spent_s * (1 if self.all_due else self._stride))
+            schedule.spent(LOCAL, spent_s, pass_s=spent_s * (1 if self.all_due else self._stride))
             if self.all_due or (self._whole and self._stride == 1):
                 self._whole_s.append(spent_s)
-                self._whole = agenda.affords(LOCAL, median(self._whole_s))
+                self._whole = schedule.affords(LOCAL, median(self._whole_s))
         self._turn = step
-        self._stride = agenda.interval(LOCAL)
+        self._stride = schedule.interval(LOCAL)
         self._whole = self._whole and self._stride == 1
         # Another block whenever its turn comes, not at each step: it could always be the same one.
         self._block = step // self._stride
-        self.all_due = self._streak > 0 or agenda.is_due(NORMS, step)
+        self.all_due = self._streak > 0 or schedule.is_due(NORMS, step)
 
     def _look_at_other(self, key: int, gradient: torch.Tensor) -> None:
         """One that NumPy cannot read where it lies."""

@@ -18,7 +18,7 @@ from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.embedded.spool import SpooledBus
 from tocsin.bus.port import Bus, Outlet
 from tocsin.bus.urls import open_bus
-from tocsin.emitter.plan.schedule import Agenda
+from tocsin.emitter.plan.schedule import CaptureSchedule
 from tocsin.emitter.plan.settings import CaptureSettings
 from tocsin.emitter.process import run_facts
 from tocsin.emitter.process.environment import (
@@ -96,7 +96,7 @@ class Training:
         self.is_evaluating: Callable[[], bool] = lambda: False
         self.skipped_tensors: Callable[[], int] = lambda: 0
         self.phases: list[str] = []
-        self.agenda: Final = Agenda(settings)
+        self.schedule: Final = CaptureSchedule(settings)
         self.left = False
         self._activity_at_step = 0
         self._labels = parse_labels(environ.get(LABELS, ""))
@@ -152,7 +152,7 @@ class Training:
         another thread.
         """
         logger.info("looking closer", extra={"steps": steps, "reason": reason})
-        self.agenda.ask(steps)
+        self.schedule.ask(steps)
 
     def emit(self, data: Data) -> None:
         """Put an event on the telemetry topic; never waits."""
@@ -236,7 +236,7 @@ class Training:
             spent_s=round(self.wall.seconds, 3),
             stepping_s=round(lasted, 3),
             step_s=lasted / (self.next_step - 2) if self.next_step > 2 else None,
-            intervals=self.agenda.intervals(),
+            intervals=self.schedule.intervals(),
             records=self.sender.records,
             dropped=self.sender.dropped,
             skipped_tensors=self.skipped_tensors(),

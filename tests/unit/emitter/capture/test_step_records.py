@@ -14,7 +14,7 @@ import torch
 from support.captured import captured, said
 from tocsin.emitter.capture.step_records import AT_ONCE, Draft, Reporter
 from tocsin.emitter.model.optimizers import Optimizers
-from tocsin.emitter.plan.schedule import CLOSER_STEPS, EXACT_AFTER_ALARM, NORMS, Agenda
+from tocsin.emitter.plan.schedule import CLOSER_STEPS, EXACT_AFTER_ALARM, NORMS, CaptureSchedule
 from tocsin.emitter.plan.settings import CaptureSettings
 from tocsin.emitter.probes.gradient_blocks import Blocks
 from tocsin.emitter.probes.gradients import GradientReader, Norms, Reading
@@ -51,8 +51,8 @@ class Steps:
 
     def __init__(self) -> None:
         self.sink = Sink()
-        self.agenda = Agenda(CaptureSettings())
-        self._reporter = Reporter(self.sink, self.agenda)  # type: ignore[arg-type]  # a stand-in
+        self.schedule = CaptureSchedule(CaptureSettings())
+        self._reporter = Reporter(self.sink, self.schedule)  # type: ignore[arg-type]  # a stand-in
 
     def __call__(
         self,
@@ -111,7 +111,7 @@ def test_whatever_is_odd_is_looked_at_closer(what: str) -> None:
     steps = Steps()
     steps(exact(1.0))
     steps.sink.next_step = 12
-    assert not steps.agenda.due(12)
+    assert not steps.schedule.due(12)
     if what == "loss":
         steps(loss=NAN)
     elif what == "norms":
@@ -119,15 +119,15 @@ def test_whatever_is_odd_is_looked_at_closer(what: str) -> None:
     else:
         bad = (np.zeros(8, np.float32), np.array([1, 0, 1, 0], np.uint64))
         steps(local=LocalReading({"a": bad}, None, None, 0))
-    assert all(steps.agenda.due(step) for step in range(13, 13 + CLOSER_STEPS))
-    assert steps.agenda.exact_until == 12 + EXACT_AFTER_ALARM
+    assert all(steps.schedule.due(step) for step in range(13, 13 + CLOSER_STEPS))
+    assert steps.schedule.exact_until == 12 + EXACT_AFTER_ALARM
 
 
 def test_what_stays_odd_alarms_three_times_at_most() -> None:
     steps = Steps()
     for _ in range(3 * AT_ONCE):
         steps(loss=NAN)
-    assert steps.agenda.exact_until == AT_ONCE - 1 + EXACT_AFTER_ALARM
+    assert steps.schedule.exact_until == AT_ONCE - 1 + EXACT_AFTER_ALARM
 
 
 def test_numbers_that_come_late_have_the_next_steps_looked_at() -> None:
@@ -135,12 +135,12 @@ def test_numbers_that_come_late_have_the_next_steps_looked_at() -> None:
     steps.sink.next_step = 30
     late = Draft(12, 0, [], [], [NAN], [], None, None)
     steps._reporter.finish(late)
-    assert steps.agenda.exact_until == 29 + EXACT_AFTER_ALARM
+    assert steps.schedule.exact_until == 29 + EXACT_AFTER_ALARM
 
 
 def test_frames_of_a_closer_look_say_the_interval_in_force() -> None:
     steps = Steps()
-    steps.agenda.look_closer(2, 2)
+    steps.schedule.look_closer(2, 2)
     values, counts = np.zeros((1, 1), np.float32), np.zeros((1, 1), np.uint64)
     for kind in ("gradients", "activations"):
         steps.sink.next_step = 0
@@ -186,9 +186,9 @@ def test_gradients_on_the_cpu_are_read_though_the_first_is_elsewhere() -> None:
     model = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(3)) for _ in range(2)])
     here, there = model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizers, agenda = Optimizers(optimizer), Agenda(CaptureSettings())
-    agenda.budget.shares[NORMS].interval = 1000
-    reader, watched = GradientReader(agenda, optimizers), optimizers.of(optimizer)
+    optimizers, schedule = Optimizers(optimizer), CaptureSchedule(CaptureSettings())
+    schedule.budget.shares[NORMS].interval = 1000
+    reader, watched = GradientReader(schedule, optimizers), optimizers.of(optimizer)
     there.grad = torch.full((3,), math.nan).as_subclass(Elsewhere)
     here.grad = torch.ones(3)
     reading = reader.read(watched, 1, odd=False, at_once=True)

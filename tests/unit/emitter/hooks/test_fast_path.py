@@ -29,7 +29,7 @@ Change = Callable[[int, torch.optim.Optimizer], object]
 def hurry(hooks: Hooks) -> None:
     """Let as many steps be quick as may be."""
     assert hooks.capture is not None
-    for share in hooks.capture.agenda.budget.shares.values():
+    for share in hooks.capture.schedule.budget.shares.values():
         share.interval = 1000
     hooks.around.data.wakes = 10**9
 
@@ -348,7 +348,7 @@ def test_what_goes_on_around_the_steps_costs_no_step_its_quick_way(
             hooks.around.named.add("own", float(number))
             optimizer.step()
             if number == 9:
-                for share in _capture(hooks).agenda.budget.shares.values():
+                for share in _capture(hooks).schedule.budget.shares.values():
                     share.interval = 1000
         assert hooks.wall.off == {}
     assert [step for step in long if step > 10] == []

@@ -42,7 +42,7 @@ def early(monkeypatch: pytest.MonkeyPatch) -> None:
 def pass_over(hooks: Hooks) -> None:
     """Look at each `EVERY`-th step from here on."""
     assert hooks.capture is not None
-    budget = hooks.capture.agenda.budget
+    budget = hooks.capture.schedule.budget
     budget.looks_every = EVERY
     for share in budget.shares.values():
         share.interval = 1000
@@ -107,10 +107,10 @@ def test_that_steps_are_passed_over_is_told_once_they_are(tmp_path: Path) -> Non
             if number == FROM - 1:
                 pass_over(hooks)
                 assert hooks.capture is not None
-                assert "steps" not in hooks.capture.agenda.intervals()
+                assert "steps" not in hooks.capture.schedule.intervals()
             step(number)
         assert hooks.capture is not None
-        assert hooks.capture.agenda.intervals()["steps"] == EVERY
+        assert hooks.capture.schedule.intervals()["steps"] == EVERY
 
 
 def test_times_of_a_step_that_is_looked_at_are_its_own(tmp_path: Path) -> None:

@@ -14,31 +14,31 @@ from tocsin.emitter.plan.schedule import (
     EXACT_AFTER_ALARM,
     NORMS,
     REVIEW_STEPS,
-    Agenda,
+    CaptureSchedule,
 )
 from tocsin.emitter.plan.settings import capture_settings
 
 
-def agenda(**collections: object) -> Agenda:
-    return Agenda(capture_settings(json.dumps({"collections": collections})))
+def schedule(**collections: object) -> CaptureSchedule:
+    return CaptureSchedule(capture_settings(json.dumps({"collections": collections})))
 
 
-def steps(made: Agenda, kind: str, stop: int, start: int = 0) -> list[int]:
+def steps(made: CaptureSchedule, kind: str, stop: int, start: int = 0) -> list[int]:
     """The steps at which something of that kind is due."""
     return [step for step in range(start, stop) if kind in made.due(step)]
 
 
 def test_the_defaults() -> None:
-    made = agenda()
+    made = schedule()
     assert steps(made, "gradients", 35) == [0, 10, 20, 30]
-    assert steps(agenda(), "activations", 250) == [0, 100, 200]
-    assert steps(agenda(), "inputs", 250) == []
+    assert steps(schedule(), "activations", 250) == [0, 100, 200]
+    assert steps(schedule(), "inputs", 250) == []
     assert made.is_due(BLOCKS, 7)
     assert made.is_due(NORMS, 7)
 
 
 def test_fixed_intervals_windows_and_explicit_steps() -> None:
-    made = agenda(
+    made = schedule(
         gradients={"every": 3, "start": 6, "end": 13},
         weights={"steps": [2, 17]},
         activations="off",
@@ -53,13 +53,13 @@ def test_fixed_intervals_windows_and_explicit_steps() -> None:
         0: ["attention"], 4: ["attention"], 6: ["gradients"], 8: ["attention"],
         9: ["gradients"], 12: ["gradients", "attention"], 16: ["attention"],
     }  # fmt: skip
-    assert steps(agenda(weights={"steps": [2, 17]}), "weights", 40) == [2, 17]
-    assert steps(agenda(activations="off"), "activations", 200) == []
+    assert steps(schedule(weights={"steps": [2, 17]}), "weights", 40) == [2, 17]
+    assert steps(schedule(activations="off"), "activations", 200) == []
     assert made.intervals()["attention"] == 4
 
 
 def test_a_step_that_is_asked_for_again_is_answered_alike() -> None:
-    made = agenda()
+    made = schedule()
     assert made.due(10) is made.due(10)
     assert "gradients" in made.due(10)
     assert not made.due(11)
@@ -68,7 +68,7 @@ def test_a_step_that_is_asked_for_again_is_answered_alike() -> None:
 
 
 def test_the_interval_follows_what_a_pass_costs() -> None:
-    made = agenda()
+    made = schedule()
     for step in range(40 * REVIEW_STEPS):
         if "gradients" in made.due(step):
             made.spent("gradients", 0.01)
@@ -78,7 +78,7 @@ def test_the_interval_follows_what_a_pass_costs() -> None:
 
 
 def test_looking_closer_lasts_fifty_steps() -> None:
-    made = agenda(gradients={"every": 100})
+    made = schedule(gradients={"every": 100})
     assert steps(made, "gradients", 21) == [0]
     made.alarmed(20)
     assert steps(made, "gradients", 90, start=21) == list(range(21, 21 + CLOSER_STEPS))
@@ -90,7 +90,7 @@ def test_looking_closer_lasts_fifty_steps() -> None:
 
 
 def test_a_rule_may_ask_to_look_closer_in_the_middle() -> None:
-    made = agenda()
+    made = schedule()
     assert steps(made, "gradients", 14) == [0, 10]
     made.look_closer(14, 5)
     assert steps(made, "gradients", 31, start=14) == [14, 15, 16, 17, 18, 20, 30]
@@ -99,14 +99,14 @@ def test_a_rule_may_ask_to_look_closer_in_the_middle() -> None:
 
 
 def test_explicit_steps_are_all_there_is_in_a_closer_look_too() -> None:
-    made = agenda(optimizer_state={"steps": [7, 22]}, gradients={"steps": [30]}, weights="off")
+    made = schedule(optimizer_state={"steps": [7, 22]}, gradients={"steps": [30]}, weights="off")
     made.look_closer(20, 20)
     assert steps(made, "optimizer_state", 60) == [7, 22]
     assert steps(made, "gradients", 60) == [30]
 
 
 def test_the_interval_in_force_is_that_of_the_step() -> None:
-    made = agenda(weights={"every": 3})
+    made = schedule(weights={"every": 3})
     made.look_closer(20, 10)
     made.look_closer(25, 10)
     for step, intervals in (
@@ -121,7 +121,7 @@ def test_the_interval_in_force_is_that_of_the_step() -> None:
 
 
 def test_after_an_alarm_no_step_is_quiet_while_norms_are_exact() -> None:
-    made = agenda(gradients="off", weights="off", activations="off", optimizer_state="off")
+    made = schedule(gradients="off", weights="off", activations="off", optimizer_state="off")
     for name in (BLOCKS, NORMS):
         made.budget.shares[name].interval = 1000
     made.alarmed(20)
@@ -133,7 +133,7 @@ def test_after_an_alarm_no_step_is_quiet_while_norms_are_exact() -> None:
 def test_what_was_spent_before_the_first_step_is_not_the_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made, base = agenda(), []
+    made, base = schedule(), []
     monkeypatch.setattr(made.budget, "review", lambda step_s, base_s: base.append(base_s))
     made.spent("gradients", 5.0)
     for step in range(2 * REVIEW_STEPS + 1):
@@ -143,7 +143,7 @@ def test_what_was_spent_before_the_first_step_is_not_the_steps(
 
 def test_intervals_that_stay_are_chosen_less_often_where_steps_are_short() -> None:
     def reviewed(step_s: float) -> list[int]:
-        made, found = agenda(), []
+        made, found = schedule(), []
         for step in range(1000):
             if step % 100 == 0:
                 made.spent("gradients", 0.1)  # more than is free

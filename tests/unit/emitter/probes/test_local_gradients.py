@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tocsin.emitter.model.mesh_names import MARK, WHOLE, Cut, base_name, place_of
-from tocsin.emitter.plan.schedule import BLOCKS, LOCAL, NORMS, Agenda
+from tocsin.emitter.plan.schedule import BLOCKS, LOCAL, NORMS, CaptureSchedule
 from tocsin.emitter.plan.settings import CaptureSettings
 from tocsin.emitter.probes.local_gradients import EXACT_ROWS, LocalGradients, LocalReading
 from tocsin.emitter.statistics.arrays import BLOCK
@@ -17,8 +17,8 @@ from tocsin.emitter.statistics.arrays import BLOCK
 NAN = float("nan")
 
 
-class Stretched(Agenda):
-    """An agenda whose budget has come to these intervals."""
+class Stretched(CaptureSchedule):
+    """A schedule whose budget has come to these intervals."""
 
     def __init__(self, *, local: int, norms: int) -> None:
         super().__init__(CaptureSettings())
@@ -115,11 +115,11 @@ def test_with_a_loss_scaler_nobody_says_a_norm() -> None:
 
 
 def test_over_the_budget_each_nth_has_its_turn_and_large_ones_a_block() -> None:
-    local, agenda = LocalGradients(), Stretched(local=3, norms=1000)
+    local, schedule = LocalGradients(), Stretched(local=3, norms=1000)
     parts = [parameter(4) for _ in range(8)] + [parameter(3 * BLOCK)]
     parts[-1].grad[-1] = NAN
     for step in range(1, 10):
-        local.plan(agenda, step, 0.0)
+        local.plan(schedule, step, 0.0)
         wanted = {place for place in range(9) if local.wants(place)}
         assert len(wanted) == 3
         reading = looked_at(local, *parts)
@@ -129,15 +129,15 @@ def test_over_the_budget_each_nth_has_its_turn_and_large_ones_a_block() -> None:
             break
     # Its turn is each third step, and its last block is the third of them.
     assert (step, set(bad_rows(reading))) == (7, {"p8"})
-    local.plan(agenda, 8, 0.0)
+    local.plan(schedule, 8, 0.0)
     assert all(local.wants(place) for place in range(9))
 
 
 def test_where_the_exact_norm_is_due_all_are_read_whole() -> None:
-    local, agenda = LocalGradients(), Stretched(local=5, norms=10)
+    local, schedule = LocalGradients(), Stretched(local=5, norms=10)
     parts = [parameter(4), parameter(2 * BLOCK), parameter(4)]
     for step in (9, 10):
-        local.plan(agenda, step, 0.0)
+        local.plan(schedule, step, 0.0)
         reading = looked_at(local, *parts)
         norm = None if reading is None else reading.norm
         assert norm == (None if step == 9 else pytest.approx(math.sqrt(8 + 2 * BLOCK)))
@@ -164,7 +164,9 @@ def test_the_first_backward_call_that_was_bad_is_kept() -> None:
     assert table.values[0, -1] == 1
 
 
-def spend(local: LocalGradients, agenda: Agenda, steps: int, *, whole_s: float) -> list[float]:
+def spend(
+    local: LocalGradients, schedule: CaptureSchedule, steps: int, *, whole_s: float
+) -> list[float]:
     """What these steps of 100 ms cost, where all of it costs so much and blocks a third of it."""
     large = parameter(3 * BLOCK)
     spent = []
@@ -172,39 +174,39 @@ def spend(local: LocalGradients, agenda: Agenda, steps: int, *, whole_s: float) 
         read = looked_at(local, large)
         share = 1.0 if local.all_due else 1 / local._stride
         spent.append(whole_s * share * (1.0 if read and read.norm is not None else 1 / 3))
-        local.plan(agenda, step, spent[-1])
-        agenda.stepped(0.1, spent_s=0.0)
+        local.plan(schedule, step, spent[-1])
+        schedule.stepped(0.1, spent_s=0.0)
     return spent
 
 
 def test_what_it_costs_stays_within_the_budget() -> None:
-    local, agenda = LocalGradients(), Stretched(local=1, norms=100_000)
-    agenda.budget.shares[BLOCKS].costs.append(1e-4)
-    spent = spend(local, agenda, 1000, whole_s=6e-3)
+    local, schedule = LocalGradients(), Stretched(local=1, norms=100_000)
+    schedule.budget.shares[BLOCKS].costs.append(1e-4)
+    spent = spend(local, schedule, 1000, whole_s=6e-3)
     assert sum(spent[100:]) / len(spent[100:]) <= 0.005 * 0.1
-    assert agenda.interval(LOCAL) > 1
+    assert schedule.interval(LOCAL) > 1
 
 
 def test_blocks_are_read_only_while_all_would_be_too_dear() -> None:
-    local, agenda = LocalGradients(), Stretched(local=1, norms=10)
-    spend(local, agenda, 200, whole_s=6e-3)
-    local.plan(agenda, 201, 0.0)
+    local, schedule = LocalGradients(), Stretched(local=1, norms=10)
+    spend(local, schedule, 200, whole_s=6e-3)
+    local.plan(schedule, 201, 0.0)
     reading = looked_at(local, parameter(2 * BLOCK))
     assert reading is None or reading.norm is None
-    spend(local, agenda, 200, whole_s=1e-5)
-    local.plan(agenda, 201, 0.0)
+    spend(local, schedule, 200, whole_s=1e-5)
+    local.plan(schedule, 201, 0.0)
     reading = looked_at(local, parameter(2 * BLOCK))
     assert reading is not None
     assert reading.norm == pytest.approx(math.sqrt(2 * BLOCK))
 
 
 def test_another_training_begins_afresh() -> None:
-    local, agenda = LocalGradients(), Stretched(local=5, norms=10)
+    local, schedule = LocalGradients(), Stretched(local=5, norms=10)
     old, dead = parameter(2), parameter(2)
     assert [local.is_new(p) for p in (old, dead)] == [0, 1]
     old.grad = torch.full((2,), NAN)
     assert bad_rows(looked_at(local, old))
-    local.plan(agenda, 9, 1e-3)
+    local.plan(schedule, 9, 1e-3)
     del dead
     local.forget()
     assert not local.active

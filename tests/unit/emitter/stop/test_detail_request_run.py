@@ -95,7 +95,7 @@ def test_a_warning_brings_rows_of_each_step_for_fifty_steps(
                 await producer.close()
 
         asyncio.run(listen())
-        wait_until(lambda: training.agenda.asked)
+        wait_until(lambda: training.schedule.asked)
         began = training.next_step
         train(150)
     launcher.close()

@@ -9,7 +9,7 @@ from typing import Final
 from torch import nn
 
 from tocsin.emitter.plan.collections import AnyOf, CollectionPlan, Schedule
-from tocsin.emitter.plan.schedule import Agenda
+from tocsin.emitter.plan.schedule import CaptureSchedule
 from tocsin.emitter.probes.activations.watch import activations
 from tocsin.emitter.process.isolation import Wall
 from tocsin.emitter.statistics.tables import Pending, Table
@@ -25,10 +25,14 @@ class ActivationProbe:
     """
 
     def __init__(
-        self, agenda: Agenda, wall: Wall, plans: Sequence[CollectionPlan], mode: Mode = "train"
+        self,
+        schedule: CaptureSchedule,
+        wall: Wall,
+        plans: Sequence[CollectionPlan],
+        mode: Mode = "train",
     ) -> None:
         """`plans` are the collections that are made of activations."""
-        self._agenda = agenda
+        self._agenda = schedule
         self._wall = wall
         self._mode: Mode = mode
         on = tuple(plan for plan in plans if plan.schedule(mode) is not None)

@@ -14,7 +14,7 @@ from typing import Final
 import torch
 
 from tocsin.emitter.plan.collections import CollectionPlan
-from tocsin.emitter.plan.schedule import Agenda
+from tocsin.emitter.plan.schedule import CaptureSchedule
 from tocsin.emitter.process.isolation import Wall
 from tocsin.emitter.statistics.async_copy import is_recording
 from tocsin.emitter.statistics.reductions import dense
@@ -36,10 +36,14 @@ class InputProbe:
     """
 
     def __init__(
-        self, agenda: Agenda, wall: Wall, plans: Sequence[CollectionPlan], mode: Mode = "train"
+        self,
+        schedule: CaptureSchedule,
+        wall: Wall,
+        plans: Sequence[CollectionPlan],
+        mode: Mode = "train",
     ) -> None:
         """`plans` are the collections that are made of inputs."""
-        self._agenda = agenda
+        self._agenda = schedule
         self._wall = wall
         self.on: Final = any(plan.schedule(mode) is not None for plan in plans)
         """Whether there is any."""

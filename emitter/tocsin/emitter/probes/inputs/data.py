@@ -264,7 +264,7 @@ class DataProbe(Probe):
             if self.due and step >= AT_LEAST_EVERY and not self._by_steps:
                 every = AT_LEAST_EVERY  # no loss has come by: the next that does is looked at
             if self._costs:
-                training.agenda.others["labels"] = every
+                training.schedule.others["labels"] = every
             self._next = step + 1 + every
             if every >= AT_LEAST_EVERY:
                 self._next -= step % every  # behind the step at which the record is sent

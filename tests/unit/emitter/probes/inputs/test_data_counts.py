@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from tocsin.emitter.model.optimizers import Optimizers
-from tocsin.emitter.plan.schedule import Agenda
+from tocsin.emitter.plan.schedule import CaptureSchedule
 from tocsin.emitter.plan.settings import CaptureSettings, Pacing
 from tocsin.emitter.probes.inputs import data
 from tocsin.emitter.probes.inputs.data import DataProbe
@@ -32,7 +32,7 @@ class Sink:
         self.speaker = Speaker(run_id="r", incarnation="0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11")
         self.last_step = 7
         self.settings = CaptureSettings(pacing=pacing)
-        self.agenda = Agenda(self.settings)
+        self.schedule = CaptureSchedule(self.settings)
         self.frames: list[TensorFrame] = []
 
     def frame(self, frame: TensorFrame) -> None:
@@ -307,7 +307,7 @@ def test_short_steps_are_looked_at_less_often(monkeypatch: pytest.MonkeyPatch) -
         probe.stepped(cast(Training, sink), step)
     assert looked[:3] == [0, 1, 11]
     assert {b - a for a, b in pairwise(looked[3:])} == {100}
-    assert sink.agenda.intervals()["labels"] == 100
+    assert sink.schedule.intervals()["labels"] == 100
 
 
 @pytest.mark.parametrize(("step_s", "apart"), [(0.0004, 1000), (0.0009, 500), (0.01, 100)])
