@@ -64,7 +64,7 @@ class CommandContext:
         )
 
 
-def read_setting(
+def read_context(
     config: Path | None,
     bus: str | None,
     *,
@@ -87,7 +87,7 @@ def read_setting(
     return CommandContext(loaded, settings, secrets)
 
 
-def check_custom_rules(setting: CommandContext) -> None:
+def check_custom_rules(context: CommandContext) -> None:
     """Load the custom rules of the configuration, in a process of their own that ends with it.
 
     For who is going to run them: it runs their code. It blocks for half a second, and may for half
@@ -99,11 +99,11 @@ def check_custom_rules(setting: CommandContext) -> None:
     from tocsin.stream_rules.custom.host import load_apart
     from tocsin.stream_rules.engine.configured_rules import custom_entries
 
-    path = setting.loaded.path
-    customs = custom_entries(setting.config.rules)
+    path = context.loaded.path
+    customs = custom_entries(context.config.rules)
     if not customs or path is None:
         return
-    loaded = load_apart(customs, folder=setting.loaded.folder)
+    loaded = load_apart(customs, folder=context.loaded.folder)
     if loaded.findings:
         text = read_config(path)
         _, problems = check_config(text, str(path), section_registry(lambda _: loaded.findings))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tocsin.console.context import read_setting
+from tocsin.console.context import read_context
 
 
 def test_the_aliases_of_rules_are_read_as_the_rules_own_names(tmp_path: Path) -> None:
@@ -15,8 +15,8 @@ def test_the_aliases_of_rules_are_read_as_the_rules_own_names(tmp_path: Path) ->
         "  - ExplodingTensor: [stop]\n"
         "  - {name: slow, use: LossNotDecreasing, actions: []}\n"
     )
-    setting = read_setting(file, None, environ={})
-    assert [(rule.name, rule.use) for rule in setting.config.rules] == [
+    context = read_context(file, None, environ={})
+    assert [(rule.name, rule.use) for rule in context.config.rules] == [
         ("nonfinite", "nonfinite"),
         ("slow", "loss_not_decreasing"),
     ]
@@ -26,7 +26,7 @@ def test_the_flag_beats_the_environment_and_the_environment_the_file(tmp_path: P
     file = tmp_path / "tocsin.yaml"
     file.write_text("version: 1\nbus: embedded:file.db\n")
     urls = [
-        read_setting(file, flag, environ=environ).settings.bus.url
+        read_context(file, flag, environ=environ).settings.bus.url
         for flag, environ in (
             (None, {}),
             (None, {"TOCSIN_BUS": "embedded:environment.db"}),

@@ -39,14 +39,14 @@ def _topics(config: Path | None, bus: str | None, json_output: bool, *, create: 
     from rich.console import Console
 
     from tocsin.bus.port import TopicState
-    from tocsin.console.context import read_setting
+    from tocsin.console.context import read_context
     from tocsin.console.views.topics import print_topics, topics_json
 
-    setting = read_setting(config, bus)
+    context = read_context(config, bus)
 
     async def look() -> tuple[str, list[TopicState]]:
-        async with setting.open_bus(create=create) as opened:
-            specs = setting.topics.specs()
+        async with context.open_bus(create=create) as opened:
+            specs = context.topics.specs()
             states = await opened.init(specs) if create else await opened.show(specs)
             return opened.url, list(states)
 

@@ -54,16 +54,16 @@ def drill(
     `tocsin run` and `tocsin actions`. The exit code is 0 if all receivers accepted the message,
     1 if not.
     """
-    from tocsin.console.context import read_setting
+    from tocsin.console.context import read_context
     from tocsin.console.services.drill import as_json, as_text
     from tocsin.console.services.drill import drill as send
 
-    setting = read_setting(config, bus)
-    for line in setting.warnings:
+    context = read_context(config, bus)
+    for line in context.warnings:
         typer.echo(f"tocsin: {line}", err=True)
     done = asyncio.run(
         send(
-            setting,
+            context,
             receivers or (),
             notify=notify or (),
             allow_cidr=allow_cidr or (),

@@ -48,12 +48,12 @@ def sample(
     Meanwhile launchers and helpers of the same user on this node do not sample. With --run-id, a
     run that is not registered here is looked up on --bus.
     """
-    from tocsin.console.context import read_setting
+    from tocsin.console.context import read_context
     from tocsin.console.services.node_sampler import plan_samples, sample_node
 
     if run_id is not None:
         check_run_id(run_id)
-    setting = read_setting(config, bus)
-    plan = plan_samples(setting, interval)
+    context = read_context(config, bus)
+    plan = plan_samples(context, interval)
     log_to_stderr()
-    raise typer.Exit(asyncio.run(sample_node(setting, run_id, plan)))
+    raise typer.Exit(asyncio.run(sample_node(context, run_id, plan)))

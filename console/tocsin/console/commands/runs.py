@@ -51,7 +51,7 @@ def status(
     json_output: JsonOption = False,
 ) -> None:
     """Show runs, their issues, and what was done about each issue."""
-    from tocsin.console.context import read_setting
+    from tocsin.console.context import read_context
     from tocsin.console.views.bus_view import read_view
     from tocsin.console.views.selection import choose_run
     from tocsin.console.views.status import print_status, status_json
@@ -60,15 +60,15 @@ def status(
 
     if run_id is not None:
         check_run_id(run_id)
-    setting = read_setting(config, bus)
+    context = read_context(config, bus)
 
     async def read() -> tuple[str, RunsView]:
-        async with setting.open_bus(create=False) as opened:
-            view = await read_view(opened, setting.topics, run_id)
+        async with context.open_bus(create=False) as opened:
+            view = await read_view(opened, context.topics, run_id)
             if run_id is not None and not view.runs and not view.issues:
-                every = await read_view(opened, setting.topics)
+                every = await read_view(opened, context.topics)
                 chosen = choose_run(every.runs, run_id).run_id
-                view = await read_view(opened, setting.topics, chosen)
+                view = await read_view(opened, context.topics, chosen)
             return opened.url, view
 
     url, view = asyncio.run(read())
@@ -116,7 +116,7 @@ def issues(
     json_output: JsonOption = False,
 ) -> None:
     """List issues in order of occurrence, and what was done about each."""
-    from tocsin.console.context import read_setting
+    from tocsin.console.context import read_context
     from tocsin.console.views.issue_commands import print_issues
     from tocsin.console.views.issues import IssueFilter
 
@@ -126,8 +126,8 @@ def issues(
         severity=None if severity is None else severity.value,
         state=state.value,
     )
-    setting = read_setting(config, bus)
-    asyncio.run(print_issues(setting, wanted, as_json=json_output))
+    context = read_context(config, bus)
+    asyncio.run(print_issues(context, wanted, as_json=json_output))
 
 
 def why(
@@ -147,7 +147,7 @@ def why(
     Prints where it started, the evidence, what to do, what was done, and which line of the
     configuration decided it. Given a run, explains its first critical issue, else its first issue.
     """
-    from tocsin.console.context import read_setting
+    from tocsin.console.context import read_context
     from tocsin.console.views.issue_commands import print_story
 
     try:
@@ -157,8 +157,8 @@ def why(
             f"{issue[:200]!r}: expected the id of an issue, its beginning, or a run; "
             "`tocsin issues` lists them"
         ) from None
-    setting = read_setting(config, bus)
-    asyncio.run(print_story(setting, issue, as_json=json_output))
+    context = read_context(config, bus)
+    asyncio.run(print_story(context, issue, as_json=json_output))
 
 
 def stop(
@@ -202,15 +202,15 @@ def stop(
     command expired, or the job did not exit in time; 2 if no stop was sent. With --no-wait, 0 means
     that a stop was sent.
     """
-    from tocsin.console.context import read_setting
+    from tocsin.console.context import read_context
     from tocsin.console.stop.send import read_options, stop_run
 
     options = read_options(
         check_run_id(run_id), reason, grace=grace, wait_s=0.0 if no_wait else wait
     )
-    setting = read_setting(config, bus)
+    context = read_context(config, bus)
     say = (lambda line: None) if json_output else (lambda line: print(line, flush=True))
-    outcome = asyncio.run(stop_run(setting, options, os.environ, say))
+    outcome = asyncio.run(stop_run(context, options, os.environ, say))
     if json_output:
         typer.echo(outcome.document)
     raise typer.Exit(outcome.exit_code)
@@ -234,9 +234,9 @@ def watch(
     """Show all runs live: steps, losses, rules, issues, deliveries. Ctrl-C exits."""
     from rich.console import Console
 
-    from tocsin.console.context import read_setting
+    from tocsin.console.context import read_context
     from tocsin.console.watch.screen import watch as show
 
     if run_id is not None:
         check_run_id(run_id)
-    raise typer.Exit(show(read_setting(config, bus), run_id, once=once, console=Console()))
+    raise typer.Exit(show(read_context(config, bus), run_id, once=once, console=Console()))

@@ -28,11 +28,11 @@ def register(app: typer.Typer) -> None:
 
 def rules(config: ConfigOption = None, bus: BusOption = None, http: HttpOption = None) -> None:
     """Start a rules worker: reads telemetry, reports issues. Workers share the load."""
-    from tocsin.console.context import read_setting
+    from tocsin.console.context import read_context
     from tocsin.console.services.workers import run_rules
 
     log_to_stderr()
-    raise typer.Exit(_work(run_rules(read_setting(config, bus), http=http)))
+    raise typer.Exit(_work(run_rules(read_context(config, bus), http=http)))
 
 
 def actions(
@@ -42,12 +42,12 @@ def actions(
     allow_cidr: AllowCidrOption = None,
 ) -> None:
     """Start an action worker: reads issues, sends notices and stops. Workers share the load."""
-    from tocsin.console.context import read_setting
+    from tocsin.console.context import read_context
     from tocsin.console.services.workers import run_actions
 
     log_to_stderr()
-    setting = read_setting(config, bus)
-    raise typer.Exit(_work(run_actions(setting, allow_cidr=allow_cidr or (), http=http)))
+    context = read_context(config, bus)
+    raise typer.Exit(_work(run_actions(context, allow_cidr=allow_cidr or (), http=http)))
 
 
 def _work(worker: Coroutine[None, None, int]) -> int:

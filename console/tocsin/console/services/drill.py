@@ -46,7 +46,7 @@ _STARTED_S: Final = 10.0
 
 
 async def drill(
-    setting: CommandContext,
+    context: CommandContext,
     receivers: Sequence[str],
     *,
     notify: Sequence[str] = (),
@@ -63,13 +63,13 @@ async def drill(
         MissingExtra: what a receiver needs is not installed.
     """
     addressed = list(parse_addresses(notify))
-    chosen = _chosen(setting.config, receivers, or_all=not addressed)
+    chosen = _chosen(context.config, receivers, or_all=not addressed)
     actions = tuple(
         ActionEntry(kind="receiver", receiver=name, loc=("receivers", name)) for name in chosen
     )
-    config = setting.config.model_copy(
+    config = context.config.model_copy(
         update={
-            "receivers": {name: setting.config.receivers[name] for name in chosen},
+            "receivers": {name: context.config.receivers[name] for name in chosen},
             "rules": (RuleEntry(name=RULE, use=RULE, actions=actions),),
         }
     )
@@ -83,12 +83,12 @@ async def drill(
                 bus=bus,
                 # It signs nothing: a drill stops no run.
                 key=SigningKey.generate(),
-                secrets=setting.secrets,
-                embedded=setting.embedded,
+                secrets=context.secrets,
+                embedded=context.embedded,
                 notify=notify,
                 stop=False,
                 allow_cidr=allow_cidr,
-                config_path=setting.loaded.path,
+                config_path=context.loaded.path,
                 software=SOFTWARE,
             )
             worker = Worker(

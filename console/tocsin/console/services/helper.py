@@ -19,7 +19,7 @@ from typing import Final
 
 from tocsin.actions.service import build_actions_service
 from tocsin.bus.port import Bus, BusError, From, Lease, Producer
-from tocsin.console.context import CommandContext, read_setting
+from tocsin.console.context import CommandContext, read_context
 from tocsin.console.services.workers import SOFTWARE, run_lease
 from tocsin.emitter.launch.enforcer import Enforcer, StopOrder
 from tocsin.emitter.launch.helper import NAME
@@ -109,7 +109,7 @@ class Helper:
     def __init__(
         self,
         bus: Bus,
-        setting: CommandContext,
+        context: CommandContext,
         *,
         run_id: str,
         since_ms: int,
@@ -120,18 +120,18 @@ class Helper:
     ) -> None:
         self._orders = orders
         self._report = report
-        self._enforcement = _Enforcement(bus, setting, run_id)
+        self._enforcement = _Enforcement(bus, context, run_id)
         crash = CrashPoints.from_environment(os.environ)
         self._actions = build_actions_service(
-            setting.topics,
-            setting.config,
+            context.topics,
+            context.config,
             bus=bus,
-            secrets=setting.secrets,
+            secrets=context.secrets,
             key=_signing_key(),
             embedded=True,
             notify=notify,
             stop=stop,
-            config_path=setting.loaded.path,
+            config_path=context.loaded.path,
             software=SOFTWARE,
             crash=crash,
         )
@@ -139,7 +139,7 @@ class Helper:
             Worker(
                 bus,
                 service,
-                topics=setting.topics,
+                topics=context.topics,
                 group=f"tocsin-{service.name}-{run_id}",
                 only_runs={run_id},
                 start=From.time(since_ms),
@@ -147,7 +147,7 @@ class Helper:
                 crash=crash,
             )
             for service in (
-                build_rules_service(setting.topics, setting.config, folder=setting.loaded.folder),
+                build_rules_service(context.topics, context.config, folder=context.loaded.folder),
                 self._actions,
             )
         ]
@@ -219,10 +219,10 @@ class Helper:
 class _Enforcement:
     """Ends ranks that do not leave; what it tells is published from the first order on."""
 
-    def __init__(self, bus: Bus, setting: CommandContext, run_id: str) -> None:
+    def __init__(self, bus: Bus, context: CommandContext, run_id: str) -> None:
         self._bus = bus
         self._enforcer = Enforcer(run_id, self._answer)
-        self._publisher = Publisher(setting.topics, run_id, who="helper")
+        self._publisher = Publisher(context.topics, run_id, who="helper")
         self._producer: Producer | None = None
         self._publishing: asyncio.Task[None] | None = None
 
@@ -273,12 +273,12 @@ def _signing_key() -> SigningKey:
         return SigningKey.generate()
 
 
-def _report(bus: Bus, setting: CommandContext, arguments: argparse.Namespace) -> NodeReport | None:
+def _report(bus: Bus, context: CommandContext, arguments: argparse.Namespace) -> NodeReport | None:
     if arguments.incarnation is None:
         return None
     speaker = Speaker(run_id=arguments.run_id, incarnation=arguments.incarnation)
-    plan = NodePlan.of(setting.config.capture.system, setting.loaded.folder)
-    return NodeReport(bus, setting.topics, speaker, folder=Path.cwd(), plan=plan)
+    plan = NodePlan.of(context.config.capture.system, context.loaded.folder)
+    return NodeReport(bus, context.topics, speaker, folder=Path.cwd(), plan=plan)
 
 
 async def _lease(bus: Bus, run_id: str, over: Callable[[], bool]) -> Lease | None:
@@ -294,26 +294,26 @@ async def _lease(bus: Bus, run_id: str, over: Callable[[], bool]) -> Lease | Non
     return lease
 
 
-async def serve(setting: CommandContext, arguments: argparse.Namespace) -> int:
+async def serve(context: CommandContext, arguments: argparse.Namespace) -> int:
     """Open the bus and serve. The exit code."""
     orders, stopping = Orders(), asyncio.Event()
     listening = asyncio.create_task(orders.listen(), name="orders")
     with stop_signals(stopping):
-        async with setting.open_bus() as bus:
-            await bus.init(setting.topics.specs())
+        async with context.open_bus() as bus:
+            await bus.init(context.topics.specs())
             lease = await _lease(bus, arguments.run_id, lambda: orders.gone or stopping.is_set())
             if lease is None:
                 return LEFTOVERS
             try:
                 helper = Helper(
                     bus,
-                    setting,
+                    context,
                     run_id=arguments.run_id,
                     since_ms=arguments.since_ms,
                     notify=arguments.notify,
                     stop=not arguments.no_stop,
                     orders=orders,
-                    report=_report(bus, setting, arguments),
+                    report=_report(bus, context, arguments),
                 )
                 return await helper.run(stopping)
             finally:
@@ -321,10 +321,10 @@ async def serve(setting: CommandContext, arguments: argparse.Namespace) -> int:
                 await lease.release()
 
 
-def main(argv: Sequence[str] | None = None, setting: CommandContext | None = None) -> int:
+def main(argv: Sequence[str] | None = None, context: CommandContext | None = None) -> int:
     """Read the options and serve until the launcher is gone; the exit code.
 
-    `setting` is what they name, where a launcher has read it already.
+    `context` is what they name, where a launcher has read it already.
     """
     set_name(NAME)
     parser = argparse.ArgumentParser(description=__doc__)
@@ -339,9 +339,9 @@ def main(argv: Sequence[str] | None = None, setting: CommandContext | None = Non
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
-    if setting is None:
-        setting = read_setting(arguments.config, arguments.bus)
-    return asyncio.run(serve(setting, arguments))
+    if context is None:
+        context = read_context(arguments.config, arguments.bus)
+    return asyncio.run(serve(context, arguments))
 
 
 if __name__ == "__main__":

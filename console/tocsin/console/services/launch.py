@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from tocsin.bus.embedded.bus import EmbeddedBus
-from tocsin.console.context import CommandContext, check_custom_rules, read_setting
+from tocsin.console.context import CommandContext, check_custom_rules, read_context
 from tocsin.console.services.notify_addresses import KeptAddresses
 from tocsin.emitter.launch.helper import DRAIN_S
 from tocsin.emitter.launch.helper_child import helper_command, helper_words
@@ -59,71 +59,71 @@ def plan_run(
         raise ConfigurationError(
             "no command: expected one after the options, for example: tocsin run -- python train.py"
         )
-    setting = read_setting(options.config, options.bus, labels=options.labels, environ=env)
-    if options.notify and not setting.embedded:
+    context = read_context(options.config, options.bus, labels=options.labels, environ=env)
+    if options.notify and not context.embedded:
         raise ConfigurationError(
             "--notify: on Kafka the action workers send the notices; name a receiver in the "
             "configuration that `tocsin actions` reads, or use an embedded bus"
         )
-    _check_receivers(setting, options.notify, env)
-    if setting.embedded:
-        check_custom_rules(setting)
+    _check_receivers(context, options.notify, env)
+    if context.embedded:
+        check_custom_rules(context)
     _check_summary(options.summary)
     run_id = resolve_run_id(options.run_id, env)
     job_id = launch_job_id(env)
     incarnation = incarnation_id(run_id, job_id, restart_count(env), 0)
     # Made here for what may be wrong with it, and for its URL as any process here can use it.
-    bus = setting.open_bus()
+    bus = context.open_bus()
     keep = log = None
     if isinstance(bus, EmbeddedBus):
         log = bus.path.parent / f"helper-{run_id}.log"
     if options.notify and isinstance(bus, EmbeddedBus):
         keep = KeptAddresses(bus.path, new_id(), tuple(options.notify))
-    if setting.embedded and options.stop:
+    if context.embedded and options.stop:
         _have_a_key(env)
-    config = setting.config
+    config = context.config
     trusted = config.stop.trusted_keys or ()
-    words = _helper_words(setting, options, run_id, bus.url, incarnation)
+    words = _helper_words(context, options, run_id, bus.url, incarnation)
     return LaunchPlan(
         command=tuple(command),
         run_id=run_id,
         job_id=job_id,
         bus_url=bus.url,
-        bus_prefix=setting.topics.prefix,
-        open_bus=setting.open_bus,
-        config=setting.loaded.path,
-        labels=setting.settings.labels,
+        bus_prefix=context.topics.prefix,
+        open_bus=context.open_bus,
+        config=context.loaded.path,
+        labels=context.settings.labels,
         capture=config.capture.model_dump_json(exclude_defaults=True),
         stop=options.stop,
-        trusted_keys=tuple(setting.loaded.locate(path) for path in trusted),
+        trusted_keys=tuple(context.loaded.locate(path) for path in trusted),
         drain_s=options.drain_s,
         quiet=options.quiet,
         summary=options.summary,
         require_bus=options.require_bus,
         again=options.again,
-        warnings=(*setting.warnings, *(() if setting.embedded else _without_effect(setting))),
+        warnings=(*context.warnings, *(() if context.embedded else _without_effect(context))),
         kept=keep,
         helper_log=log,
-        helper=helper_command(words) if setting.embedded else (),
-        serve=partial(_serve, setting, words) if setting.embedded else None,
+        helper=helper_command(words) if context.embedded else (),
+        serve=partial(_serve, context, words) if context.embedded else None,
     )
 
 
-def _without_effect(setting: CommandContext) -> tuple[str, ...]:
+def _without_effect(context: CommandContext) -> tuple[str, ...]:
     """Lines about sections of the file that a run on Kafka does not read."""
-    config, defaults = setting.config, Config()
+    config, defaults = context.config, Config()
     sections = ("rules", "receivers", "defaults")
     given = [name for name in sections if getattr(config, name) != getattr(defaults, name)]
     if not given:
         return ()
     return (
-        f"{setting.loaded.path}: {', '.join(given)} have no effect here: on Kafka the "
+        f"{context.loaded.path}: {', '.join(given)} have no effect here: on Kafka the "
         "configuration of `tocsin rules` and `tocsin actions` decides",
     )
 
 
 def _check_receivers(
-    setting: CommandContext, notify: Sequence[str], env: Mapping[str, str]
+    context: CommandContext, notify: Sequence[str], env: Mapping[str, str]
 ) -> None:
     """Whether notices can be sent, as far as that is known before anything is.
 
@@ -131,7 +131,7 @@ def _check_receivers(
         ConfigurationError: a receiver or an address of `--notify` cannot be used.
         MissingExtra: what it needs is not installed.
     """
-    if not notify and not (setting.embedded and setting.config.receivers):
+    if not notify and not (context.embedded and context.config.receivers):
         return
     # Not paid by who tells nobody.
     from tocsin.actions.receivers.address_guard import AddressGuard
@@ -143,14 +143,14 @@ def _check_receivers(
     from tocsin.actions.receivers.registry import ReceiverKinds
 
     named = {name: address.config for name, address in parse_addresses(notify).items()}
-    if setting.embedded:
-        context = ReceiverContext(
-            secrets=setting.secrets,
+    if context.embedded:
+        receiver_context = ReceiverContext(
+            secrets=context.secrets,
             guard=AddressGuard(private=True),
-            folder=setting.loaded.folder,
+            folder=context.loaded.folder,
             environ=env,
         )
-        check_usable({**setting.config.receivers, **named}, context, ReceiverKinds())
+        check_usable({**context.config.receivers, **named}, receiver_context, ReceiverKinds())
     for config in named.values():
         if isinstance(config, EmailReceiver) and not env.get(SMTP_VARIABLE):
             server = server_of_environment(env)
@@ -189,15 +189,15 @@ def _answers(host: str, port: int) -> bool:
         return False
 
 
-def _serve(setting: CommandContext, words: Sequence[str]) -> int:
+def _serve(context: CommandContext, words: Sequence[str]) -> int:
     """What the command line of the helper does, in a process that was forked for it."""
     from tocsin.console.services.helper import main
 
-    return main(words, setting)
+    return main(words, context)
 
 
 def _helper_words(
-    setting: CommandContext, options: RunOptions, run_id: str, url: str, incarnation: str
+    context: CommandContext, options: RunOptions, run_id: str, url: str, incarnation: str
 ) -> tuple[str, ...]:
     """What the helper process is told that serves this run on the embedded bus."""
     # Everything of this job comes later than now; the bus may hold days of other runs.
@@ -206,7 +206,7 @@ def _helper_words(
         run_id,
         url,
         since_ms=now_ms,
-        config=setting.loaded.path,
+        config=context.loaded.path,
         stop=options.stop,
         incarnation=incarnation,
     )

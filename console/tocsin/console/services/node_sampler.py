@@ -31,9 +31,9 @@ VIEW_S: Final = 30.0
 """How often the bus is asked which incarnation of a run is the newest, seconds."""
 
 
-def plan_samples(setting: CommandContext, interval: str | None) -> NodePlan:
+def plan_samples(context: CommandContext, interval: str | None) -> NodePlan:
     """What `--interval` and the configuration say. Raises ConfigurationError."""
-    plan = NodePlan.of(setting.config.capture.system, setting.loaded.folder)
+    plan = NodePlan.of(context.config.capture.system, context.loaded.folder)
     if interval is None:
         return plan
     try:
@@ -45,7 +45,7 @@ def plan_samples(setting: CommandContext, interval: str | None) -> NodePlan:
     return replace(plan, interval_s=section.interval / timedelta(seconds=1))
 
 
-async def sample_node(setting: CommandContext, run_id: str | None, plan: NodePlan) -> int:
+async def sample_node(context: CommandContext, run_id: str | None, plan: NodePlan) -> int:
     """Sample until SIGTERM or SIGINT. The exit code.
 
     Raises:
@@ -58,8 +58,8 @@ async def sample_node(setting: CommandContext, run_id: str | None, plan: NodePla
             f"no folder for this node's runs and locks: {error}; "
             "try TOCSIN_NODE_FOLDER=/a/folder/of/your/own"
         ) from error
-    finder = _Finder(setting, folder, run_id)
-    agent = NodeAgent(folder, finder.find, lambda found: _open(setting, found), plan=plan)
+    finder = _Finder(context, folder, run_id)
+    agent = NodeAgent(folder, finder.find, lambda found: _open(context, found), plan=plan)
     stopping = asyncio.Event()
     with stop_signals(stopping):
         whom = "each run that registers" if run_id is None else f"run {run_id}"
@@ -82,17 +82,17 @@ async def sample_node(setting: CommandContext, run_id: str | None, plan: NodePla
     return 0
 
 
-def _open(setting: CommandContext, found: Registration) -> Bus:
+def _open(context: CommandContext, found: Registration) -> Bus:
     """The bus that a run's records go to; how to log in is in this command's configuration."""
-    config = setting.settings.bus.model_copy(update={"url": found.bus, "prefix": found.prefix})
-    return open_configured_bus(config, setting.secrets, folder=setting.loaded.folder, explicit=True)
+    config = context.settings.bus.model_copy(update={"url": found.bus, "prefix": found.prefix})
+    return open_configured_bus(config, context.secrets, folder=context.loaded.folder, explicit=True)
 
 
 class _Finder:
     """Which runs are to be sampled: those that are registered, or one that was named."""
 
-    def __init__(self, setting: CommandContext, folder: NodeFolder, run_id: str | None) -> None:
-        self._setting = setting
+    def __init__(self, context: CommandContext, folder: NodeFolder, run_id: str | None) -> None:
+        self._context = context
         self._folder = folder
         self._run_id = run_id
         self._asked_s = float("-inf")
@@ -114,10 +114,10 @@ class _Finder:
         return [] if self._seen is None else [self._seen]
 
     async def _look(self, run_id: str) -> None:
-        setting = self._setting
+        context = self._context
         try:
-            async with setting.open_bus(create=False) as bus:
-                view = (await read_view(bus, setting.topics, run_id)).run(run_id)
+            async with context.open_bus(create=False) as bus:
+                view = (await read_view(bus, context.topics, run_id)).run(run_id)
                 url = bus.url
         except BusError as error:
             if isinstance(error, ConfigurationError):
@@ -146,7 +146,7 @@ class _Finder:
                 run_id=run_id,
                 incarnation=view.incarnation,
                 bus=url,
-                prefix=setting.topics.prefix,
+                prefix=context.topics.prefix,
                 folder=str(Path.cwd()),
                 visible=os.environ.get("CUDA_VISIBLE_DEVICES", ""),
             )

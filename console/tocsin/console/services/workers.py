@@ -36,23 +36,23 @@ def run_lease(run_id: str) -> str:
     return f"run/{run_id}"
 
 
-async def run_rules(setting: CommandContext, *, http: str | None = None) -> int:
+async def run_rules(context: CommandContext, *, http: str | None = None) -> int:
     """Telemetry in, issues out, until SIGTERM or SIGINT. The exit code.
 
     Raises:
         ConfigurationError: a custom rule cannot be loaded.
     """
 
-    check_custom_rules(setting)
+    check_custom_rules(context)
 
     def build(bus: Bus, metrics: Metrics, crash: CrashPoints) -> Service:
-        return build_rules_service(setting.topics, setting.config, folder=setting.loaded.folder)
+        return build_rules_service(context.topics, context.config, folder=context.loaded.folder)
 
-    return await _run(setting, build, group=f"{setting.topics.prefix}-rules", http=http)
+    return await _run(context, build, group=f"{context.topics.prefix}-rules", http=http)
 
 
 async def run_actions(
-    setting: CommandContext, *, allow_cidr: Sequence[str] = (), http: str | None = None
+    context: CommandContext, *, allow_cidr: Sequence[str] = (), http: str | None = None
 ) -> int:
     """Issues in, notices and stops out, until SIGTERM or SIGINT. The exit code.
 
@@ -66,46 +66,46 @@ async def run_actions(
     def build(bus: Bus, metrics: Metrics, crash: CrashPoints) -> Service:
         kept = partial(kept_addresses, bus.path) if isinstance(bus, EmbeddedBus) else None
         return build_actions_service(
-            setting.topics,
-            setting.config,
+            context.topics,
+            context.config,
             bus=bus,
-            secrets=setting.secrets,
+            secrets=context.secrets,
             key=own_key(keys_folder(os.environ)),
-            embedded=setting.embedded,
+            embedded=context.embedded,
             kept_addresses=kept,
             allow_cidr=allow_cidr,
-            config_path=setting.loaded.path,
+            config_path=context.loaded.path,
             metrics=metrics,
             software=SOFTWARE,
             crash=crash,
         )
 
-    return await _run(setting, build, group=f"{setting.topics.prefix}-actions", http=http)
+    return await _run(context, build, group=f"{context.topics.prefix}-actions", http=http)
 
 
 async def _run(
-    setting: CommandContext,
+    context: CommandContext,
     build: Callable[[Bus, Metrics, CrashPoints], Service],
     *,
     group: str,
     http: str | None,
 ) -> int:
-    for line in setting.warnings:
+    for line in context.warnings:
         logger.warning("%s", line, extra={"action": "start"})
     metrics = Metrics() if http is None else open_metrics()
     crash = CrashPoints.from_environment(os.environ)
     stopping = asyncio.Event()
     with stop_signals(stopping):
         async with contextlib.AsyncExitStack() as stack:
-            bus = await _connected(stack, setting, stopping)
+            bus = await _connected(stack, context, stopping)
             if bus is None:
                 return 0
             worker = Worker(
                 bus,
                 build(bus, metrics, crash),
-                topics=setting.topics,
+                topics=context.topics,
                 group=group,
-                skip=_held_by_its_helper(bus) if setting.embedded else None,
+                skip=_held_by_its_helper(bus) if context.embedded else None,
                 metrics=metrics,
                 settings=WorkerSettings(software=SOFTWARE),
                 crash=crash,
@@ -119,17 +119,17 @@ async def _run(
 
 
 async def _connected(
-    stack: contextlib.AsyncExitStack, setting: CommandContext, stopping: asyncio.Event
+    stack: contextlib.AsyncExitStack, context: CommandContext, stopping: asyncio.Event
 ) -> Bus | None:
     """The bus, entered; None if `stopping` was set before brokers answered."""
-    if setting.embedded:
-        bus = await stack.enter_async_context(setting.open_bus())
-        await bus.init(setting.topics.specs())
+    if context.embedded:
+        bus = await stack.enter_async_context(context.open_bus())
+        await bus.init(context.topics.specs())
         return bus
     # Here, since it needs the extra of Kafka.
     from tocsin.console.services.broker_connection import connect
 
-    return await connect(stack, setting.open_bus, stopping)
+    return await connect(stack, context.open_bus, stopping)
 
 
 def _held_by_its_helper(bus: Bus) -> Callable[[str], Awaitable[bool]]:

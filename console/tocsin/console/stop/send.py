@@ -85,7 +85,7 @@ class StopOutcome:
 
 
 async def stop_run(
-    setting: CommandContext,
+    context: CommandContext,
     options: StopRequest,
     environ: Mapping[str, str],
     say: Callable[[str], None],
@@ -97,17 +97,17 @@ async def stop_run(
         BusError: the bus cannot be used, and no stop of the run was asked for.
     """
     folder = keys_folder(environ)
-    topics = setting.topics
+    topics = context.topics
     wait_s = options.wait_s
     if wait_s is None:
         wait_s = 2 * options.grace_s + BEYOND_GRACE_S
-    async with setting.open_bus(create=False) as bus:
+    async with context.open_bus(create=False) as bus:
         run, reader = await find_run(bus, topics, options.run)
         try:
             await read_beyond(reader, topics, run)
             check_running(run)
-            configured = setting.loaded.config.stop.trusted_keys or ()
-            trusted = trusted_paths(environ, tuple(map(setting.loaded.locate, configured)))
+            configured = context.loaded.config.stop.trusted_keys or ()
+            trusted = trusted_paths(environ, tuple(map(context.loaded.locate, configured)))
             stop = stop_under_way(run) or await find_unanswered(bus, topics, run, trusted)
             command = _command(run, options)
             command_id = command.id if stop is None else stop.command_id

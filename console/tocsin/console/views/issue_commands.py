@@ -21,17 +21,17 @@ from tocsin.schemas.records.runs import RunView
 from tocsin.schemas.records.runs_view import CommandSeen
 
 
-async def print_issues(setting: CommandContext, wanted: IssueFilter, *, as_json: bool) -> None:
+async def print_issues(context: CommandContext, wanted: IssueFilter, *, as_json: bool) -> None:
     """List the issues that are wanted.
 
     Raises:
         ConfigurationError: there is no such run.
         BusUnavailable: the bus does not answer.
     """
-    async with setting.open_bus(create=False) as bus:
-        view, url = await read_view(bus, setting.topics, wanted.run_id), bus.url
+    async with context.open_bus(create=False) as bus:
+        view, url = await read_view(bus, context.topics, wanted.run_id), bus.url
         if wanted.run_id is not None and not view.runs and not view.issues:
-            view = await read_view(bus, setting.topics)
+            view = await read_view(bus, context.topics)
             wanted = replace(wanted, run_id=choose_run(view.runs, wanted.run_id).run_id)
     table = issue_table(view, wanted)
     if as_json:
@@ -42,7 +42,7 @@ async def print_issues(setting: CommandContext, wanted: IssueFilter, *, as_json:
         standard_output().print(table)
 
 
-async def print_story(setting: CommandContext, text: str, *, as_json: bool) -> None:
+async def print_story(context: CommandContext, text: str, *, as_json: bool) -> None:
     """Tell the issue that `text` names.
 
     Raises:
@@ -50,10 +50,10 @@ async def print_story(setting: CommandContext, text: str, *, as_json: bool) -> N
         BusUnavailable: the bus does not answer.
     """
     commands: Mapping[str, CommandSeen]
-    async with setting.open_bus(create=False) as bus:
-        view = await read_view(bus, setting.topics)
+    async with context.open_bus(create=False) as bus:
+        view = await read_view(bus, context.topics)
         found = choose_issue(view, text)
-        commands = await read_commands(bus, setting.topics, found.run_id)
+        commands = await read_commands(bus, context.topics, found.run_id)
     if isinstance(found, RunView):
         document, lines = run_story_json(found, commands), run_story_lines(found, commands)
     else:

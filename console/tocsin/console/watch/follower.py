@@ -57,12 +57,12 @@ QUIET_S: Final = 5.0
 class Follower:
     """The state of a bus, kept up to date. `changed` is set with each change."""
 
-    def __init__(self, setting: CommandContext, run_id: str | None) -> None:
-        self._setting = setting
+    def __init__(self, context: CommandContext, run_id: str | None) -> None:
+        self._context = context
         self._run_id = run_id
-        self.state = WatchState(setting.topics, run_id)
+        self.state = WatchState(context.topics, run_id)
         self.changed = asyncio.Event()
-        self._url = setting.settings.bus.url
+        self._url = context.settings.bus.url
         self._opened = False
         self._trouble: BusError | None = None
         self._trouble_ms = 0
@@ -83,7 +83,7 @@ class Follower:
             UnusableBus, UnknownTopic: the bus was never set up.
             BusUnavailable: it does not answer.
         """
-        async with self._setting.open_bus(create=False) as bus:
+        async with self._context.open_bus(create=False) as bus:
             self._url = bus.url
             await self._catch_up(await bus.reader(self._view_places()), self.state)
             places = self._loss_places(everything=False)
@@ -104,7 +104,7 @@ class Follower:
             UnusableBus, UnknownTopic: the bus was never set up, and will not be by waiting.
         """
         while True:
-            bus = self._setting.open_bus(create=False)
+            bus = self._context.open_bus(create=False)
             self._url = bus.url
             try:
                 async with bus:
@@ -124,11 +124,11 @@ class Follower:
         if isinstance(failure, BusUnavailable | MissingBus):
             return True
         # A run makes the file first, then the topics in it.
-        return isinstance(failure, UnknownTopic) and self._setting.embedded
+        return isinstance(failure, UnknownTopic) and self._context.embedded
 
     async def _follow(self, bus: Bus) -> None:
         """Until the bus goes away."""
-        state = WatchState(self._setting.topics, self._run_id)
+        state = WatchState(self._context.topics, self._run_id)
         reader = await bus.reader(self._view_places())
         await self._catch_up(reader, state)
         state.carry_over(self.state)
@@ -159,7 +159,7 @@ class Follower:
         places: Mapping[Partition, From] = {}
         full = 0
         while True:
-            wanted = self._loss_places(everything=self._setting.embedded)
+            wanted = self._loss_places(everything=self._context.embedded)
             if reader is None or not wanted.keys() <= places.keys():
                 places = await _moved(reader, places, wanted)
                 reader = await bus.reader(places) if places else None
@@ -182,13 +182,13 @@ class Follower:
             self.changed.set()
 
     def _view_places(self) -> Mapping[Partition, From]:
-        return dict.fromkeys(view_partitions(self._setting.topics, self._run_id), EARLIEST)
+        return dict.fromkeys(view_partitions(self._context.topics, self._run_id), EARLIEST)
 
     def _loss_places(self, *, everything: bool) -> Mapping[Partition, From]:
         """Where telemetry is read, and from when; of `everything` in the file of this machine, so
         that a run is seen with its first step.
         """
-        now_ms, topic = unix_ms(), self._setting.topics.telemetry
+        now_ms, topic = unix_ms(), self._context.topics.telemetry
         starts: dict[int, int] = {}
         if self._run_id is not None:
             starts = {telemetry_partition(self._run_id): now_ms - BACK_MS}

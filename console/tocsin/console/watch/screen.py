@@ -36,7 +36,7 @@ _EXIT: Final = {
 }
 
 
-def watch(setting: CommandContext, run_id: str | None, *, once: bool, console: Console) -> int:
+def watch(context: CommandContext, run_id: str | None, *, once: bool, console: Console) -> int:
     """Show the bus until Ctrl-C; one picture if `once`, or if there is no terminal. Exit code.
 
     Raises:
@@ -45,7 +45,7 @@ def watch(setting: CommandContext, run_id: str | None, *, once: bool, console: C
     """
     # aiokafka reports each lost connection, which would go into the middle of the picture.
     logging.getLogger().addHandler(logging.NullHandler())
-    follower = Follower(setting, run_id)
+    follower = Follower(context, run_id)
     if once or not console.is_terminal or console.is_dumb_terminal:
         asyncio.run(follower.read_once())
         console.print(_picture(follower, console, _ONCE_LINES), end="")

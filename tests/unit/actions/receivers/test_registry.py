@@ -22,7 +22,7 @@ from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Partition
 from tocsin.console.configuration.check import check_file
 from tocsin.console.configuration.editor_schema import editor_schema
-from tocsin.console.context import read_setting, section_registry
+from tocsin.console.context import read_context, section_registry
 from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.configuration.docstrings import field_docstrings
 from tocsin.schemas.configuration.file import Config, check_config
@@ -134,12 +134,12 @@ def test_check_and_the_schema_show_a_receiver_from_outside(outside: Path) -> Non
 
 async def test_a_receiver_from_outside_is_delivered_to_and_tried_again(outside: Path) -> None:
     (outside / "tocsin.yaml").write_text(LAB)
-    setting = read_setting(outside / "tocsin.yaml", None, environ={})
+    context = read_context(outside / "tocsin.yaml", None, environ={})
     async with EmbeddedBus(outside / "bus.db") as bus:
         await bus.init(TOPICS.specs())
         service = build_actions_service(
             TOPICS,
-            setting.config,
+            context.config,
             bus=bus,
             key=SigningKey.generate(),
             secrets={},

@@ -13,23 +13,23 @@ from typer.testing import CliRunner
 from support.fault_server import fault_server
 from support.smtp_server import smtp_server
 from tocsin.console.__main__ import app
-from tocsin.console.context import CommandContext, read_setting
+from tocsin.console.context import CommandContext, read_context
 from tocsin.console.services.drill import RUN, as_text, drill
 from tocsin.schemas.errors import ConfigurationError
 
 
-def setting(folder: Path, receivers: str, **environ: str) -> CommandContext:
+def context(folder: Path, receivers: str, **environ: str) -> CommandContext:
     file = folder / "tocsin.yaml"
     rules = "rules:\n  - nonfinite: [stop]\n"
     file.write_text(f"version: 1\nreceivers:\n{receivers}{rules}", encoding="utf-8")
-    return read_setting(file, None, environ=environ)
+    return read_context(file, None, environ=environ)
 
 
 @pytest.mark.slow  # it draws a plot
 async def test_a_mail_of_a_drill_has_all_that_a_mail_can_have(tmp_path: Path) -> None:
     async with smtp_server() as mailbox:
         server = f"smtp: {{host: 127.0.0.1, port: {mailbox.port}}}"
-        given = setting(tmp_path, f"  mail: {{type: email, to: [me@example.com], {server}}}\n")
+        given = context(tmp_path, f"  mail: {{type: email, to: [me@example.com], {server}}}\n")
         (done,) = await drill(given, [], timeout_s=40)
 
     assert (done.action, done.kind, done.state) == ("mail", "email", "delivered")
@@ -41,7 +41,7 @@ async def test_a_mail_of_a_drill_has_all_that_a_mail_can_have(tmp_path: Path) ->
 
 async def test_a_drill_is_marked_and_its_states_are_those_of_a_notice(tmp_path: Path) -> None:
     async with fault_server() as server:
-        given = setting(
+        given = context(
             tmp_path,
             f'  hook: {{type: webhook, url: "{server.url("/status/200")}"}}\n'
             f'  gone: {{type: webhook, url: "{server.url("/status/404")}"}}\n'
@@ -65,7 +65,7 @@ async def test_a_drill_is_marked_and_its_states_are_those_of_a_notice(tmp_path: 
 
 async def test_a_drill_goes_to_those_that_are_named(tmp_path: Path) -> None:
     async with fault_server() as server:
-        given = setting(
+        given = context(
             tmp_path,
             f'  one: {{type: webhook, url: "{server.url("/status/200?one")}"}}\n'
             f'  two: {{type: webhook, url: "{server.url("/status/200?two")}"}}\n',
@@ -90,7 +90,7 @@ async def test_on_kafka_a_drill_reaches_private_addresses_only_where_workers_do(
             "version: 1\nbus: kafka://kafka-1:9092\n"
             f'receivers: {{hook: {{type: webhook, url: "{url}"}}}}\n'
         )
-        given = read_setting(file, None, environ={})
+        given = read_context(file, None, environ={})
         (refused,) = await drill(given, [], timeout_s=10)
         (allowed,) = await drill(given, [], allow_cidr=["127.0.0.0/8"], timeout_s=10)
     assert (refused.state, allowed.state) == ("rejected", "delivered")
@@ -99,11 +99,11 @@ async def test_on_kafka_a_drill_reaches_private_addresses_only_where_workers_do(
 async def test_a_receiver_that_is_not_there_is_refused_before_anything_is_sent(
     tmp_path: Path,
 ) -> None:
-    given = setting(tmp_path, '  hook: {type: webhook, url: "http://127.0.0.1:1/"}\n')
+    given = context(tmp_path, '  hook: {type: webhook, url: "http://127.0.0.1:1/"}\n')
     with pytest.raises(ConfigurationError, match="no receiver 'hok' in the configuration; try"):
         await drill(given, ["hok"], timeout_s=1)
     with pytest.raises(ConfigurationError, match="no receiver: name one"):
-        await drill(setting(tmp_path, ""), [], timeout_s=1)
+        await drill(context(tmp_path, ""), [], timeout_s=1)
 
 
 def test_the_exit_code_says_whether_all_accepted(
@@ -113,7 +113,7 @@ def test_the_exit_code_says_whether_all_accepted(
 
     async def codes() -> list[int]:
         async with fault_server() as server:
-            setting(
+            context(
                 tmp_path,
                 f'  hook: {{type: webhook, url: "{server.url("/status/200")}"}}\n'
                 f'  gone: {{type: webhook, url: "{server.url("/status/404")}"}}\n',

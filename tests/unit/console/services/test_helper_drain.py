@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from tocsin.console.context import read_setting
+from tocsin.console.context import read_context
 from tocsin.console.services.helper import Helper, Orders
 from tocsin.emitter.node.publisher import NodeReport
 from tocsin.runtime.worker import Worker
@@ -42,12 +42,12 @@ async def test_the_last_samples_are_published_before_the_rules_drain(
         return await caught_up(self, timeout_s)
 
     monkeypatch.setattr(Worker, "caught_up", noted)
-    setting = read_setting(None, f"embedded:{tmp_path}/bus.db", environ={})
-    async with setting.open_bus() as bus:
-        await bus.init(setting.topics.specs())
+    context = read_context(None, f"embedded:{tmp_path}/bus.db", environ={})
+    async with context.open_bus() as bus:
+        await bus.init(context.topics.specs())
         orders = Orders()
         helper = Helper(
-            bus, setting, run_id="r1", since_ms=0, notify=(), stop=True, orders=orders,
+            bus, context, run_id="r1", since_ms=0, notify=(), stop=True, orders=orders,
             report=cast(NodeReport, SlowReport(log)),
         )  # fmt: skip
         running = asyncio.create_task(helper.run(asyncio.Event()))

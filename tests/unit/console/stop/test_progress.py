@@ -14,7 +14,7 @@ from support.issue_records import NOW_MS, incarnation, record, view
 from support.waiting import until
 from tocsin.bus.port import Bus, BusUnavailable, Outgoing, Partition
 from tocsin.bus.urls import open_bus
-from tocsin.console.context import CommandContext, read_setting
+from tocsin.console.context import CommandContext, read_context
 from tocsin.console.stop import send
 from tocsin.console.stop.progress import Answers, check_running, stop_under_way
 from tocsin.console.stop.send import StopOutcome, read_options, stop_run
@@ -240,10 +240,10 @@ def test_options_that_cannot_be_meant_are_sentences() -> None:
 class Room:
     """A bus with one run on it, whose listener answers, and a person who stops it."""
 
-    def __init__(self, setting: CommandContext, folder: Path) -> None:
+    def __init__(self, context: CommandContext, folder: Path) -> None:
         self.lines: list[str] = []
         self.judged: list[str] = []
-        self._setting = setting
+        self._context = context
         self._environ = {"XDG_CONFIG_HOME": str(folder / "config")}
 
     @property
@@ -266,13 +266,13 @@ class Room:
         """
         environ = {"XDG_CONFIG_HOME": self._environ["XDG_CONFIG_HOME"] + by}
         self.lines.clear()
-        async with open_bus(self._setting.settings.bus.url) as bus:
+        async with open_bus(self._context.settings.bus.url) as bus:
             await bus.init(Topics().specs())
             await tell(bus, before)
             listening = asyncio.create_task(self._listen(bus, answers))
             try:
                 options = read_options(run, "wrong data", grace="1s", wait_s=wait_s)
-                return await stop_run(self._setting, options, environ, self.lines.append)
+                return await stop_run(self._context, options, environ, self.lines.append)
             finally:
                 self.judged = await self._judge(bus)
                 listening.cancel()
@@ -289,7 +289,7 @@ class Room:
 
     async def asked(self) -> list[CommandSeen]:
         """The commands as they stand on the bus."""
-        async with open_bus(self._setting.settings.bus.url) as bus:
+        async with open_bus(self._context.settings.bus.url) as bus:
             return [*(await read_commands(bus, Topics(), RUN)).values()]
 
     async def _judge(self, bus: Bus) -> list[str]:
@@ -318,7 +318,7 @@ async def tell(bus: Bus, said: Sequence[RunData]) -> None:
 
 @pytest.fixture
 def room(tmp_path: Path) -> Room:
-    return Room(read_setting(None, f"embedded:{tmp_path}/bus.db", environ={}), tmp_path)
+    return Room(read_context(None, f"embedded:{tmp_path}/bus.db", environ={}), tmp_path)
 
 
 ACKNOWLEDGED = StopAcknowledged(run_id=RUN, incarnation=NOW, role="launcher", command_id="c")
@@ -425,11 +425,11 @@ async def test_a_bus_that_goes_away_under_the_command_may_have_it(
         async def close(self) -> None:
             pass
 
-    def open_away(setting: CommandContext, *, create: bool) -> Bus:
+    def open_away(context: CommandContext, *, create: bool) -> Bus:
         async def producer() -> Away:
             return Away()
 
-        bus = open_bus(setting.settings.bus.url)
+        bus = open_bus(context.settings.bus.url)
         monkeypatch.setattr(bus, "producer", producer, raising=False)
         return bus
 

@@ -15,7 +15,7 @@ from support.issue_records import NOW_MS, TOPICS, incarnation, issue, issue_reco
 from support.issue_records import view_record as run_record
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Outgoing
-from tocsin.console.context import read_setting
+from tocsin.console.context import read_context
 from tocsin.console.stop.answers import find_run
 from tocsin.console.views.bus_view import read_all, read_view, view_partitions
 from tocsin.console.views.issues import IssueFilter, issues_json
@@ -80,7 +80,7 @@ def mixed(*topics: Sequence[Outgoing], seed: int) -> list[Outgoing]:
 
 @pytest.mark.parametrize("seed", range(5))
 async def test_status_watch_stop_and_the_summary_agree(tmp_path: Path, seed: int) -> None:
-    setting = read_setting(None, f"embedded:{tmp_path}/bus.db", environ={})
+    context = read_context(None, f"embedded:{tmp_path}/bus.db", environ={})
     own = OwnRun("run-1")
     async with EmbeddedBus(tmp_path / "bus.db") as bus:
         await bus.init(TOPICS.specs())
@@ -92,7 +92,7 @@ async def test_status_watch_stop_and_the_summary_agree(tmp_path: Path, seed: int
             own.apply(found, {incarnation()}, NOW_MS)
         to_stop, reader = await find_run(bus, TOPICS, "run-1")
         await reader.close()
-    follower = Follower(setting, None)
+    follower = Follower(context, None)
     await follower.read_once()
     watched = follower.state.run("run-1")
     status = json.loads(status_json(known))

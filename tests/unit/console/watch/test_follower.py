@@ -15,7 +15,7 @@ from support.step_records import written_steps
 from support.waiting import until
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Outgoing, UnusableBus
-from tocsin.console.context import read_setting
+from tocsin.console.context import read_context
 from tocsin.console.watch import follower as watch_follower
 from tocsin.console.watch.follower import Follower
 from tocsin.console.watch.state import WatchedRun
@@ -28,7 +28,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def follower_of(path: Path, run_id: str | None = None) -> Follower:
-    return Follower(read_setting(None, f"embedded:{path}", environ={}), run_id)
+    return Follower(read_context(None, f"embedded:{path}", environ={}), run_id)
 
 
 @asynccontextmanager
