@@ -9,7 +9,7 @@ import pytest
 
 from support.somebody import give_away
 from tocsin.console.configuration.check import as_text, check_file
-from tocsin.console.services.launch import RunOptions, plan_run
+from tocsin.console.services.launch import RunOptions, launch_options
 from tocsin.schemas.configuration.file import load_config
 from tocsin.schemas.configuration.problems import ConfigProblems
 from tocsin.schemas.configuration.sections import RuleEntry
@@ -45,7 +45,7 @@ def test_a_configuration_of_others_runs_no_code(folder: Path, how: str) -> None:
     open_to_others(config, how)
 
     with pytest.raises(ConfigProblems, match="and could name any code here"):
-        plan_run(["true"], RunOptions(config=config), {})
+        launch_options(["true"], RunOptions(config=config), {})
     checked = check_file(Path("tocsin.yaml"), {}, folder)
 
     assert [problem.code for problem in checked.problems] == ["rule_not_loaded"]
@@ -59,7 +59,7 @@ def test_a_configuration_of_others_is_warned_of(folder: Path) -> None:
     open_to_others(config, "mode")
 
     env = {"XDG_CONFIG_HOME": str(folder), "TOCSIN_BUS": f"embedded:{folder / 'bus.db'}"}
-    (warning,) = plan_run(["true"], RunOptions(config=config), env).warnings
+    (warning,) = launch_options(["true"], RunOptions(config=config), env).warnings
 
     assert warning.startswith(f"others can write to {config} (mode 0666)")
     assert warning in as_text(check_file(Path("tocsin.yaml"), {}, folder))

@@ -19,7 +19,7 @@ from tocsin.emitter.launch import forked
 with forked.importing():
     from tocsin.bus.urls import open_bus
     from tocsin.emitter.launch.launcher import launch
-    from tocsin.emitter.launch.plan import LaunchPlan
+    from tocsin.emitter.launch.options import LaunchOptions
     from tocsin.schemas.records.events import Data
 
 # This module is the user's, but harms nobody: the launcher forks, as that of `tocsin run` does.
@@ -27,11 +27,11 @@ vars(forked)["has_users_modules"] = lambda: False
 
 
 def main(arguments: list[str]) -> int:
-    """Build a plan and launch it."""
+    """Build the options and launch with them."""
     cut = arguments.index("--")
     folder = Path(arguments[0])
-    options = dict(argument.split("=", 1) for argument in arguments[1:cut])
-    url = options.get("bus", f"embedded:{folder / 'bus.db'}")
+    given = dict(argument.split("=", 1) for argument in arguments[1:cut])
+    url = given.get("bus", f"embedded:{folder / 'bus.db'}")
     observed = folder / "observed.jsonl"
 
     def observe(data: Data, at_ms: int) -> None:
@@ -39,23 +39,23 @@ def main(arguments: list[str]) -> int:
         with observed.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
-    plan = LaunchPlan(
+    options = LaunchOptions(
         command=tuple(arguments[cut + 1 :]),
-        run_id=options.get("run_id", "r1"),
-        job_id=options.get("job_id", str(uuid.uuid4())),
+        run_id=given.get("run_id", "r1"),
+        job_id=given.get("job_id", str(uuid.uuid4())),
         bus_url=url,
         open_bus=lambda: open_bus(url),
-        stop=options.get("stop", "on") == "on",
-        drain_s=float(options.get("drain_s", "0.2")),
-        quiet=options.get("quiet") == "yes",
+        stop=given.get("stop", "on") == "on",
+        drain_s=float(given.get("drain_s", "0.2")),
+        quiet=given.get("quiet") == "yes",
         summary=folder / "summary.json",
-        require_bus=options.get("require_bus") == "yes",
-        helper=tuple(shlex.split(options.get("helper", ""))),
+        require_bus=given.get("require_bus") == "yes",
+        helper=tuple(shlex.split(given.get("helper", ""))),
         helper_log=folder / "helper.log",
         observe=observe,
-        judged_within_s=float(options.get("judged_within_s", "60")),
+        judged_within_s=float(given.get("judged_within_s", "60")),
     )
-    return launch(plan)
+    return launch(options)
 
 
 if __name__ == "__main__":

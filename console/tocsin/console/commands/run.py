@@ -72,10 +72,10 @@ def run(
     from tocsin.emitter.launch.forked import importing
 
     with importing():  # the launcher forks its helper
-        from tocsin.console.services.launch import RunOptions, plan_run
+        from tocsin.console.services.launch import RunOptions, launch_options
         from tocsin.emitter.launch.launcher import launch
 
-    options = RunOptions(
+    given = RunOptions(
         config=config,
         bus=bus,
         run_id=run_id,
@@ -88,5 +88,5 @@ def run(
         quiet=quiet,
     )
     with importing():
-        plan = plan_run(command or (), options)
-    raise typer.Exit(launch(plan))
+        options = launch_options(command or (), given)
+    raise typer.Exit(launch(options))

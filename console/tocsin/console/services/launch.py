@@ -1,4 +1,4 @@
-"""`tocsin run`: from what the user said to a launch plan."""
+"""`tocsin run`: from what the user gave to the options of a launch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tocsin.console.context import CommandContext, check_custom_rules, read_cont
 from tocsin.console.services.notify_addresses import KeptAddresses
 from tocsin.emitter.launch.helper import DRAIN_S
 from tocsin.emitter.launch.helper_child import helper_command, helper_words
-from tocsin.emitter.launch.plan import LaunchPlan
+from tocsin.emitter.launch.options import LaunchOptions
 from tocsin.emitter.process.identity import launch_job_id, resolve_run_id, restart_count
 from tocsin.schemas.configuration.file import Config
 from tocsin.schemas.errors import ConfigurationError
@@ -46,9 +46,9 @@ class RunOptions:
         return (*config, *(() if self.bus is None else ("--bus", self.bus)))
 
 
-def plan_run(
+def launch_options(
     command: Sequence[str], options: RunOptions, environ: Mapping[str, str] | None = None
-) -> LaunchPlan:
+) -> LaunchOptions:
     """Read the configuration and say how the job is to be started. Starts nothing.
 
     Raises:
@@ -84,7 +84,7 @@ def plan_run(
     config = context.config
     trusted = config.stop.trusted_keys or ()
     words = _helper_words(context, options, run_id, bus.url, incarnation)
-    return LaunchPlan(
+    return LaunchOptions(
         command=tuple(command),
         run_id=run_id,
         job_id=job_id,

@@ -11,8 +11,8 @@ from typing import Final
 
 from tocsin.bus.port import BusError, Reader, Record, RunBus, Writer
 from tocsin.bus.reading import read_to_end
+from tocsin.emitter.launch.options import LaunchOptions
 from tocsin.emitter.launch.own_run import open_reader, partitions_of
-from tocsin.emitter.launch.plan import LaunchPlan
 from tocsin.emitter.node.publisher import NodePlan, NodeReport
 from tocsin.emitter.send.publisher import Publisher
 from tocsin.emitter.stop import datagrams
@@ -41,7 +41,7 @@ class Watch:
         publisher: Publisher,
         producer: Writer,
         view: Reader,
-        plan: LaunchPlan,
+        options: LaunchOptions,
         say: Callable[[str], None],
         left: Callable[[float], float],
     ) -> None:
@@ -49,9 +49,9 @@ class Watch:
         self.publisher: Final = publisher
         self.producer: Final = producer
         self._view = view
-        self._plan = plan
-        self._topics = Topics(plan.bus_prefix)
-        self._partitions = partitions_of(self._topics, plan.run_id)
+        self._options = options
+        self._topics = Topics(options.bus_prefix)
+        self._partitions = partitions_of(self._topics, options.run_id)
         self._say = say
         self._left = left
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -64,7 +64,7 @@ class Watch:
         cls,
         stack: contextlib.AsyncExitStack,
         bus: RunBus,
-        plan: LaunchPlan,
+        options: LaunchOptions,
         topics: Topics,
         say: Callable[[str], None],
         *,
@@ -81,12 +81,12 @@ class Watch:
             await stack.enter_async_context(_bounded(bus, left))
             if bus.url.startswith("embedded:"):
                 await bus.init(topics.specs())
-            view = await open_reader(bus, topics, plan.run_id)
+            view = await open_reader(bus, topics, options.run_id)
             stack.push_async_callback(_close, view, left)
             producer = await bus.producer()
             stack.push_async_callback(_close, producer, left)
-        publisher = Publisher(topics, plan.run_id, observe=plan.observe)
-        return cls(bus, publisher, producer, view, plan, say, left)
+        publisher = Publisher(topics, options.run_id, observe=options.observe)
+        return cls(bus, publisher, producer, view, options, say, left)
 
     def listen_to_processes(
         self, runtime: Path, heard: Callable[[datagrams.Message], object]
@@ -130,8 +130,8 @@ class Watch:
 
     def sample_node(self, speaker: Speaker) -> None:
         """Sample this node, under that name: where no helper does so."""
-        here, file = Path.cwd(), self._plan.config
-        plan = NodePlan.read(self._plan.capture, here if file is None else here / file.parent)
+        here, file = Path.cwd(), self._options.config
+        plan = NodePlan.read(self._options.capture, here if file is None else here / file.parent)
         self._report = NodeReport(self.bus, self._topics, speaker, folder=here, plan=plan)
         self.begin("sample", self._report.run())
 

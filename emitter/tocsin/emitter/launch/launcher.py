@@ -26,8 +26,8 @@ from tocsin.emitter.launch.escalation import Stopper
 from tocsin.emitter.launch.forked import can_fork, fork
 from tocsin.emitter.launch.helper import HelperProcess, helper_environment
 from tocsin.emitter.launch.job import CannotStart, Job
+from tocsin.emitter.launch.options import LaunchOptions, job_environment
 from tocsin.emitter.launch.own_run import OwnRun
-from tocsin.emitter.launch.plan import LaunchPlan, job_environment
 from tocsin.emitter.launch.run_records import StopState, keep_beating, run_ended, run_started
 from tocsin.emitter.launch.signals import ENDING, ForwardedSignals
 from tocsin.emitter.launch.summary import Summary, decide_end
@@ -65,12 +65,12 @@ _DRAIN_LOOK_S: Final = 0.05
 _REAP_S: Final = 1.0
 
 
-def launch(plan: LaunchPlan) -> int:
+def launch(options: LaunchOptions) -> int:
     """Run the job to its end; returns the exit code. Blocks; main thread only.
 
     Never raises for what the job or the bus does. 2 means that nothing was started.
     """
-    launcher = _Launch(plan)
+    launcher = _Launch(options)
     launcher.fork()
     try:
         return asyncio.run(launcher.run())
@@ -88,14 +88,14 @@ def launch(plan: LaunchPlan) -> int:
 class _Launch:
     """One launch, on one event loop."""
 
-    def __init__(self, plan: LaunchPlan) -> None:
-        self.plan = plan
+    def __init__(self, options: LaunchOptions) -> None:
+        self.options = options
         self.job: Job | None = None
-        self._topics = Topics(plan.bus_prefix)
+        self._topics = Topics(options.bus_prefix)
         self._restarts = restart_count(os.environ)
-        first = incarnation_id(plan.run_id, plan.job_id, self._restarts, 0)
+        first = incarnation_id(options.run_id, options.job_id, self._restarts, 0)
         self._members = Members(first, process_lives)
-        self._own = OwnRun(plan.run_id)
+        self._own = OwnRun(options.run_id)
         self._reaper = Reaper()
         self._helper = self._own_helper()
         self._bus: UnmappedBus | None = None
@@ -106,30 +106,30 @@ class _Launch:
         self._judged_at = time.monotonic()
         self._unjudged = False
         self._told_off: set[str] = set()
-        self._budget = EndBudget(plan.drain_s)
+        self._budget = EndBudget(options.drain_s)
         self._starting: asyncio.Task[Job | None] | None = None
-        self._key_paths = trusted_paths(os.environ, plan.trusted_keys)
+        self._key_paths = trusted_paths(os.environ, options.trusted_keys)
         self._stopper = Stopper(
-            plan.run_id,
+            options.run_id,
             self._members,
             lambda: self.job,
             self._answer,
             key_paths=self._key_paths,
-            stops_off=not plan.stop,
+            stops_off=not options.stop,
             keeping=self._keeping,
         )
 
     def say(self, line: str) -> None:
         """One line for the person at the terminal."""
-        if self.plan.say is not None:
-            self.plan.say(line)
+        if self.options.say is not None:
+            self.options.say(line)
             return
         with contextlib.suppress(OSError):
             print(f"{messages.PREFIX}{line}", file=sys.stderr, flush=True)
 
     def note(self, line: str | None, *, wrong: bool = False) -> None:
         """The same, unless `--quiet`, which lets lines through about what is `wrong`."""
-        if line is not None and (wrong or not self.plan.quiet):
+        if line is not None and (wrong or not self.options.quiet):
             self.say(line)
 
     async def run(self) -> int:
@@ -204,8 +204,8 @@ class _Launch:
         self, stack: contextlib.AsyncExitStack, terminal: Terminal | None
     ) -> Job | None:
         """Bus, helper, RunStarted, job; None if there is no bus and one is required."""
-        plan, environ = self.plan, dict(os.environ)
-        for line in plan.warnings:
+        options, environ = self.options, dict(os.environ)
+        for line in options.warnings:
             self.say(line)
         try:
             environ = await self._start_watching(stack, environ)
@@ -213,14 +213,14 @@ class _Launch:
             # The launcher's wall: what fails on our side costs the watching, never the job.
             if not isinstance(error, (TocsinError, TimeoutError, OSError)):
                 logger.exception("watching cannot begin")
-            reason = str(error) or f"{plan.bus_url} did not answer within {OPEN_S:g} s"
-            if plan.require_bus:
+            reason = str(error) or f"{options.bus_url} did not answer within {OPEN_S:g} s"
+            if options.require_bus:
                 self.say(f"cannot open the bus: {reason}")
                 return None
             await self._let_go()
             self._watch = self._helper = None
             self.say(messages.unwatched_line(reason))
-        self.job = Job(plan.command, environ, self._reaper, terminal)
+        self.job = Job(options.command, environ, self._reaper, terminal)
         for looking in (self._helper, self._watch):
             if looking is not None:
                 looking.job_started(self.job.pid)
@@ -230,18 +230,18 @@ class _Launch:
         self, stack: contextlib.AsyncExitStack, base: dict[str, str]
     ) -> dict[str, str]:
         """Open what is needed to watch; the job's environment. Raises whatever went wrong."""
-        plan = self.plan
+        options = self.options
         runtime = runtime_folder.job_folder(os.environ)
         stack.callback(runtime_folder.remove_folder, runtime)
         bus = self._own_bus()
         watch = await Watch.open(
-            stack, bus, plan, self._topics, self.say, timeout_s=OPEN_S, left=self._budget.left_s
+            stack, bus, options, self._topics, self.say, timeout_s=OPEN_S, left=self._budget.left_s
         )
         notice = getattr(bus, "notice", None)
         self.note(notice if isinstance(notice, str) else None)
         endpoint = watch.listen_to_processes(runtime, self._members.heard)
         self._watch = watch
-        environ = job_environment(plan, base, runtime, endpoint.path)
+        environ = job_environment(options, base, runtime, endpoint.path)
         environ[environment.BUS] = bus.url
         self._start_helper()
         await self._begin_tasks(watch).wait_ready()
@@ -249,17 +249,17 @@ class _Launch:
         return environ
 
     def _own_helper(self) -> HelperProcess | None:
-        plan = self.plan
-        if not plan.helper or plan.helper_log is None:
+        options = self.options
+        if not options.helper or options.helper_log is None:
             return None
         environ = helper_environment(os.environ)
-        return HelperProcess(plan.helper, environ, self._reaper, plan.helper_log, self.say)
+        return HelperProcess(options.helper, environ, self._reaper, options.helper_log, self.say)
 
     def fork(self) -> None:
         """Before the event loop: fork the helper, and what reads an embedded bus, if possible."""
-        if self._helper is not None and self.plan.serve is not None:
-            self._helper.fork(self.plan.serve)
-        if self.plan.bus_url.startswith("embedded:") and can_fork():
+        if self._helper is not None and self.options.serve is not None:
+            self._helper.fork(self.options.serve)
+        if self.options.bus_url.startswith("embedded:") and can_fork():
             environ = python_environment(os.environ)
             with contextlib.suppress(OSError):
                 self._reading = Child.forked(
@@ -267,8 +267,8 @@ class _Launch:
                 )
 
     def _own_bus(self) -> RunBus:
-        """The bus of the plan; of an embedded one this process maps nothing."""
-        bus = self.plan.open_bus()
+        """The bus of the options; of an embedded one this process maps nothing."""
+        bus = self.options.open_bus()
         if not isinstance(bus, EmbeddedBus):
             return bus
         self._bus = UnmappedBus(bus.path, notice=bus.notice, child=self._reading)
@@ -285,27 +285,29 @@ class _Launch:
 
     def _begin_tasks(self, watch: Watch) -> Listener:
         watch.begin("publish", watch.publisher.run(watch.producer))
-        looks = CloserLooks(self.plan.run_id, self._members)
-        listener = Listener(self._topics, self.plan.run_id, self._stopper, looks=looks)
+        looks = CloserLooks(self.options.run_id, self._members)
+        listener = Listener(self._topics, self.options.run_id, self._stopper, looks=looks)
         watch.begin("listen", listener.keep_listening(watch.bus))
         watch.begin("follow", watch.follow(self._take_record))
-        watch.begin("heartbeats", keep_beating(self.plan, self._members, watch.publisher))
+        watch.begin("heartbeats", keep_beating(self.options, self._members, watch.publisher))
         if self._helper is not None:
             watch.begin("helper", self._helper.keep())
-        if not self.plan.helper:
-            watch.sample_node(Speaker(run_id=self.plan.run_id, incarnation=self._members.first))
+        if not self.options.helper:
+            watch.sample_node(Speaker(run_id=self.options.run_id, incarnation=self._members.first))
         return listener
 
     async def _tell_start(self, watch: Watch) -> None:
         stop: StopState = "off"
-        if self.plan.stop:
+        if self.options.stop:
             stop = "trusted_key" if len(read_keys(self._key_paths)) else "no_trusted_key"
             for why in untrusted_places(self._key_paths):
                 self.note(why)
         if stop == "no_trusted_key":
             self.note("no trusted key: stops of this run will be refused")
         self._keep({self._members.first})
-        watch.publisher.publish(run_started(self.plan, self._members.first, self._restarts, stop))
+        watch.publisher.publish(
+            run_started(self.options, self._members.first, self._restarts, stop)
+        )
         await watch.publisher.flush(FLUSH_S)
 
     # While it runs
@@ -333,13 +335,13 @@ class _Launch:
             if not told and job.duration_s() > UNHEARD_S:
                 told = True
                 if self._members.pythons == 0:
-                    self.note(messages.unheard_line(self.plan.command), wrong=True)
+                    self.note(messages.unheard_line(self.options.command), wrong=True)
             self._look_whether_judged()
 
     def _look_whether_judged(self) -> None:
         """Say once that nobody judges the run, and once that somebody does again."""
         silent_s = time.monotonic() - self._judged_at
-        if self._watch is None or (silent_s > self.plan.judged_within_s) == self._unjudged:
+        if self._watch is None or (silent_s > self.options.judged_within_s) == self._unjudged:
             return
         self._unjudged = not self._unjudged
         if self._unjudged:
@@ -362,8 +364,8 @@ class _Launch:
             if news.capture is not None:
                 for line in messages.switched_off_lines(news.capture, self._told_off):
                     self.note(line, wrong=True)
-        if self.plan.observe is not None:
-            self.plan.observe(news, record.append_ms)
+        if self.options.observe is not None:
+            self.options.observe(news, record.append_ms)
 
     def _answer(self, data: Data) -> None:
         """What the stop has to say: on the bus and on the terminal."""
@@ -387,7 +389,7 @@ class _Launch:
         members = self._members
         self._watch.publisher.publish(
             run_ended(
-                self.plan,
+                self.options,
                 members.incarnation,
                 outcome=outcome,
                 exit_code=exit_code,
@@ -401,7 +403,7 @@ class _Launch:
 
     async def _drain(self, watch: Watch) -> None:
         """Wait until rules and deliveries are done with this run, for `--drain` at most."""
-        helper, drain_s, left_s = self._helper, self.plan.drain_s, self._budget.drain_s()
+        helper, drain_s, left_s = self._helper, self.options.drain_s, self._budget.drain_s()
         if helper is not None:
             helper.drain(left_s)
         with contextlib.suppress(TimeoutError):
@@ -415,20 +417,20 @@ class _Launch:
         ended = self._own.ended(self._members.incarnation)
         finished = helper is not None and helper.returncode == 0 and ended
         if not finished and not self._is_settled():
-            left, plan = self._own.open_deliveries(), self.plan
+            left, options = self._own.open_deliveries(), self.options
             self._keep(self._members.incarnations())
-            line = messages.left_over_line(left, ended, drain_s, watch.bus.url, plan.again)
+            line = messages.left_over_line(left, ended, drain_s, watch.bus.url, options.again)
             self.note(line, wrong=bool(left) or self._members.steps() > 0)
-        elif self.plan.kept is not None:
+        elif self.options.kept is not None:
             with contextlib.suppress(OSError):
-                self.plan.kept.forget()
+                self.options.kept.forget()
 
     def _keep(self, incarnations: Collection[str]) -> None:
         """Let another process go on with notices to the addresses of `--notify`."""
-        if self.plan.kept is None:
+        if self.options.kept is None:
             return
         try:
-            self.plan.kept.keep(incarnations)
+            self.options.kept.keep(incarnations)
         except OSError as error:
             self.say(
                 f"cannot save the addresses of --notify ({error.strerror or error}): notices still "
@@ -445,12 +447,12 @@ class _Launch:
         """
         returncode = exit_code if job is None or job.returncode is None else job.returncode
         duration_s = 0.0 if job is None else job.duration_s()
-        plan = self.plan
+        options = self.options
         outcome, exit_code = self._end(returncode)
         steps = max(self._own.steps(), self._members.steps())
         judged = self._own.judged_steps(self._members.incarnation, steps)
         summary = Summary(
-            run_id=plan.run_id,
+            run_id=options.run_id,
             outcome=outcome,
             exit_code=exit_code,
             steps=steps,
@@ -462,15 +464,15 @@ class _Launch:
             stop=self._stopper.figures,
             capture=self._own.capture(),
         )
-        if plan.summary is not None:
+        if options.summary is not None:
             try:
-                summary.write(plan.summary)
+                summary.write(options.summary)
             except (OSError, ValueError) as error:
                 self.say(f"cannot write the summary: {error}")
         if self._watch is not None:
             unsaid = self._watch.publisher.unpublished
             line = messages.end_line(
-                summary, unsaid=unsaid, again=plan.again, unwatched=self._members.unwatched
+                summary, unsaid=unsaid, again=options.again, unwatched=self._members.unwatched
             )
             self.note(line, wrong=judged < steps)
         return exit_code

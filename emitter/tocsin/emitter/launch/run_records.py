@@ -8,7 +8,7 @@ import platform
 from pathlib import Path
 from typing import Literal
 
-from tocsin.emitter.launch.plan import LaunchPlan
+from tocsin.emitter.launch.options import LaunchOptions
 from tocsin.emitter.process import run_facts
 from tocsin.emitter.process.environment import HEARTBEAT_S
 from tocsin.emitter.send.publisher import Publisher
@@ -20,20 +20,20 @@ StopState = Literal["trusted_key", "no_trusted_key", "off"]
 
 
 def run_started(
-    plan: LaunchPlan, incarnation: str, restart_count: int, stop: StopState
+    options: LaunchOptions, incarnation: str, restart_count: int, stop: StopState
 ) -> RunStarted:
     """The job is about to start."""
     folder = Path.cwd()
     return RunStarted(
-        run_id=plan.run_id,
+        run_id=options.run_id,
         incarnation=incarnation,
         role="launcher",
-        job_id=plan.job_id,
+        job_id=options.job_id,
         restart_count=restart_count,
-        labels=dict(plan.labels),
+        labels=dict(options.labels),
         node=platform.node(),
         pid=os.getpid(),
-        command=run_facts.command_line(plan.command),
+        command=run_facts.command_line(options.command),
         folder=clip(str(folder)),
         git_commit=run_facts.git_commit(folder),
         versions=run_facts.versions({}),
@@ -42,13 +42,13 @@ def run_started(
     )
 
 
-async def keep_beating(plan: LaunchPlan, members: Members, publisher: Publisher) -> None:
+async def keep_beating(options: LaunchOptions, members: Members, publisher: Publisher) -> None:
     """Say every `HEARTBEAT_S` that the launcher lives, and so does its job."""
     while True:
         await asyncio.sleep(HEARTBEAT_S)
         publisher.publish(
             Heartbeat(
-                run_id=plan.run_id,
+                run_id=options.run_id,
                 incarnation=members.incarnation,
                 world_size=members.world_size,
                 role="launcher",
@@ -57,7 +57,7 @@ async def keep_beating(plan: LaunchPlan, members: Members, publisher: Publisher)
 
 
 def run_ended(
-    plan: LaunchPlan,
+    options: LaunchOptions,
     incarnation: str,
     *,
     outcome: Outcome,
@@ -69,7 +69,7 @@ def run_ended(
 ) -> RunEnded:
     """The job has ended, or could not be started; `reason` says why in the latter case."""
     return RunEnded(
-        run_id=plan.run_id,
+        run_id=options.run_id,
         incarnation=incarnation,
         world_size=world_size,
         role="launcher",

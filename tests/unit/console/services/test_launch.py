@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from tocsin.console.services.launch import RunOptions, plan_run
+from tocsin.console.services.launch import RunOptions, launch_options
 from tocsin.schemas.errors import ConfigurationError, MissingExtra
 
 SLACK = "slack://TAAAAAAAA/BAAAAAAAA/SECRETaaaaaaaaaaaaaaaaaa"
 
 
-def plan(
+def options(
     folder: Path, *notify: str, text: str = "", environ: Mapping[str, str] | None = None
 ) -> Any:
     config = folder / "tocsin.yaml"
     config.write_text(f"version: 1\nbus: 'embedded:{folder}/bus.db'\n{text}")
     env = {"XDG_CONFIG_HOME": str(folder), "HOME": str(folder), **(environ or {})}
-    return plan_run(["true"], RunOptions(config=config, notify=notify), env)
+    return launch_options(["true"], RunOptions(config=config, notify=notify), env)
 
 
 def test_mail_without_a_server_says_what_to_set(
@@ -34,13 +34,13 @@ def test_mail_without_a_server_says_what_to_set(
 
     monkeypatch.setattr(socket, "create_connection", refused)
     with pytest.raises(ConfigurationError, match="no reply") as caught:
-        plan(tmp_path, "mailto:me@example.com")
+        options(tmp_path, "mailto:me@example.com")
     assert "TOCSIN_SMTP=smtp://USER:PASSWORD@HOST:PORT" in str(caught.value)
 
 
 def test_a_server_that_was_named_may_be_away_for_now(tmp_path: Path) -> None:
     environ = {"TOCSIN_SMTP": "smtp://127.0.0.1:1"}
-    made = plan(tmp_path, "me@example.com", SLACK, environ=environ)
+    made = options(tmp_path, "me@example.com", SLACK, environ=environ)
     assert made.helper[-4:] == ("--notify", "me@example.com", "--notify", SLACK)
 
 
@@ -67,7 +67,7 @@ def test_what_cannot_be_used_is_said_before_anything_starts(
     tmp_path: Path, notify: str, text: str, environ: Mapping[str, str], said: str
 ) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        plan(tmp_path, *([notify] if notify else []), text=text, environ=environ)
+        options(tmp_path, *([notify] if notify else []), text=text, environ=environ)
     assert said in str(caught.value)
     assert "SECRET" not in str(caught.value)
 
@@ -78,4 +78,4 @@ def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         importlib.util, "find_spec", lambda name, *a: None if name == "apprise" else real(name, *a)
     )
     with pytest.raises(MissingExtra, match=r"clone .*: pip install '\.\[actions\]'$"):
-        plan(tmp_path, SLACK)
+        options(tmp_path, SLACK)

@@ -11,7 +11,7 @@ from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.embedded.spool import SpooledBus
 from tocsin.bus.port import EARLIEST, Partition
 from tocsin.emitter.launch.bus_session import Watch
-from tocsin.emitter.launch.plan import LaunchPlan
+from tocsin.emitter.launch.options import LaunchOptions
 from tocsin.emitter.send.publisher import Publisher
 from tocsin.schemas.records.runs import Heartbeat
 from tocsin.schemas.topics import Topics, telemetry_partition
@@ -37,7 +37,7 @@ async def test_the_end_stands_behind_what_the_job_has_written_and_nobody_has_rea
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "bus.db"
-    plan = LaunchPlan(
+    options = LaunchOptions(
         command=("true",), run_id="r1", job_id="j1", bus_url=Written.url,
         open_bus=lambda: EmbeddedBus(path),
     )  # fmt: skip
@@ -48,7 +48,7 @@ async def test_the_end_stands_behind_what_the_job_has_written_and_nobody_has_rea
         publisher = Publisher(TOPICS, "r1")
         view = cast(Any, None)  # nothing is read
         producer = await bus.producer()
-        watch = Watch(cast(Any, bus), publisher, producer, view, plan, print, as_wanted)
+        watch = Watch(cast(Any, bus), publisher, producer, view, options, print, as_wanted)
         watch.begin("publish", publisher.run(watch.producer))
         publisher.publish(beat(1))
         assert await publisher.flush(5.0)

@@ -30,7 +30,7 @@ import asyncio, sys
 from pathlib import Path
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.emitter.launch.launcher import launch
-from tocsin.emitter.launch.plan import LaunchPlan
+from tocsin.emitter.launch.options import LaunchOptions
 
 folder = Path(sys.argv[1])
 
@@ -65,7 +65,7 @@ class Dying:  # no EmbeddedBus, so the launcher uses it as it is, as one of Kafk
         return Part(await self._bus.reader(start))
 
 path = folder / "bus.db"
-sys.exit(launch(LaunchPlan(
+sys.exit(launch(LaunchOptions(
     command=("touch", str(folder / "over")), run_id="r1", job_id="j1",
     bus_url=f"embedded:{path}", open_bus=lambda: Dying(path), drain_s=0.5,
 )))

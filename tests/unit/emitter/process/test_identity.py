@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tocsin.console.services.launch import RunOptions, plan_run
+from tocsin.console.services.launch import RunOptions, launch_options
 from tocsin.emitter.launch import in_process
 from tocsin.emitter.process.environment import JOB_ID, RUNTIME_DIR
 from tocsin.emitter.process.identity import (
@@ -32,14 +32,14 @@ def test_two_launches_in_one_allocation_are_two_incarnations(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     environ = {**SLURM, "XDG_CONFIG_HOME": str(tmp_path / "config")}
-    plans = [plan_run(["true"], RunOptions(), environ) for _ in range(2)]
-    assert {plan.run_id for plan in plans} == {"slurm-4711"}
-    firsts = {incarnation_id(plan.run_id, plan.job_id, 0, 0) for plan in plans}
+    launches = [launch_options(["true"], RunOptions(), environ) for _ in range(2)]
+    assert {options.run_id for options in launches} == {"slurm-4711"}
+    firsts = {incarnation_id(options.run_id, options.job_id, 0, 0) for options in launches}
     assert len(firsts) == 2
     # The helper, which says who is sampled, is told the same as the launcher goes by.
-    for plan in plans:
-        assert incarnation_id(plan.run_id, plan.job_id, 0, 0) in plan.helper
-        assert plan.job_id.startswith("slurm-4711/")
+    for options in launches:
+        assert incarnation_id(options.run_id, options.job_id, 0, 0) in options.helper
+        assert options.job_id.startswith("slurm-4711/")
 
 
 def test_what_was_handed_down_holds_below_its_launcher_and_not_for_another() -> None:

@@ -34,7 +34,7 @@ class Kept(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchPlan:
+class LaunchOptions:
     """One launch. `open_bus` gives the bus that `bus_url` names, not yet entered.
 
     `helper` is the command line of the helper process, or empty on a bus that others serve; it is
@@ -77,24 +77,26 @@ class LaunchPlan:
 
 
 def job_environment(
-    plan: LaunchPlan, base: Mapping[str, str], runtime: Path, launcher_socket: Path
+    options: LaunchOptions, base: Mapping[str, str], runtime: Path, launcher_socket: Path
 ) -> dict[str, str]:
     """`base` with what the hook in the job's processes reads."""
     environ = dict(base)
-    environ[environment.RUN_ID] = plan.run_id
-    environ[environment.JOB_ID] = plan.job_id
-    environ[environment.BUS] = plan.bus_url
-    environ[environment.PREFIX] = plan.bus_prefix
-    environ[environment.LABELS] = ",".join(f"{key}={value}" for key, value in plan.labels.items())
-    environ[environment.CAPTURE] = plan.capture
-    if plan.config is not None:
-        environ[CONFIG_VARIABLE] = str(plan.config.absolute())
+    environ[environment.RUN_ID] = options.run_id
+    environ[environment.JOB_ID] = options.job_id
+    environ[environment.BUS] = options.bus_url
+    environ[environment.PREFIX] = options.bus_prefix
+    environ[environment.LABELS] = ",".join(
+        f"{key}={value}" for key, value in options.labels.items()
+    )
+    environ[environment.CAPTURE] = options.capture
+    if options.config is not None:
+        environ[CONFIG_VARIABLE] = str(options.config.absolute())
     environ[environment.RUNTIME_DIR] = str(runtime)
     environ[environment.LAUNCHER] = str(launcher_socket)
-    paths = trusted_paths(base, plan.trusted_keys)
+    paths = trusted_paths(base, options.trusted_keys)
     environ[STOP_KEYS] = os.pathsep.join(str(path.absolute()) for path in paths)
     environ.pop(STOP, None)
-    if not plan.stop:
+    if not options.stop:
         environ[STOP] = "off"
     searched = base.get("PYTHONPATH")
     environ["PYTHONPATH"] = os.pathsep.join([str(HOOK_FOLDER), *([searched] if searched else [])])
