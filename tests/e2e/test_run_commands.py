@@ -26,10 +26,10 @@ from support.waiting import wait_until
 from tocsin.bus.port import Outgoing, Partition
 from tocsin.bus.urls import open_bus
 from tocsin.schemas.ids import incarnation_id, new_id
+from tocsin.schemas.key_folder import keys_folder, own_key
 from tocsin.schemas.records.events import Event
 from tocsin.schemas.records.stops import StopRefused, StopRequested
 from tocsin.schemas.records.wire import meta_of, signature_headers
-from tocsin.schemas.signing import keys_folder, own_key
 from tocsin.schemas.topics import Topics, issue_partition
 
 

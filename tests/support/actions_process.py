@@ -19,7 +19,7 @@ from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.runtime.testing import CrashPoints
 from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.configuration.file import Config
-from tocsin.schemas.signing import own_key
+from tocsin.schemas.key_folder import own_key
 from tocsin.schemas.topics import Topics
 
 SECRET = SecretStr("hook")

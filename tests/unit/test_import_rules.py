@@ -80,7 +80,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
     "schemas": (
         {"errors", "exit_codes", "monotonic_clock", "process"},
         {"ids", "topics", "signing"},
-        {"records"},
+        {"records", "key_folder"},
         {"text"},
         {"configuration"},
         {"__init__"},

@@ -23,6 +23,7 @@ from tocsin.console.commands import (
     convert,
     demo,
     drill,
+    keys,
     node,
     run,
     runs,
@@ -65,7 +66,7 @@ def _options(
     """What holds before a command is named: only `--version`, which its callback has done."""
 
 
-for _group in (bus, run, demo, drill, workers, runs, node, catalog, convert, configuration):
+for _group in (bus, run, demo, drill, workers, runs, keys, node, catalog, convert, configuration):
     # `--help` lists them in this order.
     _group.register(app)
 

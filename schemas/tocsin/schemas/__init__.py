@@ -78,7 +78,7 @@ if TYPE_CHECKING:
         read_signature,
         signature_headers,
     )
-    from tocsin.schemas.signing import Signature, SigningKey, TrustedKeys, VerifyKey, own_key
+    from tocsin.schemas.signing import Signature, SigningKey, TrustedKeys, VerifyKey
     from tocsin.schemas.topics import Topics, TopicSpec, issue_partition, telemetry_partition
 
 __all__ = [
@@ -154,7 +154,6 @@ __all__ = [
     "issue_partition",
     "meta_of",
     "new_id",
-    "own_key",
     "read_meta",
     "read_signature",
     "signature_headers",

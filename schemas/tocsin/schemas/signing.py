@@ -11,9 +11,7 @@ import base64
 import binascii
 import hashlib
 import os
-import secrets
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -179,65 +177,6 @@ def why_untrusted(path: Path) -> str | None:
     if why is None:
         return None
     return f"{why}, and could put a key of their own there, so none is trusted: `chmod go-w` it"
-
-
-def keys_folder(environ: Mapping[str, str]) -> Path:
-    """`${XDG_CONFIG_HOME:-~/.config}/tocsin/keys`."""
-    base = environ.get("XDG_CONFIG_HOME") or str(
-        Path(environ.get("HOME", "~")).expanduser() / ".config"
-    )
-    return Path(base) / "tocsin" / "keys"
-
-
-def own_key(folder: Path, name: str = "actions") -> SigningKey:
-    """This machine's signing key, made if there is none.
-
-    Processes that make it at the same time end with the same one.
-
-    Raises:
-        ConfigurationError: the key cannot be read or written, or others can write to the folder.
-    """
-    path = folder / f"{name}.key"
-    try:
-        if not path.exists():
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _make(path)
-        if (why := why_untrusted(folder)) is not None:
-            raise ConfigurationError(why)
-        key = SigningKey.read(path)
-        if not path.with_suffix(".pub").exists():
-            # The maker died between the two files; the public half follows from the private one.
-            _publish(key.public, path.with_suffix(".pub"))
-    except OSError as error:
-        raise ConfigurationError(
-            f"{folder}: cannot make a key for signing stops ({error})"
-        ) from error
-    return key
-
-
-def _make(path: Path) -> None:
-    made = SigningKey.generate()
-    draft = _draft(path)
-    made.write(draft)
-    try:
-        # link() is the atomic "create if absent"; the loser of a race reads the winner's key.
-        with suppress(FileExistsError):
-            os.link(draft, path)
-            _publish(made.public, path.with_suffix(".pub"))
-    finally:
-        draft.unlink(missing_ok=True)
-        draft.with_suffix(".pub").unlink(missing_ok=True)
-
-
-def _publish(key: VerifyKey, path: Path) -> None:
-    # Whole or not at all, since a trainer may read the folder at any moment.
-    draft = _draft(path)
-    key.write(draft)
-    os.replace(draft, path)
-
-
-def _draft(path: Path) -> Path:
-    return path.with_name(f".{path.stem}-{secrets.token_hex(8)}{path.suffix}")
 
 
 def _message(key: bytes, value: bytes) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import multiprocessing
 import os
 import stat
 from pathlib import Path
@@ -19,8 +18,6 @@ from tocsin.schemas.signing import (
     SigningKey,
     TrustedKeys,
     VerifyKey,
-    keys_folder,
-    own_key,
 )
 
 KEY, VALUE = b"gpt-1/i-1/stop", b'{"reason":"NaN"}'
@@ -156,67 +153,3 @@ def test_an_unreadable_folder_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
 
     with pytest.raises(ConfigurationError, match="cannot be read"):
         TrustedKeys.read([tmp_path])
-
-
-def test_the_folder_of_keys() -> None:
-    assert keys_folder({"HOME": "/home/ana"}) == Path("/home/ana/.config/tocsin/keys")
-    assert keys_folder({"HOME": "/h", "XDG_CONFIG_HOME": "/x"}) == Path("/x/tocsin/keys")
-
-
-def test_own_key_is_made_once(tmp_path: Path) -> None:
-    folder = tmp_path / "deep" / "keys"
-
-    made = own_key(folder)
-
-    assert own_key(folder).public.key_id == made.public.key_id
-    assert sorted(path.name for path in folder.iterdir()) == ["actions.key", "actions.pub"]
-    assert stat.S_IMODE((folder / "actions.key").stat().st_mode) == 0o600
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-
-
-def test_a_missing_public_half_is_made_again(tmp_path: Path) -> None:
-    made = own_key(tmp_path)
-    (tmp_path / "actions.pub").unlink()
-
-    again = own_key(tmp_path)
-
-    assert again.public.key_id == made.public.key_id
-    TrustedKeys.read([tmp_path]).verify(KEY, VALUE, made.sign(KEY, VALUE))
-
-
-@pytest.mark.parametrize("obstacle", ["keys", "keys/actions.key"])
-def test_a_folder_that_cannot_hold_a_key(obstacle: str, tmp_path: Path) -> None:
-    blocked = tmp_path / obstacle
-    blocked.parent.mkdir(exist_ok=True)
-    if obstacle == "keys":
-        blocked.write_text("a file where the folder should be")
-    else:
-        blocked.mkdir()
-
-    with pytest.raises(ConfigurationError):
-        own_key(tmp_path / "keys")
-
-
-def make_key(folder: str, queue: multiprocessing.queues.Queue[tuple[str, int]]) -> None:
-    key = own_key(Path(folder))
-    # Whatever a trainer reads at this moment is whole, and holds this very key.
-    trusted = TrustedKeys.read([Path(folder)])
-    trusted.verify(KEY, VALUE, key.sign(KEY, VALUE))
-    queue.put((key.public.key_id, len(trusted)))
-
-
-def test_processes_that_make_it_at_once_end_with_one(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    for round_ in range(5):
-        folder = tmp_path / str(round_)
-        queue: multiprocessing.queues.Queue[tuple[str, int]] = context.Queue()
-        makers = [context.Process(target=make_key, args=(str(folder), queue)) for _ in range(6)]
-        for maker in makers:
-            maker.start()
-        found = {queue.get(timeout=20) for _ in makers}
-        for maker in makers:
-            maker.join(timeout=20)
-
-        assert found == {(own_key(folder).public.key_id, 1)}
-        assert [maker.exitcode for maker in makers] == [0] * 6
-        assert sorted(path.name for path in folder.iterdir()) == ["actions.key", "actions.pub"]

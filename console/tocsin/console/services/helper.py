@@ -30,9 +30,10 @@ from tocsin.runtime.shutdown import stop_signals
 from tocsin.runtime.testing import CrashPoints
 from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.key_folder import keys_folder, own_key
 from tocsin.schemas.records.events import Data
 from tocsin.schemas.records.frames import Speaker
-from tocsin.schemas.signing import SigningKey, keys_folder, own_key
+from tocsin.schemas.signing import SigningKey
 from tocsin.stream_rules.service import build_rules_service
 
 logger = logging.getLogger(__name__)

@@ -20,8 +20,8 @@ from tocsin.emitter.process.identity import launch_job_id, resolve_run_id, resta
 from tocsin.schemas.configuration.file import Config
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.ids import incarnation_id, new_id
+from tocsin.schemas.key_folder import keys_folder, own_key
 from tocsin.schemas.monotonic_clock import unix_ms
-from tocsin.schemas.signing import keys_folder, own_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from tocsin.runtime.shutdown import Part, serve, stop_signals
 from tocsin.runtime.testing import CrashPoints
 from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.schemas.signing import keys_folder, own_key
+from tocsin.schemas.key_folder import keys_folder, own_key
 from tocsin.stream_rules.service import build_rules_service
 
 logger = logging.getLogger(__name__)

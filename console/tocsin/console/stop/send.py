@@ -31,11 +31,11 @@ from tocsin.emitter.stop.verification import trusted_paths
 from tocsin.schemas.configuration.values import parse_duration
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.exit_codes import FAILED
+from tocsin.schemas.key_folder import keys_folder, own_key
 from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.records.events import Event, clip
 from tocsin.schemas.records.runs_view import RunSeen
 from tocsin.schemas.records.stops import StopRequested
-from tocsin.schemas.signing import keys_folder, own_key
 
 QUIET_S: Final = 5.0
 """After so long without an answer a line says so."""

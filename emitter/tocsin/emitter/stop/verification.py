@@ -13,9 +13,10 @@ from typing import Final, Literal
 
 from tocsin.emitter.stop import datagrams
 from tocsin.schemas.errors import ConfigurationError, RecordError, SignatureError
+from tocsin.schemas.key_folder import keys_folder
 from tocsin.schemas.records.events import EVENT_TYPES, clip
 from tocsin.schemas.records.stops import StopExpired, StopRefused, StopRequested
-from tocsin.schemas.signing import Signature, TrustedKeys, keys_folder, why_untrusted
+from tocsin.schemas.signing import Signature, TrustedKeys, why_untrusted
 
 Why = Literal[
     "bad_signature",

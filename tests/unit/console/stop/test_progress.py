@@ -21,6 +21,7 @@ from tocsin.console.stop.send import StopOutcome, read_options, stop_run
 from tocsin.console.views.bus_view import read_all, read_commands
 from tocsin.emitter.stop.verification import Facts, Memory, SignedCommand, decide, read_keys
 from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.key_folder import keys_folder
 from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.records.events import Event
 from tocsin.schemas.records.runs import (
@@ -44,7 +45,6 @@ from tocsin.schemas.records.stops import (
     StopRequested,
 )
 from tocsin.schemas.records.wire import event_data, read_signature
-from tocsin.schemas.signing import keys_folder
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
 
 RUN = "run-1"
