@@ -10,8 +10,9 @@ import pytest
 from support.somebody import give_away
 from tocsin.emitter.stop.verification import read_keys, untrusted_places
 from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.key_folder import own_key
 from tocsin.schemas.process.private_folders import why_open
-from tocsin.schemas.signing import SigningKey, TrustedKeys, own_key
+from tocsin.schemas.signing import SigningKey, TrustedKeys
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from typer.testing import CliRunner, Result
 
 from tocsin.console.__main__ import app
 from tocsin.emitter.stop.verification import read_keys
-from tocsin.schemas import key_folder
 from tocsin.schemas.errors import ConfigurationError, SignatureError
 from tocsin.schemas.key_folder import (
     keys_folder,
@@ -167,7 +166,7 @@ def test_a_rotation_that_is_killed_leaves_a_key_that_is_trusted(
 
     with monkeypatch.context() as patch:
         for name in ("replace", "link", "open", "unlink"):
-            patch.setattr(key_folder.os, name, killing(getattr(os, name)))
+            patch.setattr(os, name, killing(getattr(os, name)))
         try:
             rotate_key(tmp_path)
         except Killed:
