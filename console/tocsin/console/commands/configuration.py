@@ -1,4 +1,4 @@
-"""The command line: `check`, `schema` and `init`, about tocsin.yaml."""
+"""The command line: `check`, `fmt`, `schema` and `init`, about tocsin.yaml."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import Annotated
 import typer
 
 from tocsin.console.commands.options import JsonOption
-from tocsin.schemas.exit_codes import WRONG_USAGE
+from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.exit_codes import FAILED, WRONG_USAGE
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.command(epilog="Example: tocsin check tocsin.yaml")(check)
+    app.command("fmt", epilog="Example: tocsin fmt --check tocsin.yaml")(format_files)
     app.command(epilog="Example: tocsin schema > tocsin.schema.json")(schema)
     app.command(epilog="Example: tocsin init && tocsin check")(init)
 
@@ -72,6 +74,43 @@ def check(
             text = as_sarif(found)
     typer.echo(text)
     raise typer.Exit(WRONG_USAGE if any(checked.problems for checked in found) else 0)
+
+
+def format_files(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="FILE",
+            help="Files to format [default: $TOCSIN_CONFIG, else ./tocsin.yaml].",
+            show_default=False,
+        ),
+    ] = None,
+    check_only: Annotated[
+        bool,
+        typer.Option("--check", help="Write nothing; exit with 1 if a file is not formatted."),
+    ] = False,
+) -> None:
+    """Format configuration files: indentation and spaces.
+
+    Values, comments and line breaks stay as they are.
+    """
+    from tocsin.console.configuration.layout import formatted, rewrite
+    from tocsin.schemas.configuration.file import config_path, read_config
+
+    found = files or [path for path in [config_path(None, os.environ, folder=Path.cwd())] if path]
+    if not found:
+        raise ConfigurationError("no file: name one, or write one with `tocsin init`")
+    changed = 0
+    for path in found:
+        text = read_config(path)
+        new = formatted(text, source=str(path))
+        if new == text:
+            continue
+        changed += 1
+        if not check_only:
+            rewrite(path, new)
+        typer.echo(f"not formatted: {path}" if check_only else f"formatted: {path}")
+    raise typer.Exit(FAILED if changed and check_only else 0)
 
 
 def schema() -> None:
