@@ -74,9 +74,9 @@ def test_a_rule_that_others_could_have_written_is_not_run(
     open_to_others(folder / what, how)
 
     entry = RuleEntry(name="mine", use="rules/mine.py:Mine")
-    (finding,) = load_specs([entry], folder=folder).findings
+    (problem,) = load_specs([entry], folder=folder).problems
 
-    assert finding.message.startswith("rules/mine.py is not run: others can write to")
+    assert problem.message.startswith("rules/mine.py is not run: others can write to")
     assert not ran(folder)
 
 

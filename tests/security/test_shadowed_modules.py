@@ -120,8 +120,8 @@ def test_custom_rules_find_the_user_s_modules_and_no_other_in_their_place(
     )
     monkeypatch.setenv("PYTHONPATH", str(mine))
     loaded = load_apart([RuleEntry(name="mine", use="rule.py:Mine")], folder=tmp_path)
-    (finding,) = loaded.findings
-    assert "RuntimeError: found (line 3)" in finding.message
+    (problem,) = loaded.problems
+    assert "RuntimeError: found (line 3)" in problem.message
 
 
 def test_every_python_of_ours_is_started_so() -> None:

@@ -18,10 +18,10 @@ from tocsin.schemas.configuration.document import (
     MAX_PROBLEMS,
     load,
 )
-from tocsin.schemas.configuration.file import MAX_FINDINGS, check_config
+from tocsin.schemas.configuration.file import MAX_SECTION_PROBLEMS, check_config
 from tocsin.schemas.configuration.problems import ConfigProblems
 from tocsin.stream_rules.catalogue import built_in
-from tocsin.stream_rules.engine.configured_rules import rule_findings
+from tocsin.stream_rules.engine.configured_rules import rule_problems
 
 
 def many(row: Callable[[int], str], before: str = "", after: str = "") -> str:
@@ -107,10 +107,10 @@ def test_installed_packages_are_looked_through_once(monkeypatch: pytest.MonkeyPa
         return entry_points(group=group)
 
     monkeypatch.setattr("tocsin.stream_rules.engine.configured_rules.entry_points", counted)
-    text = "version: 1\nrules:\n" + "".join(f"- r{i}: []\n" for i in range(MAX_FINDINGS))
+    text = "version: 1\nrules:\n" + "".join(f"- r{i}: []\n" for i in range(MAX_SECTION_PROBLEMS))
     config, _ = check_config(text, "tocsin.yaml")
     assert config is not None
-    findings = list(rule_findings(built_in())(config))
+    problems = list(rule_problems(built_in())(config))
 
-    assert len(findings) == MAX_FINDINGS
+    assert len(problems) == MAX_SECTION_PROBLEMS
     assert len(looked) <= 2

@@ -43,7 +43,7 @@ class Customs:
             custom_entries(listed), Path.cwd(), failing=failing, software="test", limits=limits
         )
         loaded = self.host.start()
-        assert not loaded.findings, loaded.findings
+        assert not loaded.problems, loaded.problems
         specs = rule_specs(listed, customs=loaded.specs)
         self.service = RulesService(Topics(), specs, customs=self.host)
         self.told: list[Reported] = []

@@ -11,18 +11,18 @@ from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.actions.receivers.run_addresses import RunAddresses
 from tocsin.schemas.configuration.document import load
 from tocsin.schemas.configuration.file import Config, SectionValidator, read_config
-from tocsin.schemas.configuration.problems import Finding, Loc, quoted
+from tocsin.schemas.configuration.problems import Loc, Problem, quoted
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.issues import Issue
 
 
-def receiver_findings(kinds: ReceiverKinds) -> SectionValidator:
+def receiver_problems(kinds: ReceiverKinds) -> SectionValidator:
     """The validator of the section `receivers`, for `SectionRegistry.register("receivers", …)`.
 
     It finds what is wrong with receivers, and with the rules' action lists, beyond their shape.
     """
 
-    def find(config: Config) -> Iterator[Finding]:
+    def find(config: Config) -> Iterator[Problem]:
         for name, receiver in config.receivers.items():
             yield from kinds.kind_of(receiver).check(receiver, ("receivers", name))
         for rule in config.rules:
@@ -31,7 +31,7 @@ def receiver_findings(kinds: ReceiverKinds) -> SectionValidator:
                 what = action.receiver or action.kind
                 if what in listed:
                     message = f"{quoted(what)} is in this list already"
-                    yield Finding(action.loc, message, "duplicate_action", "remove it")
+                    yield Problem(action.loc, message, "duplicate_action", "remove it")
                 listed.add(what)
 
     return find

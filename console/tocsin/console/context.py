@@ -20,7 +20,7 @@ from tocsin.schemas.configuration.file import (
     read_config,
     shared_config,
 )
-from tocsin.schemas.configuration.problems import ConfigProblems, Finding
+from tocsin.schemas.configuration.problems import ConfigProblems, Problem
 from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.configuration.settings import Settings, resolve_secrets, resolve_settings
 from tocsin.schemas.topics import Topics
@@ -104,26 +104,26 @@ def check_custom_rules(context: CommandContext) -> None:
     if not customs or path is None:
         return
     loaded = load_apart(customs, folder=context.loaded.folder)
-    if loaded.findings:
+    if loaded.problems:
         text = read_config(path)
-        _, problems = check_config(text, str(path), section_registry(lambda _: loaded.findings))
+        _, problems = check_config(text, str(path), section_registry(lambda _: loaded.problems))
         raise ConfigProblems(problems, text)
 
 
 def section_registry(
-    load: Callable[[Sequence[RuleEntry]], Iterable[Finding]] | None = None,
+    load: Callable[[Sequence[RuleEntry]], Iterable[Problem]] | None = None,
 ) -> SectionRegistry:
     """All services' checks of their own sections.
 
     `load` says what is wrong with custom rules; without it they are not loaded.
     """
     # What the services import is not paid by who reads no configuration.
-    from tocsin.actions.config import receiver_findings
+    from tocsin.actions.config import receiver_problems
     from tocsin.actions.receivers.registry import ReceiverKinds
-    from tocsin.stream_rules.engine.configured_rules import rule_findings
+    from tocsin.stream_rules.engine.configured_rules import rule_problems
 
     kinds = ReceiverKinds()
     registry = SectionRegistry(kinds)
-    registry.register("receivers", receiver_findings(kinds))
-    registry.register("rules", rule_findings(load=load))
+    registry.register("receivers", receiver_problems(kinds))
+    registry.register("rules", rule_problems(load=load))
     return registry

@@ -351,8 +351,8 @@ def build_rules_service(
     folder = folder or Path.cwd()
     host = CustomHost(customs, folder, failing=failing, software=software, limits=limits)
     loaded = host.start()
-    if loaded.findings:
+    if loaded.problems:
         host.close()
-        raise ConfigurationError("; ".join(finding.message for finding in loaded.findings))
+        raise ConfigurationError("; ".join(problem.message for problem in loaded.problems))
     specs = rule_specs(config.rules, defaults=defaults, catalogue=catalogue, customs=loaded.specs)
     return RulesService(topics, specs, software=software, customs=host)

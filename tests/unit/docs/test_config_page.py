@@ -21,7 +21,7 @@ from tocsin.console.configuration.field_texts import field_texts, in_yaml
 from tocsin.console.context import section_registry
 from tocsin.schemas.configuration.document import load
 from tocsin.schemas.configuration.file import check_config
-from tocsin.schemas.configuration.problems import Finding
+from tocsin.schemas.configuration.problems import Problem
 from tocsin.schemas.configuration.values import Duration, SecretRef
 from tocsin.stream_rules.catalogue import built_in
 from tocsin.stream_rules.rule import Params
@@ -82,9 +82,9 @@ def codes_in_the_source(calls: Mapping[str, int]) -> set[str]:
 
 
 def test_every_code_has_a_meaning() -> None:
-    problems = codes_in_the_source({"Finding": 2, "Problem": 3, "_note": 1, "_fatal": 1})
+    problems = codes_in_the_source({"Problem": 2, "PlacedProblem": 3, "_note": 1, "_fatal": 1})
 
-    assert problems | {Finding((), "").code} == set(PROBLEM_CODES)
+    assert problems | {Problem((), "").code} == set(PROBLEM_CODES)
     assert codes_in_the_source({"warning": 1}) == set(WARNING_CODES)
     assert list(PROBLEM_CODES) == sorted(PROBLEM_CODES)
 

@@ -14,7 +14,7 @@ from tocsin.schemas.configuration.file import SectionRegistry, check_config
 from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.stream_rules.catalogue import FAMILIES, Catalogue, DuplicateRule, UnknownRule, built_in
-from tocsin.stream_rules.engine.configured_rules import rule_findings, rule_specs
+from tocsin.stream_rules.engine.configured_rules import rule_problems, rule_specs
 from tocsin.stream_rules.rule import AnyRule
 from tocsin.stream_rules.rules.numerical.nonfinite import Nonfinite
 from tocsin.stream_rules.rules.progress.loss_diverged import LossDivergedParams
@@ -24,7 +24,7 @@ RULES = list(built_in())
 
 def registry() -> SectionRegistry:
     sections = SectionRegistry()
-    sections.register("rules", rule_findings())
+    sections.register("rules", rule_problems())
     return sections
 
 

@@ -18,7 +18,7 @@ from pydantic import SecretStr
 from tocsin.actions.delivery.receiver_queues import PER_RECEIVER, Notice
 from tocsin.actions.delivery.retry import Outcome
 from tocsin.actions.receivers.address_guard import AddressGuard
-from tocsin.schemas.configuration.problems import Finding, Loc
+from tocsin.schemas.configuration.problems import Loc, Problem
 from tocsin.schemas.configuration.receivers import ReceiverConfig
 from tocsin.schemas.errors import require_extra
 
@@ -102,7 +102,7 @@ class ReceiverKind(Generic[ConfigT, TargetT]):
     at_once: int = PER_RECEIVER
     one_alert: bool = False
 
-    def check(self, config: ConfigT, loc: Loc) -> Iterable[Finding]:
+    def check(self, config: ConfigT, loc: Loc) -> Iterable[Problem]:
         """What is wrong with a receiver at `loc` beyond its shape. Pure."""
         return ()
 

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from tocsin.schemas.configuration.problems import Finding, Loc
+from tocsin.schemas.configuration.problems import Loc, Problem
 
 _KEPT: Final = 1_000
 
@@ -18,12 +18,12 @@ def between(what: str, values: tuple[str, ...], most: int) -> tuple[str, ...]:
     return values
 
 
-def named_twice(to: Sequence[str], loc: Loc) -> Iterator[Finding]:
-    """A finding for each recipient of the list at `loc` that is in it already."""
+def named_twice(to: Sequence[str], loc: Loc) -> Iterator[Problem]:
+    """A problem for each recipient of the list at `loc` that is in it already."""
     for index, one in enumerate(to):
         if one in to[:index]:
             message = "this one is in the list already"
-            yield Finding((*loc, index), message, "duplicate_recipient", "remove it")
+            yield Problem((*loc, index), message, "duplicate_recipient", "remove it")
 
 
 class PartialRecipients:

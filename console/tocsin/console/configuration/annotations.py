@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import Final
 
 from tocsin.console.configuration.check import Checked
-from tocsin.schemas.configuration.problems import Problem
+from tocsin.schemas.configuration.problems import PlacedProblem
 
 _SARIF: Final = "https://json.schemastore.org/sarif-2.1.0.json"
 _PAGE: Final = "docs/reference/configuration.md"
@@ -44,13 +44,13 @@ def as_sarif(all_checked: Iterable[Checked]) -> str:
     return json.dumps(log, indent=2, ensure_ascii=False)
 
 
-def _leveled(all_checked: Iterable[Checked]) -> Iterator[tuple[str, Problem]]:
+def _leveled(all_checked: Iterable[Checked]) -> Iterator[tuple[str, PlacedProblem]]:
     for checked in all_checked:
         yield from (("error", problem) for problem in checked.problems)
         yield from (("warning", warning) for warning in checked.warnings)
 
 
-def _result(level: str, problem: Problem) -> Mapping[str, object]:
+def _result(level: str, problem: PlacedProblem) -> Mapping[str, object]:
     place = {
         "artifactLocation": {"uri": problem.source},
         "region": {"startLine": problem.line, "startColumn": problem.column},
@@ -63,7 +63,7 @@ def _result(level: str, problem: Problem) -> Mapping[str, object]:
     }
 
 
-def _sentence(problem: Problem) -> str:
+def _sentence(problem: PlacedProblem) -> str:
     return problem.message + (f"; try: {problem.hint}" if problem.hint else "")
 
 

@@ -20,7 +20,7 @@ from tocsin.schemas.configuration.file import (
     read_config,
     shared_config,
 )
-from tocsin.schemas.configuration.problems import Finding, Loc, Problem, split_lines
+from tocsin.schemas.configuration.problems import Loc, PlacedProblem, Problem, split_lines
 from tocsin.schemas.configuration.redaction import hide_lines
 from tocsin.schemas.configuration.sections import ActionEntry, RuleEntry
 from tocsin.schemas.configuration.settings import missing_secrets, resolve_settings
@@ -98,8 +98,8 @@ class Checked:
 
     source: str
     text: str
-    problems: Sequence[Problem]
-    warnings: Sequence[Problem] = ()
+    problems: Sequence[PlacedProblem]
+    warnings: Sequence[PlacedProblem] = ()
     notes: Sequence[str] = ()
     holds: EffectiveConfig | None = None
 
@@ -129,12 +129,12 @@ def check_file(
     customs = Loaded()
     shared = why_shared(folder / path)
 
-    def load(entries: Sequence[RuleEntry]) -> Iterable[Finding]:
+    def load(entries: Sequence[RuleEntry]) -> Iterable[Problem]:
         nonlocal customs
         if shared is not None:
             return ()
         customs = load_apart(entries, folder=(folder / path).parent)
-        return customs.findings
+        return customs.problems
 
     registry = section_registry(load)
     if here:
@@ -148,7 +148,7 @@ def check_file(
     if not here:
         base = (folder / path).parent
         missing = [*_missing_secrets(config, environ, base), *_missing_keys(config, environ, base)]
-        notes += [finding.message for finding in missing]
+        notes += [problem.message for problem in missing]
     return Checked(
         source=str(path),
         text=text,
@@ -310,26 +310,26 @@ def _origin(origin: str, variable: str) -> str:
     return f"the variable {variable}" if origin == "environment" else f"the {origin}"
 
 
-def _with_code(problem: Problem, before: str = "") -> Problem:
+def _with_code(problem: PlacedProblem, before: str = "") -> PlacedProblem:
     return replace(problem, message=f"{before}{problem.message} [{problem.code}]")
 
 
-def _problem(problem: Problem) -> Mapping[str, object]:
+def _problem(problem: PlacedProblem) -> Mapping[str, object]:
     shown = ("line", "column", "code", "message", "hint")
     return {key: getattr(problem, key) for key in shown}
 
 
-def _missing_secrets(config: Config, environ: Mapping[str, str], folder: Path) -> Iterator[Finding]:
+def _missing_secrets(config: Config, environ: Mapping[str, str], folder: Path) -> Iterator[Problem]:
     """Secrets with which nothing would start on this machine."""
     for name, why in missing_secrets(config, environ, folder=folder).items():
         part = "file" if config.secrets[name].file else "env"
         # Who writes the secret itself in the place of a name should not see it again.
-        yield Finding(
+        yield Problem(
             ("secrets", name, part), f"secret {name!r}: {why}", "secret_missing", hide_value=True
         )
 
 
-def _missing_keys(config: Config, environ: Mapping[str, str], folder: Path) -> Iterator[Finding]:
+def _missing_keys(config: Config, environ: Mapping[str, str], folder: Path) -> Iterator[Problem]:
     """Paths of trusted keys without any: each stop would be refused on this machine."""
     if environ.get(STOP_KEYS):
         return
@@ -340,17 +340,17 @@ def _missing_keys(config: Config, environ: Mapping[str, str], folder: Path) -> I
             why = str(error)
         if why:
             hint = "a file like keys/actions.pub, or a folder of such files"
-            yield Finding(("stop", "trusted_keys", index), why, "no_trusted_key", hint)
+            yield Problem(("stop", "trusted_keys", index), why, "no_trusted_key", hint)
 
 
 def _warnings(
     config: Config, text: str, source: str, customs: Mapping[str, RuleSpec]
-) -> Sequence[Problem]:
+) -> Sequence[PlacedProblem]:
     document = load(text, source=source)
 
-    def warning(loc: Loc, code: str, message: str, hint: str | None) -> Problem:
+    def warning(loc: Loc, code: str, message: str, hint: str | None) -> PlacedProblem:
         line, column = document.position(loc, at="key")
-        return Problem(source, line, column, code, message, hint)
+        return PlacedProblem(source, line, column, code, message, hint)
 
     found = []
     named = {action.receiver for rule in config.rules for action in rule.actions or ()}

@@ -22,8 +22,8 @@ from tocsin.console.sagemaker.tables import (
 from tocsin.console.sagemaker.values import Unconvertible, convert_value
 from tocsin.console.sagemaker.yaml_text import Entry, as_yaml
 from tocsin.schemas.configuration.document import Plain
-from tocsin.schemas.configuration.findings import findings_of
-from tocsin.schemas.configuration.problems import Problem, did_you_mean
+from tocsin.schemas.configuration.problems import PlacedProblem, did_you_mean
+from tocsin.schemas.configuration.validation import problems_of_model
 from tocsin.stream_rules.catalogue import Catalogue, UnknownRule, built_in
 from tocsin.stream_rules.rule import AnyRule
 
@@ -43,7 +43,7 @@ class Converted:
     """
 
     text: str
-    warnings: Sequence[Problem]
+    warnings: Sequence[PlacedProblem]
 
 
 @dataclass(slots=True)
@@ -213,7 +213,7 @@ def _valid(
         try:
             model.model_validate({**base, **params})
         except ValidationError as error:
-            wrong = [one for one in findings_of(error, model, ()) if one.loc]
+            wrong = [one for one in problems_of_model(error, model, ()) if one.loc]
             said = {str(one.loc[0]): one.message for one in wrong if str(one.loc[0]) in params}
             for key in said or params:
                 loc = (*placed.inner("RuleParameters").loc, prefix + key)

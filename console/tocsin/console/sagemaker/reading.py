@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tocsin.schemas.configuration.document import Document, Plain, kind_of, load
-from tocsin.schemas.configuration.problems import ConfigProblems, Loc, Problem
+from tocsin.schemas.configuration.problems import ConfigProblems, Loc, PlacedProblem
 
 NOT_CONVERTED: Final = "not_converted"
 """The code of what is left out."""
@@ -70,12 +70,14 @@ class Notes:
     """What could not be taken over, each with its place in the file."""
 
     document: Document
-    found: list[Problem] = field(default_factory=list)
+    found: list[PlacedProblem] = field(default_factory=list)
 
     def add(self, loc: Loc, message: str, hint: str | None = None) -> None:
         """Note something at a value."""
         line, column = self.document.position(loc, at="value")
-        self.found.append(Problem(self.document.source, line, column, NOT_CONVERTED, message, hint))
+        self.found.append(
+            PlacedProblem(self.document.source, line, column, NOT_CONVERTED, message, hint)
+        )
 
     def line(self, loc: Loc) -> int:
         """The line of a value."""
@@ -96,7 +98,7 @@ def read_json(text: str, source: str) -> Document:
             line, column, said = error.lineno, error.colno, error.msg
         comment = "//" in text.splitlines()[line - 1 : line][0][column - 1 :] if text else False
         hint = "JSON has no comments: remove it" if comment else None
-        problem = Problem(source, line, column, "syntax", f"not valid JSON: {said}", hint)
+        problem = PlacedProblem(source, line, column, "syntax", f"not valid JSON: {said}", hint)
         raise ConfigProblems([problem], text) from None
     # Within JSON a tab is white space; YAML, which JSON is a part of, is read with places.
     document = load(text.replace("\t", " "), source=source)
@@ -112,11 +114,11 @@ def find(document: Document, text: str) -> Found:
         ConfigProblems: there are none, or something that should be a list is none.
     """
     found = Found()
-    problems: list[Problem] = []
+    problems: list[PlacedProblem] = []
 
     def wrong(loc: Loc, message: str) -> None:
         line, column = document.position(loc)
-        problems.append(Problem(document.source, line, column, "invalid_value", message))
+        problems.append(PlacedProblem(document.source, line, column, "invalid_value", message))
 
     def listed(loc: Loc, value: Plain) -> Iterator[Placed]:
         if not isinstance(value, list):

@@ -14,9 +14,9 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, PlainSerializer, PlainValidator, WithJsonSchema, field_validator
 
 from tocsin.schemas.configuration.document import Plain
-from tocsin.schemas.configuration.findings import expected, parse_model, unknown_key
-from tocsin.schemas.configuration.problems import Finding, Loc, did_you_mean, quoted
+from tocsin.schemas.configuration.problems import Loc, Problem, did_you_mean, quoted
 from tocsin.schemas.configuration.sections import Section
+from tocsin.schemas.configuration.validation import expected, parse_model, unknown_key
 from tocsin.schemas.configuration.values import Duration, FilePath, Name, Percent, parse_name
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.collections import (
@@ -163,25 +163,25 @@ class CaptureConfig(Section):
         return budget
 
 
-def parse_capture(raw: Plain, loc: Loc, findings: list[Finding]) -> CaptureConfig:
-    """The section at `loc`; what is wrong in it is left out, and goes into `findings`."""
+def parse_capture(raw: Plain, loc: Loc, problems: list[Problem]) -> CaptureConfig:
+    """The section at `loc`; what is wrong in it is left out, and goes into `problems`."""
     if not isinstance(raw, dict):
         if raw is not None:
-            findings.append(expected("a mapping", raw, loc))
+            problems.append(expected("a mapping", raw, loc))
         return CaptureConfig()
     rest: dict[str, Plain] = {key: value for key, value in raw.items() if key != "collections"}
-    section = parse_model(CaptureConfig, rest, loc, findings) or CaptureConfig()
+    section = parse_model(CaptureConfig, rest, loc, problems) or CaptureConfig()
     listed, here = raw.get("collections"), (*loc, "collections")
     if not isinstance(listed, dict):
         if listed is not None:
-            findings.append(expected("a mapping", listed, here))
+            problems.append(expected("a mapping", listed, here))
         return section
     if len(listed) > MAX_COLLECTIONS:
-        findings.append(Finding(here, f"expected at most {MAX_COLLECTIONS} collections"))
+        problems.append(Problem(here, f"expected at most {MAX_COLLECTIONS} collections"))
         return section
     collections = {}
     for name, options in listed.items():
-        found = _collection(name, options, (*here, name), findings)
+        found = _collection(name, options, (*here, name), problems)
         if found is not None:
             collections[name] = found
     return section.model_copy(update={"collections": collections}) if collections else section
@@ -193,10 +193,10 @@ def capture_config(raw: Mapping[str, object]) -> CaptureConfig:
     Raises:
         ConfigurationError: something in it is wrong; all of it is in the message, key by key.
     """
-    findings: list[Finding] = []
-    section = parse_capture(_plain(raw), ("capture",), findings)
-    if findings:
-        raise ConfigurationError("; ".join(map(_in_words, findings)))
+    problems: list[Problem] = []
+    section = parse_capture(_plain(raw), ("capture",), problems)
+    if problems:
+        raise ConfigurationError("; ".join(map(_in_words, problems)))
     return section
 
 
@@ -213,116 +213,116 @@ def _plain(value: object) -> Plain:
     )
 
 
-def _in_words(finding: Finding) -> str:
-    hint = f" (try: {finding.hint})" if finding.hint else ""
-    return f"{'.'.join(map(str, finding.loc))}: {finding.message}{hint}"
+def _in_words(problem: Problem) -> str:
+    hint = f" (try: {problem.hint})" if problem.hint else ""
+    return f"{'.'.join(map(str, problem.loc))}: {problem.message}{hint}"
 
 
 # -- one collection
 
 
 def _collection(
-    name: str, raw: Plain, loc: Loc, findings: list[Finding]
+    name: str, raw: Plain, loc: Loc, problems: list[Problem]
 ) -> Off | CollectionConfig | None:
-    before = len(findings)
-    findings.extend(_wrong_name(name, raw, loc))
+    before = len(problems)
+    problems.extend(_wrong_name(name, raw, loc))
     if raw == "off":
         return "off"
     if not isinstance(raw, dict):
-        findings.append(expected("a mapping, or off", raw, loc, hint="{every: 10}"))
+        problems.append(expected("a mapping, or off", raw, loc, hint="{every: 10}"))
         return None
     rest = {key: value for key, value in raw.items() if key != "modes"}
-    found = parse_model(CollectionConfig, rest, loc, findings)
-    modes = _modes(raw.get("modes"), (*loc, "modes"), findings)
+    found = parse_model(CollectionConfig, rest, loc, problems)
+    modes = _modes(raw.get("modes"), (*loc, "modes"), problems)
     kind = name if name in KINDS else None if found is None else found.of
     for mode, entry in modes.items():
         if kind is not None and entry != "off" and mode not in ("global", *modes_of(kind)):
             message = f"{kind} cannot differ in {mode}: nothing but a training step changes them"
-            findings.append(Finding((*loc, "modes", mode), message, hint="remove it", at="key"))
+            problems.append(Problem((*loc, "modes", mode), message, hint="remove it", at="key"))
     if "train" in modes and any(key in raw for key in _SCHEDULE):
         message = "train has a schedule beside 'modes' already"
         hint = "remove one of the two"
-        findings.append(Finding((*loc, "modes", "train"), message, hint=hint, at="key"))
+        problems.append(Problem((*loc, "modes", "train"), message, hint=hint, at="key"))
     if found is not None:
-        findings.extend(_wrong_schedule(found, loc))
-        findings.extend(_wrong_choice(name, found, raw, loc))
-    if found is None or len(findings) > before:
+        problems.extend(_wrong_schedule(found, loc))
+        problems.extend(_wrong_choice(name, found, raw, loc))
+    if found is None or len(problems) > before:
         return None
     return found.model_copy(update={"modes": modes}) if modes else found
 
 
-def _modes(raw: Plain, loc: Loc, findings: list[Finding]) -> dict[Mode, Off | ScheduleConfig]:
+def _modes(raw: Plain, loc: Loc, problems: list[Problem]) -> dict[Mode, Off | ScheduleConfig]:
     if not isinstance(raw, dict):
         if raw is not None:
-            findings.append(expected("a mapping like {eval: off}", raw, loc))
+            problems.append(expected("a mapping like {eval: off}", raw, loc))
         return {}
     found: dict[Mode, Off | ScheduleConfig] = {}
     for key, value in raw.items():
         here = (*loc, key)
         mode = next((mode for mode in MODES if mode == key), None)
         if mode is None:
-            findings.append(unknown_key(key, here, MODES))
+            problems.append(unknown_key(key, here, MODES))
         elif value == "off":
             found[mode] = "off"
         elif not isinstance(value, dict):
-            findings.append(expected("a mapping, or off", value, here, hint="{every: 50}"))
-        elif (schedule := parse_model(ScheduleConfig, value, here, findings)) is not None:
-            findings.extend(_wrong_schedule(schedule, here))
+            problems.append(expected("a mapping, or off", value, here, hint="{every: 50}"))
+        elif (schedule := parse_model(ScheduleConfig, value, here, problems)) is not None:
+            problems.extend(_wrong_schedule(schedule, here))
             found[mode] = schedule
     return found
 
 
-def _wrong_name(name: str, raw: Plain, loc: Loc) -> Iterator[Finding]:
+def _wrong_name(name: str, raw: Plain, loc: Loc) -> Iterator[Problem]:
     """What is wrong with the name, and with a collection of that name being there at all."""
     if name in KINDS:
         return
     try:
         parse_name(name)
     except ValueError as error:
-        yield Finding(loc, str(error), "name", at="key")
+        yield Problem(loc, str(error), "name", at="key")
         return
     if name in OWN_FRAMES:
         message = f"{name!r} is the name of a collection that comes with others"
-        yield Finding(loc, message, "name", "another name", at="key")
+        yield Problem(loc, message, "name", "another name", at="key")
     elif not isinstance(raw, dict) or "of" not in raw:
         near = did_you_mean(name, KINDS, list_up_to=0)
         if near is None and isinstance(raw, dict):
             message = "a collection with a name of your own needs the key 'of'"
-            yield Finding(loc, message, "missing_key", "of: weights")
+            yield Problem(loc, message, "missing_key", "of: weights")
         else:
             message = f"unknown collection {quoted(name)}"
-            yield Finding(
+            yield Problem(
                 loc, message, "unknown_collection", near or did_you_mean(name, KINDS), at="key"
             )
 
 
-def _wrong_schedule(schedule: ScheduleConfig, loc: Loc) -> Iterator[Finding]:
+def _wrong_schedule(schedule: ScheduleConfig, loc: Loc) -> Iterator[Problem]:
     given = schedule.model_fields_set
     if schedule.end is not None and schedule.end <= schedule.start:
-        yield Finding((*loc, "end"), f"expected an end after the start, which is {schedule.start}")
+        yield Problem((*loc, "end"), f"expected an end after the start, which is {schedule.start}")
     if not schedule.steps or schedule.every != "auto":
         return
     if "every" in given:
         message = "beside 'steps', 'every' is a number"
         hint = "leave it out to have only those steps"
-        yield Finding((*loc, "every"), message, hint=hint)
+        yield Problem((*loc, "every"), message, hint=hint)
         return
     for key in ("start", "end"):
         if key in given:
             message = f"{key!r} bounds 'every', which is not there, and not 'steps'"
-            yield Finding((*loc, key), message, hint="every: 10", at="key")
+            yield Problem((*loc, key), message, hint="every: 10", at="key")
 
 
 def _wrong_choice(
     name: str, found: CollectionConfig, raw: Mapping[str, Plain], loc: Loc
-) -> Iterator[Finding]:
+) -> Iterator[Problem]:
     """What is wrong with the tensors and columns that are chosen."""
     if name in KINDS:
         for key in ("of", *_SELECTORS):
             if key in found.model_fields_set:
                 message = f"{key!r} is for collections with a name of your own"
                 hint = f"my-{name}: {{of: {name}, match: …}}"
-                yield Finding((*loc, key), message, hint=hint, at="key")
+                yield Problem((*loc, key), message, hint=hint, at="key")
         kind: Kind = name
     elif found.of is None:
         return
@@ -330,24 +330,24 @@ def _wrong_choice(
         kind = found.of
         if not any(getattr(found, key) for key in _SELECTORS):
             message = "expected at least one of 'match', 'module_types' and 'tensors'"
-            yield Finding(loc, message, "missing_key", "match: attention")
+            yield Problem(loc, message, "missing_key", "match: attention")
     for index, text in enumerate(found.match):
         if (wrong := _wrong_pattern(text)) is not None:
-            yield Finding(
+            yield Problem(
                 _item(raw, "match", index, loc), f"expected a regular expression: {wrong}"
             )
     for index, text in enumerate(found.module_types):
         if not _CLASS.fullmatch(text):
             message = "expected the name of a module's class, like LayerNorm"
-            yield Finding(_item(raw, "module_types", index, loc), message)
+            yield Problem(_item(raw, "module_types", index, loc), message)
     if found.columns == ():
-        yield Finding((*loc, "columns"), "expected at least one column", hint="[l2]")
+        yield Problem((*loc, "columns"), "expected at least one column", hint="[l2]")
     known = columns_of(kind)
     for index, column in enumerate(found.columns or ()):
         if column not in known:
             message = f"there is no column {quoted(column)} of {kind}"
             near = did_you_mean(column, known, list_up_to=30)
-            yield Finding((*loc, "columns", index), message, hint=near)
+            yield Problem((*loc, "columns", index), message, hint=near)
 
 
 def _wrong_pattern(text: str) -> str | None:

@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, NamedTuple, NoReturn
 import yaml
 from pydantic import JsonValue
 
-from tocsin.schemas.configuration.problems import Problem, split_lines
+from tocsin.schemas.configuration.problems import PlacedProblem, split_lines
 
 MAX_BYTES: Final = 1024 * 1024
 MAX_DEPTH: Final = 32
@@ -102,7 +102,7 @@ class Document:
 
     source: str
     data: Plain
-    problems: tuple[Problem, ...]
+    problems: tuple[PlacedProblem, ...]
     complete: bool
     _root: _Node | None = field(repr=False, compare=False)
 
@@ -150,7 +150,7 @@ class _Composer:
 
     def __init__(self, source: str) -> None:
         self.source = source
-        self.problems: list[Problem] = []
+        self.problems: list[PlacedProblem] = []
         self.complete = False
         self.top = _Node({}, _START)
         self._events: Iterator[Any] = iter(())
@@ -219,7 +219,7 @@ class _Composer:
         hide_value: bool = False,
     ) -> None:
         self.problems.append(
-            Problem(self.source, place.line, place.column, code, message, hint, hide_value)
+            PlacedProblem(self.source, place.line, place.column, code, message, hint, hide_value)
         )
         if stop and len(self.problems) >= MAX_PROBLEMS:
             self._fatal(place, "too_many_problems", f"reading ended after {MAX_PROBLEMS} problems")

@@ -12,14 +12,7 @@ from typing import Any, Final, Literal, TypeVar
 from pydantic import ValidationError
 
 from tocsin.schemas.configuration.document import Plain, kind_of
-from tocsin.schemas.configuration.findings import (
-    expected,
-    findings_of,
-    not_supported_yet,
-    parse_model,
-    unknown_key,
-)
-from tocsin.schemas.configuration.problems import Finding, Loc, did_you_mean, quoted
+from tocsin.schemas.configuration.problems import Loc, Problem, did_you_mean, quoted
 from tocsin.schemas.configuration.receivers import (
     ReceiverConfig,
     ReceiverModels,
@@ -31,6 +24,13 @@ from tocsin.schemas.configuration.sections import (
     RuleEntry,
     SecretSource,
     StopOptions,
+)
+from tocsin.schemas.configuration.validation import (
+    expected,
+    not_supported_yet,
+    parse_model,
+    problems_of_model,
+    unknown_key,
 )
 from tocsin.schemas.configuration.values import parse_name
 from tocsin.schemas.errors import ConfigurationError
@@ -44,9 +44,9 @@ _LABEL_KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,62}")
 _MAX_LABEL_VALUE: Final = 256
 
 
-def parse_labels(raw: Plain, findings: list[Finding]) -> dict[str, str]:
+def parse_labels(raw: Plain, problems: list[Problem]) -> dict[str, str]:
     """The section `labels`."""
-    return dict(_items(raw, ("labels",), findings, _parse_label, name=parse_label_key))
+    return dict(_items(raw, ("labels",), problems, _parse_label, name=parse_label_key))
 
 
 def parse_label_key(key: object) -> str:
@@ -73,41 +73,41 @@ def parse_label_value(value: object) -> str:
     return value
 
 
-def parse_secrets(raw: Plain, findings: list[Finding]) -> dict[str, SecretSource]:
+def parse_secrets(raw: Plain, problems: list[Problem]) -> dict[str, SecretSource]:
     """The section `secrets`."""
 
-    def one(item: Plain, loc: Loc, findings: list[Finding]) -> SecretSource | None:
-        return parse_model(SecretSource, item, loc, findings)
+    def one(item: Plain, loc: Loc, problems: list[Problem]) -> SecretSource | None:
+        return parse_model(SecretSource, item, loc, problems)
 
-    return dict(_items(raw, ("secrets",), findings, one, name=parse_name))
+    return dict(_items(raw, ("secrets",), problems, one, name=parse_name))
 
 
 def parse_receivers(
-    raw: Plain, findings: list[Finding], models: ReceiverModels | None
+    raw: Plain, problems: list[Problem], models: ReceiverModels | None
 ) -> dict[str, ReceiverConfig]:
     """The section `receivers`; without `models` only what all kinds have."""
 
-    def one(item: Plain, loc: Loc, findings: list[Finding]) -> ReceiverConfig | None:
-        return _parse_receiver(item, loc, findings, models)
+    def one(item: Plain, loc: Loc, problems: list[Problem]) -> ReceiverConfig | None:
+        return _parse_receiver(item, loc, problems, models)
 
-    return dict(_items(raw, ("receivers",), findings, one, name=_receiver_name))
+    return dict(_items(raw, ("receivers",), problems, one, name=_receiver_name))
 
 
-def parse_rules(raw: Plain, findings: list[Finding]) -> tuple[RuleEntry, ...]:
+def parse_rules(raw: Plain, problems: list[Problem]) -> tuple[RuleEntry, ...]:
     """The section `rules`."""
     if not isinstance(raw, list):
         if raw is not None:
-            findings.append(expected("a list", raw, ("rules",), hint="begin each rule with '- '"))
+            problems.append(expected("a list", raw, ("rules",), hint="begin each rule with '- '"))
         return ()
     entries: dict[str, RuleEntry] = {}
     for index, item in enumerate(raw):
-        entry = _parse_rule(item, ("rules", index), findings)
+        entry = _parse_rule(item, ("rules", index), problems)
         if entry is None:
             continue
         if entry.name in entries:
             message = f"the rule {entry.name!r} is listed already"
             hint = f"{{name: another-name, use: {entry.use}, …}} for a second instance"
-            findings.append(Finding(entry.at("use"), message, "duplicate_rule", hint, at="key"))
+            problems.append(Problem(entry.at("use"), message, "duplicate_rule", hint, at="key"))
         else:
             entries[entry.name] = entry
     return tuple(entries.values())
@@ -116,23 +116,23 @@ def parse_rules(raw: Plain, findings: list[Finding]) -> tuple[RuleEntry, ...]:
 # -- rules and actions
 
 
-def _parse_rule(raw: Plain, loc: Loc, findings: list[Finding]) -> RuleEntry | None:
+def _parse_rule(raw: Plain, loc: Loc, problems: list[Problem]) -> RuleEntry | None:
     if isinstance(raw, str):
         hint = f"{raw}: [stop]" if raw.isidentifier() else None
-        findings.append(expected("a rule with its actions, or a mapping", raw, loc, hint=hint))
+        problems.append(expected("a rule with its actions, or a mapping", raw, loc, hint=hint))
         return None
     if not isinstance(raw, dict) or not raw:
-        findings.append(expected("a rule like 'nonfinite: [stop]', or a mapping", raw, loc))
+        problems.append(expected("a rule like 'nonfinite: [stop]', or a mapping", raw, loc))
         return None
     if len(raw) == 1 and not set(_RULE_KEYS) & set(raw):
         ((use, value),) = raw.items()
-        return _parse_short_rule(use, value, loc, findings)
-    return _parse_long_rule(raw, loc, findings)
+        return _parse_short_rule(use, value, loc, problems)
+    return _parse_long_rule(raw, loc, problems)
 
 
-def _parse_short_rule(use: str, raw: Plain, loc: Loc, findings: list[Finding]) -> RuleEntry | None:
+def _parse_short_rule(use: str, raw: Plain, loc: Loc, problems: list[Problem]) -> RuleEntry | None:
     here = (*loc, use)
-    if not _named(use, here, findings, at="key", rule=True):
+    if not _named(use, here, problems, at="key", rule=True):
         return None
     if raw == "off":
         return RuleEntry(name=use, use=use, off=True, loc=loc, short=True)
@@ -141,16 +141,16 @@ def _parse_short_rule(use: str, raw: Plain, loc: Loc, findings: list[Finding]) -
         if isinstance(raw, dict):
             # The long form was meant: `- RULE:` with its keys below it.
             hint = f"- {{name: {use}, {', '.join(f'{key}: …' for key in raw)}}}"
-        findings.append(expected("a list of actions, or off", raw, here, hint=hint))
+        problems.append(expected("a list of actions, or off", raw, here, hint=hint))
         return None
-    actions = _parse_actions(raw, here, findings)
+    actions = _parse_actions(raw, here, problems)
     return RuleEntry(name=use, use=use, actions=actions, loc=loc, short=True)
 
 
-def _parse_long_rule(raw: dict[str, Plain], loc: Loc, findings: list[Finding]) -> RuleEntry | None:
+def _parse_long_rule(raw: dict[str, Plain], loc: Loc, problems: list[Problem]) -> RuleEntry | None:
     for key in raw:
         if key not in _RULE_KEYS:
-            findings.append(unknown_key(key, (*loc, key), _RULE_KEYS))
+            problems.append(unknown_key(key, (*loc, key), _RULE_KEYS))
     names: dict[str, str] = {}
     for key in ("name", "use"):
         value = raw.get(key)
@@ -158,31 +158,31 @@ def _parse_long_rule(raw: dict[str, Plain], loc: Loc, findings: list[Finding]) -
         rule = key == "use" or "use" not in raw
         if value is None:
             continue
-        if key == "use" and _in_a_file(value, (*loc, key), findings):
+        if key == "use" and _in_a_file(value, (*loc, key), problems):
             if names.get("name"):
                 names[key] = str(value)
             elif raw.get("name") is None:
                 message = "a rule in a file needs a name of its own"
-                findings.append(Finding((*loc, key), message, "missing_key", "name: my-rule"))
+                problems.append(Problem((*loc, key), message, "missing_key", "name: my-rule"))
                 return None
         elif key == "use" and _is_path(value):
             return None
-        elif _named(value, (*loc, key), findings, rule=rule):
+        elif _named(value, (*loc, key), problems, rule=rule):
             names[key] = str(value)
     if not names:
         if not {"name", "use"} & set(raw):
             hint = "name: nonfinite"
-            findings.append(Finding(loc, "expected 'name' or 'use'", "missing_key", hint))
+            problems.append(Problem(loc, "expected 'name' or 'use'", "missing_key", hint))
         return None
     actions: tuple[ActionEntry, ...] | None = None
     if isinstance(listed := raw.get("actions"), list):
-        actions = _parse_actions(listed, (*loc, "actions"), findings)
+        actions = _parse_actions(listed, (*loc, "actions"), problems)
     elif "actions" in raw:
-        findings.append(expected("a list of actions", listed, (*loc, "actions")))
+        problems.append(expected("a list of actions", listed, (*loc, "actions")))
     fields: dict[str, Any] = {
         "name": names.get("name", names.get("use")),
         "use": names.get("use", names.get("name")),
-        "match": _parse_match(raw.get("match"), (*loc, "match"), findings),
+        "match": _parse_match(raw.get("match"), (*loc, "match"), problems),
         "actions": actions,
     }
     fields |= {
@@ -192,7 +192,7 @@ def _parse_long_rule(raw: dict[str, Plain], loc: Loc, findings: list[Finding]) -
     try:
         return RuleEntry(**fields, loc=loc)
     except ValidationError as err:
-        findings.extend(findings_of(err, RuleEntry, loc))
+        problems.extend(problems_of_model(err, RuleEntry, loc))
         wrong = {error["loc"][0] for error in err.errors(include_url=False)}
         return RuleEntry(**{key: fields[key] for key in fields if key not in wrong}, loc=loc)
 
@@ -201,7 +201,7 @@ def _is_path(raw: Plain) -> bool:
     return isinstance(raw, str) and (raw.endswith(".py") or ".py:" in raw or "/" in raw)
 
 
-def _in_a_file(raw: Plain, loc: Loc, findings: list[Finding]) -> bool:
+def _in_a_file(raw: Plain, loc: Loc, problems: list[Problem]) -> bool:
     """Whether `use` names a class in a file; what looks so and does not is noted."""
     if not _is_path(raw):
         return False
@@ -210,48 +210,48 @@ def _in_a_file(raw: Plain, loc: Loc, findings: list[Finding]) -> bool:
     path = str(raw).partition(":")[0]
     message = "expected the name of a rule, or FILE.py:CLASS for one of your own"
     hint = f"{path}:MyRule" if path.endswith(".py") else "rules/my_rule.py:MyRule"
-    findings.append(Finding(loc, message, "name", hint))
+    problems.append(Problem(loc, message, "name", hint))
     return False
 
 
-def _parse_match(raw: Plain, loc: Loc, findings: list[Finding]) -> dict[str, tuple[str, ...]]:
-    def one(item: Plain, loc: Loc, findings: list[Finding]) -> tuple[str, ...] | None:
+def _parse_match(raw: Plain, loc: Loc, problems: list[Problem]) -> dict[str, tuple[str, ...]]:
+    def one(item: Plain, loc: Loc, problems: list[Problem]) -> tuple[str, ...] | None:
         patterns = item if isinstance(item, list) else [item]
         if patterns and all(isinstance(pattern, str) for pattern in patterns):
             return tuple(str(pattern) for pattern in patterns)
-        findings.append(expected("text, or a list of texts", item, loc, hint="quotes around it"))
+        problems.append(expected("text, or a list of texts", item, loc, hint="quotes around it"))
         return None
 
-    return dict(_items(raw, loc, findings, one, name=parse_label_key))
+    return dict(_items(raw, loc, problems, one, name=parse_label_key))
 
 
-def _parse_actions(raw: list[Plain], loc: Loc, findings: list[Finding]) -> tuple[ActionEntry, ...]:
-    entries = [_parse_action(item, (*loc, i), findings) for i, item in enumerate(raw)]
+def _parse_actions(raw: list[Plain], loc: Loc, problems: list[Problem]) -> tuple[ActionEntry, ...]:
+    entries = [_parse_action(item, (*loc, i), problems) for i, item in enumerate(raw)]
     return tuple(entry for entry in entries if entry is not None)
 
 
-def _parse_action(raw: Plain, loc: Loc, findings: list[Finding]) -> ActionEntry | None:
+def _parse_action(raw: Plain, loc: Loc, problems: list[Problem]) -> ActionEntry | None:
     if isinstance(raw, str):
         if raw == "stop":
             return ActionEntry(kind="stop", options=StopOptions(), loc=loc)
         if raw == "by_route":
-            findings.append(not_supported_yet(loc, "the action 'by_route'", at="value"))
+            problems.append(not_supported_yet(loc, "the action 'by_route'", at="value"))
             return ActionEntry(kind="by_route", loc=loc)
         return ActionEntry(kind="receiver", receiver=raw, loc=loc)
     if not isinstance(raw, dict) or len(raw) != 1:
         what = "an action: stop, a receiver's name, or a mapping like {stop: {grace: 30s}}"
-        findings.append(expected(what, raw, loc))
+        problems.append(expected(what, raw, loc))
         return None
     ((key, value),) = raw.items()
     if key == "stop":
-        options = parse_model(StopOptions, {} if value is None else value, (*loc, key), findings)
+        options = parse_model(StopOptions, {} if value is None else value, (*loc, key), problems)
         return ActionEntry(kind="stop", options=options, loc=loc) if options else None
     if key == "notify":
-        findings.append(not_supported_yet((*loc, key), "the action 'notify'"))
+        problems.append(not_supported_yet((*loc, key), "the action 'notify'"))
         return None
     hint = key if key in _RESERVED else did_you_mean(key, ["stop"])
     message = f"unknown action {quoted(key)}: only 'stop' takes options"
-    findings.append(Finding((*loc, key), message, "unknown_key", hint, at="key"))
+    problems.append(Problem((*loc, key), message, "unknown_key", hint, at="key"))
     return None
 
 
@@ -259,42 +259,42 @@ def _parse_action(raw: Plain, loc: Loc, findings: list[Finding]) -> ActionEntry 
 
 
 def _parse_receiver(
-    raw: Plain, loc: Loc, findings: list[Finding], models: ReceiverModels | None
+    raw: Plain, loc: Loc, problems: list[Problem], models: ReceiverModels | None
 ) -> ReceiverConfig | None:
     here = (*loc, "type")
     if not isinstance(raw, dict):
-        findings.append(expected("a mapping like {type: email, to: […]}", raw, loc))
+        problems.append(expected("a mapping like {type: email, to: […]}", raw, loc))
         return None
     if models is None:
-        return parse_model(UnreadReceiver, raw, loc, findings)
+        return parse_model(UnreadReceiver, raw, loc, problems)
     if "type" not in raw:
         message, known = "the key 'type' is missing", ", ".join(models.names())
-        findings.append(Finding(loc, message, "missing_key", f"one of {known}"))
+        problems.append(Problem(loc, message, "missing_key", f"one of {known}"))
         return None
     kind = raw["type"]
     try:
         model = models.model(kind) if isinstance(kind, str) else None
     except ConfigurationError as err:
-        findings.append(Finding(here, str(err), "receiver_not_loaded"))
+        problems.append(Problem(here, str(err), "receiver_not_loaded"))
         return None
     if model is None:
         names = models.names()
         what = f"expected one of {', '.join(names)}, got {kind_of(kind)}"
         hint = did_you_mean(kind, names) if isinstance(kind, str) else None
-        findings.append(Finding(here, what, hint=hint))
+        problems.append(Problem(here, what, hint=hint))
         return None
-    return parse_model(model, raw, loc, findings)
+    return parse_model(model, raw, loc, problems)
 
 
-def _parse_label(raw: Plain, loc: Loc, findings: list[Finding]) -> str | None:
+def _parse_label(raw: Plain, loc: Loc, problems: list[Problem]) -> str | None:
     if not isinstance(raw, str):
         hint = None if isinstance(raw, list | dict) else "quotes around it"
-        findings.append(expected("text", raw, loc, hint=hint))
+        problems.append(expected("text", raw, loc, hint=hint))
         return None
     try:
         return parse_label_value(raw)
     except ValueError as err:
-        findings.append(Finding(loc, str(err)))
+        problems.append(Problem(loc, str(err)))
         return None
 
 
@@ -307,7 +307,7 @@ def _receiver_name(name: object) -> str:
 def _named(
     raw: Plain,
     loc: Loc,
-    findings: list[Finding],
+    problems: list[Problem],
     at: Literal["key", "value"] = "value",
     *,
     rule: bool = False,
@@ -316,7 +316,7 @@ def _named(
         # The alias of a rule has capitals (ExplodingTensor); what a file names itself has none.
         parse_name(raw.lower() if rule and isinstance(raw, str) else raw)
     except ValueError as err:
-        findings.append(Finding(loc, str(err), at=at))
+        problems.append(Problem(loc, str(err), at=at))
         return False
     return True
 
@@ -324,21 +324,21 @@ def _named(
 def _items(
     raw: Plain,
     loc: Loc,
-    findings: list[Finding],
-    parse: Callable[[Plain, Loc, list[Finding]], T | None],
+    problems: list[Problem],
+    parse: Callable[[Plain, Loc, list[Problem]], T | None],
     *,
     name: Callable[[object], str],
 ) -> Iterator[tuple[str, T]]:
     """The good entries of a mapping of names; an empty section counts as an empty mapping."""
     if not isinstance(raw, dict):
         if raw is not None:
-            findings.append(expected("a mapping", raw, loc))
+            problems.append(expected("a mapping", raw, loc))
         return
     for key, item in raw.items():
         try:
             name(key)
         except ValueError as err:
-            findings.append(Finding((*loc, key), str(err), "name", at="key"))
-        value = parse(item, (*loc, key), findings)
+            problems.append(Problem((*loc, key), str(err), "name", at="key"))
+        value = parse(item, (*loc, key), problems)
         if value is not None:
             yield key, value

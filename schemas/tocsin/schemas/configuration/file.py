@@ -32,11 +32,10 @@ from tocsin.schemas.configuration.entries import (
     parse_rules,
     parse_secrets,
 )
-from tocsin.schemas.configuration.findings import parse_model
 from tocsin.schemas.configuration.problems import (
     ConfigProblems,
-    Finding,
     Loc,
+    PlacedProblem,
     Problem,
     did_you_mean,
     quoted,
@@ -55,6 +54,7 @@ from tocsin.schemas.configuration.sections import (
     StopOptions,
     StopTrust,
 )
+from tocsin.schemas.configuration.validation import parse_model
 from tocsin.schemas.configuration.values import NAME, NAME_PATTERN
 from tocsin.schemas.errors import ConfigurationError, TocsinError
 from tocsin.schemas.process.private_folders import others_own, why_shared
@@ -62,7 +62,7 @@ from tocsin.schemas.process.private_folders import others_own, why_shared
 DEFAULT_FILE: Final = "tocsin.yaml"
 CONFIG_VARIABLE: Final = "TOCSIN_CONFIG"
 
-MAX_FINDINGS: Final = 1_000
+MAX_SECTION_PROBLEMS: Final = 1_000
 """What services find in a file, at most: a hint on each of 10,000 rules takes seconds."""
 
 SectionName = Literal[
@@ -96,9 +96,9 @@ class Config(Section):
     """Public keys whose stop commands a training obeys."""
 
 
-SectionValidator = Callable[[Config], Iterable[Finding]]
+SectionValidator = Callable[[Config], Iterable[Problem]]
 """Checks one section of a configuration. Called once per check, with all that could be read (broken
-entries are left out and noted already); gives findings, raises nothing, does no I/O."""
+entries are left out and noted already); gives problems, raises nothing, does no I/O."""
 
 
 class DuplicateSection(TocsinError):
@@ -127,7 +127,7 @@ class SectionRegistry:
             raise DuplicateSection(f"the section {name!r} has a validator already")
         self._validators[name] = validator
 
-    def findings(self, config: Config) -> Iterator[Finding]:
+    def problems(self, config: Config) -> Iterator[Problem]:
         """What all validators find."""
         for validator in self._validators.values():
             yield from validator(config)
@@ -237,7 +237,7 @@ def read_config(path: Path) -> str:
 
 def check_config(
     text: str, source: str, registry: SectionRegistry | None = None, *, shared: str | None = None
-) -> tuple[Config | None, list[Problem]]:
+) -> tuple[Config | None, list[PlacedProblem]]:
     """Check a configuration as a whole, in one pass.
 
     `shared` says why others can write to the file, if they can: no code that it names is run then.
@@ -248,16 +248,16 @@ def check_config(
     document = load(text, source=source)
     if not document.complete:
         return None, hide_lines(document, document.problems)
-    findings: list[Finding] = []
+    problems: list[Problem] = []
     models = None if registry is None else registry.receivers
-    config = _parse(document.data, findings, models)
-    findings.extend(_unknown_references(document.data, config))
+    config = _parse(document.data, problems, models)
+    problems.extend(_unknown_references(document.data, config))
     if shared is not None:
-        findings.extend(_code_of_others(config, shared))
+        problems.extend(_code_of_others(config, shared))
     if registry is not None:
-        findings.extend(islice(registry.findings(config), MAX_FINDINGS))
-    problems = _placed(document, findings)
-    return (None if problems else config), problems
+        problems.extend(islice(registry.problems(config), MAX_SECTION_PROBLEMS))
+    placed = _placed(document, problems)
+    return (None if placed else config), placed
 
 
 def config_model(receivers: Sequence[type[ReceiverConfig]]) -> type[Config]:
@@ -336,51 +336,51 @@ def config_json_schema(receivers: Sequence[type[ReceiverConfig]]) -> dict[str, o
 # -- the parts of a check
 
 
-def _parse(raw: Plain, findings: list[Finding], models: ReceiverModels | None) -> Config:
-    """What of the file can be read; what is wrong in it goes into `findings`."""
+def _parse(raw: Plain, problems: list[Problem], models: ReceiverModels | None) -> Config:
+    """What of the file can be read; what is wrong in it goes into `problems`."""
     if raw is None:
         return Config()
     if not isinstance(raw, dict):
-        findings.append(Finding((), f"expected a mapping, got {kind_of(raw)}", hint="version: 1"))
+        problems.append(Problem((), f"expected a mapping, got {kind_of(raw)}", hint="version: 1"))
         return Config()
     for key in raw:
         if key in LATER_SECTIONS:
-            findings.extend(later_section(key, raw[key]))
+            problems.extend(later_section(key, raw[key]))
         elif key not in Config.model_fields:
             hint = did_you_mean(key, {*Config.model_fields, *LATER_SECTIONS})
             message = f"unknown section {quoted(key)}"
             # It may be a section of secrets whose name was mistyped.
-            findings.append(
-                Finding((key,), message, "unknown_key", hint, at="key", hide_value=True)
+            problems.append(
+                Problem((key,), message, "unknown_key", hint, at="key", hide_value=True)
             )
     version = raw.get("version")
     if "version" not in raw:
-        findings.append(Finding((), "the key 'version' is missing", "missing_key", "version: 1"))
+        problems.append(Problem((), "the key 'version' is missing", "missing_key", "version: 1"))
     elif version != 1 or version is True:
         message = "expected version 1, the only one that this release reads"
-        findings.append(Finding(("version",), message, "version", "version: 1"))
+        problems.append(Problem(("version",), message, "version", "version: 1"))
     bus = raw.get("bus")
     if isinstance(bus, str):
         bus = {"url": bus}
     given: dict[str, object] = {
-        "bus": _section(BusConfig, bus, "bus", findings),
-        "labels": parse_labels(raw.get("labels"), findings),
-        "secrets": parse_secrets(raw.get("secrets"), findings),
-        "capture": parse_capture(raw.get("capture"), ("capture",), findings),
-        "defaults": _section(DefaultsConfig, raw.get("defaults"), "defaults", findings),
-        "receivers": parse_receivers(raw.get("receivers"), findings, models),
-        "rules": parse_rules(raw.get("rules"), findings),
-        "stop": _section(StopTrust, raw.get("stop"), "stop", findings),
+        "bus": _section(BusConfig, bus, "bus", problems),
+        "labels": parse_labels(raw.get("labels"), problems),
+        "secrets": parse_secrets(raw.get("secrets"), problems),
+        "capture": parse_capture(raw.get("capture"), ("capture",), problems),
+        "defaults": _section(DefaultsConfig, raw.get("defaults"), "defaults", problems),
+        "receivers": parse_receivers(raw.get("receivers"), problems, models),
+        "rules": parse_rules(raw.get("rules"), problems),
+        "stop": _section(StopTrust, raw.get("stop"), "stop", problems),
     }
     return Config.model_validate({key: value for key, value in given.items() if key in raw})
 
 
-def _section(model: type[SectionT], raw: Plain, name: str, findings: list[Finding]) -> SectionT:
+def _section(model: type[SectionT], raw: Plain, name: str, problems: list[Problem]) -> SectionT:
     """A section as its model; its defaults when it is empty or wrong."""
-    return parse_model(model, {} if raw is None else raw, (name,), findings) or model()
+    return parse_model(model, {} if raw is None else raw, (name,), problems) or model()
 
 
-def _unknown_references(raw: Plain, config: Config) -> Iterator[Finding]:
+def _unknown_references(raw: Plain, config: Config) -> Iterator[Problem]:
     """Receivers and secrets that are referred to and not there, broken ones not counted."""
     if not isinstance(raw, dict):
         return
@@ -397,25 +397,25 @@ def _unknown_references(raw: Plain, config: Config) -> Iterator[Finding]:
             if name not in named:
                 message = f"unknown secret {quoted(name)}"
                 hint = did_you_mean(name, named) or "name it in the section 'secrets'"
-                yield Finding(loc, message, "unknown_secret", hint)
+                yield Problem(loc, message, "unknown_secret", hint)
 
 
-def _code_of_others(config: Config, shared: str) -> Iterator[Finding]:
+def _code_of_others(config: Config, shared: str) -> Iterator[Problem]:
     for rule in config.rules:
         if CUSTOM_USE.fullmatch(rule.use):
             message = f"the rule is not loaded: {shared}, and could name any code here"
-            yield Finding(rule.at("use"), message, "rule_not_loaded", "make the file yours alone")
+            yield Problem(rule.at("use"), message, "rule_not_loaded", "make the file yours alone")
 
 
-def _unknown_receiver(action: ActionEntry, known: set[str]) -> Finding:
+def _unknown_receiver(action: ActionEntry, known: set[str]) -> Problem:
     name = action.receiver or ""
     if NAME.fullmatch(name):
         hint = did_you_mean(name, {*known, *ACTION_WORDS})
-        return Finding(action.loc, f"unknown receiver {name!r}", "unknown_receiver", hint)
+        return Problem(action.loc, f"unknown receiver {name!r}", "unknown_receiver", hint)
     # Whoever writes an address in the place of a name shows a token, mostly.
     message = "expected 'stop' or the name of a receiver"
     hint = did_you_mean(name, known, list_up_to=0) or "put it under 'receivers', and its name here"
-    return Finding(action.loc, message, "unknown_receiver", hint, hide_value=True)
+    return Problem(action.loc, message, "unknown_receiver", hint, hide_value=True)
 
 
 def _secret_references(raw: Plain, loc: Loc) -> Iterator[tuple[Loc, str]]:
@@ -430,37 +430,26 @@ def _secret_references(raw: Plain, loc: Loc) -> Iterator[tuple[Loc, str]]:
             yield from _secret_references(value, (*loc, index))
 
 
-def _placed(document: Document, findings: Iterable[Finding]) -> list[Problem]:
+def _placed(document: Document, problems: Iterable[Problem]) -> list[PlacedProblem]:
     """All problems by place. Where YAML found something, what follows from it is left out.
 
-    At most `MAX_PROBLEMS` of the findings, the first by place; one more says where the rest begins.
+    At most `MAX_PROBLEMS` of the problems, the first by place; one more says where the rest begins.
     """
-    problems = list(document.problems)
-    findings = list(dict.fromkeys(findings))
-    taken = {(problem.line, problem.column) for problem in problems}
-    placed = sorted(
-        ((document.position(finding.loc, at=finding.at), finding) for finding in findings),
+    placed = list(document.problems)
+    problems = list(dict.fromkeys(problems))
+    taken = {(one.line, one.column) for one in placed}
+    by_place = sorted(
+        ((document.position(problem.loc, at=problem.at), problem) for problem in problems),
         key=itemgetter(0),
     )
-    for place, finding in placed[:MAX_PROBLEMS]:
-        line, column = place
+    source = document.source
+    for place, problem in by_place[:MAX_PROBLEMS]:
         if place not in taken:
-            problems.append(
-                Problem(
-                    document.source,
-                    line,
-                    column,
-                    finding.code,
-                    finding.message,
-                    finding.hint,
-                    finding.hide_value,
-                )
-            )
-    left_out = placed[MAX_PROBLEMS:]
-    if left_out:
+            placed.append(problem.placed(source, *place))
+    if left_out := by_place[MAX_PROBLEMS:]:
         line, column = left_out[0][0]
         message = "there are more problems from here on; they are not listed"
-        problems.append(
-            Problem(document.source, line, column, "too_many_problems", message, hide_value=True)
+        placed.append(
+            PlacedProblem(source, line, column, "too_many_problems", message, hide_value=True)
         )
-    return hide_lines(document, problems, findings)
+    return hide_lines(document, placed, problems)

@@ -1,7 +1,7 @@
 """What is wrong with a configuration file, and how it is shown.
 
-A `Finding` says what is wrong at a place inside the data ("rules, 3, actions, 0"); a `Problem` says
-it at a line and column of a source. `ConfigProblems` is the error that carries all of them at once.
+A `Problem` is at a place inside the data ("rules, 3, actions, 0"); a `PlacedProblem` at a line
+and column of a source. `ConfigProblems` is the error that carries all of them at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TELLING: Final = re.compile(r"(?<!kafka)://|\b(?:secrets?|receivers|sasl|passwo
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Problem:
     """Something wrong at a place in the document.
 
     Attributes:
@@ -47,9 +47,15 @@ class Finding:
     at: Literal["key", "value"] = "value"
     hide_value: bool = False
 
+    def placed(self, source: str, line: int, column: int) -> PlacedProblem:
+        """The same at a line and column of a source."""
+        return PlacedProblem(
+            source, line, column, self.code, self.message, self.hint, self.hide_value
+        )
+
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class PlacedProblem:
     """Something wrong at a line and column (1-based, in characters) of a source."""
 
     source: str
@@ -82,7 +88,7 @@ class ConfigProblems(ConfigurationError):
         problems: all of them, in the order of their places.
     """
 
-    def __init__(self, problems: Iterable[Problem], text: str = "") -> None:
+    def __init__(self, problems: Iterable[PlacedProblem], text: str = "") -> None:
         self.problems = tuple(problems)
         lines = split_lines(text)
         shown = [problem.render(lines) for problem in self.problems[:_SHOWN]]

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from tocsin.schemas.configuration.document import Plain
-from tocsin.schemas.configuration.findings import expected, not_supported_yet, unknown_key
-from tocsin.schemas.configuration.problems import Finding, Loc
+from tocsin.schemas.configuration.problems import Loc, Problem
+from tocsin.schemas.configuration.validation import expected, not_supported_yet, unknown_key
 
 _LISTS: Final[Mapping[str, tuple[str, ...]]] = {
     "routes": ("name", "match", "notify", "also"),
@@ -20,17 +20,17 @@ _STOPS: Final = ("per_hour", "max_fraction_of_running", "min_job_age", "on_excee
 LATER_SECTIONS: Final = frozenset({*_LISTS, "limits", "targets"})
 
 
-def later_section(key: str, raw: Plain) -> Iterator[Finding]:
+def later_section(key: str, raw: Plain) -> Iterator[Problem]:
     """What is wrong with such a section; that it is not supported yet, if nothing else is."""
     found = False
-    for finding in _wrong(key, raw, (key,)):
+    for problem in _wrong(key, raw, (key,)):
         found = True
-        yield finding
+        yield problem
     if not found:
         yield not_supported_yet((key,), f"the section {key!r}")
 
 
-def _wrong(key: str, raw: Plain, loc: Loc) -> Iterator[Finding]:
+def _wrong(key: str, raw: Plain, loc: Loc) -> Iterator[Problem]:
     if raw is None:
         return
     if key in _LISTS:
@@ -51,7 +51,7 @@ def _wrong(key: str, raw: Plain, loc: Loc) -> Iterator[Finding]:
                 yield expected("a mapping", entry, (*loc, name))
 
 
-def _keys(raw: Plain, loc: Loc, known: tuple[str, ...]) -> Iterator[Finding]:
+def _keys(raw: Plain, loc: Loc, known: tuple[str, ...]) -> Iterator[Problem]:
     if not isinstance(raw, dict):
         yield expected(f"a mapping with {', '.join(known)}", raw, loc)
         return

@@ -229,7 +229,7 @@ class RuleEntry(Section):
     """Whether it was written as `rulename: …`."""
 
     def at(self, part: Literal["use", "match", "preset", "params", "severity", "actions"]) -> Loc:
-        """Where a part of it stands in the document, for findings."""
+        """Where a part of it stands in the document, for problems."""
         return (*self.loc, self.use) if self.short else (*self.loc, part)
 
 

@@ -95,12 +95,12 @@ class ChildEngine:
         specs |= found.specs
         self.loaded = LoadedRules(
             described={name: description(spec.rule.meta) for name, spec in specs.items()},
-            findings=tuple(found.findings),
+            problems=tuple(found.problems),
         )
         why: dict[str, str] = {}
-        for finding in found.findings:
-            name = entries[int(finding.loc[0])].name
-            why[name] = "; ".join(filter(None, (why.get(name), finding.message)))
+        for problem in found.problems:
+            name = entries[int(problem.loc[0])].name
+            why[name] = "; ".join(filter(None, (why.get(name), problem.message)))
         return list(specs.values()), why
 
     # -- messages --------------------------------------------------------------------------

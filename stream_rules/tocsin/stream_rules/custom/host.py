@@ -99,7 +99,7 @@ class CustomHost:
     def start(self) -> Loaded:
         """Load the rules in the child. Blocks until that is done, `load_s` at most and a little.
 
-        With findings, nothing runs: `close` is all that is left to do.
+        With problems, nothing runs: `close` is all that is left to do.
         """
         self._thread.start()
         with self._answered:
@@ -268,7 +268,7 @@ class CustomHost:
                     if child.memory_bytes() > self._limits.load_bytes:
                         return ProcessExit("load", child.marker.read(), detail="memory")
                     continue
-                if self._loaded is not None and self._loaded.findings:
+                if self._loaded is not None and self._loaded.problems:
                     return None
                 ended = self._exceeded(child, now_s)
                 if ended is not None:
@@ -356,15 +356,15 @@ class CustomHost:
         return True
 
     def _loaded_from(self, head: LoadedRules) -> Loaded:
-        """What the child has loaded, as specs of stand-ins, and its findings at their places."""
-        findings = [
+        """What the child has loaded, as specs of stand-ins, and its problems at their places."""
+        problems = [
             replace(one, loc=(*self._entries[int(one.loc[0])].loc, *one.loc[1:]))
-            for one in head.findings
+            for one in head.problems
         ]
-        return Loaded(stand_ins(self._entries, head.described), findings)
+        return Loaded(stand_ins(self._entries, head.described), problems)
 
     def _unloadable(self, ended: ProcessExit) -> Loaded:
-        """The child has not survived loading: the finding is of the entry that it was at."""
+        """The child has not survived loading: the problem is of the entry that it was at."""
         at = ended.mark.rule if ended.mark is not None else ""
         if ended.kind == "load" and ended.detail:
             why = f"takes more than {self._limits.load_bytes // MEBIBYTE:,} MiB of memory"

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from tocsin.schemas.configuration.problems import Finding, did_you_mean
+from tocsin.schemas.configuration.problems import Problem, did_you_mean
 from tocsin.schemas.configuration.sections import CUSTOM_USE, RuleEntry
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.process.private_folders import why_shared
@@ -32,7 +32,7 @@ from tocsin.stream_rules.reading.state_codec import dump_state, load_state
 from tocsin.stream_rules.rule import AnyRule, Params, Rule, RuleMeta
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,99}")
-# Findings about parameters are made as if these stood there, so that no value is shown that may be
+# Problems about parameters are made as if these stood there, so that no value is shown that may be
 # a secret.
 _PARAMS: Final = ("rules", "params")
 
@@ -50,7 +50,7 @@ class Loaded:
     """What came of loading: the specs by instance name, and what is wrong, at its place."""
 
     specs: Mapping[str, RuleSpec] = field(default_factory=dict)
-    findings: Sequence[Finding] = ()
+    problems: Sequence[Problem] = ()
 
 
 def load_rule(use: str, folder: Path, taken: Collection[str] = ()) -> type[AnyRule]:
@@ -89,15 +89,15 @@ def load_spec(entry: RuleEntry, folder: Path, taken: Collection[str] = ()) -> Ru
     if entry.preset is not None and entry.preset not in meta.presets:
         has = f"it has {', '.join(sorted(meta.presets))}" if meta.presets else "it has none"
         message = f"the rule {entry.name!r} has no preset {entry.preset!r}"
-        raise WrongSetting([Finding(("preset",), message, "unknown_preset", has)])
+        raise WrongSetting([Problem(("preset",), message, "unknown_preset", has)])
     preset = meta.presets[entry.preset] if entry.preset is not None else {}
     try:
         params = meta.params.model_validate({**preset, **entry.params})
     except ValidationError as error:
         # Where all is well the words for what is not are not loaded: each restart costs their time.
-        from tocsin.schemas.configuration.findings import findings_of
+        from tocsin.schemas.configuration.validation import problems_of_model
 
-        found = findings_of(error, meta.params, _PARAMS)
+        found = problems_of_model(error, meta.params, _PARAMS)
         raise WrongSetting([replace(one, loc=one.loc[1:]) for one in found]) from error
     spec = RuleSpec(
         name=entry.name,
@@ -113,11 +113,11 @@ def load_spec(entry: RuleEntry, folder: Path, taken: Collection[str] = ()) -> Ru
 
 
 class WrongSetting(ConfigurationError):
-    """An entry asks a custom rule for what it does not have; `findings` start at the entry."""
+    """An entry asks a custom rule for what it does not have; `problems` start at the entry."""
 
-    def __init__(self, findings: Sequence[Finding]) -> None:
-        super().__init__("; ".join(one.message for one in findings))
-        self.findings = findings
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("; ".join(one.message for one in problems))
+        self.problems = problems
 
 
 def names_taken() -> tuple[str, ...]:
@@ -145,21 +145,21 @@ def load_specs(
     """
     taken = names_taken() if taken is None else taken
     specs: dict[str, RuleSpec] = {}
-    findings: list[Finding] = []
+    problems: list[Problem] = []
     for entry in entries:
         try:
             with marked(entry.name):
                 specs[entry.name] = load_spec(entry, folder, taken)
         except RuleNotLoaded as error:
-            findings.append(not_loaded(entry, str(error), error.hint))
+            problems.append(not_loaded(entry, str(error), error.hint))
         except WrongSetting as error:
-            findings += [replace(one, loc=(*entry.loc, *one.loc)) for one in error.findings]
-    return Loaded(specs, findings)
+            problems += [replace(one, loc=(*entry.loc, *one.loc)) for one in error.problems]
+    return Loaded(specs, problems)
 
 
-def not_loaded(entry: RuleEntry, why: str, hint: str | None = None) -> Finding:
-    """The finding that an entry's rule cannot be loaded."""
-    return Finding(entry.at("use"), why, "rule_not_loaded", hint)
+def not_loaded(entry: RuleEntry, why: str, hint: str | None = None) -> Problem:
+    """The problem that an entry's rule cannot be loaded."""
+    return Problem(entry.at("use"), why, "rule_not_loaded", hint)
 
 
 # -- from a file ---------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 from tocsin.bus.port import Record
-from tocsin.schemas.configuration.problems import Finding
+from tocsin.schemas.configuration.problems import Problem
 from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.records.issues import IssueFiring, IssueOngoing, IssueResolved, Severity
 from tocsin.schemas.records.runs import RuleStatus
@@ -79,11 +79,11 @@ class Hello(Message):
 
 
 class LoadedRules(Message):
-    """What came of `Hello`: instance → description, and findings whose places begin with the number
+    """What came of `Hello`: instance → description, and problems whose places begin with the number
     of the entry."""
 
     described: Mapping[str, JsonValue]
-    findings: tuple[Finding, ...] = ()
+    problems: tuple[Problem, ...] = ()
 
 
 class Records(Message):

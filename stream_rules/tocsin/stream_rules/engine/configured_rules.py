@@ -11,9 +11,9 @@ from typing import Literal
 from pydantic import ValidationError
 
 from tocsin.schemas.configuration.file import Config, SectionValidator
-from tocsin.schemas.configuration.findings import findings_of
-from tocsin.schemas.configuration.problems import Finding, did_you_mean
+from tocsin.schemas.configuration.problems import Problem, did_you_mean
 from tocsin.schemas.configuration.sections import CUSTOM_USE, RuleEntry
+from tocsin.schemas.configuration.validation import problems_of_model
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.stream_rules.catalogue import Catalogue, UnknownRule, built_in
 from tocsin.stream_rules.engine.rule_spec import CUSTOM_GROUP as CUSTOM_GROUP
@@ -37,11 +37,11 @@ def rule_specs(
             (`custom.loading`). Without it, such entries are left out.
 
     Raises:
-        ConfigurationError: an entry names no rule, or its parameters are wrong (`rule_findings`
+        ConfigurationError: an entry names no rule, or its parameters are wrong (`rule_problems`
             says the same with places).
     """
     catalogue = catalogue or built_in()
-    problems = list(_findings(entries, catalogue))
+    problems = list(_problems(entries, catalogue))
     if problems:
         raise ConfigurationError("; ".join(problem.message for problem in problems))
     specs: dict[str, RuleSpec] = {}
@@ -96,10 +96,10 @@ def custom_entries(
     return tuple(entry for entry in entries if not entry.off and entry in custom)
 
 
-def rule_findings(
+def rule_problems(
     catalogue: Catalogue | None = None,
     *,
-    load: Callable[[Sequence[RuleEntry]], Iterable[Finding]] | None = None,
+    load: Callable[[Sequence[RuleEntry]], Iterable[Problem]] | None = None,
 ) -> SectionValidator:
     """The validator of the section `rules`, for `SectionRegistry.register("rules", …)`.
 
@@ -107,8 +107,8 @@ def rule_findings(
     """
     known = catalogue or built_in()
 
-    def validate(config: Config) -> Iterable[Finding]:
-        yield from _findings(config.rules, known)
+    def validate(config: Config) -> Iterable[Problem]:
+        yield from _problems(config.rules, known)
         customs = custom_entries(config.rules, known)
         if load is not None and customs:
             yield from load(customs)
@@ -116,7 +116,7 @@ def rule_findings(
     return validate
 
 
-def _findings(entries: Iterable[RuleEntry], catalogue: Catalogue) -> Iterator[Finding]:
+def _problems(entries: Iterable[RuleEntry], catalogue: Catalogue) -> Iterator[Problem]:
     seen: set[str] = set()
     names = frozenset((*catalogue.names(), *catalogue.aliases()))
     custom = _CustomRules(catalogue)
@@ -124,7 +124,7 @@ def _findings(entries: Iterable[RuleEntry], catalogue: Catalogue) -> Iterator[Fi
         if entry in custom:
             if entry.name in seen or entry.name in names:
                 message = f"there is a rule {entry.name!r} already: give this one another name"
-                yield Finding(entry.at("use"), message, "duplicate_rule", at="key")
+                yield Problem(entry.at("use"), message, "duplicate_rule", at="key")
             seen.add(entry.name)
             continue
         try:
@@ -133,25 +133,25 @@ def _findings(entries: Iterable[RuleEntry], catalogue: Catalogue) -> Iterator[Fi
             hint = did_you_mean(entry.use, names)
             at: Literal["key", "value"] = "key" if entry.short else "value"
             message = f"unknown rule {entry.use!r}"
-            yield Finding(entry.at("use"), message, "unknown_rule", hint, at=at)
+            yield Problem(entry.at("use"), message, "unknown_rule", hint, at=at)
             continue
         # An alias and the rule's own name are one instance; the loader has seen equal names.
         name = rule.meta.name if entry.name == entry.use else entry.name
         if name in seen:
             message = f"the rule {name!r} is listed already"
-            yield Finding(entry.at("use"), message, "duplicate_rule", at="key")
+            yield Problem(entry.at("use"), message, "duplicate_rule", at="key")
         seen.add(name)
         model = rule.meta.params
         presets = rule.meta.presets
         if entry.preset is not None and entry.preset not in presets:
             has = f"it has {', '.join(sorted(presets))}" if presets else "it has none: leave it out"
             message = f"the rule {name!r} has no preset {entry.preset!r}"
-            yield Finding(entry.at("preset"), message, "unknown_preset", has)
+            yield Problem(entry.at("preset"), message, "unknown_preset", has)
             entry = entry.model_copy(update={"preset": None})
         try:
             model.model_validate(_parameters(rule, entry))
         except ValidationError as error:
-            yield from findings_of(error, model, entry.at("params"))
+            yield from problems_of_model(error, model, entry.at("params"))
 
 
 class _CustomRules:

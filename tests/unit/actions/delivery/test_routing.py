@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from support.issue_records import issue
-from tocsin.actions.config import places, receiver_findings, routing_of
+from tocsin.actions.config import places, receiver_problems, routing_of
 from tocsin.actions.delivery.routing import Planned, Routing
 from tocsin.actions.receivers.notify_option import parse_addresses
 from tocsin.actions.receivers.registry import ReceiverKinds
@@ -215,7 +215,7 @@ rules:
   - nonfinite: [ml, stop, ml]
 """
     registry = SectionRegistry(KINDS)
-    registry.register("receivers", receiver_findings(KINDS))
+    registry.register("receivers", receiver_problems(KINDS))
     config, problems = check_config(text, "tocsin.yaml", registry)
     assert config is None
     assert [(p.line, p.code) for p in problems] == [

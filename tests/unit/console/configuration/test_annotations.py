@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from tocsin.console.__main__ import app
 from tocsin.console.configuration.annotations import as_github
 from tocsin.console.configuration.check import Checked
-from tocsin.schemas.configuration.problems import Problem
+from tocsin.schemas.configuration.problems import PlacedProblem
 
 TEXT = """version: 1
 receivers:
@@ -44,7 +44,7 @@ def test_github_shows_each_problem_at_its_line(
 
 
 def test_a_line_break_begins_no_other_workflow_command() -> None:
-    problem = Problem("a,b:c.yaml", 1, 2, "x", "100 %\n::error::planted\r", None)
+    problem = PlacedProblem("a,b:c.yaml", 1, 2, "x", "100 %\n::error::planted\r", None)
     text = as_github([Checked(source="a", text="", problems=[], warnings=[problem])])
     assert text == (
         "::warning file=a%2Cb%3Ac.yaml,line=1,col=2,title=tocsin x::100 %25%0A::error::planted%0D"

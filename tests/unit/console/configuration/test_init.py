@@ -24,7 +24,7 @@ from tocsin.console.configuration.init import (
 from tocsin.console.context import section_registry
 from tocsin.schemas.configuration.document import load
 from tocsin.schemas.configuration.file import Config, check_config, config_model
-from tocsin.schemas.configuration.problems import Problem
+from tocsin.schemas.configuration.problems import PlacedProblem
 from tocsin.schemas.configuration.sections import RuleEntry, StopOptions
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.stream_rules.catalogue import built_in
@@ -59,7 +59,7 @@ def with_examples(blocks: list[range]) -> str:
     )
 
 
-def problems(text: str) -> list[Problem]:
+def problems(text: str) -> list[PlacedProblem]:
     return check_config(text, "tocsin.yaml", section_registry())[1]
 
 

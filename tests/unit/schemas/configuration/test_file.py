@@ -25,8 +25,7 @@ from tocsin.schemas.configuration.file import (
     config_json_schema,
     load_config,
 )
-from tocsin.schemas.configuration.findings import findings_of
-from tocsin.schemas.configuration.problems import ConfigProblems, Finding, Problem
+from tocsin.schemas.configuration.problems import ConfigProblems, PlacedProblem, Problem
 from tocsin.schemas.configuration.sections import ActionEntry, RuleEntry, StopOptions
 from tocsin.schemas.configuration.settings import (
     ResolvedSetting,
@@ -35,6 +34,7 @@ from tocsin.schemas.configuration.settings import (
     resolve_setting,
     resolve_settings,
 )
+from tocsin.schemas.configuration.validation import problems_of_model
 from tocsin.schemas.configuration.values import SecretRef, parse_duration
 from tocsin.schemas.errors import ConfigurationError
 
@@ -130,7 +130,7 @@ def places(text: str, registry: SectionRegistry | None = None) -> list[tuple[int
     return [(problem.line, problem.column, problem.code) for problem in problems]
 
 
-def problems_of(body: str) -> list[Problem]:
+def problems_of(body: str) -> list[PlacedProblem]:
     return check_config(f"version: 1\n{body}\n", "tocsin.yaml", SectionRegistry(KINDS))[1]
 
 
@@ -498,20 +498,20 @@ class SpikeParams(BaseModel, extra="forbid"):
     window: int = 100
 
 
-def rule_findings(config: Config) -> Iterator[Finding]:
+def rule_problems(config: Config) -> Iterator[Problem]:
     for rule in config.rules:
         if rule.use != "loss_spike":
-            yield Finding(rule.at("use"), f"unknown rule {rule.use!r}", "unknown_rule", at="key")
+            yield Problem(rule.at("use"), f"unknown rule {rule.use!r}", "unknown_rule", at="key")
             continue
         try:
             SpikeParams.model_validate(rule.params)
         except ValidationError as err:
-            yield from findings_of(err, SpikeParams, rule.at("params"))
+            yield from problems_of_model(err, SpikeParams, rule.at("params"))
 
 
 def test_a_registered_validator_gives_its_problems_in_the_same_pass() -> None:
     registry = SectionRegistry(KINDS)
-    registry.register("rules", rule_findings)
+    registry.register("rules", rule_problems)
     text = (
         "version: 1\n"
         "labels: {a: 1}\n"
@@ -533,9 +533,9 @@ def test_a_registered_validator_gives_its_problems_in_the_same_pass() -> None:
 
 def test_a_section_has_one_validator() -> None:
     registry = SectionRegistry(KINDS)
-    registry.register("rules", rule_findings)
+    registry.register("rules", rule_problems)
     with pytest.raises(DuplicateSection, match="'rules'"):
-        registry.register("rules", rule_findings)
+        registry.register("rules", rule_problems)
 
 
 # -- finding the file

@@ -145,7 +145,7 @@ def test_a_package_offers_rules_by_name(monkeypatch: pytest.MonkeyPatch) -> None
     loaded = load_specs(custom_entries(config.rules), folder=Path("/nowhere"))
     specs = rule_specs(config.rules, customs=loaded.specs)
 
-    assert loaded.findings == []
+    assert loaded.problems == []
     assert [(spec.name, spec.custom, spec.listed) for spec in specs[:2]] == [
         ("high_loss", True, True),
         ("twice", True, True),

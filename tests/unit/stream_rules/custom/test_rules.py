@@ -186,16 +186,16 @@ def test_a_file_that_goes_bad_while_it_is_used_is_said(tmp_path: Path) -> None:
         assert "RuntimeError: edited (line 1)" in c.failures()["mine"]
 
 
-def test_loading_that_ends_the_process_or_does_not_end_is_a_finding(tmp_path: Path) -> None:
+def test_loading_that_ends_the_process_or_does_not_end_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "ends.py").write_text("import os\nos._exit(7)\n")
     (tmp_path / "hangs.py").write_text("while True: pass\n")
     for name, why, load_s in (("ends", "(exit code 7)", 30.0), ("hangs", "within 2 s", 2.0)):
         given = entries(f"{{name: mine, use: '{tmp_path}/{name}.py:Mine'}}")
         loaded = load_apart(given, folder=tmp_path, limits=Limits(load_s=load_s))
 
-        assert [finding.code for finding in loaded.findings] == ["rule_not_loaded"]
-        assert why in loaded.findings[0].message
-        assert loaded.findings[0].loc == ("rules", 0, "use")
+        assert [problem.code for problem in loaded.problems] == ["rule_not_loaded"]
+        assert why in loaded.problems[0].message
+        assert loaded.problems[0].loc == ("rules", 0, "use")
 
 
 def test_a_timer_comes_when_it_is_due() -> None:

@@ -9,7 +9,7 @@ from tocsin.actions.receivers.chat.config import ChatReceiver
 from tocsin.actions.receivers.chat.sender import AT_ONCE, ChatSender, ChatTarget
 from tocsin.actions.receivers.chat.urls import chat_fault, is_chat
 from tocsin.actions.receivers.kind import Address, ReceiverContext, ReceiverKind
-from tocsin.schemas.configuration.problems import Finding, Loc
+from tocsin.schemas.configuration.problems import Loc, Problem
 from tocsin.schemas.configuration.settings import value_of
 from tocsin.schemas.errors import ConfigurationError
 
@@ -22,14 +22,14 @@ class Chat(ReceiverKind[ChatReceiver, ChatTarget]):
     called = "a receiver of chat messages"
     at_once = AT_ONCE
 
-    def check(self, config: ChatReceiver, loc: Loc) -> Iterator[Finding]:
+    def check(self, config: ChatReceiver, loc: Loc) -> Iterator[Problem]:
         """A URL that no chat message can be sent to."""
         if isinstance(config.url, str) and (why_not := chat_fault(config.url)) is not None:
             hint = None
             if why_not.startswith("expected"):
                 why_not += ", or {secret: NAME}"
                 hint = "type: webhook for your own endpoint"
-            yield Finding((*loc, "url"), why_not, hint=hint, hide_value=True)
+            yield Problem((*loc, "url"), why_not, hint=hint, hide_value=True)
 
     def address(self, text: str) -> Address | None:
         """A URL of apprise, or the webhook URL that a chat service gives."""

@@ -14,7 +14,7 @@ from tocsin.actions.receivers.email.smtp_server import (
 )
 from tocsin.actions.receivers.kind import Address, ReceiverContext, ReceiverKind
 from tocsin.actions.receivers.recipients import named_twice
-from tocsin.schemas.configuration.problems import Finding, Loc
+from tocsin.schemas.configuration.problems import Loc, Problem
 from tocsin.schemas.configuration.values import parse_mail_address
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Email(ReceiverKind[EmailReceiver, EmailTarget]):
     libraries = ("aiosmtplib", "jinja2")
     called = "a receiver of mail"
 
-    def check(self, config: EmailReceiver, loc: Loc) -> Iterator[Finding]:
+    def check(self, config: EmailReceiver, loc: Loc) -> Iterator[Problem]:
         """Addresses that are there twice."""
         yield from named_twice(config.to, (*loc, "to"))
 

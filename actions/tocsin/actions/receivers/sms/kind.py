@@ -9,7 +9,7 @@ from tocsin.actions.receivers.kind import ReceiverContext, ReceiverKind
 from tocsin.actions.receivers.recipients import named_twice
 from tocsin.actions.receivers.sms.config import SmsReceiver
 from tocsin.actions.receivers.sms.sender import SmsSender, SmsTarget
-from tocsin.schemas.configuration.problems import Finding, Loc
+from tocsin.schemas.configuration.problems import Loc, Problem
 
 
 class Sms(ReceiverKind[SmsReceiver, SmsTarget]):
@@ -20,7 +20,7 @@ class Sms(ReceiverKind[SmsReceiver, SmsTarget]):
     called = "a receiver of short messages"
     at_once = AT_ONCE
 
-    def check(self, config: SmsReceiver, loc: Loc) -> Iterator[Finding]:
+    def check(self, config: SmsReceiver, loc: Loc) -> Iterator[Problem]:
         """Numbers that are there twice."""
         yield from named_twice(config.to, (*loc, "to"))
 

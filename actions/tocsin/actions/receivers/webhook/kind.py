@@ -14,7 +14,7 @@ from tocsin.actions.receivers.kind import Address, ReceiverContext, ReceiverKind
 from tocsin.actions.receivers.webhook.config import WebhookReceiver
 from tocsin.actions.receivers.webhook.sender import WebhookSender, WebhookTarget
 from tocsin.actions.receivers.webhook.signature import webhook_key
-from tocsin.schemas.configuration.problems import Finding, Loc
+from tocsin.schemas.configuration.problems import Loc, Problem
 from tocsin.schemas.configuration.settings import value_of
 from tocsin.schemas.configuration.values import parse_http_url
 from tocsin.schemas.errors import ConfigurationError
@@ -32,18 +32,18 @@ class Webhook(ReceiverKind[WebhookReceiver, WebhookTarget]):
     libraries = ("aiohttp",)
     called = "a webhook receiver"
 
-    def check(self, config: WebhookReceiver, loc: Loc) -> Iterator[Finding]:
+    def check(self, config: WebhookReceiver, loc: Loc) -> Iterator[Problem]:
         """Headers that are none, ours, or there twice."""
         seen: set[str] = set()
         for header in config.headers:
             here = (*loc, "headers", header)
             low = header.lower()
             if not _HEADER.fullmatch(header):
-                yield Finding(here, "expected the name of an HTTP header", "header", at="key")
+                yield Problem(here, "expected the name of an HTTP header", "header", at="key")
             elif low in _OURS or low.startswith("webhook-"):
-                yield Finding(here, f"the header {low!r} is set by tocsin", "header", at="key")
+                yield Problem(here, f"the header {low!r} is set by tocsin", "header", at="key")
             elif low in seen:
-                yield Finding(here, f"the header {low!r} is there already", "header", at="key")
+                yield Problem(here, f"the header {low!r} is there already", "header", at="key")
             seen.add(low)
 
     def address(self, text: str) -> Address | None:

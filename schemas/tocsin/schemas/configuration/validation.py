@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from tocsin.schemas.configuration.document import Plain, kind_of
-from tocsin.schemas.configuration.problems import Finding, Loc, did_you_mean, quoted
+from tocsin.schemas.configuration.problems import Loc, Problem, did_you_mean, quoted
 from tocsin.schemas.configuration.sections import LATER_VALUES, Section
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -32,43 +32,43 @@ _EXPECTED: Final = {
 }
 
 
-def not_supported_yet(loc: Loc, what: str, *, at: Literal["key", "value"] = "key") -> Finding:
-    """A finding for something that a later release will read."""
-    return Finding(loc, f"{what} is not supported yet", "not_supported_yet", "remove it", at=at)
+def not_supported_yet(loc: Loc, what: str, *, at: Literal["key", "value"] = "key") -> Problem:
+    """A problem for something that a later release will read."""
+    return Problem(loc, f"{what} is not supported yet", "not_supported_yet", "remove it", at=at)
 
 
-def findings_of(err: ValidationError, model: type[BaseModel], loc: Loc) -> Iterator[Finding]:
+def problems_of_model(err: ValidationError, model: type[BaseModel], loc: Loc) -> Iterator[Problem]:
     """What pydantic found in the data at `loc`, in the words of the file."""
     errors = err.errors(include_url=False)
-    findings = [_finding(error, model, loc) for error in errors]
+    problems = [_problem(error, model, loc) for error in errors]
     # A key with a typing error is also missing under its right name: one of the two is enough.
-    meant = {(*f.loc[len(loc) : -1], f.hint) for f in findings if f.code == "unknown_key"}
-    for error, finding in zip(errors, findings, strict=True):
+    meant = {(*f.loc[len(loc) : -1], f.hint) for f in problems if f.code == "unknown_key"}
+    for error, problem in zip(errors, problems, strict=True):
         if error["type"] != "missing" or error["loc"] not in meant:
-            yield finding
+            yield problem
 
 
 def parse_model(
-    model: type[ModelT], raw: Plain, loc: Loc, findings: list[Finding]
+    model: type[ModelT], raw: Plain, loc: Loc, problems: list[Problem]
 ) -> ModelT | None:
-    """The section or part at `loc` as its model; None, with findings, when it is wrong."""
+    """The section or part at `loc` as its model; None, with problems, when it is wrong."""
     try:
         return model.model_validate(raw)
     except ValidationError as err:
-        findings.extend(findings_of(err, model, loc))
+        problems.extend(problems_of_model(err, model, loc))
         return None
 
 
-def expected(what: str, raw: Plain, loc: Loc, *, hint: str | None = None) -> Finding:
+def expected(what: str, raw: Plain, loc: Loc, *, hint: str | None = None) -> Problem:
     """What was found at `loc` is something else than `what`."""
-    return Finding(loc, f"expected {what}, got {kind_of(raw)}", hint=hint, hide_value=_hidden(loc))
+    return Problem(loc, f"expected {what}, got {kind_of(raw)}", hint=hint, hide_value=_hidden(loc))
 
 
-def unknown_key(key: str, loc: Loc, known: tuple[str, ...]) -> Finding:
-    """A finding for an unknown key; the nearest of the known ones is the hint."""
+def unknown_key(key: str, loc: Loc, known: tuple[str, ...]) -> Problem:
+    """A problem for an unknown key; the nearest of the known ones is the hint."""
     hint = did_you_mean(key, known)
     message = f"unknown key {quoted(key)}"
-    return Finding(loc, message, "unknown_key", hint, at="key", hide_value=loc[0] == "bus")
+    return Problem(loc, message, "unknown_key", hint, at="key", hide_value=loc[0] == "bus")
 
 
 def _hidden(loc: Loc) -> bool:
@@ -77,7 +77,7 @@ def _hidden(loc: Loc) -> bool:
     return loc[:1] == ("secrets",) or any(part in _SECRET_KEYS for part in loc[1:])
 
 
-def _finding(error: ErrorDetails, model: type[BaseModel], top: Loc) -> Finding:
+def _problem(error: ErrorDetails, model: type[BaseModel], top: Loc) -> Problem:
     inner = error["loc"]
     at: Literal["key", "value"] = "value"
     if inner and inner[-1] == "[key]":
@@ -96,7 +96,7 @@ def _finding(error: ErrorDetails, model: type[BaseModel], top: Loc) -> Finding:
             message = f"the key {key!r} is missing"
             examples = owner.model_fields[key].examples
             hint = f"{key}: {_in_yaml(examples[0])}" if examples else None
-            return Finding((*top, *inner[:-1]), message, "missing_key", hint)
+            return Problem((*top, *inner[:-1]), message, "missing_key", hint)
         case "literal_error":
             if isinstance(raw, str) and raw in LATER_VALUES.get((owner, key), ()):
                 return not_supported_yet(loc, f"{key}: {raw}", at="value")
@@ -104,13 +104,13 @@ def _finding(error: ErrorDetails, model: type[BaseModel], top: Loc) -> Finding:
             known = [word.strip() for word in re.split(r",| or ", words)]
             hint = did_you_mean(raw, known, list_up_to=0) if isinstance(raw, str) else None
             got = repr(raw[:60]) if isinstance(raw, str) and not hide else kind_of(raw)
-            return Finding(loc, f"expected {words}, got {got}", hint=hint, hide_value=hide)
+            return Problem(loc, f"expected {words}, got {got}", hint=hint, hide_value=hide)
         case "value_error":
-            return Finding(loc, str(error["ctx"]["error"]), at=at, hide_value=hide)
+            return Problem(loc, str(error["ctx"]["error"]), at=at, hide_value=hide)
         case kind if kind in _EXPECTED:
             return expected(_EXPECTED[kind], raw, loc)
     message = error["msg"].replace("Input should be", "expected a value").replace("String", "text")
-    return Finding(loc, message, at=at, hide_value=hide)
+    return Problem(loc, message, at=at, hide_value=hide)
 
 
 def _owner(model: type[BaseModel], loc: Loc) -> type[BaseModel]:
