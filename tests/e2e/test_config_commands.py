@@ -92,7 +92,7 @@ def test_without_a_file_the_defaults_hold(embedded_site: Site) -> None:
     missing = embedded_site.tocsin("check", "missing.yaml")
 
     assert checked.returncode == 0
-    assert checked.stdout.startswith("no file: the defaults hold\n")
+    assert checked.stdout.startswith("no file: the defaults apply\n")
     assert missing.returncode == 2
     assert "missing.yaml" in missing.stderr
     assert "Traceback" not in missing.stderr

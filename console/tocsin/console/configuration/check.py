@@ -1,4 +1,4 @@
-"""`tocsin check`: all that is wrong with a configuration, or what holds with it."""
+"""`tocsin check`: all that is wrong with a configuration, or the settings in effect."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class EffectiveConfig:
     Attributes:
         bus_origin: who decided the bus: environment, file or default.
         secrets: name → where its value comes from.
-        told: the instances with an action list of their own.
+        rule_actions: the instances with an action list of their own.
         stopping: instances without one whose critical issues stop their run.
         budget: what capture may cost, as a percentage of the step time.
         captured: the collections, each with its schedule while training, or its modes, in words.
@@ -79,7 +79,7 @@ class EffectiveConfig:
     rules_on: Sequence[str]
     rules_off: Sequence[str]
     receivers: Mapping[str, str]
-    told: Sequence[RuleActions]
+    rule_actions: Sequence[RuleActions]
     stopping: Sequence[str]
     budget: str
     captured: Mapping[str, str]
@@ -93,7 +93,7 @@ class Checked:
         problems: nothing starts with them.
         warnings: it works, though hardly as meant.
         notes: what is not as it must be on the machine where it will be used.
-        holds: None when there are problems.
+        effective: None when there are problems.
     """
 
     source: str
@@ -101,11 +101,11 @@ class Checked:
     problems: Sequence[PlacedProblem]
     warnings: Sequence[PlacedProblem] = ()
     notes: Sequence[str] = ()
-    holds: EffectiveConfig | None = None
+    effective: EffectiveConfig | None = None
 
 
 def check_files(files: Sequence[Path], environ: Mapping[str, str], folder: Path) -> list[Checked]:
-    """Check each file; without any, the one that holds in this folder. Reads files: may block.
+    """Check each file; without any, the one in effect in this folder. Reads files: may block.
 
     Raises:
         ConfigurationError: a file cannot be read, or a variable of the environment is wrong.
@@ -113,7 +113,11 @@ def check_files(files: Sequence[Path], environ: Mapping[str, str], folder: Path)
     found = list(files) or [path for path in [config_path(None, environ, folder=folder)] if path]
     if not found:
         config = Config()
-        return [Checked(source=NO_FILE, text="", problems=(), holds=holds(config, environ))]
+        return [
+            Checked(
+                source=NO_FILE, text="", problems=(), effective=effective_config(config, environ)
+            )
+        ]
     return [check_file(path, environ, folder, here=not files) for path in found]
 
 
@@ -155,11 +159,11 @@ def check_file(
         problems=(),
         warnings=_warnings(config, text, str(path), customs.specs),
         notes=notes,
-        holds=holds(config, environ, customs=customs.specs),
+        effective=effective_config(config, environ, customs=customs.specs),
     )
 
 
-def holds(
+def effective_config(
     config: Config, environ: Mapping[str, str], *, customs: Mapping[str, RuleSpec] | None = None
 ) -> EffectiveConfig:
     """What a configuration means with this environment, with the custom rules loaded. Pure.
@@ -183,7 +187,9 @@ def holds(
         rules_on=on,
         rules_off=[name for name in built_in().names() if name not in on],
         receivers={name: receiver.type for name, receiver in config.receivers.items()},
-        told=[_rule_actions(entries[spec.name], spec) for spec in specs if spec.name in entries],
+        rule_actions=[
+            _rule_actions(entries[spec.name], spec) for spec in specs if spec.name in entries
+        ],
         stopping=[spec.name for spec in specs if spec.name not in entries and _stops(spec)],
         budget=format_percent(capture.budget),
         captured={name: _schedules(capture.plans[name]) for name in capture.collections},
@@ -199,12 +205,12 @@ def as_text(checked: Checked, *, verbose: bool = False) -> str:
     count = len(checked.problems)
     if count:
         out.append(f"{checked.source}: {count:,} problem{'s' if count > 1 else ''}")
-    if checked.holds is not None:
+    if checked.effective is not None:
         good = f"{checked.source}: no problems"
         if checked.notes:
             good += " in the file; whether it can be used here, the notes say"
-        out.append("no file: the defaults hold" if checked.source == NO_FILE else good)
-        out += [f"  {line}" for line in _summary(checked.holds, verbose=verbose)]
+        out.append("no file: the defaults apply" if checked.source == NO_FILE else good)
+        out += [f"  {line}" for line in _summary(checked.effective, verbose=verbose)]
     return "\n".join(out)
 
 
@@ -217,7 +223,7 @@ def as_json(all_checked: Iterable[Checked]) -> str:
             "problems": [_problem(problem) for problem in checked.problems],
             "warnings": [_problem(warning) for warning in checked.warnings],
             "notes": list(checked.notes),
-            "holds": None if checked.holds is None else asdict(checked.holds),
+            "effective": None if checked.effective is None else asdict(checked.effective),
         }
         for checked in all_checked
     ]
@@ -263,41 +269,41 @@ def _schedules(plan: CollectionPlan) -> str:
     return " and ".join(found)
 
 
-def _summary(holds: EffectiveConfig, *, verbose: bool) -> Iterator[str]:
+def _summary(effective: EffectiveConfig, *, verbose: bool) -> Iterator[str]:
     def row(label: str, value: str) -> str:
         return f"{label:<11}{value}"
 
-    yield row("bus", f"{holds.bus} ({_origin(holds.bus_origin, 'TOCSIN_BUS')})")
-    if holds.labels:
-        yield row("labels", ", ".join(f"{key}={value}" for key, value in holds.labels.items()))
-    if holds.secrets:
-        yield row("secrets", ", ".join(f"{name} ({at})" for name, at in holds.secrets.items()))
-    yield row("rules", "; ".join(_rules(holds, verbose=verbose)))
+    yield row("bus", f"{effective.bus} ({_origin(effective.bus_origin, 'TOCSIN_BUS')})")
+    if effective.labels:
+        yield row("labels", ", ".join(f"{key}={value}" for key, value in effective.labels.items()))
+    if effective.secrets:
+        yield row("secrets", ", ".join(f"{name} ({at})" for name, at in effective.secrets.items()))
+    yield row("rules", "; ".join(_rules(effective, verbose=verbose)))
     captured = [
-        name if when == _AUTO else f"{name} {when}" for name, when in holds.captured.items()
+        name if when == _AUTO else f"{name} {when}" for name, when in effective.captured.items()
     ]
-    yield row("capture", f"{holds.budget} of the step time: {', '.join(captured) or 'nothing'}")
-    receivers = ", ".join(f"{name} ({kind})" for name, kind in holds.receivers.items())
+    yield row("capture", f"{effective.budget} of the step time: {', '.join(captured) or 'nothing'}")
+    receivers = ", ".join(f"{name} ({kind})" for name, kind in effective.receivers.items())
     yield row("receivers", receivers or "none; `tocsin run --notify` adds one for a run")
-    for told in holds.told:
-        match = ", ".join(f"{key}={'|'.join(some)}" for key, some in told.match.items())
+    for each in effective.rule_actions:
+        match = ", ".join(f"{key}={'|'.join(some)}" for key, some in each.match.items())
         where = f" (runs with {match})" if match else ""
         actions = [
-            f"stop at {told.stops_at}" if action == "stop" else action for action in told.actions
+            f"stop at {each.stops_at}" if action == "stop" else action for action in each.actions
         ]
-        yield row("told", f"{told.rule}{where}: {', '.join(actions) or 'nothing'}")
-    others = "all others" if holds.told else "all rules"
-    if len(holds.told) < len(holds.rules_on):
-        yield row("told", f"{others}: the terminal of the run")
-    if holds.stopping:
-        yield row("stops", f"critical issues of {', '.join(holds.stopping)} stop their run")
+        yield row("actions", f"{each.rule}{where}: {', '.join(actions) or 'nothing'}")
+    others = "all others" if effective.rule_actions else "all rules"
+    if len(effective.rule_actions) < len(effective.rules_on):
+        yield row("actions", f"{others}: the terminal of the run")
+    if effective.stopping:
+        yield row("stops", f"critical issues of {', '.join(effective.stopping)} stop their run")
 
 
-def _rules(holds: EffectiveConfig, *, verbose: bool) -> Iterator[str]:
+def _rules(effective: EffectiveConfig, *, verbose: bool) -> Iterator[str]:
     """How many are on and off. A short list is named whole, of a longer one what differs from the
     defaults; verbose names all."""
     usual = {rule.meta.name for rule in built_in() if rule.meta.by_default}
-    counted = {"on": holds.rules_on, "off": holds.rules_off}
+    counted = {"on": effective.rules_on, "off": effective.rules_off}
     for what, names in counted.items():
         other = [name for name in names if (name in usual) == (what == "off")]
         named = names if verbose or len(names) <= _SHORT else other if len(other) <= _SHORT else ()

@@ -182,8 +182,8 @@ class Answers:
             line += f". The command is valid until {until:%H:%M:%S} UTC, in case the run reconnects"
         return line
 
-    def as_json(self, *, sent: bool, said: str) -> str:
-        """One JSON object: `version`, `run_id`, `incarnation`, `sent`, `confirmed`, `stop`."""
+    def as_json(self, *, sent: bool, message: str) -> str:
+        """One JSON object; `message` is the last line for people."""
         return json.dumps(
             {
                 "version": 1,
@@ -191,7 +191,7 @@ class Answers:
                 "incarnation": self._run.incarnation,
                 "sent": sent,
                 "confirmed": self.ending == "stopped",
-                "said": said,
+                "message": message,
                 "stop": history_facts(StopHistory(self.view, self._asked)),
             },
             indent=2,

@@ -119,7 +119,7 @@ async def stop_run(
                 last = requested_line(run, command_id) if unsure is None else unsure
                 say(last)
                 if unsure is not None:
-                    return StopOutcome(FAILED, answers.as_json(sent=False, said=last))
+                    return StopOutcome(FAILED, answers.as_json(sent=False, message=last))
             try:
                 seen = (await read_commands(bus, topics, run.run_id)).get(command_id)
                 if seen is not None:
@@ -138,7 +138,7 @@ async def stop_run(
         finally:
             await reader.close()
     good = answers.ending == "stopped" or (wait_s == 0 and answers.ending is None)
-    return StopOutcome(0 if good else FAILED, answers.as_json(sent=stop is None, said=last))
+    return StopOutcome(0 if good else FAILED, answers.as_json(sent=stop is None, message=last))
 
 
 def _command(run: RunSeen, options: StopRequest) -> Event[StopRequested]:

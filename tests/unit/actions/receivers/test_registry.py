@@ -123,8 +123,8 @@ def test_check_and_the_schema_show_a_receiver_from_outside(outside: Path) -> Non
     file.write_text(LAB)
     checked = check_file(file, {}, outside)
     assert list(checked.problems) == []
-    assert checked.holds is not None
-    assert checked.holds.receivers == {"lab": "notebook"}
+    assert checked.effective is not None
+    assert checked.effective.receivers == {"lab": "notebook"}
     schema = editor_schema(built_in(), ReceiverKinds().models())
     validator = jsonschema.Draft202012Validator(schema)
     receivers = {"lab": {"type": "notebook", "path": "issues.txt"}}

@@ -43,8 +43,8 @@ def test_a_configuration_beside_it_names_it(tmp_path: Path) -> None:
     checked = check_file(Path("tocsin.yaml"), {}, tmp_path)
 
     assert not checked.problems
-    assert checked.holds is not None
-    assert "my_own_rule" in checked.holds.rules_on
+    assert checked.effective is not None
+    assert "my_own_rule" in checked.effective.rules_on
 
 
 @pytest.mark.parametrize("name", ["MyRule", "my-rule", "1st", "class", "nonfinite", "", "a__b"])

@@ -1,4 +1,4 @@
-"""What `tocsin check` says: all problems with places and codes, or what holds."""
+"""What `tocsin check` says: all problems with places and codes, or the settings in effect."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_all_problems_are_said_with_place_caret_code_and_hint(tmp_path: Path) ->
 
     checked = check_file(path, {}, tmp_path)
 
-    assert checked.holds is None
+    assert checked.effective is None
     assert as_text(checked).splitlines() == [
         "tocsin.yaml:3:5: unknown rule 'nonfinit' [unknown_rule]",
         "     3 |   - nonfinit: [stop]",
@@ -75,15 +75,15 @@ def test_the_services_checks_are_among_them(tmp_path: Path) -> None:
     assert codes == ["header", "duplicate_action"]
 
 
-def test_a_good_file_says_what_holds(tmp_path: Path) -> None:
+def test_of_a_good_file_the_settings_in_effect_are_printed(tmp_path: Path) -> None:
     named_only = [rule.meta.name for rule in built_in() if not rule.meta.by_default]
     checked = check_file(written(tmp_path, GOOD), HOOK, tmp_path)
 
     assert not checked.problems
     assert not checked.warnings
     assert not checked.notes
-    assert checked.holds is not None
-    off = checked.holds.rules_off
+    assert checked.effective is not None
+    off = checked.effective.rules_off
     assert set(off) == {"loss_not_decreasing", *named_only}
     assert as_text(checked).splitlines() == [
         "tocsin.yaml: no problems",
@@ -91,13 +91,13 @@ def test_a_good_file_says_what_holds(tmp_path: Path) -> None:
         "  labels     team=vision",
         "  secrets    hook (variable CHECK_TEST_HOOK)",
         "  rules      "
-        f"{len(checked.holds.rules_on)} on: among them loose; {len(off)} off: {', '.join(off)}",
+        f"{len(checked.effective.rules_on)} on: among them loose; {len(off)} off: {', '.join(off)}",
         "  capture    0.5% of the step time: losses, gradients, weights, activations, "
         "optimizer_state",
         "  receivers  ml-hook (webhook)",
-        "  told       nonfinite: stop at critical, ml-hook",
-        "  told       loose (runs with env=prod|test-*): nothing",
-        "  told       all others: the terminal of the run",
+        "  actions    nonfinite: stop at critical, ml-hook",
+        "  actions    loose (runs with env=prod|test-*): nothing",
+        "  actions    all others: the terminal of the run",
         "  stops      critical issues of loss_diverged stop their run",
     ]
 
@@ -127,8 +127,8 @@ def test_what_is_captured_is_said_with_its_schedule(tmp_path: Path) -> None:
     )
     checked = check_file(path, {}, tmp_path)
 
-    assert checked.holds is not None
-    assert checked.holds.captured["mine"] == "auto"
+    assert checked.effective is not None
+    assert checked.effective.captured["mine"] == "auto"
     assert (
         "  capture    1% of the step time: losses in eval every 3 steps, "
         "gradients every 10 steps from step 5 until step 2,000, inputs at 2 steps, "
@@ -141,11 +141,11 @@ def test_the_environment_comes_before_the_file(tmp_path: Path) -> None:
     path = written(tmp_path, GOOD.replace("labels:", "bus: embedded:one.db\nlabels:"))
     environ = {**HOOK, "TOCSIN_BUS": "kafka://k:9092", "TOCSIN_LABELS": "env=prod"}
 
-    holds = check_file(path, environ, tmp_path).holds
+    effective = check_file(path, environ, tmp_path).effective
 
-    assert holds is not None
-    assert (holds.bus, holds.bus_origin) == ("kafka://k:9092", "environment")
-    assert holds.labels == {"team": "vision", "env": "prod"}
+    assert effective is not None
+    assert (effective.bus, effective.bus_origin) == ("kafka://k:9092", "environment")
+    assert effective.labels == {"team": "vision", "env": "prod"}
 
 
 def test_a_secret_that_is_not_on_this_machine_is_a_note(tmp_path: Path) -> None:
@@ -252,14 +252,14 @@ def test_json_has_everything_but_lines_of_the_file(tmp_path: Path) -> None:
     assert found["version"] == 1
     good, wrong = found["files"]
     assert (good["file"], good["ok"], good["problems"]) == ("tocsin.yaml", True, [])
-    assert good["holds"]["receivers"] == {"ml-hook": "webhook"}
-    assert good["holds"]["told"][0] == {
+    assert good["effective"]["receivers"] == {"ml-hook": "webhook"}
+    assert good["effective"]["rule_actions"][0] == {
         "rule": "nonfinite",
         "match": {},
         "actions": ["stop", "ml-hook"],
         "stops_at": "critical",
     }
-    assert (wrong["ok"], wrong["holds"]) == (False, None)
+    assert (wrong["ok"], wrong["effective"]) == (False, None)
     assert wrong["problems"] == [
         {
             "line": 3,

@@ -143,7 +143,7 @@ def test_each_state_is_said_with_the_time_since_the_one_before() -> None:
     line = heard.apply(said(StopExited, how="edge", exit_code=79), NOW_MS + 109)
     assert line == "the job exited cleanly with 79  (100 ms later)"
     assert heard.ending == "stopped"
-    facts = json.loads(heard.as_json(sent=True, said=line or ""))
+    facts = json.loads(heard.as_json(sent=True, message=line or ""))
     assert (facts["version"], facts["sent"], facts["confirmed"]) == (1, True, True)
     assert list(facts["stop"]["states"]) == ["requested", "acknowledged", "left", "exited"]
 
@@ -173,7 +173,7 @@ def test_a_second_command_is_over_when_the_ranks_have_left_by_the_first() -> Non
     assert heard.ending is None
     heard.apply(said(StopLeft, command_id="first", edge="backward", rank=1, world_size=2), NOW_MS)
     assert heard.ending == "stopped"
-    assert json.loads(heard.as_json(sent=True, said=""))["stop"]["command_id"] == "c"
+    assert json.loads(heard.as_json(sent=True, message=""))["stop"]["command_id"] == "c"
 
 
 def test_with_a_launcher_that_has_not_answered_yet_the_end_of_the_job_is_awaited() -> None:

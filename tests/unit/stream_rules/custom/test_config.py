@@ -102,10 +102,12 @@ def test_check_says_what_holds_with_a_rule_of_ones_own(folder: Path) -> None:
     checked = check_file(Path("tocsin.yaml"), {}, folder)
 
     assert checked.problems == ()
-    assert checked.holds is not None
-    assert checked.holds.rules_on[0] == "well"
-    assert "nonfinite" in checked.holds.rules_on
-    assert [(told.rule, told.actions) for told in checked.holds.told] == [("well", ["stop"])]
+    assert checked.effective is not None
+    assert checked.effective.rules_on[0] == "well"
+    assert "nonfinite" in checked.effective.rules_on
+    assert [(told.rule, told.actions) for told in checked.effective.rule_actions] == [
+        ("well", ["stop"])
+    ]
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ class _Group:
             differ |= first != other
         return differ
 
-    def odd_ranks(self) -> list[int]:
+    def diverging_ranks(self) -> list[int]:
         """Those that are not of the majority; none if there is no majority."""
         votes = Counter(self.variant.values())
         most, count = votes.most_common(1)[0]
@@ -243,7 +243,7 @@ class ReplicaDivergence(Rule[ReplicaDivergenceParams, _State]):
     def _diverged(self, about: str, step: int, diverged: list[_Differing]) -> Finding:
         group, differ = diverged[0]
         where = np.flatnonzero(differ)
-        odd = sorted({rank for each, _ in diverged for rank in each.odd_ranks()})
+        odd = sorted({rank for each, _ in diverged for rank in each.diverging_ranks()})
         first, ranks = group.rows[int(where[0])], sorted(group.variant)
         more = sum(int(d.sum()) for _, d in diverged) - 1
         if odd:
@@ -298,7 +298,7 @@ class ReplicaDivergence(Rule[ReplicaDivergenceParams, _State]):
                 fact("replicas", len(group.variant)),
                 fact("different_weights", len(set(group.variant.values()))),
                 fact("tensors", rows),
-                *((fact("odd_ranks", _list(odd)),) if odd else ()),
+                *((fact("diverging_ranks", _list(odd)),) if odd else ()),
             ),
             followed=max(0, rows - 1),
             also=also,
