@@ -117,7 +117,7 @@ def ours() -> dict[str, object]:
     if capture is None:
         return {}
     return {
-        "hooks_s": capture.training.wall.seconds,
+        "hooks_s": capture.training.isolation.seconds,
         "intervals": capture.schedule.intervals(),
         "costs_s": {n: s.cost_s for n, s in capture.schedule.budget.shares.items()},
     }

@@ -335,8 +335,8 @@ def measure(name: str, rounds: int, warm_up_s: float) -> dict[str, Any]:
             watched(block)
         gc.collect()
         gc.freeze()
-        wall = current.wall
-        spent_s, beside_s = wall.seconds, 0.0
+        isolation = current.isolation
+        spent_s, beside_s = isolation.seconds, 0.0
         plain_s: list[float] = []
         watched_s: list[float] = []
         for turn in range(rounds):
@@ -362,11 +362,11 @@ def measure(name: str, rounds: int, warm_up_s: float) -> dict[str, Any]:
             "percent": middle,
             "low": low,
             "high": high,
-            "hooks_us": 1e6 * (wall.seconds - spent_s) / steps,
+            "hooks_us": 1e6 * (isolation.seconds - spent_s) / steps,
             "beside_us": 1e6 * beside_s / steps,
             "first_ms": 1e3 * first_s,
             "intervals": session.training.schedule.intervals(),
-            "off": dict(wall.off),
+            "off": dict(isolation.off),
         }
         session.end()
         return found

@@ -83,7 +83,7 @@ def test_a_clock_that_jumps_does_no_harm(
     monkeypatch.setattr(time, "time", lambda: jumping() / 1e9)
     with captured(tmp_path, TOCSIN_CAPTURE=EVERYTHING) as hooks:
         assert plain(tmp_path).same_as(expected["plain"])
-        assert not hooks.wall.off
+        assert not hooks.isolation.off
     assert sorted(said(tmp_path).steps()) == list(range(8))
     assert said(tmp_path).of(RunEnded)
 
@@ -129,7 +129,7 @@ def test_a_model_that_is_gone_is_not_kept_alive(tmp_path: Path) -> None:
         assert first[1]() is None
         for _ in range(8):
             train()
-        assert not hooks.wall.off
+        assert not hooks.isolation.off
     assert len(said(tmp_path).steps()) > 10
 
 
@@ -161,7 +161,7 @@ def test_an_interrupt_in_the_middle_of_a_hook_passes_and_the_next_step_is_watche
                 optimizer.step()
             except KeyboardInterrupt:
                 caught += 1
-        assert not hooks.wall.off
+        assert not hooks.isolation.off
     assert caught == 3
     found = said(tmp_path)
     assert len(found.steps()) >= 6
@@ -186,7 +186,7 @@ def test_a_step_that_raises_is_not_the_last_that_is_watched(tmp_path: Path) -> N
                 optimizer.step(lambda fails=step in (2, 4): closure(fails))
             except ValueError:
                 continue
-        assert not hooks.wall.off
+        assert not hooks.isolation.off
     assert sorted(said(tmp_path).steps()) == list(range(6))
 
 
@@ -320,7 +320,7 @@ def flat(folder: Path, warm: int, steps: int) -> tuple[int, int]:
         go(steps)
         assert sender.flush(20.0)
         more_objects, more_tensors = count()
-        assert not hooks.wall.off
+        assert not hooks.isolation.off
     return more_objects - objects, more_tensors - tensors
 
 

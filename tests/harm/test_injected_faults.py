@@ -31,7 +31,7 @@ EACH = 5
 
 OUTSIDE = frozenset(
     {
-        # Called by torch or the user; the wall is inside.
+        # Called by torch or the user; the isolation is inside.
         "emitter.probes.activations.call_patches.Seer.called",
         "emitter.probes.activations.call_patches.Seer.traced",
         "emitter.stop.exit_points.check",
@@ -52,7 +52,7 @@ OUTSIDE = frozenset(
         "emitter.hooks.torch_patches._not_quick",
         "emitter.hooks.state.Hooks._on_local_gradient",
         "emitter.hooks.torch_patches.install",
-        # The walls of threads, and what wakes and ends these: without it they cannot.
+        # The isolation of threads, and what wakes and ends these: without it they cannot.
         "bus.embedded.doorbell.Doorbell.close",
         "bus.embedded.spool.Spool.close",
         "bus.embedded.spool.SpoolWriter.close",
@@ -78,7 +78,7 @@ def injector(
 
 
 def wrap_all(folder: Path) -> Injector:
-    """Wrap all that a training process has loaded, but for the walls."""
+    """Wrap all that a training process has loaded, but for what isolates."""
     with captured(folder, TOCSIN_CAPTURE=EVERYTHING):
         for train in TRAININGS.values():
             train(folder)
@@ -129,7 +129,7 @@ def torment(
         capsys.readouterr()
         with injector.planted(faults), captured(place, TOCSIN_CAPTURE=EVERYTHING) as hooks:
             result = TRAININGS[name](place)
-            off = dict(hooks.wall.off)
+            off = dict(hooks.isolation.off)
         fired += len(set(map(str, injector.fired)))
         assert result.same_as(expected[name]), story
         told = capsys.readouterr().err
@@ -162,7 +162,7 @@ def test_no_fault_of_ours_reaches_a_training(
     assert fired >= 50
     wait_until(lambda: ours() <= before)  # a thread that was told to end needs a moment
     assert set(psutil.Process().children()) <= children
-    assert not current.wall.off
+    assert not current.isolation.off
 
 
 @pytest.mark.torture

@@ -126,8 +126,8 @@ def test_every_part_of_capture_takes_them(tmp_path: Path, case: Case) -> None:
     with captured(tmp_path, TOCSIN_CAPTURE=json.dumps({"collections": collections})) as hooks:
         with surroundings():
             training()
-        assert hooks.wall.off == {}
-        assert hooks.wall.came_back == {}
+        assert hooks.isolation.off == {}
+        assert hooks.isolation.came_back == {}
     found = {frame.collection for frame in said(tmp_path).frames}
     wanted = {"gradients", "weights", "updates", "optimizer_state", "activations", "attention"}
     assert wanted | {"embeddings", "logits", "confusion"} <= found

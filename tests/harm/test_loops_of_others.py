@@ -710,7 +710,7 @@ def test_a_model_that_is_frozen_for_the_collector_is_found_or_asked_for(
             descend(model, optimizer, 8)
             assert hooks.capture is not None
             found = hooks.capture.optimizers.root
-            assert list(hooks.wall.off) == ([] if named else ["model"])
+            assert list(hooks.isolation.off) == ([] if named else ["model"])
             if not named:
                 assert current.session is not None
                 Run(current.session).watch(model)

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from support.captured import captured
-from tocsin.emitter.process.isolation import Wall
+from tocsin.emitter.process.isolation import Isolation
 from tocsin.emitter.stop import exit_points
 from tocsin.emitter.stop.exit_points import Edge
 from tocsin.schemas.records.frames import Speaker
@@ -75,21 +75,21 @@ def strike() -> None:
 def test_it_passes_the_wall_and_is_not_held_against_the_probe(
     handler: Callable[..., None],
 ) -> None:
-    wall = Wall()
+    isolation = Isolation()
     with handled_by(handler), pytest.raises(TimeIsUp):
-        wall.call("probe", strike)
-    assert not wall.off
-    assert wall.call("probe", lambda: 3) == 3
+        isolation.run("probe", strike)
+    assert not isolation.off
+    assert isolation.run("probe", lambda: 3) == 3
 
 
 def test_our_own_error_is_none_of_theirs_though_it_holds_frames() -> None:
     def fail(number: int, frame: FrameType | None) -> None:
         raise OSError("planted")
 
-    wall = Wall()
+    isolation = Isolation()
     with handled_by(end):
-        assert wall.call("probe", fail, 3, None) is None
-    assert list(wall.off) == ["probe"]
+        assert isolation.run("probe", fail, 3, None) is None
+    assert list(isolation.off) == ["probe"]
 
 
 def test_it_passes_an_edge(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -155,6 +155,6 @@ def test_none_is_lost_in_a_training(tmp_path: Path) -> None:
                     optimizer.step()
             except TimeIsUp:
                 caught.append(striker.struck[-1])
-        assert not hooks.wall.off
+        assert not hooks.isolation.off
     assert caught == striker.struck
     assert len(set(caught)) > 20

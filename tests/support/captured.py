@@ -109,8 +109,8 @@ def captured(folder: Path, **more: str) -> Iterator[state.Hooks]:
     hooks = torch_patches.hooks
     hooks.forget()
     hooks.asleep = hooks.forked = False
-    current.wall.forget()
-    session = Session(environment(folder, **more), current.wall)
+    current.isolation.forget()
+    session = Session(environment(folder, **more), current.isolation)
     current.session = session
     try:
         yield hooks
@@ -118,7 +118,7 @@ def captured(folder: Path, **more: str) -> Iterator[state.Hooks]:
         session.end()
         hooks.forget()
         current.session = None
-        current.wall.forget()
+        current.isolation.forget()
 
 
 def run_with_hook(

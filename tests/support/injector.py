@@ -1,7 +1,7 @@
 """Faults planted in tocsin's own code: any function of it may be told to raise at its n-th call.
 
 All functions and methods of the given modules are wrapped; that costs a microsecond a call while
-nothing is planted. What is a wall itself, or is called
+nothing is planted. What isolates others, or is called
 by the user's code in front of one, is never made to raise: `outside` names those.
 """
 

@@ -56,7 +56,7 @@ class Run:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._run_id = os.environ.get(RUN_ID, "")
-        self._wall = session.wall
+        self._isolation = session.isolation
         self._finished = False
 
     @property
@@ -88,9 +88,9 @@ class Run:
             raise ConfigurationError(
                 f"watch: expected a torch.optim.Optimizer, found {type(optimizer).__name__}"
             )
-        self._wall.call("api", self._name_model, model)
+        self._isolation.run("api", self._name_model, model)
         if optimizer is not None:
-            self._wall.call("api", self._prefer, optimizer)
+            self._isolation.run("api", self._prefer, optimizer)
 
     def log(self, values: Mapping[str, SupportsFloat], step: int | None = None) -> None:
         """Record your own scalars, by name.
@@ -118,7 +118,7 @@ class Run:
             columns.append(name)
         if step is not None and (not isinstance(step, int) or step < 0):
             raise ConfigurationError(f"log: expected a step of 0 or more, found {step!r}")
-        if not self._finished and self._wall.call("api", self._log, columns, numbers, step):
+        if not self._finished and self._isolation.run("api", self._log, columns, numbers, step):
             training = self._session.training
             if training is not None:
                 training.check("optimizer_step")
@@ -135,7 +135,7 @@ class Run:
         """
         number = user_values.check_loss(name, value)
         if not self._finished:
-            self._wall.call("api", self._loss, name, number)
+            self._isolation.run("api", self._loss, name, number)
 
     def data(
         self,
@@ -167,7 +167,7 @@ class Run:
 
         named = check_data(inputs, labels, predictions, tokens)
         if not self._finished:
-            self._wall.call("labels", self._data, named)
+            self._isolation.run("labels", self._data, named)
 
     def record(
         self,
@@ -207,17 +207,17 @@ class Run:
             frame = frame_of(training.speaker, numbers, kind[:64], at)
             training.frame(frame, urgent=bool(frame.counts[:, 2:].any()))
 
-        self._wall.call("api", self._say, send)
+        self._isolation.run("api", self._say, send)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Mark a phase, such as "evaluation": until it ends, rules expect no steps."""
         began = time.monotonic()
-        self._wall.call("api", self._mark, name, "begin", None)
+        self._isolation.run("api", self._mark, name, "begin", None)
         try:
             yield
         finally:
-            self._wall.call("api", self._mark, name, "end", time.monotonic() - began)
+            self._isolation.run("api", self._mark, name, "end", time.monotonic() - began)
 
     def finish(self, outcome: Outcome = "completed") -> None:
         """End the run: send the remaining records, then wait for rules and deliveries (max. 15 s).
@@ -228,7 +228,7 @@ class Run:
         if self._finished:
             return
         self._finished = True
-        self._wall.call("last values", self._say_early)
+        self._isolation.run("last values", self._say_early)
         self._session.end(outcome)
         torch_patches = sys.modules.get("tocsin.emitter.hooks.torch_patches")
         if torch_patches is not None:
@@ -406,7 +406,7 @@ def start(
         raise ConfigurationError(
             "start: capture.system: the launcher samples this node; write it into tocsin.yaml"
         )
-    session = current.session or Session(os.environ, current.wall)
+    session = current.session or Session(os.environ, current.isolation)
     session.labels.update(given)
     if launched is not None:
         session.capture = over
@@ -418,7 +418,7 @@ def start(
         session.after_begin = services_here.listen
         # At the end of the process the services are ended with the training.
         session.on_exit = services_here.close
-    current.wall.call("torch", on_import.when_torch_is_there)
+    current.isolation.run("torch", on_import.when_torch_is_there)
     return _run
 
 

@@ -1,6 +1,6 @@
 """The numbers of a training in torch: what each step says, from what the hooks see.
 
-The hooks (`tocsin.emitter.hooks.torch_patches`) call this inside a wall. Nothing here changes a
+The hooks (`tocsin.emitter.hooks.torch_patches`) call this isolated. Nothing here changes a
 tensor of the user's, keeps a graph alive, touches a random generator, or waits for a GPU: on a GPU
 results are copied without waiting and read at a later step.
 
@@ -113,9 +113,9 @@ class Capture:
         self._saved: deque[Written] = deque(maxlen=100)
         self._scaler: Final = LossScaler(training, losses)
         self._skips: Final = SkippedSteps(training)
-        of, wall = training.settings.of, training.wall
-        self._activations: Final = ActivationProbe(self.schedule, wall, of("activations"))
-        self.inputs: Final = InputProbe(self.schedule, wall, of("inputs"))
+        of, isolation = training.settings.of, training.isolation
+        self._activations: Final = ActivationProbe(self.schedule, isolation, of("activations"))
+        self.inputs: Final = InputProbe(self.schedule, isolation, of("inputs"))
         self._local_s = 0.0
         self._bad_looks = self._all_looks = 0
         self._updates: Final = UpdateProbe()
@@ -130,7 +130,7 @@ class Capture:
             lambda: around.on_its_thread,
         )
         if self.optimizers.homeless:
-            training.wall.switch_off(
+            training.isolation.switch_off(
                 "model",
                 "no module was found that has the optimizer's parameters (after gc.freeze(), or in "
                 "a very large heap), so activations and names are missing; try "
@@ -221,10 +221,10 @@ class Capture:
         `backward`: whether there was a backward call since any optimizer's last step. `quick`: it
         is one that is known, and need not be looked at as closely as may be.
         """
-        now, wall = time.perf_counter(), self.training.wall
+        now, isolation = time.perf_counter(), self.training.isolation
         watched = self.optimizers.of(optimizer, look=not quick)
         if not quick:
-            wall.call(SHARING, self._sharing.stepped, optimizer, backward=backward)
+            isolation.run(SHARING, self._sharing.stepped, optimizer, backward=backward)
         if not self.optimizers.counts(optimizer, watched, look=not quick):
             losses = self._losses.take()
             self.shared = losses or self.shared
@@ -267,18 +267,18 @@ class Capture:
         self._readings.clear()
         several = self.training.identity.world_size > 1
         if several and step % CHECKSUMS_EVERY == 0 and not is_recording():
-            sums = wall.call(CHECKSUMS, Checksums, watched.parameters)
+            sums = isolation.run(CHECKSUMS, Checksums, watched.parameters)
             if sums is not None:
                 draft.probed.append((CHECKSUMS, sums))
         if due := self.schedule.due(step):
-            draft.weights = wall.call("weights", self._weights, watched, _of_weights(due))
+            draft.weights = isolation.run("weights", self._weights, watched, _of_weights(due))
             self._probe(draft, optimizer, watched, due)
         for said in (self.inputs.take(), self._activations.take()):
             if said is not None:
                 draft.probed.append(said)
         self._activations.prepare(step + 1, self.optimizers.root)
         if not self._waiting and draft.ready:
-            wall.call("report", self._reporter.finish, draft)
+            isolation.run("report", self._reporter.finish, draft)
         else:
             self._waiting.append(draft)
             self._poll()
@@ -287,13 +287,13 @@ class Capture:
         if self._saved:
             self.report_checkpoints()
         self._around.stepped(self.training, step, draft.at_us)
-        wall.call(SHARING, self._tell_sharing, step)
+        isolation.run(SHARING, self._tell_sharing, step)
         if self._local.active:
-            spent_s = wall.spent.get(LOCAL_GRADIENTS, 0.0)
+            spent_s = isolation.spent.get(LOCAL_GRADIENTS, 0.0)
             self._local.plan(self.schedule, step + 1, spent_s - self._local_s)
             self._local_s = spent_s
         if step_time is not None and step > 1:
-            self.schedule.stepped(step_time, wall.seconds)
+            self.schedule.stepped(step_time, isolation.seconds)
         until = self.quiet_until(step + 1)
         self._quick.allow(self, optimizer, until, odd=self._reporter.odd_streak > 0)
         return step
@@ -378,16 +378,16 @@ class Capture:
         self, draft: Draft, optimizer: torch.optim.Optimizer, watched: Watched, due: Due
     ) -> None:
         """What is looked at beside gradients and weights, of a step at which something is due."""
-        wall = self.training.wall
+        isolation = self.training.isolation
         with self.schedule.costs("weights", more=True):
-            updates = wall.call("updates", self._updates.after)
+            updates = isolation.run("updates", self._updates.after)
         if updates is not None:
             draft.probed.append(("weights", updates))
         if (plans := due.get(OPTIMIZER_STATE, ())) and not is_recording():
             wanted = [Wanted(p.name, self.optimizers.chosen(watched, p), p.columns) for p in plans]
             with self.schedule.costs(*(plan.name for plan in plans)):
                 read = self._state.read
-                state = wall.call(OPTIMIZER_STATE, read, optimizer, watched.parameters, wanted)
+                state = isolation.run(OPTIMIZER_STATE, read, optimizer, watched.parameters, wanted)
             if state is not None:
                 draft.probed.append((plans[0].name, state))
 
@@ -496,7 +496,7 @@ class Capture:
 
     def _poll(self) -> None:
         while self._waiting and self._waiting[0].ready:
-            self.training.wall.call("report", self._reporter.finish, self._waiting.popleft())
+            self.training.isolation.run("report", self._reporter.finish, self._waiting.popleft())
         while len(self._waiting) > MAX_WAITING:
             self._waiting.popleft()
 

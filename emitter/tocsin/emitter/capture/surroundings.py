@@ -1,6 +1,6 @@
 """What goes on around the numbers of a step: where its time goes, what it is fed, who else steps.
 
-One object for the hooks and for capture. Its parts are switched off on their own: each has a wall.
+One object for the hooks and for capture. Its parts are switched off on their own: each is isolated.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tocsin.emitter.probes.program_checks.checks import SourceChecks
 from tocsin.emitter.probes.program_checks.untracked_gradients import UntrackedGradients
 from tocsin.emitter.probes.secondary_optimizers import OtherOptimizers
 from tocsin.emitter.probes.step_phases import Edge, StepPhases
-from tocsin.emitter.process.isolation import REST, Wall
+from tocsin.emitter.process.isolation import REST, Isolation
 from tocsin.schemas.records.runs import PhaseMark
 
 if TYPE_CHECKING:
@@ -36,13 +36,13 @@ PROBES: Final[tuple[type[Probe], ...]] = (UntrackedGradients,)
 class Around:
     """The surroundings of the training of this process."""
 
-    def __init__(self, wall: Wall) -> None:
-        self._wall: Final = wall
+    def __init__(self, isolation: Isolation) -> None:
+        self._isolation: Final = isolation
         self.phases: Final = StepPhases()
         self.loaders: Final = Loaders()
         self.data: Final = DataProbe()
         self.named: Final = NamedLosses()
-        self.checks: Final = SourceChecks(wall)
+        self.checks: Final = SourceChecks(isolation)
         self.others: Final = OtherOptimizers()
         self._fed: Final = (self.others, self.named, self.loaders, self.data, self.checks)
         """Those that the hooks feed: they are there before a training begins."""
@@ -57,7 +57,7 @@ class Around:
         self.phases.forget()
         self.phases.say = None
         for probe in self._probes:
-            self._wall.call("clean-up", probe.forget)
+            self._isolation.run("clean-up", probe.forget)
         self._probes = self._fed
         self.thread = 0
 
@@ -67,7 +67,7 @@ class Around:
         root = optimizers.root
         self._probes = (*self._fed, *(probe() for probe in PROBES))
         for probe in self._probes:
-            self._wall.call(probe.name, probe.begin, training, optimizers)
+            self._isolation.run(probe.name, probe.begin, training, optimizers)
 
         def say(edge: Edge, duration_s: float | None) -> bool:
             if edge == "begin" and not self.marks_evaluations:
@@ -85,7 +85,7 @@ class Around:
             return True
 
         self.phases.say = lambda edge, duration_s: bool(
-            self._wall.call("phases", say, edge, duration_s)
+            self._isolation.run("phases", say, edge, duration_s)
         )
         first = None if root is None else next(root.parameters(), None)
         if first is not None and first.device.type == "cuda":
@@ -93,7 +93,9 @@ class Around:
             def report(step: int, columns: tuple[str, ...], values: tuple[float, ...]) -> None:
                 training.row(columns, values, step=step)
 
-            self.phases.timer = DeviceTime(report, events_on(first.device), wall=self._wall)
+            self.phases.timer = DeviceTime(
+                report, events_on(first.device), isolation=self._isolation
+            )
 
     def moved(self) -> None:
         """The training goes on on this thread."""
@@ -144,7 +146,7 @@ class Around:
     ) -> None:
         """An optimizer that does not count the steps has made one."""
         self.checks.other_stepped(optimizer)
-        self._wall.call(
+        self._isolation.run(
             self.others.name, self.others.made_step, optimizer, losses, modules, norm=norm
         )
 
@@ -152,19 +154,19 @@ class Around:
         """A step of the training is over."""
         self.others.at_us = at_us
         if self.phases.timer is not None:
-            self._wall.call("device time", self.phases.after_step, step)
+            self._isolation.run("device time", self.phases.after_step, step)
         for probe in self._probes:
             if step >= probe.wakes:
-                self._wall.call(probe.name, probe.stepped, training, step)
-                if self._wall.rests(probe.name):
+                self._isolation.run(probe.name, probe.stepped, training, step)
+                if self._isolation.rests(probe.name):
                     probe.wakes = step + REST
 
     def send_named(self, training: Training, step: int) -> None:
         """Say what the user has named since the step before this one."""
-        self._wall.call(self.named.name, self.named.stepped, training, step)
+        self._isolation.run(self.named.name, self.named.stepped, training, step)
 
     def close(self, training: Training) -> None:
         """The training is over: say what is left."""
-        self._wall.call("phases", self.phases.close)
+        self._isolation.run("phases", self.phases.close)
         for probe in self._probes:
-            self._wall.call(probe.name, probe.close, training)
+            self._isolation.run(probe.name, probe.close, training)

@@ -138,13 +138,13 @@ class Saves:
         args: Arguments,
         kwargs: Named,
     ) -> object:
-        wall = self._loop.wall
-        place = wall.call("checkpoints", _path, target, args, kwargs, None)
+        isolation = self._loop.isolation
+        place = isolation.run("checkpoints", _path, target, args, kwargs, None)
         if place is False:  # a buffer, a pipe: no checkpoint, and what it is part of may be one
             return original(*args, **kwargs)
         training = capture.training
         step = training.last_step
-        wall.call("checkpoints", training.phase, "checkpoint", "begin")
+        isolation.run("checkpoints", training.phase, "checkpoint", "begin")
         self._inside.now = True
         began = time.perf_counter()
         try:
@@ -153,20 +153,20 @@ class Saves:
             ended = time.perf_counter()
             self._inside.now = False
             if self._loop.around.on_its_thread:
-                wall.call("phases", self._loop.around.phases.wrote, began, ended)
-            wall.call("checkpoints", training.phase, "checkpoint", "end", ended - began)
-        written = wall.call("checkpoints", target, args, kwargs, result)
+                isolation.run("phases", self._loop.around.phases.wrote, began, ended)
+            isolation.run("checkpoints", training.phase, "checkpoint", "end", ended - began)
+        written = isolation.run("checkpoints", target, args, kwargs, result)
         # Of a write that ends later, too: the weights may be others by then.
-        finite = wall.call("checkpoints", capture.is_finite, step)
+        finite = isolation.run("checkpoints", capture.is_finite, step)
         later = getattr(result, "upload_completion", result)
         if not isinstance(later, Future):
-            wall.call("checkpoints", capture.saved, written, step, ended - began, finite=finite)
+            isolation.run("checkpoints", capture.saved, written, step, ended - began, finite=finite)
             return result
 
         def when_done(write: Future[object]) -> None:
             if not write.cancelled() and write.exception() is None:
                 took = time.perf_counter() - began
-                wall.call("checkpoints", capture.saved, written, step, took, finite=finite)
+                isolation.run("checkpoints", capture.saved, written, step, took, finite=finite)
 
         later.add_done_callback(when_done)
         return result

@@ -33,7 +33,7 @@ def install(hooks: Hooks) -> None:
             # An empty one is warned of, and stays what it is.
             parameters = listed or parameters
         norm = original(parameters, max_norm, norm_type, *args, **kwargs)
-        hooks.wall.call("clipping", hooks.clipped.add, parameters, norm, max_norm)
+        hooks.isolation.run("clipping", hooks.clipped.add, parameters, norm, max_norm)
         return norm
 
     module.clip_grad_norm_ = torch.nn.utils.clip_grad_norm_ = clip_grad_norm_

@@ -8,7 +8,7 @@ look at their gradients. Whatever is not quite usual goes the long way: a closur
 not finite or lies on a GPU, a nested step. What goes on around the steps, such as the checks of the
 source, is done behind a quick step as behind any other.
 
-Called without the wall around, and with one of its own: see `tocsin.emitter.hooks.torch_patches`.
+Called outside of `Isolation`, and isolated by itself: see `tocsin.emitter.hooks.torch_patches`.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class QuickSteps:
             self._groups, self._usual = groups, usual
             self._rated = tuple(f"lr.{i}" for i in range(groups))
             self._columns.clear()
-        off = self._groups > MAX_GROUPS or self._loop.wall.rests(PROBE)
+        off = self._groups > MAX_GROUPS or self._loop.isolation.rests(PROBE)
         self.until = 0 if off else until
         if until and not (off or odd):
             self.passed.begin(capture, optimizer, until)
@@ -122,7 +122,7 @@ class QuickSteps:
         ended = perf_counter()
         around.phases.backward_begins(ended)
         lasted = ended - began
-        loop.wall.seconds += lasted if lasted < BRIEF_S else BRIEF_S
+        loop.isolation.seconds += lasted if lasted < BRIEF_S else BRIEF_S
         return True
 
     def before(self, optimizer: torch.optim.Optimizer, given: int) -> bool:
@@ -158,7 +158,7 @@ class QuickSteps:
         ended = perf_counter()
         around.phases.step_begins(ended)
         lasted = ended - began
-        loop.wall.seconds += lasted if lasted < BRIEF_S else BRIEF_S
+        loop.isolation.seconds += lasted if lasted < BRIEF_S else BRIEF_S
         return True
 
     def _take_numbers(self, optimizer: torch.optim.Optimizer, capture: Capture) -> bool:
@@ -225,7 +225,7 @@ class QuickSteps:
             phases.step_ends(now)
             # Looked at closely now and then, too, and before the long way reads gradients again.
             quick = training.next_step % ENDS_EVERY > 0 and training.next_step + 1 < self.until
-            made = loop.wall.call("steps", capture.stepped, optimizer, quick=quick) is not None
+            made = loop.isolation.run("steps", capture.stepped, optimizer, quick=quick) is not None
             phases.step_ends(perf_counter())
             return made
         step_time = capture.settled(now)
@@ -240,12 +240,12 @@ class QuickSteps:
         values = (*self._front, *phases.usual_step_ends(now), step_time, *self._back)
         # Never urgent: all of it is usual.
         training.sender.row(_row((step, at_us, columns, values, "train")))
-        wall = loop.wall
-        if step > 1 and capture.schedule.stepped(step_time, wall.seconds) and self.until:
+        isolation = loop.isolation
+        if step > 1 and capture.schedule.stepped(step_time, isolation.seconds) and self.until:
             self.until = capture.quiet_until(step + 1)  # the intervals were chosen anew
         ended = perf_counter()
         lasted = ended - now
-        wall.seconds += lasted if lasted < BRIEF_S else BRIEF_S
+        isolation.seconds += lasted if lasted < BRIEF_S else BRIEF_S
         if around.wakes(step):
             around.stepped(training, step, at_us)
             ended = perf_counter()

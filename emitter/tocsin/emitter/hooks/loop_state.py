@@ -23,13 +23,13 @@ class LoopState:
     """The state of the training loop in this process."""
 
     def __init__(self) -> None:
-        self.wall: Final = current.wall
+        self.isolation: Final = current.isolation
         self.capture: Capture | None = None
         self.losses: Final = LossBuffer()
         self.cleared: Final = Cleared()
         self.local: Final = LocalGradients()
         self.clipped: Final = ClippedNorms()
-        self.around: Final = Around(self.wall)
+        self.around: Final = Around(self.isolation)
         self.threads: Final = OtherThreads()
         self.stepping: list[torch.optim.Optimizer] = []
         """Optimizers whose steps are under way."""

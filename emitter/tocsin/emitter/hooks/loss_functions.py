@@ -119,7 +119,7 @@ class Evaluation:
             finally:
                 self._inside = False
             if whole:
-                hooks.wall.call("evaluation", self.on_loss, type(module).__qualname__, result)
+                hooks.isolation.run("evaluation", self.on_loss, type(module).__qualname__, result)
             hooks.check("evaluation")
             return result
 
@@ -142,12 +142,12 @@ class Evaluation:
             if _is_fake(result):
                 return result
             if looks:
-                hooks.wall.call("labels", self.on_classes, args, kwargs)
+                hooks.isolation.run("labels", self.on_classes, args, kwargs)
             if trains and checks.losses.due:
-                hooks.wall.call(LOSSES, checks.loss, name, args, kwargs)
+                hooks.isolation.run(LOSSES, checks.loss, name, args, kwargs)
             if self._inside or trains:
                 return result
-            if hooks.wall.call("evaluation", self.on_function, name, result, args, kwargs):
+            if hooks.isolation.run("evaluation", self.on_function, name, result, args, kwargs):
                 hooks.check("evaluation")
             return result
 

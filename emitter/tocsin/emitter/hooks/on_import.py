@@ -72,7 +72,7 @@ class _Waiting:
             execute(module)
             try:
                 torch_loaded(module)
-            # An emitter hook's wall: `import torch` must work as without us.
+            # An emitter hook's isolation: `import torch` must work as without us.
             except Exception as error:
                 with contextlib.suppress(Exception):  # stderr may be closed, or None
                     sys.stderr.write(f"tocsin: this training is not watched: {error!r}\n")

@@ -155,6 +155,6 @@ class PassedSteps:
         steps = capture.training.next_step - self._first
         capture.passed(steps, self._ended_s)
         capture.training.passed_together(self._ended_s - self._began_s)
-        loop.wall.stepped(steps)
+        loop.isolation.stepped(steps)
         loop.cleared.had = False
         loop.around.phases.starts_anew(self._ended_s)

@@ -1,6 +1,6 @@
 """What the hooks in torch know and do: a process that trains, from one step to the next.
 
-Where they sit in torch, and the wall around each: `tocsin.emitter.hooks.torch_patches`.
+Where they sit in torch, and the isolation around each: `tocsin.emitter.hooks.torch_patches`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Hooks(LoopState):
 
     def __init__(self) -> None:
         super().__init__()
-        self.wall.report = to_stderr
+        self.isolation.report = to_stderr
         self.preferred: weakref.ref[torch.optim.Optimizer] | None = None
         """The optimizer whose steps count, if the user has said so."""
         self.model: weakref.ref[torch.nn.Module] | None = None
@@ -74,7 +74,7 @@ class Hooks(LoopState):
         from tocsin.emitter.capture.capture import Capture
         from tocsin.emitter.training.session import Session
 
-        session = current.session or Session(os.environ, self.wall)
+        session = current.session or Session(os.environ, self.isolation)
         current.session = session
         capture = Capture(
             session.begin(*ranks_here()),
@@ -89,8 +89,8 @@ class Hooks(LoopState):
             model=self.model and self.model(),
         )
         self.capture = capture
-        self.wall.call("checkpoints", self.saves.follow_frameworks)
-        self.wall.call("compiler", leave_uncompiled)
+        self.isolation.run("checkpoints", self.saves.follow_frameworks)
+        self.isolation.run("compiler", leave_uncompiled)
         session.before_end = capture.close
         session.announce(capture.shape())
         if capture.training.identity.world_size > 1:
@@ -133,13 +133,13 @@ class Hooks(LoopState):
     def forget(self) -> None:
         """The training was finished by its own code; the next step begins another."""
         if self.capture is not None:
-            self.wall.call("clean-up", self._remember, self.capture)
+            self.isolation.run("clean-up", self._remember, self.capture)
         self.capture, self.preferred, self.made_step = None, None, False
         self.model = None
-        self.wall.call("clean-up", self._clean_up)
+        self.isolation.run("clean-up", self._clean_up)
         self.backwards = self.most_backwards = 0
         self.discarded = False
-        self.wall.report = to_stderr
+        self.isolation.report = to_stderr
 
     def _remember(self, capture: Capture) -> None:
         self.used.update(capture.optimizers.alive())
@@ -168,7 +168,7 @@ class Hooks(LoopState):
         if torch.compiler.is_compiling():
             return  # compiled autograd has it in its graph
         if not self.asleep and self.local.wants(place):
-            self.wall.call("local_gradients", self.local.look, parameter)
+            self.isolation.run("local_gradients", self.local.look, parameter)
 
     def before_step(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
         """In front of `Optimizer.step`."""
@@ -191,9 +191,9 @@ class Hooks(LoopState):
             return
         self.stepping.append(optimizer)
         if len(self.stepping) == 1:
-            self.wall.call("updates", capture.updating, optimizer)
+            self.isolation.run("updates", capture.updating, optimizer)
             if not (closure or _changes_gradients(optimizer)):
-                self.wall.call("gradients", capture.gradients, optimizer)
+                self.isolation.run("gradients", capture.gradients, optimizer)
             self.around.phases.step_begins(perf_counter())
 
     def after_step(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> bool:
@@ -208,7 +208,7 @@ class Hooks(LoopState):
         self.around.phases.step_ends(perf_counter())
         if closure or _changes_gradients(optimizer):
             # They were computed, or became what was used, in the middle of the step.
-            self.wall.call("gradients", capture.gradients, optimizer)
+            self.isolation.run("gradients", capture.gradients, optimizer)
         self.made_step = True
         self.cleared.had = False
         self.most_backwards = max(self.most_backwards, self.backwards)
@@ -234,7 +234,7 @@ class Hooks(LoopState):
                 self.cleared.begun_from(only(tensors))
             self.losses.add(loss, begun=self.capture is not None)
             if isinstance(loss, float) and not math.isfinite(loss) and self.capture is not None:
-                self.wall.call("origin", self.capture.bad_loss, only(tensors))
+                self.isolation.run("origin", self.capture.bad_loss, only(tensors))
         self.local.backward = self.backwards
         self.backwards += 1
         if self.capture is None:
@@ -307,7 +307,7 @@ class Hooks(LoopState):
                 self.around.checks.epoch()
 
     def check(self, edge: Edge) -> None:
-        """An edge. Outside of the wall: raises StopTraining on purpose."""
+        """An edge. Outside of the isolation: raises StopTraining on purpose."""
         if self.capture is not None:
             self.capture.training.check(edge)
 

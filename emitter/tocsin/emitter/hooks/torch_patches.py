@@ -1,4 +1,4 @@
-"""Our hooks in torch: where they sit, and the wall around each.
+"""Our hooks in torch: where they sit, and the isolation around each.
 
 They are installed once, when torch is imported, and do next to nothing until the first optimizer
 step of this process: that is where a training begins. A process that never makes a step (a
@@ -19,7 +19,7 @@ Where they sit, and why there:
 - the constructor of learning-rate schedules: how often they are stepped;
 - `torch.save`, and what frameworks have beside and above it.
 
-The only thing that leaves the wall is the stop, on purpose, at an edge.
+The only thing that leaves the isolation is the stop, on purpose, at an edge.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from tocsin.emitter.hooks.uncompiled import leave_uncompiled, leave_uncompiled_w
 from tocsin.emitter.probes.activations import watch
 from tocsin.emitter.probes.program_checks import lr_schedules
 from tocsin.emitter.process.environment import RUN_ID
-from tocsin.emitter.process.isolation import Wall
+from tocsin.emitter.process.isolation import Isolation
 from tocsin.emitter.training.context import current
 
 if TYPE_CHECKING:
@@ -83,15 +83,15 @@ def install(*, late: bool = False) -> None:
         _schedules,
     ):
         name = place.func.__name__ if isinstance(place, partial) else place.__name__
-        hooks.wall.call(name.strip("_"), place)
+        hooks.isolation.run(name.strip("_"), place)
     os.register_at_fork(after_in_child=_in_child)
-    hooks.wall.call("compiler", _leave_uncompiled)
+    hooks.isolation.run("compiler", _leave_uncompiled)
 
 
 def _leave_uncompiled() -> None:
     leave_uncompiled()
     leave_uncompiled_with_callees(
-        Wall.call,
+        Isolation.run,
         Hooks.check,
         *(_before_step, _after_step, QuickSteps.before, QuickSteps.after, QuickSteps.backward),
         *(Hooks.backward_ended, _not_quick, PassedSteps.before, PassedSteps.after),
@@ -117,10 +117,12 @@ def _before_step(
                 return
             if hooks.quick.before(optimizer, len(args) + len(kwargs)):
                 return
-        # The wall, without its cost.
+        # The isolation, without its cost.
         except Exception as error:
             _not_quick(error)
-        hooks.wall.call("steps", hooks.before_step, optimizer, closure=_has_closure(args, kwargs))
+        hooks.isolation.run(
+            "steps", hooks.before_step, optimizer, closure=_has_closure(args, kwargs)
+        )
 
 
 def _after_step(
@@ -135,10 +137,10 @@ def _after_step(
         if passed.on or passed.inside:
             made: bool | None = passed.after(optimizer)
         else:
-            if hooks.wall.off:
-                hooks.wall.stepped()
+            if hooks.isolation.off:
+                hooks.isolation.stepped()
             made = hooks.quick.after(optimizer)
-    # The wall, without its cost.
+    # The isolation, without its cost.
     except Exception as error:
         _not_quick(error)
         made = True  # counted it is, if not told
@@ -146,9 +148,11 @@ def _after_step(
         if made:
             hooks.check("optimizer_step")
         return
-    made = hooks.wall.call("steps", hooks.after_step, optimizer, closure=_has_closure(args, kwargs))
+    made = hooks.isolation.run(
+        "steps", hooks.after_step, optimizer, closure=_has_closure(args, kwargs)
+    )
     # With the probe off every step of any optimizer is an edge still.
-    if made or "steps" in hooks.wall.off:
+    if made or "steps" in hooks.isolation.off:
         hooks.check("optimizer_step")
 
 
@@ -161,14 +165,14 @@ def _not_quick(error: Exception) -> None:
     """The quick way has failed: the next step goes the long one."""
     hooks.quick.until = passed.inside = 0
     passed.on = False
-    hooks.wall.call(PROBE, _fail, error)
+    hooks.isolation.run(PROBE, _fail, error)
 
 
 def _passes(seen: Callable[[], bool]) -> bool:
     """Whether something is passed over with the step in progress; no error of ours leaves it."""
     try:
         return seen()
-    # The wall, without its cost.
+    # The isolation, without its cost.
     except Exception as error:
         _not_quick(error)
         return False
@@ -193,7 +197,7 @@ def _backward() -> None:
             try:
                 over = passed.on and passed.backward()
                 usual = over or hooks.quick.backward(tensors)
-            # The wall, without its cost: at each step.
+            # The isolation, without its cost: at each step.
             except Exception as error:
                 usual = False
                 _not_quick(error)
@@ -201,7 +205,7 @@ def _backward() -> None:
                 original(*args, **kwargs)
                 return
             if not usual:
-                hooks.wall.call("losses", hooks.on_backward, tensors)
+                hooks.isolation.run("losses", hooks.on_backward, tensors)
         if hooks.asleep:
             original(*args, **kwargs)
         else:
@@ -210,9 +214,9 @@ def _backward() -> None:
             finally:
                 try:
                     hooks.backward_ended()
-                # The wall, without its cost.
+                # The isolation, without its cost.
                 except Exception as error:
-                    hooks.wall.call("phases", _fail, error)
+                    hooks.isolation.run("phases", _fail, error)
         if hooks.backwards > max(BACKWARDS_WITHOUT_STEP, 2 * hooks.most_backwards):
             hooks.check("backward")
 
@@ -227,7 +231,7 @@ def _grad_scaler() -> None:
     def scale(self: object, outputs: object) -> object:
         result = original_scale(self, outputs)
         if not (hooks.asleep or passed.on) and getattr(self, "_enabled", True):
-            hooks.wall.call("scaler", hooks.on_scale, outputs, result)
+            hooks.isolation.run("scaler", hooks.on_scale, outputs, result)
         return result
 
     @functools.wraps(original_update)
@@ -237,7 +241,7 @@ def _grad_scaler() -> None:
             return
         if passed.on and _passes(passed.updated):
             return
-        if hooks.wall.call("scaler", hooks.on_scaler_update, self):
+        if hooks.isolation.run("scaler", hooks.on_scaler_update, self):
             hooks.check("scaler_update")
 
     scaler.scale, scaler.update = scale, update
@@ -253,11 +257,11 @@ def _evaluations(*, late: bool) -> None:
 
 
 def _activations() -> None:
-    watch.install(hooks.wall)
+    watch.install(hooks.isolation)
 
 
 def _schedules() -> None:
-    lr_schedules.install(hooks.wall)
+    lr_schedules.install(hooks.isolation)
 
 
 def _data_loaders() -> None:
@@ -272,11 +276,11 @@ def _data_loaders() -> None:
         try:
             batch = original(self)
         except StopIteration:
-            hooks.wall.call("batches", hooks.on_last_batch)
+            hooks.isolation.run("batches", hooks.on_last_batch)
             raise
         if passed.on and _passes(passed.batch):
             return batch
-        if hooks.wall.call("batches", hooks.on_batch, self, batch, began, perf_counter()):
+        if hooks.isolation.run("batches", hooks.on_batch, self, batch, began, perf_counter()):
             hooks.check("evaluation")
         return batch
 
@@ -291,7 +295,7 @@ def _data_parallel() -> None:
     def construct(self: torch.nn.Module, *args: object, **kwargs: object) -> None:
         original(self, *args, **kwargs)
         if not hooks.asleep and os.environ.get(RUN_ID):
-            hooks.wall.call("local_gradients", _watch_all, self)
+            hooks.isolation.run("local_gradients", _watch_all, self)
 
     parallel.__init__ = construct
 

@@ -136,7 +136,7 @@ class Framework:
 
     def safely(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         """Call it; an exception switches this callback's own part off, and is said once."""
-        current.wall.call(self._probe, function, *args, **kwargs)
+        current.isolation.run(self._probe, function, *args, **kwargs)
 
     def log(self, values: Mapping[str, object], mode: Mode = "train") -> None:
         """Record numbers as `log.NAME` at the last step; others of `values` are left out.

@@ -110,7 +110,7 @@ class Watch:
             try:
                 await coroutine
             except Exception as error:
-                # The launcher's wall, per task: the others and the job go on.
+                # The launcher's isolation, per task: the others and the job go on.
                 logger.exception("a task of the launcher failed", extra={"task": name})
                 self._say(f"{name} ended: {plain_line(str(error))}; the job continues")
 

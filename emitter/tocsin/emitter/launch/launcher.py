@@ -75,7 +75,7 @@ def launch(options: LaunchOptions) -> int:
     try:
         return asyncio.run(launcher.run())
     except Exception:
-        # The launcher's wall: the job goes on, unwatched, and its exit code is passed on.
+        # The launcher's isolation: the job goes on, unwatched, and its exit code is passed on.
         logger.exception("the launcher failed")
         job = launcher.job
         if job is None:
@@ -210,7 +210,7 @@ class _Launch:
         try:
             environ = await self._start_watching(stack, environ)
         except Exception as error:
-            # The launcher's wall: what fails on our side costs the watching, never the job.
+            # The launcher's isolation: what fails on our side costs the watching, never the job.
             if not isinstance(error, (TocsinError, TimeoutError, OSError)):
                 logger.exception("watching cannot begin")
             reason = str(error) or f"{options.bus_url} did not answer within {OPEN_S:g} s"

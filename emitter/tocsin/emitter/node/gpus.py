@@ -140,7 +140,7 @@ class Gpus:
                 columns = self._read(n, handle, rarely=rarely)
                 processes[n] = self._processes(n, handle) if rarely else self.processes.get(n, {})
                 self._failed[n] = 0
-            # The wall of a probe: a driver can fail in any way.
+            # The isolation of a probe: a driver can fail in any way.
             except Exception as error:
                 self._failed[n] = self._failed.get(n, 0) + 1
                 if self._failed[n] >= FAILURES:
@@ -187,7 +187,7 @@ class Gpus:
                     place = bus_place(_text(pynvml.nvmlDeviceGetPciInfo(handle).busId))
                     self.places = {**self.places, place: n}
             self._handles = handles
-        # The wall of a probe, as above.
+        # The isolation of a probe, as above.
         except Exception as error:
             # No driver is what most machines without a GPU have: nothing to say.
             if type(error).__name__ not in (
@@ -220,7 +220,7 @@ class Gpus:
             except self._unsupported:
                 self._lacks.add((n, read))
                 continue
-            # The wall of a probe: where one fails, others of the same device answer.
+            # The isolation of a probe: where one fails, others of the same device answer.
             except Exception as error:
                 failed = self._troubles[n, read] = self._troubles.get((n, read), 0) + 1
                 if failed == FAILURES:

@@ -144,7 +144,7 @@ class NodeReport:
                 await self._sample_in_turn(folder, entry)
             finally:
                 entry.remove()
-        # The wall of a probe: what it runs beside goes on.
+        # The isolation of a probe: what it runs beside goes on.
         except Exception:
             logger.exception("the node is not sampled any more", extra={"action": "sample"})
 

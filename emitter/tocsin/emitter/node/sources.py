@@ -73,7 +73,7 @@ class Paced:
         try:
             self._last = self._read(now_s)
             self._failed = 0
-        # The wall of a probe: the others go on.
+        # The isolation of a probe: the others go on.
         except Exception as error:
             self._last = {}
             self._failed += 1
@@ -191,7 +191,7 @@ class Beside:
             answer: Sample | Exception
             try:
                 answer = self._read(now_s)
-            # The wall of a probe; handed to whoever asked.
+            # The isolation of a probe; handed to whoever asked.
             except Exception as error:
                 answer = error
             self._answers.put((time.monotonic() - before_s, answer))

@@ -18,7 +18,7 @@ from typing import Final, Protocol
 
 import torch
 
-from tocsin.emitter.process.isolation import Wall
+from tocsin.emitter.process.isolation import Isolation
 from tocsin.emitter.statistics.async_copy import is_recording
 
 EVERY: Final = 10
@@ -66,12 +66,12 @@ class DeviceTime:
         report: Report,
         put_event: Callable[[], Event],
         *,
-        wall: Wall,
+        isolation: Isolation,
         is_recording: Callable[[], bool] = is_recording,
     ) -> None:
         self._report: Final = report
         self._put_event = put_event
-        self._wall: Final = wall
+        self._isolation: Final = isolation
         self._is_recording = is_recording
         self._marks: list[tuple[int, Event]] = []
         self._whole = True
@@ -79,15 +79,15 @@ class DeviceTime:
 
     def forward(self) -> None:
         """What follows is a forward pass if a backward call ends it."""
-        self._wall.call("device time", self._mark, 0)
+        self._isolation.run("device time", self._mark, 0)
 
     def backward(self) -> None:
         """A backward call begins."""
-        self._wall.call("device time", self._mark, 1)
+        self._isolation.run("device time", self._mark, 1)
 
     def optimizer(self) -> None:
         """An optimizer's step begins."""
-        self._wall.call("device time", self._mark, 2)
+        self._isolation.run("device time", self._mark, 2)
 
     def _mark(self, phase: int) -> None:
         if len(self._marks) >= MAX_MARKS or self._is_recording():

@@ -51,13 +51,13 @@ class _Batches:
     """Those of one mode."""
 
     def __init__(self, training: Training, mode: Mode) -> None:
-        settings, wall = training.settings, training.wall
+        settings, isolation = training.settings, training.isolation
         self.mode: Final[Mode] = mode
         self.schedule: Final = CaptureSchedule(settings, mode)
         self.activations: Final = ActivationProbe(
-            self.schedule, wall, settings.of(ACTIVATIONS), mode
+            self.schedule, isolation, settings.of(ACTIVATIONS), mode
         )
-        self.inputs: Final = InputProbe(self.schedule, wall, settings.of(INPUTS), mode)
+        self.inputs: Final = InputProbe(self.schedule, isolation, settings.of(INPUTS), mode)
         self.on: Final = self.activations.on or self.inputs.on
         self.count = 0
         """Batches so far; the number of the next."""
@@ -103,7 +103,7 @@ class EvaluationBatches:
         model; `on_its_thread`: whether this thread is the one that trains.
         """
         self._training: Final = training
-        self._wall: Final = training.wall
+        self._isolation: Final = training.isolation
         self._steps: Final = steps
         self._quick: Final = quick
         self._root: Final = root
@@ -121,25 +121,25 @@ class EvaluationBatches:
     @property
     def busy(self) -> bool:
         """Whether the next step has something to end here."""
-        return (self._began or bool(self._waiting)) and not self._wall.rests(PROBE)
+        return (self._began or bool(self._waiting)) and not self._isolation.rests(PROBE)
 
     def fed(self, batch: object) -> None:
         """A data loader has given a batch of an evaluation."""
-        self._wall.call(PROBE, self._begin, batch)
+        self._isolation.run(PROBE, self._begin, batch)
 
     def lost(self, function: str) -> None:
         """A loss of an evaluation was computed, by that function."""
         if self.on and not self._fed:
-            self._wall.call(PROBE, self._end, function)
+            self._isolation.run(PROBE, self._end, function)
 
     def drained(self) -> None:
         """A data loader has no more batches."""
         if self._began and self._on_its_thread():
-            self._wall.call(PROBE, self._pause)
+            self._isolation.run(PROBE, self._pause)
 
     def over(self, *, in_time: bool = True) -> None:
         """Training goes on, or ends; not `in_time`: its next step was made already."""
-        self._wall.call(PROBE, self._over, in_time=in_time)
+        self._isolation.run(PROBE, self._over, in_time=in_time)
 
     # -- what goes on -----------------------------------------------------------------------------
 

@@ -21,9 +21,9 @@ NEVER: Final = sys.maxsize
 class Probe:
     """Something that is watched of one training. A method does nothing unless it is overridden.
 
-    All are called on the thread that trains, and behind the wall of `process.isolation`: what one
-    raises switches this probe off under its `name`, is reported, and reaches neither the loop nor
-    another probe. None may change a tensor, keep a graph alive, or wait for a GPU.
+    All are called on the thread that trains, and isolated (`process.isolation`): what one raises
+    switches this probe off under its `name`, is reported, and reaches neither the loop nor another
+    probe. None may change a tensor, keep a graph alive, or wait for a GPU.
     """
 
     name: ClassVar[str]

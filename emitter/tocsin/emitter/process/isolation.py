@@ -1,4 +1,4 @@
-"""The wall between our hooks and the user's training."""
+"""The isolation between our hooks and the user's training."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _code(handler: object) -> CodeType | None:
     return code if isinstance(code, CodeType) else None
 
 
-class Wall:
+class Isolation:
     """Calls our code such that nothing of it reaches the training.
 
     A probe that raises is switched off and reported; the others go on. It is tried again after
@@ -108,7 +108,7 @@ class Wall:
         self._trial_at: dict[str, int] = {}
         self._failures: dict[str, int] = {}
 
-    def call(
+    def run(
         self, probe: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
     ) -> R | None:
         """`function(...)`; None if it raises, or did so before and is not to be tried again yet."""
@@ -124,7 +124,7 @@ class Wall:
             if tried:
                 self._is_back(probe)
             return result
-        # An emitter hook's wall: training goes on whatever happens in here.
+        # An emitter hook's isolation: training goes on whatever happens in here.
         except Exception as error:
             if from_signal(error):
                 raise

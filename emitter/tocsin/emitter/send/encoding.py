@@ -49,7 +49,7 @@ class Encoder:
             try:
                 for value in self._values(group):
                     records.append(self._record(value))
-            # A wall: one record that cannot be made must not end the sending of all others.
+            # Isolated: one record that cannot be made must not end the sending of all others.
             except Exception as error:
                 self.refused += len(group)
                 self._seq += len(group)

@@ -245,7 +245,7 @@ class Sender:
             try:
                 check_descriptors()
                 asyncio.run(self._work())
-            # The wall of this thread: whatever is wrong in here, the training goes on.
+            # The isolation of this thread: whatever is wrong in here, the training goes on.
             except Exception as error:
                 self._loop = None
                 if self.records > records:
@@ -267,7 +267,7 @@ class Sender:
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         self._over = True
         self._loop = None
-        # Still the wall; who waits for an answer does so for some seconds only.
+        # Still the isolation; who waits for an answer does so for some seconds only.
         with suppress(Exception):
             self._answer(list(self._flushes), False)
 
@@ -359,7 +359,7 @@ class Sender:
                 continue
             try:
                 self._drain()
-            # A wall: without this task nothing is bounded while a bus is slow.
+            # Isolated: without this task nothing is bounded while a bus is slow.
             except Exception:
                 self._lost += 1
 
@@ -378,7 +378,7 @@ class Sender:
                 self._lost += 1
                 self._tell(f"a record was not sent: {error}")
                 return True
-            # The wall of this loop: whatever a bus raises, training goes on.
+            # The isolation of this loop: whatever a bus raises, training goes on.
             except Exception as error:
                 await link.drop()
                 self._failing = True
@@ -427,7 +427,7 @@ class Sender:
             await asyncio.sleep(self._heartbeat_s)
             try:
                 self.say(self._heartbeat())
-            # An emitter hook's wall: it reads what the training thread changes meanwhile, and one
-            # that is left out does no harm; all of them would look like a dead rank.
+            # An emitter hook's isolation: it reads what the training thread changes meanwhile, and
+            # one that is left out does no harm; all of them would look like a dead rank.
             except Exception:
                 continue

@@ -60,6 +60,6 @@ def taken_over(stop: StopTraining) -> bool:
     except Exception as error:
         if from_signal(error):
             raise
-        # An emitter hook's wall: then it is raised, as without that framework.
+        # An emitter hook's isolation: then it is raised, as without that framework.
         logger.warning("the framework could not end its loop for the stop", exc_info=True)
         return False

@@ -1,6 +1,6 @@
 """Where a training process leaves its loop when it is told to stop.
 
-Capture calls `started` when a training begins, `check` at each edge (outside its exception walls)
+Capture calls `started` when a training begins, `check` at each edge (outside of its isolation)
 and `finished` at its end. In between a daemon thread sleeps on the rank's socket. A command is
 verified by each rank for itself; the launcher that hands it over is not taken at its word.
 
@@ -258,7 +258,7 @@ class Rank:
             try:
                 self._take(message)
             except Exception:
-                # The wall of this thread: one bad message must not end the listening.
+                # The isolation of this thread: one bad message must not end the listening.
                 logger.warning("a message was not understood", exc_info=True)
         endpoint.close()
 
@@ -319,7 +319,7 @@ class Rank:
             if self._flush is not None:
                 self._flush(FLUSH_S)
         except Exception as error:
-            # An emitter hook's wall: the stop comes through even if it cannot be told.
+            # An emitter hook's isolation: the stop comes through even if it cannot be told.
             if from_signal(error):
                 raise
             logger.warning("the stop could not be reported", exc_info=True)
@@ -374,7 +374,7 @@ def check(edge: Edge, step: int) -> None:
             try:
                 rank.at_edge(edge, step)
             except Exception as error:
-                # An emitter hook's wall: only the stop leaves, and that is no `Exception`.
+                # An emitter hook's isolation: only the stop leaves, and that is no `Exception`.
                 if from_signal(error):
                     raise
                 rank.awake = False

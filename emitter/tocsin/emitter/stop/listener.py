@@ -119,7 +119,7 @@ class Listener:
             try:
                 await self.listen(bus)
             except Exception as error:
-                # The listener's wall: a run that nobody can stop is worse than a line too many.
+                # The listener's isolation: a run that nobody can stop is worse than one more line.
                 _log_outage("the bus cannot be read for stops now", error, again=away)
                 away = True
                 await asyncio.sleep(_PAUSE_S)
@@ -147,7 +147,7 @@ class Listener:
                 try:
                     self.take(record, earlier=earlier, waited_ms=waited_ms)
                 except Exception:
-                    # The listener's wall: whoever may write here must not be able to deafen it.
+                    # The listener's isolation: whoever may write here must not deafen it.
                     self._log_failure(record)
 
             # What is not among these came later than the bus was asked for them.
@@ -312,7 +312,7 @@ class ThreadListener:
                     async with self._open_bus() as bus, _running(self._beside, bus):
                         await self.listener.listen(bus)
                 except Exception as error:
-                    # The wall of this thread, which tries again.
+                    # The isolation of this thread, which tries again.
                     _log_outage("the bus cannot be read for stops now", error, again=away)
                     away = True
                     await asyncio.sleep(_PAUSE_S)

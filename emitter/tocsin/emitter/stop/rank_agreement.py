@@ -330,7 +330,7 @@ def _after(original: Callable[P, R], then: Callable[[], None]) -> Callable[P, R]
         result = original(*args, **kwargs)
         try:
             then()
-        # An emitter hook's wall: the process group is there, whatever ours does.
+        # An emitter hook's isolation: the process group is there, whatever ours does.
         except Exception as error:
             if from_signal(error):
                 raise
@@ -348,7 +348,7 @@ def _before(original: Callable[P, R], first: Callable[[], None]) -> Callable[P, 
         try:
             first()
         except Exception as error:
-            # An emitter hook's wall: the user's call is made whatever ours does.
+            # An emitter hook's isolation: the user's call is made whatever ours does.
             if from_signal(error):
                 raise
             logger.warning("the side group was not let go of in order", exc_info=True)

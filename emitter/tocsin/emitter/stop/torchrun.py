@@ -109,6 +109,6 @@ def _listen_for(agent: SimpleElasticAgent) -> AgentGuard | None:
     try:
         return AgentGuard(agent, launcher, Path(folder))
     except Exception:
-        # An emitter hook's wall: an agent that we cannot guard must run as without us.
+        # An emitter hook's isolation: an agent that we cannot guard must run as without us.
         logger.warning("the agent's restarts cannot be blocked", exc_info=True)
         return None

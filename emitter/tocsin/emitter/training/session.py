@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from tocsin.emitter.plan.settings import CaptureSettings, capture_settings, lay_over
 from tocsin.emitter.process.environment import CAPTURE
 from tocsin.emitter.process.identity import identify, rank_of
-from tocsin.emitter.process.isolation import Wall, to_stderr
+from tocsin.emitter.process.isolation import Isolation, to_stderr
 from tocsin.emitter.training.training import SETTINGS, Shape, Training
 from tocsin.schemas.records.runs import Outcome
 
@@ -33,8 +33,8 @@ CAPTURE_S: Final = 2.0
 class Session:
     """The trainings of this process, until the process ends; `training` is the one under way."""
 
-    def __init__(self, environ: Mapping[str, str], wall: Wall) -> None:
-        self.wall: Final = wall
+    def __init__(self, environ: Mapping[str, str], isolation: Isolation) -> None:
+        self.isolation: Final = isolation
         self.training: Training | None = None
         self.after_begin: Callable[[Training], None] | None = None
         self.before_end: Callable[[float], None] | None = None
@@ -78,15 +78,15 @@ class Session:
             try:
                 identity = identity.joined(agree(identity.claim))
             except Exception:
-                # An emitter hook's wall: this rank speaks for itself then.
+                # An emitter hook's isolation: this rank speaks for itself then.
                 logger.warning("the ranks did not agree on their training", exc_info=True)
         try:
             settings = capture_settings(lay_over(self._environ.get(CAPTURE, ""), self.capture))
         except ValueError as error:
-            self.wall.switch_off(SETTINGS, f"{CAPTURE}: {error}; the defaults hold")
+            self.isolation.switch_off(SETTINGS, f"{CAPTURE}: {error}; the defaults hold")
             settings = CaptureSettings()
         self.training = Training(
-            identity, settings, self.wall, self._environ, after=tuple(self._closing)
+            identity, settings, self.isolation, self._environ, after=tuple(self._closing)
         )
         self._pid = os.getpid()
         return self.training
@@ -97,11 +97,11 @@ class Session:
             self._announced = True
             after_begin, self.after_begin = self.after_begin, None
             if after_begin is not None:
-                self.wall.call("stop", after_begin, self.training)
+                self.isolation.run("stop", after_begin, self.training)
             self.training.begin(shape, self.labels)
             early, self.early = self.early, []
             for call in early:
-                self.wall.call("api", call)
+                self.isolation.run("api", call)
 
     def end_training(self) -> None:
         """The training is over, and another begins in this process. Does not wait: what is not
@@ -112,8 +112,8 @@ class Session:
         if training is None:
             return
         if self.before_end is not None:
-            self.wall.call("end of capture", self.before_end, 0.0)
-        self.wall.call("end of training", training.say_end, "completed")
+            self.isolation.run("end of capture", self.before_end, 0.0)
+        self.isolation.run("end of training", training.say_end, "completed")
         closing = threading.Thread(
             target=training.sender.close, args=(CLOSE_S,), name="tocsin-close", daemon=True
         )
@@ -125,30 +125,30 @@ class Session:
         if os.getpid() != self._pid or self._over:
             return
         self._over = True
-        self.wall.call("exit hooks", self._leave_the_end)
-        self.wall.call("outcome", self._note_the_exit)
+        self.isolation.run("exit hooks", self._leave_the_end)
+        self.isolation.run("outcome", self._note_the_exit)
         training = self.training
         if training is not None:
             if self.before_end is not None:
-                self.wall.call("end of capture", self.before_end, CAPTURE_S)
-            self.wall.say_what_is_off()
-            self.wall.call(
+                self.isolation.run("end of capture", self.before_end, CAPTURE_S)
+            self.isolation.say_what_is_off()
+            self.isolation.run(
                 "end of training",
                 training.end,
                 outcome or self._outcome,
                 self._reason,
                 timeout_s=timeout_s,
             )
-            if "end of training" in self.wall.off:
+            if "end of training" in self.isolation.off:
                 # Its thread would go on to say that this rank lives.
-                self.wall.call("sender", training.sender.close, timeout_s)
+                self.isolation.run("sender", training.sender.close, timeout_s)
         until = time.monotonic() + timeout_s
         for closing in self._closing:
             closing.join(max(0.0, until - time.monotonic()))
-        self.wall.report = to_stderr
-        self.wall.say_what_is_off()
+        self.isolation.report = to_stderr
+        self.isolation.say_what_is_off()
         if self.on_exit is not None:
-            self.wall.call("end of services", self.on_exit)
+            self.isolation.run("end of services", self.on_exit)
 
     def _leave_the_end(self) -> None:
         """Take our hooks away: a process may watch thousands of trainings, one after the other."""

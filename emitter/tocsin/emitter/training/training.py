@@ -32,7 +32,7 @@ from tocsin.emitter.process.environment import (
     parse_labels,
 )
 from tocsin.emitter.process.identity import Identity, Who, who_speaks
-from tocsin.emitter.process.isolation import Wall, switched_off
+from tocsin.emitter.process.isolation import Isolation, switched_off
 from tocsin.emitter.process.stderr import say
 from tocsin.emitter.send.encoding import Address
 from tocsin.emitter.send.outbox import StepRow
@@ -78,7 +78,7 @@ class Training:
         self,
         identity: Identity,
         settings: CaptureSettings,
-        wall: Wall,
+        isolation: Isolation,
         environ: Mapping[str, str],
         *,
         after: Sequence[Thread] = (),
@@ -88,7 +88,7 @@ class Training:
         """
         self.identity: Final = identity
         self.settings: Final = settings
-        self.wall: Final = wall
+        self.isolation: Final = isolation
         self.speaker: Final = identity.speaker
         self.next_step = 0
         self.activity = 0
@@ -118,7 +118,7 @@ class Training:
             after=after,
         )
         self.sender.start()
-        wall.report = self._report
+        isolation.report = self._report
 
     @property
     def who(self) -> Who:
@@ -133,9 +133,9 @@ class Training:
     def begin(self, shape: Shape, labels: Mapping[str, str]) -> None:
         """Say that it has begun, and listen for stops."""
         self.emit(self._started(shape, labels))
-        for probe, reason in list(self.wall.off.items()):
+        for probe, reason in list(self.isolation.off.items()):
             self._degraded(probe, reason)
-        self.wall.call(
+        self.isolation.run(
             "stop",
             exit_points.started,
             self.speaker,
@@ -185,7 +185,7 @@ class Training:
         self._activity_at_step = self.activity
         if step <= 1:
             # The first step pays for imports and names once: that is not what watching costs.
-            self._wall_before = self.wall.seconds
+            self._wall_before = self.isolation.seconds
         elif step_time_s is not None:
             self._stepping_s += step_time_s
         return step
@@ -202,7 +202,7 @@ class Training:
         self._stepping_s += seconds
 
     def check(self, edge: exit_points.Edge) -> None:
-        """An edge where the loop may be left; not for the wall: raises StopTraining on purpose."""
+        """An edge where the loop may be left; not isolated: raises StopTraining on purpose."""
         try:
             exit_points.check(edge, max(0, self.next_step - 1))
         except exit_points.StopTraining:
@@ -228,12 +228,12 @@ class Training:
 
     def figures(self) -> CaptureFigures:
         """What watching has cost so far, and what it sent."""
-        spent = self.wall.seconds - self._wall_before
+        spent = self.isolation.seconds - self._wall_before
         lasted = self._stepping_s
         return CaptureFigures(
             overhead_percent=round(100 * spent / lasted, 3) if lasted > 0 else 0.0,
             budget_percent=100 * self.settings.budget,
-            spent_s=round(self.wall.seconds, 3),
+            spent_s=round(self.isolation.seconds, 3),
             stepping_s=round(lasted, 3),
             step_s=lasted / (self.next_step - 2) if self.next_step > 2 else None,
             intervals=self.schedule.intervals(),
@@ -242,11 +242,11 @@ class Training:
             skipped_tensors=self.skipped_tensors(),
             degraded=tuple(
                 clip(f"{probe}: {reason}", 500)
-                for found in (self.wall.off, self.wall.came_back)
+                for found in (self.isolation.off, self.isolation.came_back)
                 for probe, reason in list(found.items())
             )[:64],
             not_watched=tuple(
-                clip(probe, 100) for probe in list(self.wall.off) if probe != SETTINGS
+                clip(probe, 100) for probe in list(self.isolation.off) if probe != SETTINGS
             )[:64],
         )
 
@@ -274,7 +274,7 @@ class Training:
             return
         self._ended = True
         # First: a stop that is heard from here on would be acknowledged into a closed sender.
-        self.wall.call("end of stop", exit_points.finished)
+        self.isolation.run("end of stop", exit_points.finished)
         if self.left:
             outcome = "stopped"
         self.emit(

@@ -1,4 +1,4 @@
-"""The child's wall around each call of a custom rule: marked, measured, perhaps refused.
+"""The child's isolation around each call of a custom rule: marked, measured, perhaps refused.
 
 A call that never returns is ended from outside, by the worker's `host`.
 """
@@ -197,7 +197,7 @@ class Guarded(Rule[Params, None]):
         return self._guard.call(self._names, rule.next_due_ms)
 
     def grace_ms(self) -> int:
-        # The engine asks for it outside its wall: an error is told at the next call.
+        # The engine asks for it outside its isolation: an error is told at the next call.
         try:
             rule = self._made()
             return self._guard.call(self._names, rule.grace_ms)

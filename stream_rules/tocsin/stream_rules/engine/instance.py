@@ -1,4 +1,4 @@
-"""One rule instance at work for one run: its wall against exceptions, episodes, snapshot."""
+"""One rule instance at work for one run: its isolation against exceptions, episodes, snapshot."""
 
 from __future__ import annotations
 

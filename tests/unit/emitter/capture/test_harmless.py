@@ -101,7 +101,7 @@ def test_an_exception_in_a_hook_switches_off_that_probe_alone(
     monkeypatch.setattr(owner, name, fail)
     with captured(tmp_path) as hooks:
         watched = train(tmp_path)
-        assert list(hooks.wall.off) == [probe]
+        assert list(hooks.isolation.off) == [probe]
     assert_same(plain, watched)
     if not has_spools(tmp_path / "bus.db") or not said(tmp_path).events:
         assert f"capture of {probe} was switched off" in capsys.readouterr().err
@@ -286,8 +286,8 @@ def test_a_part_that_failed_once_is_watched_again_after_a_rest(
             model(torch.ones(3, 2)).mean().backward()
             optimizer.step()
             if step == 5:
-                assert list(hooks.wall.off) == ["gradients"]
-        assert (hooks.wall.off, list(hooks.wall.came_back)) == ({}, ["gradients"])
+                assert list(hooks.isolation.off) == ["gradients"]
+        assert (hooks.isolation.off, list(hooks.isolation.came_back)) == ({}, ["gradients"])
     assert "capture of gradients was switched off (MemoryError: )" in capsys.readouterr().err
     found = said(tmp_path).of(RunEnded)[-1].capture
     assert found is not None

@@ -33,7 +33,7 @@ def places(folder: Path) -> set[tuple[str, int, str]]:
                     for _ in range(3):
                         functional.cross_entropy(model(inputs), targets)
                 model.train()
-        assert hooks.wall.off == {}
+        assert hooks.isolation.off == {}
     return {(frame.collection, frame.step, frame.mode) for frame in said(folder).frames}
 
 

@@ -67,7 +67,7 @@ def assert_all_told(found: Said, losses: list[float]) -> None:
 def test_quick_steps_tell_loss_times_and_rates(tmp_path: Path) -> None:
     with captured(tmp_path, TOCSIN_CAPTURE=NOTHING) as hooks:
         losses = train(hooks)
-        assert hooks.wall.off == {}
+        assert hooks.isolation.off == {}
     found = said(tmp_path)
     assert_all_told(found, losses)
     quick = [step for step, row in found.steps().items() if "gradient_norm" not in row]
@@ -103,7 +103,7 @@ def clip(step: int, optimizer: torch.optim.Optimizer) -> None:
 def test_what_changes_in_the_middle_loses_no_step(tmp_path: Path, change: Change) -> None:
     with captured(tmp_path, TOCSIN_CAPTURE=NOTHING) as hooks:
         losses = train(hooks, change=change)
-        assert hooks.wall.off == {}
+        assert hooks.isolation.off == {}
     found = said(tmp_path)
     assert_all_told(found, losses)
     steps = found.steps()
@@ -166,7 +166,7 @@ def test_an_error_in_reading_gradients_does_not_end_the_counting(
     monkeypatch.setattr(GradientReader, "read", fail)
     with captured(tmp_path) as hooks:
         losses = train(hooks, steps=12)
-        assert list(hooks.wall.off) == ["gradients"]
+        assert list(hooks.isolation.off) == ["gradients"]
     assert_all_told(said(tmp_path), losses)
 
 
@@ -184,7 +184,7 @@ def test_a_model_that_is_gone_is_not_kept(tmp_path: Path) -> None:
             gc.collect()
         assert [ref() for ref in gone] == [None, None, None]
         assert hooks.capture is not None
-        assert hooks.wall.off == {}
+        assert hooks.isolation.off == {}
     # The successor has the same names.
     names = {row for f in said(tmp_path).frames if f.collection == "weights" for row in f.rows}
     assert names == {"weight", "bias"}
@@ -199,7 +199,7 @@ def test_a_larger_optimizer_of_a_training_before_has_no_part_in_this_one(tmp_pat
             for _ in range(5):
                 model(torch.ones(2, model.in_features)).sum().backward()
                 optimizer.step()
-            assert hooks.wall.off == {}
+            assert hooks.isolation.off == {}
         if name == "a":
             kept = optimizer  # alive, and the larger
     assert kept is not optimizer
@@ -214,7 +214,7 @@ def told(folder: Path, step: Loop, steps: int) -> list[tuple[int, dict[str, floa
             step(number)
             if number == 4:
                 hurry(hooks)
-        assert hooks.wall.off == {}
+        assert hooks.isolation.off == {}
     return [
         (number, {name: value for name, value in cells.items() if not name.endswith("_s")})
         for number, _, cells in said(folder).rows
@@ -315,7 +315,7 @@ def test_a_batch_that_is_thrown_away_between_quick_steps_is_no_part_of_the_next(
             optimizer.step()
             if number == 2:
                 hurry(hooks)
-        assert hooks.wall.off == {}
+        assert hooks.isolation.off == {}
     found = said(tmp_path)
     assert_all_told(found, losses)
     assert "micro_batches" not in {name for cells in found.steps().values() for name in cells}
@@ -350,7 +350,7 @@ def test_what_goes_on_around_the_steps_costs_no_step_its_quick_way(
             if number == 9:
                 for share in _capture(hooks).schedule.budget.shares.values():
                     share.interval = 1000
-        assert hooks.wall.off == {}
+        assert hooks.isolation.off == {}
     assert [step for step in long if step > 10] == []
     found = said(tmp_path)
     assert_all_told(found, losses)
@@ -389,7 +389,7 @@ def test_micro_batches_that_are_thrown_away_are_no_part_of_the_step(
             optimizer.step()
             if number == 2:
                 hurry(hooks)
-        assert hooks.wall.off == {}
+        assert hooks.isolation.off == {}
     found = said(tmp_path)
     assert_all_told(found, losses)
     assert {cells["micro_batches"] for cells in found.steps().values()} == {3.0}

@@ -56,7 +56,7 @@ def run(folder: Path, step: Loop, steps: int = 60) -> None:
             if number == FROM - 1:
                 pass_over(hooks)
             step(number)
-        assert hooks.wall.off == {}
+        assert hooks.isolation.off == {}
         assert training(hooks).next_step == steps
 
 
@@ -173,7 +173,7 @@ def test_values_that_the_user_names_are_told_of_their_own_steps(tmp_path: Path) 
             known = None if hooks.capture is None else training(hooks)
             user_values.add_loss(hooks.around, known, "own", float(number))
             step(number)
-        assert hooks.wall.off == {}
+        assert hooks.isolation.off == {}
     found = said(tmp_path).steps()
     assert [found[step]["loss.own"] for step in range(40)] == list(range(40))
     assert "loss" not in found[13]
@@ -193,7 +193,7 @@ def run_scaled(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Opti
             scaler.step(optimizer)
             scaler.update()
             made += scale == 1.0
-        assert hooks.wall.off == {}
+        assert hooks.isolation.off == {}
         assert training(hooks).next_step == made == 58
 
 
@@ -279,7 +279,7 @@ def test_batches_of_a_loader_are_passed_over_and_its_epochs_counted(tmp_path: Pa
                 model(inputs).pow(2).mean().backward()
                 optimizer.step()
             schedule.step()
-        assert hooks.wall.off == {}
+        assert hooks.isolation.off == {}
         assert training(hooks).next_step == 56
         assert training(hooks).activity == 2 * 55  # all but those before the first step
     found = said(tmp_path).steps()
@@ -302,7 +302,7 @@ def test_another_optimizer_that_is_new_is_looked_at_at_once(tmp_path: Path) -> N
         optimizer.step()
         assert not hooks.quick.passed.on
         assert training(hooks).next_step == 23
-        assert hooks.wall.off == {}
+        assert hooks.isolation.off == {}
 
 
 def test_the_training_after_this_one_is_another(tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ def test_the_training_after_this_one_is_another(tmp_path: Path) -> None:
         step(0)
         assert training(hooks) is not first
         assert (first.next_step, training(hooks).next_step) == (33, 1)
-        assert hooks.wall.off == {}
+        assert hooks.isolation.off == {}
 
 
 def test_a_loop_that_makes_no_steps_any_more_is_looked_at_again(tmp_path: Path) -> None:
@@ -375,6 +375,6 @@ def test_an_error_of_ours_loses_no_step(tmp_path: Path, monkeypatch: pytest.Monk
             if number == FROM - 1:
                 pass_over(hooks)
             step(number)
-        assert list(hooks.wall.off) == ["quick steps"]
+        assert list(hooks.isolation.off) == ["quick steps"]
         assert training(hooks).next_step == 60
     assert {"loss", "step_time_s"} <= set(said(tmp_path).steps()[40])

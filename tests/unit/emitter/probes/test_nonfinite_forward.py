@@ -152,7 +152,7 @@ def test_a_checkpointed_layer_is_not_run_again_for_us(tmp_path: Path) -> None:
             functional.cross_entropy(scores * (NAN if step > 4 else 1), y).backward()
             optimizer.step()
             counts.append(int(block[1].num_batches_tracked) - before)
-        assert hooks.wall.off == {}
+        assert hooks.isolation.off == {}
     assert counts == [1] * 8  # PyTorch's own, of the backward pass
 
 

@@ -42,7 +42,7 @@ def test_the_row_of_the_example_arrives(tmp_path: Path, monkeypatch: pytest.Monk
             optimizer.zero_grad()
             model(torch.ones(2, 4)).sum().backward()
             optimizer.step()
-        assert hooks.wall.off == {}
+        assert hooks.isolation.off == {}
     found = {
         step: row["gradient_zeros"]
         for step, row in said(tmp_path).steps().items()
@@ -75,7 +75,7 @@ def test_one_that_raises_is_switched_off_and_the_others_go_on(
     with captured(tmp_path) as hooks:
         for number in range(REST + 50):
             step(number)
-        assert list(hooks.wall.off) == ["sick"]
+        assert list(hooks.isolation.off) == ["sick"]
     found = said(tmp_path)
     assert Sick.looks == 2  # it is tried again
     assert [event.probe for event in found.of(CaptureDegraded)] == ["sick"]

@@ -8,7 +8,7 @@ import pytest
 
 from tocsin.emitter.probes.cuda_timing import COLUMNS, DeviceTime, Event
 from tocsin.emitter.probes.step_phases import StepPhases
-from tocsin.emitter.process.isolation import Wall
+from tocsin.emitter.process.isolation import Isolation
 
 
 def taken(phases: StepPhases) -> dict[str, float]:
@@ -169,7 +169,7 @@ def test_a_gpus_own_time_is_read_when_it_has_come_by() -> None:
     clock, told = Clock(), []
     phases = StepPhases()
     phases.timer = DeviceTime(
-        lambda *row: told.append(row), clock.put, wall=Wall(), is_recording=lambda: False
+        lambda *row: told.append(row), clock.put, isolation=Isolation(), is_recording=lambda: False
     )
     phases.after_step(8)
     assert phases.device is None
@@ -200,7 +200,10 @@ def test_a_step_with_too_many_marks_or_in_a_cuda_graph_is_not_timed() -> None:
     clock, told = Clock(), []
     recording = [False]
     timer = DeviceTime(
-        lambda *row: told.append(row), clock.put, wall=Wall(), is_recording=lambda: recording[0]
+        lambda *row: told.append(row),
+        clock.put,
+        isolation=Isolation(),
+        is_recording=lambda: recording[0],
     )
     for _ in range(300):
         timer.forward()

@@ -22,7 +22,7 @@ from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import BusUnavailable, Partition, Record
 from tocsin.emitter.api import Run
 from tocsin.emitter.hooks import on_import
-from tocsin.emitter.process.isolation import Wall
+from tocsin.emitter.process.isolation import Isolation
 from tocsin.emitter.send.encoding import Address
 from tocsin.emitter.send.sender import Sender
 from tocsin.emitter.stop import exit_points, listener, rank_agreement
@@ -47,7 +47,7 @@ def ignore(data: Data) -> None:
 def test_sessions_leave_nothing_in_the_process() -> None:
     before = sys.excepthook
     for _ in range(3):
-        session = Session({}, Wall())
+        session = Session({}, Isolation())
         assert sys.excepthook is not before
         session.end()
         assert sys.excepthook is before
@@ -56,7 +56,7 @@ def test_sessions_leave_nothing_in_the_process() -> None:
 def test_a_session_leaves_a_later_excepthook_of_the_user() -> None:
     before = sys.excepthook
     try:
-        session = Session({}, Wall())
+        session = Session({}, Isolation())
         sys.excepthook = mine = lambda kind, error, traceback: None
         session.end()
         assert sys.excepthook is mine
@@ -70,10 +70,10 @@ def test_what_fails_at_the_end_does_not_keep_the_rest_of_the_end_from_happening(
     def fail(_: float) -> None:
         raise OSError("planted")
 
-    wall = Wall()
-    session = Session(captured.environment(tmp_path), wall)
+    isolation = Isolation()
+    session = Session(captured.environment(tmp_path), isolation)
     run = Run(session)
-    wall.switch_off("api", "planted")
+    isolation.switch_off("api", "planted")
     session.begin()
     session.announce({})
     closed: list[bool] = []

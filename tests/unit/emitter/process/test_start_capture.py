@@ -78,7 +78,7 @@ def test_what_a_training_captures_does_not_change_while_it_runs(
 ) -> None:
     monkeypatch.setenv("TOCSIN_RUN_ID", "r1")
     monkeypatch.setenv("TOCSIN_LAUNCHER", str(folder / "launcher"))
-    current.session = Session(os.environ, current.wall)
+    current.session = Session(os.environ, current.isolation)
     current.session.begin()
 
     with settings_of({"budget": "1%"}) as (_, settings):

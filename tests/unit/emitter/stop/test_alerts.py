@@ -16,7 +16,7 @@ from tocsin.emitter.probes.loss_scaler import SAY_EVERY, LossScaler
 from tocsin.emitter.probes.losses import LossBuffer
 from tocsin.emitter.probes.named_losses import NamedLosses
 from tocsin.emitter.probes.skipped_steps import SkippedSteps
-from tocsin.emitter.process.isolation import Wall
+from tocsin.emitter.process.isolation import Isolation
 from tocsin.emitter.stop import exit_points
 from tocsin.emitter.training.training import Training
 
@@ -33,7 +33,7 @@ def scaler(training: Training) -> None:
 
 def other_optimizer(training: Training) -> None:
     model = torch.nn.Linear(2, 1)
-    around = Around(Wall())
+    around = Around(Isolation())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     around.others.made_step(optimizer, [math.nan], lambda: [model], norm=False)
     around.stepped(training, 3, 0)

@@ -15,7 +15,7 @@ import torch
 from support.captured import environment, said
 from support.watched import records
 from tocsin.emitter.api import Run
-from tocsin.emitter.process.isolation import Wall
+from tocsin.emitter.process.isolation import Isolation
 from tocsin.emitter.statistics.arrays import CHUNK
 from tocsin.emitter.statistics.quantiles import ROW_COLUMNS
 from tocsin.emitter.training.session import Session
@@ -153,7 +153,7 @@ def test_what_is_no_array_of_numbers_is_refused(array: object) -> None:
 
 
 def started(folder: Path) -> tuple[Session, Run]:
-    session = Session(environment(folder), Wall())
+    session = Session(environment(folder), Isolation())
     return session, Run(session)
 
 

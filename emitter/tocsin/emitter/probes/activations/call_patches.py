@@ -47,9 +47,9 @@ class Seer:
         raise NotImplementedError
 
     def called(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
-        """`see`, behind the wall."""
-        current.wall.call("activations", self.see, module, args, output)
-        if "activations" in current.wall.off:
+        """`see`, behind the isolation."""
+        current.isolation.run("activations", self.see, module, args, output)
+        if "activations" in current.isolation.off:
             self.stop()
 
     def traced(self, result: object, args: tuple[object, ...]) -> None:
@@ -209,7 +209,7 @@ def _watched_attention(original: Callable[..., object], seer: Seer) -> Callable[
                     look_at_attention(query, key, args, kwargs, slot)
             return result
         if seer.due:
-            current.wall.call("attention", _see, seer, query, key, args, kwargs)
+            current.isolation.run("attention", _see, seer, query, key, args, kwargs)
         return result
 
     # So that a model which holds it is pickled with torch's own.
@@ -231,7 +231,7 @@ def _watched_softmax(original: Callable[..., object], seer: Seer) -> Callable[..
         result = original(input, *args, **kwargs)
         if not torch.compiler.is_dynamo_compiling() and seer.due:
             dim = args[0] if args else kwargs.get("dim")
-            current.wall.call("attention", _see_softmax, seer, result, dim)
+            current.isolation.run("attention", _see_softmax, seer, result, dim)
         return result
 
     return softmax

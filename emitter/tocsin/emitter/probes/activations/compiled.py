@@ -108,7 +108,7 @@ def take_slot(whatever: bool) -> int:
     """`slots.take`, for the compiler: one answer for good. Never raises."""
     try:
         return slots.take(whatever=whatever)
-    # The emitter's wall: what is raised here would end the user's compilation.
+    # The emitter's isolation: what is raised here would end the user's compilation.
     except Exception:
         return NONE
 
@@ -216,7 +216,7 @@ def follow_compile(keep: Callable[[Iterable[nn.Module]], None]) -> None:
     @functools.wraps(original)
     def compile(*args: object, **kwargs: object) -> object:
         if not torch.compiler.is_dynamo_compiling():
-            current.wall.call("activations", _about_to_compile, keep, args, kwargs)
+            current.isolation.run("activations", _about_to_compile, keep, args, kwargs)
         return original(*args, **kwargs)
 
     torch.compile = compile

@@ -11,7 +11,7 @@ from torch import nn
 from tocsin.emitter.plan.collections import AnyOf, CollectionPlan, Schedule
 from tocsin.emitter.plan.schedule import CaptureSchedule
 from tocsin.emitter.probes.activations.watch import activations
-from tocsin.emitter.process.isolation import Wall
+from tocsin.emitter.process.isolation import Isolation
 from tocsin.emitter.statistics.tables import Pending, Table
 from tocsin.schemas.records.collections import Kind, Mode
 
@@ -27,13 +27,13 @@ class ActivationProbe:
     def __init__(
         self,
         schedule: CaptureSchedule,
-        wall: Wall,
+        isolation: Isolation,
         plans: Sequence[CollectionPlan],
         mode: Mode = "train",
     ) -> None:
         """`plans` are the collections that are made of activations."""
         self._agenda = schedule
-        self._wall = wall
+        self._isolation = isolation
         self._mode: Mode = mode
         on = tuple(plan for plan in plans if plan.schedule(mode) is not None)
         self.on: Final = bool(on)
@@ -49,13 +49,13 @@ class ActivationProbe:
         """What the step that is over has said, with the collection that it was looked at for."""
         if not activations.armed or activations.mode != self._mode:
             return None
-        due, wall = self._due, self._wall
-        seen = wall.call(ACTIVATIONS, activations.take)
-        each_s = (wall.spent.get(ACTIVATIONS, 0.0) - self._spent_s) / max(1, len(due))
+        due, isolation = self._due, self._isolation
+        seen = isolation.run(ACTIVATIONS, activations.take)
+        each_s = (isolation.spent.get(ACTIVATIONS, 0.0) - self._spent_s) / max(1, len(due))
         for plan in due:
             self._agenda.spent(plan.name, each_s)
         if activations.blind:
-            wall.switch_off(ACTIVATIONS, activations.reason)
+            isolation.switch_off(ACTIVATIONS, activations.reason)
         if seen is None or not due:
             return None
         if self._selection is None:
@@ -80,9 +80,9 @@ class ActivationProbe:
 
     def prepare_again(self, root: nn.Module | None) -> bool:
         """Something else was looked at since: go back to what was prepared."""
-        self._spent_s = self._wall.spent.get(ACTIVATIONS, 0.0)
+        self._spent_s = self._isolation.spent.get(ACTIVATIONS, 0.0)
         arm, selection = activations.arm, self._selection
-        return self._wall.call(ACTIVATIONS, arm, root, selection, mode=self._mode) or False
+        return self._isolation.run(ACTIVATIONS, arm, root, selection, mode=self._mode) or False
 
     def postpone(self) -> None:
         """Something else was looked at instead: what was prepared is due at the next step."""

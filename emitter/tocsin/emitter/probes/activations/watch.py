@@ -39,7 +39,7 @@ from tocsin.emitter.probes.activations.samples import (
     share_beyond,
     spread,
 )
-from tocsin.emitter.process.isolation import Wall
+from tocsin.emitter.process.isolation import Isolation
 from tocsin.emitter.statistics.async_copy import is_recording
 from tocsin.emitter.statistics.readable import readable
 from tocsin.emitter.statistics.tables import Pending
@@ -336,16 +336,16 @@ activations: Final = Activations()
 """Those of this process."""
 
 
-def install(wall: Wall) -> None:
-    """Put the hooks into torch. `wall` is the one of this process."""
+def install(isolation: Isolation) -> None:
+    """Put the hooks into torch. `isolation` is the one of this process."""
     slots.late = compiled.is_late()
     if slots.late:
         return
     for kind in TYPES:
         activations.watched.watch(kind)
     compiled.define(
-        lambda *args: _when_due(wall, "activations", activations.see_slot, *args),
-        lambda *args: _when_due(wall, "attention", activations.see_attention_slot, *args),
+        lambda *args: _when_due(isolation, "activations", activations.see_slot, *args),
+        lambda *args: _when_due(isolation, "attention", activations.see_attention_slot, *args),
     )
     compiled.follow_compile(activations.watched.keep)
     compiled.catch_up(activations.watched.keep)
@@ -355,9 +355,9 @@ P = ParamSpec("P")
 
 
 def _when_due(
-    wall: Wall, probe: str, see: Callable[P, None], *args: P.args, **kwargs: P.kwargs
+    isolation: Isolation, probe: str, see: Callable[P, None], *args: P.args, **kwargs: P.kwargs
 ) -> None:
     if activations.due:
-        wall.call(probe, see, *args, **kwargs)
-        if "activations" in wall.off:
+        isolation.run(probe, see, *args, **kwargs)
+        if "activations" in isolation.off:
             activations.stop()

@@ -15,7 +15,7 @@ import torch
 
 from tocsin.emitter.plan.collections import CollectionPlan
 from tocsin.emitter.plan.schedule import CaptureSchedule
-from tocsin.emitter.process.isolation import Wall
+from tocsin.emitter.process.isolation import Isolation
 from tocsin.emitter.statistics.async_copy import is_recording
 from tocsin.emitter.statistics.reductions import dense
 from tocsin.emitter.statistics.tables import Pending
@@ -38,13 +38,13 @@ class InputProbe:
     def __init__(
         self,
         schedule: CaptureSchedule,
-        wall: Wall,
+        isolation: Isolation,
         plans: Sequence[CollectionPlan],
         mode: Mode = "train",
     ) -> None:
         """`plans` are the collections that are made of inputs."""
         self._agenda = schedule
-        self._wall = wall
+        self._isolation = isolation
         self.on: Final = any(plan.schedule(mode) is not None for plan in plans)
         """Whether there is any."""
         self._rows: tuple[str, Pending] | None = None
@@ -55,7 +55,7 @@ class InputProbe:
         if not plans or self._rows is not None or is_recording():
             return
         with self._agenda.costs(*(plan.name for plan in plans)):
-            rows = self._wall.call(INPUTS, read_inputs, batch, plans)
+            rows = self._isolation.run(INPUTS, read_inputs, batch, plans)
         if rows is not None:
             self._rows = (plans[0].name, rows)
 

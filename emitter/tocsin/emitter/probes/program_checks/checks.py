@@ -2,7 +2,7 @@
 
 Whether gradients arrive and are cleared, whether frozen weights were ever trained, whether the
 graphs of past steps are kept, what losses and the first layer are given, which mode the layers are
-in, whether a schedule is stepped. Each part has a wall of its own. All of it happens in the first
+in, whether a schedule is stepped. Each part is isolated on its own. All of it happens in the first
 steps and rarely after them; each step pays for two looks at an attribute.
 """
 
@@ -29,7 +29,7 @@ from tocsin.emitter.probes.program_checks.missing_gradients import MissingGradie
 from tocsin.emitter.probes.program_checks.module_calls import Calls, FirstInputs, ModuleCalls
 from tocsin.emitter.probes.program_checks.train_mode import LayerModes
 from tocsin.emitter.probes.program_checks.uncleared_gradients import Uncleared
-from tocsin.emitter.process.isolation import REST, Wall
+from tocsin.emitter.process.isolation import REST, Isolation
 from tocsin.emitter.statistics.tables import Table
 from tocsin.schemas.monotonic_clock import unix_us
 from tocsin.schemas.records.events import clip
@@ -65,8 +65,8 @@ class SourceChecks(Probe):
 
     name = "source checks"
 
-    def __init__(self, wall: Wall) -> None:
-        self._wall: Final = wall
+    def __init__(self, isolation: Isolation) -> None:
+        self._isolation: Final = isolation
         self.losses: Final = LossInputs()
         self.modes: Final = LayerModes()
         self._uncleared: Final = Uncleared()
@@ -119,18 +119,18 @@ class SourceChecks(Probe):
         if step != self._step:
             self._step = step
             if self._calls.due:
-                self._wall.call(CALLS, self._called, step)
+                self._isolation.run(CALLS, self._called, step)
             if self.modes.changed:
-                self._wall.call(MODES, self.modes.backward)
+                self._isolation.run(MODES, self.modes.backward)
             if step >= self._graphs.next_mark:
-                self._wall.call(GRAPHS, self._graphs.backward, tensors, step)
+                self._isolation.run(GRAPHS, self._graphs.backward, tensors, step)
         if not self._uncleared.is_usual(step):
-            self._wall.call(GRADIENTS, self._uncleared.backward, step)
+            self._isolation.run(GRADIENTS, self._uncleared.backward, step)
 
     def loss(self, name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
         """A loss function was called with gradients on, in a step whose losses are looked at.
 
-        To be called within the wall.
+        To be called within the isolation.
         """
         if self._training is not None:
             self.losses.see(name, args, kwargs, self._calls.tokens)
@@ -140,12 +140,12 @@ class SourceChecks(Probe):
         if self._calls.switched_on:
             self.modes.called_in_training()
             self._calls.switched_on = False
-        self._wall.call(MODES, self.modes.silent_loss, evaluating=evaluating)
+        self._isolation.run(MODES, self.modes.silent_loss, evaluating=evaluating)
 
     def silent_batch(self) -> None:
         """A data loader gave a batch, and no backward call has followed the one before it."""
         if self._training is not None:
-            self._wall.call(MODES, self.modes.silent_batch)
+            self._isolation.run(MODES, self.modes.silent_batch)
 
     def epoch(self) -> None:
         """A data loader that feeds the training has given its last batch."""
@@ -159,11 +159,11 @@ class SourceChecks(Probe):
         """An optimizer that does not count the steps has made one."""
         training = self._training
         if training is not None and training.next_step >= self._missing.next:
-            self._wall.call(GRADIENTS, self._look, optimizer, training.next_step)
+            self._isolation.run(GRADIENTS, self._look, optimizer, training.next_step)
 
     def stepped(self, training: Training, step: int) -> None:
         """A step of the training is over; to be called once it is `wakes` or later."""
-        call = self._wall.call
+        call = self._isolation.run
         optimizers = self._optimizers
         optimizer = None if optimizers is None else optimizers.primary.optimizer()
         if optimizers is None or optimizer is None:
@@ -188,7 +188,7 @@ class SourceChecks(Probe):
         optimizer = None if optimizers is None else optimizers.primary.optimizer()
         step = training.last_step
         if optimizer is not None and step is not None and step not in SCHEDULES_AT:
-            self._wall.call(SCHEDULES, self._say_schedule, training, optimizer, step)
+            self._isolation.run(SCHEDULES, self._say_schedule, training, optimizer, step)
 
     # -- its parts -------------------------------------------------------------------------------
 
@@ -198,12 +198,12 @@ class SourceChecks(Probe):
         schedule = next((at for at in SCHEDULES_AT if at > step), sys.maxsize)
         armed = step + 1 if self._calls.due else sys.maxsize
         found = [schedule, armed, max(step + 1, self._graphs.next_look)]
-        if self._wall.rests(GRADIENTS) or self._wall.rests(LOSSES):
+        if self._isolation.rests(GRADIENTS) or self._isolation.rests(LOSSES):
             found.append(step + REST)
-        if not self._wall.rests(GRADIENTS):
+        if not self._isolation.rests(GRADIENTS):
             # The calls of a step are watched from the end of the one before.
             found.append(self._missing.next - bool(self._missing.suspects))
-        if not self._wall.rests(LOSSES):
+        if not self._isolation.rests(LOSSES):
             found.append(self.losses.wakes)
         return min(found)
 

@@ -15,14 +15,14 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import SWALR
 
 if TYPE_CHECKING:
-    from tocsin.emitter.process.isolation import Wall
+    from tocsin.emitter.process.isolation import Isolation
 
 _schedules: Final[weakref.WeakSet[LRScheduler]] = weakref.WeakSet()
 _optimizers: Final[weakref.WeakSet[torch.optim.Optimizer]] = weakref.WeakSet()
 
 
-def install(wall: Wall) -> None:
-    """Put the hook into torch. `wall` is the one of this process."""
+def install(isolation: Isolation) -> None:
+    """Put the hook into torch. `isolation` is the one of this process."""
     original = LRScheduler.__init__
 
     @functools.wraps(original)
@@ -30,7 +30,7 @@ def install(wall: Wall) -> None:
         self: LRScheduler, optimizer: torch.optim.Optimizer, *args: object, **kwargs: object
     ) -> None:
         original(self, optimizer, *args, **kwargs)
-        wall.call("schedules", _note, self, optimizer)
+        isolation.run("schedules", _note, self, optimizer)
 
     LRScheduler.__init__ = construct
 

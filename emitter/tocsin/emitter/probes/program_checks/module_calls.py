@@ -152,9 +152,9 @@ class ModuleCalls(Seer):
             self._watched.restore()
 
     def see(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
-        """A module was called. Raises nothing: the wall that it stands behind is another's."""
-        current.wall.call(PROBE, self._see, module, args)
-        if PROBE in current.wall.off:
+        """A module was called. Raises nothing: the isolation that it stands behind is another's."""
+        current.isolation.run(PROBE, self._see, module, args)
+        if PROBE in current.isolation.off:
             self.stop()
 
     def see_attention(

@@ -136,9 +136,9 @@ class LayerModes(Seer):
             self._watched.restore()
 
     def see(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
-        """A module was called. Raises nothing: the wall that it stands behind is another's."""
-        current.wall.call(PROBE, self._see, module)
-        if PROBE in current.wall.off:
+        """A module was called. Raises nothing: the isolation that it stands behind is another's."""
+        current.isolation.run(PROBE, self._see, module)
+        if PROBE in current.isolation.off:
             self.stop()
 
     def see_attention(

@@ -444,7 +444,7 @@ def test_what_cannot_be_calculated_with_is_not_read() -> None:
 
     x = torch.rand(64, 8)
     assert look(Narrow(), x) == []
-    assert "activations" not in current.wall.off
+    assert "activations" not in current.isolation.off
     types = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
     assert all(is_readable(x.to(dtype)) for dtype in types)
 
@@ -479,7 +479,7 @@ def test_what_fails_is_taken_out_and_the_model_goes_on(monkeypatch: pytest.Monke
     def fail(*args: object) -> None:
         raise RuntimeError("injected")
 
-    monkeypatch.setattr(current.wall, "off", {})
+    monkeypatch.setattr(current.isolation, "off", {})
     monkeypatch.setattr(readings, "statistics", fail)
     original = functional.scaled_dot_product_attention
     before = nn.Linear.__dict__.get("__call__")
@@ -488,7 +488,7 @@ def test_what_fails_is_taken_out_and_the_model_goes_on(monkeypatch: pytest.Monke
     plain = model(x)
     activations.arm(model)
     assert torch.equal(model(x), plain)
-    assert "injected" in current.wall.off["activations"]
+    assert "injected" in current.isolation.off["activations"]
     assert not activations.armed
     assert functional.scaled_dot_product_attention is original
     assert nn.Linear.__dict__.get("__call__") is before

@@ -76,7 +76,7 @@ def watched(
         torch.manual_seed(0)
         with captured(tmp_path) as hooks:
             training()
-            assert hooks.wall.off == {}
+            assert hooks.isolation.off == {}
         gc.collect()
         return said(tmp_path)
 

@@ -93,7 +93,7 @@ def untrained(
         torch.manual_seed(0)
         with captured(tmp_path) as hooks:
             training()
-            assert hooks.wall.off == {}
+            assert hooks.isolation.off == {}
         return [frame for frame in said(tmp_path).frames if frame.collection == "untrained"]
 
     # Another test of this process may have compiled a model: from then on calls are left alone.
