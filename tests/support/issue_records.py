@@ -8,6 +8,7 @@ from functools import partial
 from tocsin.bus.port import Outgoing, Partition
 from tocsin.schemas.ids import incarnation_id, issue_id
 from tocsin.schemas.records.events import Data, Event
+from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.issues import (
     IssueFiring,
     IssueOngoing,
@@ -58,6 +59,11 @@ def issue(
         first_step=3,
         at_ms=NOW_MS,
     )
+
+
+def feedback(kind: type[Feedback], value: IssueFiring, why: str = "") -> Feedback:
+    """What a person answers to an issue."""
+    return kind.on(value, feedback_id=f"{kind.__name__}-1", by="ana@node", at_ms=NOW_MS, why=why)
 
 
 def issue_record(value: IssueFiring) -> Outgoing:

@@ -111,9 +111,9 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
     ),
     "actions": ({"__init__", "delivery"}, {"receivers"}, {"config"}, {"service"}),
     "console": (
-        {"__init__", "context"},
+        {"__init__", "context", "person"},
         {"views", "configuration"},
-        {"watch", "stop", "demo", "services", "catalog", "sagemaker"},
+        {"watch", "stop", "demo", "services", "catalog", "sagemaker", "feedback"},
         {"commands"},
         {"__main__"},
     ),

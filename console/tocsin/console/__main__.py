@@ -23,6 +23,7 @@ from tocsin.console.commands import (
     convert,
     demo,
     drill,
+    feedback,
     keys,
     node,
     run,
@@ -66,7 +67,9 @@ def _options(
     """What holds before a command is named: only `--version`, which its callback has done."""
 
 
-for _group in (bus, run, demo, drill, workers, runs, keys, node, catalog, convert, configuration):
+for _group in (
+    bus, run, demo, drill, workers, runs, feedback, keys, node, catalog, convert, configuration,
+):  # fmt: skip
     # `--help` lists them in this order.
     _group.register(app)
 

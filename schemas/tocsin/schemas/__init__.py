@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from tocsin.schemas.records.dead_letters import DeadLetter
     from tocsin.schemas.records.deliveries import Attempt, Delivery
     from tocsin.schemas.records.events import EVENT_TYPES, Data, Event, EventTypes
+    from tocsin.schemas.records.feedback import (
+        FeedbackAcknowledged,
+        FeedbackFalseAlarm,
+        FeedbackResolved,
+    )
     from tocsin.schemas.records.frames import Speaker, StepFrame, SystemFrame, TensorFrame
     from tocsin.schemas.records.issues import (
         Evidence,
@@ -97,6 +102,9 @@ __all__ = [
     "EventTypes",
     "Evidence",
     "Fact",
+    "FeedbackAcknowledged",
+    "FeedbackFalseAlarm",
+    "FeedbackResolved",
     "Group",
     "Heartbeat",
     "Issue",
@@ -170,6 +178,7 @@ _MODULES = (
     "records.dead_letters",
     "records.deliveries",
     "records.events",
+    "records.feedback",
     "records.frames",
     "records.issues",
     "records.program_facts",

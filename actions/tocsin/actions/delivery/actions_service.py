@@ -15,10 +15,17 @@ from typing import Final
 
 from tocsin.actions.delivery import stop as stops
 from tocsin.actions.delivery.expired import ExpiredReports
+from tocsin.actions.delivery.feedback import issue_after, planned_after
+from tocsin.actions.delivery.followed_runs import FollowedRuns
 from tocsin.actions.delivery.ledger import Ledger
 from tocsin.actions.delivery.order import SUPERSEDED, superseded, waits
 from tocsin.actions.delivery.receiver_queues import Attempted, Notice, ReceiverQueue, ReceiverQueues
-from tocsin.actions.delivery.records import delivery_record, new_delivery, tombstone
+from tocsin.actions.delivery.records import (
+    delivery_record,
+    issue_event,
+    new_delivery,
+    tombstone,
+)
 from tocsin.actions.delivery.retry import Decision, RetryPolicy, too_late
 from tocsin.actions.delivery.routing import STOP, Planned, Routing
 from tocsin.bus.port import BusUnavailable, Outgoing, Partition, Record
@@ -31,9 +38,9 @@ from tocsin.schemas.errors import MalformedRecord, RecordError
 from tocsin.schemas.ids import delivery_id
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import Data, Event, clip
+from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.issues import Issue, IssueResolved
 from tocsin.schemas.records.runs import RunView
-from tocsin.schemas.records.runs_view import RunsView
 from tocsin.schemas.records.wire import read_event
 from tocsin.schemas.topics import (
     ISSUE_PARTITIONS,
@@ -93,7 +100,7 @@ class ActionsService(Service):
         self._ledger = Ledger(policy)
         # When the issue of a delivery was appended to the bus; not known after a restart.
         self._appended_ms: dict[str, int] = {}
-        self._runs = RunsView()
+        self._runs = FollowedRuns()
         self._outputs: list[Outgoing] = []
         self._inbox: deque[Attempted] = deque()
         self._nudge: Callable[[], None] = lambda: None
@@ -134,9 +141,7 @@ class ActionsService(Service):
         self._ledger.drop(partitions)
         mine = {delivery.delivery_id for delivery in self._ledger.pending()}
         self._appended_ms = {one: at for one, at in self._appended_ms.items() if one in mine}
-        for run_id in list(self._runs.seen):
-            if telemetry_partition(run_id) % ISSUE_PARTITIONS in partitions:
-                del self._runs.seen[run_id]
+        self._runs.forget(partitions)
 
     def apply(self, records: Sequence[Record], tick: Tick) -> Sequence[Poison]:
         """See `Service`."""
@@ -225,16 +230,23 @@ class ActionsService(Service):
         event = read_event(record)
         if event is None:
             raise MalformedRecord("expected an event, found numbers")
-        issue = event.data
-        if not isinstance(issue, Issue):
-            # People's acknowledgements and the like, of a later release: nothing to send.
+        about = event.data
+        if not isinstance(about, Issue | Feedback):
+            # Of a later release: nothing to send.
             return
-        if self._only is not None and issue.run_id not in self._only:
+        if self._only is not None and about.run_id not in self._only:
             return
+        if isinstance(about, Feedback):
+            issue = issue_after(about)
+            event = issue_event(issue, about.at_ms) if about.closes else event
+            plan = planned_after(about, self._routing, self._ledger, self._queues.acknowledges)
+        else:
+            issue, plan = about, self._routing.plan(about)
         if isinstance(issue, IssueResolved):
             self._withdraw_stop(issue, now_ms)
-        for planned in self._routing.plan(issue):
-            identity = delivery_id(issue.issue_id, planned.action, issue.state, issue.times)
+        for planned in plan:
+            state = planned.occasion or issue.state
+            identity = delivery_id(issue.issue_id, planned.action, state, issue.times)
             if not self._ledger.knows(identity):
                 self._intend(identity, planned, event, issue, record.append_ms, now_ms)
 
@@ -304,11 +316,7 @@ class ActionsService(Service):
     def _why_no_stop(self, identity: str, issue: Issue, age_ms: int) -> str | None:
         if other := self._ledger.other_stop(issue.run_id, issue.incarnation, identity):
             return other
-        run = self._runs.seen.get(issue.run_id)
-        if run is not None and stops.is_behind(run, issue):
-            del self._runs.seen[issue.run_id]
-            run = None
-        return stops.why_no_stop(run, issue.incarnation, delivery_id=identity, age_ms=age_ms)
+        return self._runs.why_no_stop(issue, identity, age_ms)
 
     def _settle_safely(self, result: Attempted, now_ms: int) -> None:
         """Settle one attempt; a fault of ours in it counts as a failed attempt of it alone."""
@@ -356,7 +364,7 @@ class ActionsService(Service):
     def _follow(self, record: Record) -> None:
         """A record of the runs topic or of the ledger."""
         if record.value is None:
-            self._runs.apply(record)
+            self._runs.end(record.key.decode(errors="replace"))
             return
         try:
             event = read_event(record)
@@ -371,10 +379,7 @@ class ActionsService(Service):
         ):
             return
         if event is not None and isinstance(data, RunView):
-            # Of thousands of runs only what a stop needs is kept.
-            view = data.model_copy(update={"ranks": (), "rules": {}, "capture": None})
-            if self._runs.add(view, time_ms=event.time_ms):
-                self._stops_may_be_final = True
+            self._stops_may_be_final |= self._runs.follow(data, event.time_ms)
         elif isinstance(data, Delivery):
             self._order_unchecked |= self._ledger.read(data)
             if data.final:
@@ -389,7 +394,7 @@ class ActionsService(Service):
             self._settle_stop(delivery, now_ms)
 
     def _settle_stop(self, delivery: Delivery, now_ms: int) -> bool:
-        decision = stops.decide_stop(self._runs.seen.get(delivery.run_id), delivery, now_ms)
+        decision = self._runs.decide_stop(delivery, now_ms)
         if decision is None:
             return False
         self._decide(delivery, decision, now_ms)
@@ -432,16 +437,9 @@ class ActionsService(Service):
             self._report(Attempted(delivery.delivery_id, None, now_ms))
             return
         self._started.add(delivery.delivery_id)
-        self._queues.start(queue, Notice(delivery, now_ms, self._done_about(delivery)))
-
-    def _done_about(self, notice: Delivery) -> Sequence[str]:
-        """What was done about an issue beside notices, for the notices."""
-        stops_of = (
-            delivery_id(notice.issue_id, STOP, state, notice.issue_times)
-            for state in ("firing", "ongoing")
-        )
-        stop = next((found for one in stops_of if (found := self._ledger.stop_of(one))), None)
-        return () if stop is None else (stops.sentence(*stop),)
+        stop = self._ledger.stop_for(delivery)
+        did = () if stop is None else (stops.sentence(*stop),)
+        self._queues.start(queue, Notice(delivery, now_ms, did))
 
     async def _is_skipped(self, run_id: str) -> bool:
         try:

@@ -14,6 +14,7 @@ from typing import Final
 
 from tocsin.actions.delivery.retry import Decision, Outcome, RetryPolicy, decide
 from tocsin.actions.delivery.routing import STOP
+from tocsin.schemas.ids import delivery_id
 from tocsin.schemas.records.deliveries import Attempt, Delivery, DeliveryState
 from tocsin.schemas.records.events import clip
 from tocsin.schemas.topics import issue_partition
@@ -22,6 +23,7 @@ KEEP_FINAL_MS: Final = 90 * 86_400_000
 """After that a final entry is removed from the topic, and from here."""
 
 _LAST_ATTEMPTS: Final = 8
+_TIMES_BACK: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +83,24 @@ class Ledger:
         """Whether there is an entry."""
         return delivery_id in self._pending or delivery_id in self._settled
 
-    def stop_of(self, delivery_id: str) -> tuple[DeliveryState, str] | None:
-        """State and reason of a stop's delivery; None if there is no entry."""
-        pending = self._pending.get(delivery_id)
-        found = pending or self._settled.get(delivery_id)
-        return None if found is None else (found.state, found.reason)
+    def stop_for(self, notice: Delivery) -> tuple[DeliveryState, str] | None:
+        """State and reason of the stop for a notice's issue; None if there is none."""
+        for state in ("firing", "ongoing"):
+            identity = delivery_id(notice.issue_id, STOP, state, notice.issue_times)
+            found = self._pending.get(identity) or self._settled.get(identity)
+            if found is not None:
+                return found.state, found.reason
+        return None
+
+    def notified(self, issue_id: str, action: str, times: int) -> bool:
+        """Whether a receiver got a notice of an issue that is or was active, or is to get one."""
+        for time in range(times, max(0, times - _TIMES_BACK), -1):
+            for state in ("firing", "ongoing"):
+                identity = delivery_id(issue_id, action, state, time)
+                settled = self._settled.get(identity)
+                if identity in self._pending or (settled and settled.state == "delivered"):
+                    return True
+        return False
 
     def other_stop(self, run_id: str, incarnation: str, delivery_id: str) -> str | None:
         """Why an incarnation needs no stop: it got one for another issue. None if it did not."""

@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final, get_args
 
-from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.deliveries import ACKNOWLEDGED, Delivery
 from tocsin.schemas.records.issues import IssueState
 
 SUPERSEDED: Final = "superseded: a later state of the issue is sent instead"
 
 _STATES: Final[Sequence[IssueState]] = get_args(IssueState)
 """In the order in which an issue has them, each time that its condition comes."""
+
+
+_FIRST: Final = (0, 0, False)
 
 
 def waits(delivery: Delivery, line: Iterable[Delivery], started: Collection[str]) -> bool:
@@ -38,9 +41,12 @@ def superseded(line: Sequence[Delivery], started: Collection[str]) -> list[Deliv
     set the alert back: one that has ended would stay open for good. What is under way (`started`)
     cannot be taken back; ask again when the attempt has ended.
     """
-    newest = max(map(_position, line), default=None)
-    return [one for one in line if _position(one) != newest and one.delivery_id not in started]
+    states = (_position(one) for one in line if one.occasion != ACKNOWLEDGED)
+    newest = max(states, default=_FIRST)
+    return [one for one in line if _position(one) < newest and one.delivery_id not in started]
 
 
-def _position(delivery: Delivery) -> tuple[int, int]:
-    return delivery.issue_times, _STATES.index(delivery.issue_state)
+def _position(delivery: Delivery) -> tuple[int, int, bool]:
+    # An acknowledgement follows the state that it is about, and does not replace it.
+    state = _STATES.index(delivery.issue_state)
+    return delivery.issue_times, state, delivery.occasion == ACKNOWLEDGED

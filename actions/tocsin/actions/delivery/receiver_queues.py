@@ -43,12 +43,14 @@ class ReceiverQueue:
 
     Attributes:
         one_alert: it keeps one alert per issue: no earlier state may follow a later one.
+        acknowledges: it shows that somebody takes care of an alert.
     """
 
     attempt: Attempt
     give_up_ms: int = 24 * 3_600_000
     at_once: int = PER_RECEIVER
     one_alert: bool = False
+    acknowledges: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,11 @@ class ReceiverQueues:
         if action not in self._queues and (found := self._find(action)) is not None:
             self._queues[action] = found
         return self._queues.get(action)
+
+    def acknowledges(self, action: str) -> bool:
+        """Whether a receiver shows that somebody takes care of an alert. May block."""
+        queue = self.get(action)
+        return queue is not None and queue.acknowledges
 
     def room(self, action: str) -> int:
         """How many more attempts may begin there now."""

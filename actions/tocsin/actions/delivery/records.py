@@ -28,6 +28,7 @@ def new_delivery(
         rule=issue.rule,
         issue_state=issue.state,
         issue_times=issue.times,
+        occasion=planned.occasion,
         action=planned.action,
         kind=planned.kind,
         state="pending",
@@ -50,15 +51,20 @@ def delivery_record(topics: Topics, delivery: Delivery) -> Outgoing:
 
 def issue_record(topics: Topics, issue: IssueFiring, time_ms: int) -> Outgoing:
     """An issue that the action service opens itself, as a rule's is on the bus."""
-    event: Event[Data] = Event.of(
+    event = issue_event(issue, time_ms)
+    partition = Partition(topics.issues, issue_partition(issue.run_id))
+    return Outgoing(partition, issue.run_id.encode(), event.encode(), meta_of(event).headers())
+
+
+def issue_event(issue: IssueFiring, time_ms: int) -> Event[Data]:
+    """The event of an issue's state that no rule has published."""
+    return Event.of(
         issue,
         id=f"{issue.issue_id}/{issue.state}/0",
         source=f"/runs/{issue.run_id}/rules/{issue.rule}",
         time_ms=time_ms,
         subject=issue.subject.name[:400],
     )
-    partition = Partition(topics.issues, issue_partition(issue.run_id))
-    return Outgoing(partition, issue.run_id.encode(), event.encode(), meta_of(event).headers())
 
 
 def expired_letter(

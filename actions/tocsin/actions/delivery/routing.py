@@ -25,6 +25,8 @@ class Planned:
     options: StopOptions | None = None
     forbidden: str | None = None
     """Why it is not done after all; it is recorded as suppressed."""
+    occasion: str = ""
+    """As the ledger's entry has it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,9 @@ class Receivers:
                 self._senders[config.type] = kind.sender(self._context)
             send = partial(self._senders[config.type].send, target)
             give_up_ms = config.retry.give_up_after // timedelta(milliseconds=1)
-            queues[name] = ReceiverQueue(send, give_up_ms, kind.at_once, kind.one_alert)
+            queues[name] = ReceiverQueue(
+                send, give_up_ms, kind.at_once, kind.one_alert, kind.acknowledges
+            )
         return queues
 
     async def close(self) -> None:

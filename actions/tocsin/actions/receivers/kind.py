@@ -94,6 +94,8 @@ class ReceiverKind(Generic[ConfigT, TargetT]):
         at_once: attempts at one receiver at a time.
         one_alert: whether an issue is one alert there, which each notification sets to the issue's
             state: one that still waits is then not sent after a later state.
+        acknowledges: whether a sender can say that somebody takes care of an issue: it then gets
+            notices with the occasion `acknowledged`, whose event is the person's answer.
     """
 
     config: type[ConfigT]
@@ -101,6 +103,7 @@ class ReceiverKind(Generic[ConfigT, TargetT]):
     called: str = ""
     at_once: int = PER_RECEIVER
     one_alert: bool = False
+    acknowledges: bool = False
 
     def check(self, config: ConfigT, loc: Loc) -> Iterable[Problem]:
         """What is wrong with a receiver at `loc` beyond its shape. Pure."""

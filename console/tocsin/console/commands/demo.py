@@ -45,7 +45,7 @@ def demo(
         ),
     ] = None,
 ) -> None:
-    """Train healthy and failing models; show issues, notices and stops."""
+    """Train healthy and failing models; show issues and stops."""
     require_extra("demo", "tocsin demo", "torch", "sklearn", "aiosmtpd")
     require_extra("actions", "tocsin demo", "aiohttp", "aiosmtplib")
     from rich.console import Console

@@ -111,11 +111,19 @@ def issues(
             "--state", metavar="open|resolved|all", help="List only open or only resolved issues."
         ),
     ] = StateOption.ALL,
+    precision: Annotated[
+        bool,
+        typer.Option(
+            "--precision",
+            help="Instead, print for each rule how many issues people confirmed (`tocsin ack`, "
+            "`resolve`) and how many were false alarms.",
+        ),
+    ] = False,
     config: ConfigOption = None,
     bus: BusOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """List issues in order of occurrence, and what was done about each."""
+    """List issues in order of occurrence, with what was done."""
     from tocsin.console.context import read_context
     from tocsin.console.views.issue_commands import print_issues
     from tocsin.console.views.issues import IssueFilter
@@ -127,7 +135,7 @@ def issues(
         state=state.value,
     )
     context = read_context(config, bus)
-    asyncio.run(print_issues(context, wanted, as_json=json_output))
+    asyncio.run(print_issues(context, wanted, as_json=json_output, precision=precision))
 
 
 def why(

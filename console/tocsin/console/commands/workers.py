@@ -41,7 +41,7 @@ def actions(
     http: HttpOption = None,
     allow_cidr: AllowCidrOption = None,
 ) -> None:
-    """Start an action worker: reads issues, sends notices and stops. Workers share the load."""
+    """Start an action worker: sends notices and stops for issues. Workers share the load."""
     from tocsin.console.context import read_context
     from tocsin.console.services.workers import run_actions
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
 import json
-import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,6 +12,7 @@ from typing import Final
 from tocsin.actions.delivery.stop import signed_record
 from tocsin.bus.port import Bus, BusError, BusUnavailable, Outgoing, Reader
 from tocsin.console.context import CommandContext
+from tocsin.console.person import this_person
 from tocsin.console.stop.answers import find_run, find_unanswered, go_back, read_beyond, run_event
 from tocsin.console.stop.progress import (
     LISTENERS,
@@ -145,7 +144,7 @@ def _command(run: RunSeen, options: StopRequest) -> Event[StopRequested]:
     return stop_event(
         run,
         clip(options.reason),
-        requested_by=_requested_by(),
+        requested_by=this_person(),
         grace_s=options.grace_s,
         now_ms=unix_ms(),
     )
@@ -184,11 +183,3 @@ async def _follow(
         last = answers.unconfirmed(wait_s)
         say(f"  {last}")
     return last
-
-
-def _requested_by() -> str:
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = "somebody"  # a user without a name, as in some containers
-    return clip(f"{user}@{socket.gethostname()}", 200)

@@ -18,6 +18,7 @@ from tocsin.console.views.stop_history import (
     stop_history,
 )
 from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.issues import IssueFiring, Series
 from tocsin.schemas.records.runs import RunView
 from tocsin.schemas.records.runs_view import CommandSeen, RunsView, StateSeen
@@ -44,6 +45,7 @@ class Story:
 
     issue: IssueFiring
     states: Sequence[StateSeen] = ()
+    feedback: Sequence[Feedback] = ()
     deliveries: Sequence[Delivery] = ()
     stop: StopHistory | None = None
     cause: IssueFiring | None = None
@@ -56,6 +58,7 @@ def story_of(view: RunsView, commands: Mapping[str, CommandSeen], issue: IssueFi
     return Story(
         issue=issue,
         states=view.states(issue.issue_id),
+        feedback=view.feedback(issue.issue_id),
         deliveries=view.deliveries_of(issue.issue_id),
         stop=None if run is None else stop_history(run, commands, issue.incarnation),
         cause=next((one for one in view.issues if one.issue_id == issue.consequence_of), None),
@@ -141,6 +144,8 @@ def _paragraphs(story: Story) -> Iterator[tuple[str, list[str]]]:
         )
     if story.states:
         yield "History", [_state_line(seen) for seen in story.states]
+    if story.feedback:
+        yield "What people answered", [_feedback_line(one) for one in story.feedback]
     yield "What was done", list(_done_lines(story.deliveries))
     if story.stop is not None:
         heading = "The stop"
@@ -193,6 +198,10 @@ def _state_line(seen: StateSeen) -> str:
     at = "" if seen.step is None else f"  at step {seen.step:,}"
     when = time_text(seen.at_ms) if seen.at_ms else "at an unknown time"
     return f"{when}  {seen.state}{at}"
+
+
+def _feedback_line(feedback: Feedback) -> str:
+    return f"{time_text(feedback.at_ms)}  {plain_line(feedback.text)}"
 
 
 def _done_lines(deliveries: Sequence[Delivery]) -> Iterator[str]:

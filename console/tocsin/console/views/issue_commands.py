@@ -15,14 +15,17 @@ from tocsin.console.views.explain import (
     story_of,
 )
 from tocsin.console.views.issues import IssueFilter, issue_table, issues_json, no_issues_line
+from tocsin.console.views.precision import precision_json, precision_of_rules, precision_table
 from tocsin.console.views.selection import choose_issue, choose_run
 from tocsin.console.views.terminal import standard_output
 from tocsin.schemas.records.runs import RunView
 from tocsin.schemas.records.runs_view import CommandSeen
 
 
-async def print_issues(context: CommandContext, wanted: IssueFilter, *, as_json: bool) -> None:
-    """List the issues that are wanted.
+async def print_issues(
+    context: CommandContext, wanted: IssueFilter, *, as_json: bool, precision: bool = False
+) -> None:
+    """List the issues that are wanted, or with `precision` how often their rules were right.
 
     Raises:
         ConfigurationError: there is no such run.
@@ -33,8 +36,11 @@ async def print_issues(context: CommandContext, wanted: IssueFilter, *, as_json:
         if wanted.run_id is not None and not view.runs and not view.issues:
             view = await read_view(bus, context.topics)
             wanted = replace(wanted, run_id=choose_run(view.runs, wanted.run_id).run_id)
-    table = issue_table(view, wanted)
-    if as_json:
+    rules = precision_of_rules(view, wanted) if precision else ()
+    table = precision_table(rules) if rules else issue_table(view, wanted)
+    if as_json and precision:
+        print(precision_json(rules))
+    elif as_json:
         print(issues_json(view, wanted))
     elif table is None:
         print(no_issues_line(view, wanted, url))

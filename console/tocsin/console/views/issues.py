@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.issues import IssueFiring, Severity
 from tocsin.schemas.records.runs_view import RunsView
 from tocsin.schemas.text import plain_line
@@ -35,13 +36,16 @@ class IssueFilter:
     severity: Severity | None = None
     state: StateFilter = "all"
 
-    def wants(self, issue: IssueFiring) -> bool:
-        """Whether it is one of them. A rule is meant by its own name or by the catalogue's."""
+    def wants(self, issue: IssueFiring, view: RunsView) -> bool:
+        """Whether it is one of them. A rule is meant by its own name or by the catalogue's.
+
+        An issue that a person has closed is not open, whatever its rule still sees.
+        """
         return (
             self.run_id in (None, issue.run_id)
             and self.rule in (None, issue.rule, issue.use)
             and self.severity in (None, issue.severity)
-            and (self.state == "all" or (self.state == "resolved") == (issue.state == "resolved"))
+            and (self.state == "all" or (self.state == "open") == view.open(issue))
         )
 
     def __str__(self) -> str:
@@ -63,7 +67,7 @@ def issue_table(view: RunsView, wanted: IssueFilter, *, ids: bool = True) -> Tab
 
     `ids` is whether the first column has their ids.
     """
-    issues = [issue for issue in view.issues if wanted.wants(issue)]
+    issues = [issue for issue in view.issues if wanted.wants(issue, view)]
     if not issues:
         return None
     done: dict[str, list[str]] = {}
@@ -83,13 +87,19 @@ def issue_table(view: RunsView, wanted: IssueFilter, *, ids: bool = True) -> Tab
             Text(plain_line(issue.run_id)),
             Text(issue.severity, style=SEVERITY_STYLE[issue.severity]),
             Text(plain_line(issue.rule)),
-            Text(issue.state),
+            Text(state_text(view, issue)),
             Text(first_seen(issue)),
             Text(plain_line(issue.reason)),
             Text(plain_line(", ".join(done.get(issue.issue_id, ["-"])))),
         ]
         table.add_row(*([Text(issue.short_id)] if ids else []), *cells)
     return table
+
+
+def state_text(view: RunsView, issue: IssueFiring) -> str:
+    """What its rule says, and what people answered last: `ongoing, acknowledged`."""
+    verdict = view.verdict(issue)
+    return issue.state if verdict is None else f"{issue.state}, {verdict.verdict}"
 
 
 def first_seen(issue: IssueFiring) -> str:
@@ -124,14 +134,15 @@ def no_runs_line(bus_url: str) -> str:
 def issues_json(view: RunsView, wanted: IssueFilter) -> str:
     """The issues for programs: one JSON object with `version` and `issues`.
 
-    Each has its newest state, `states` (all of them, with times) and `deliveries`.
+    Each has its newest state, `states` (all of them, with times), `feedback` and `deliveries`.
     """
-    issues = [issue_facts(view, issue) for issue in view.issues if wanted.wants(issue)]
+    issues = [issue_facts(view, issue) for issue in view.issues if wanted.wants(issue, view)]
     return json.dumps({"version": 1, "issues": issues}, indent=2)
 
 
 def issue_facts(view: RunsView, issue: IssueFiring) -> dict[str, object]:
-    """One issue as JSON values: its fields, `state`, `short_id`, `states`, `deliveries`."""
+    """One issue as JSON values: its fields, `state`, `short_id`, `states`, `feedback`,
+    `deliveries`."""
     return {
         "state": issue.state,
         "short_id": issue.short_id,
@@ -140,8 +151,15 @@ def issue_facts(view: RunsView, issue: IssueFiring) -> dict[str, object]:
             {"state": seen.state, "at_ms": seen.at_ms, "step": seen.step}
             for seen in view.states(issue.issue_id)
         ],
+        "feedback": [*map(feedback_facts, view.feedback(issue.issue_id))],
         "deliveries": [*map(delivery_facts, view.deliveries_of(issue.issue_id))],
     }
+
+
+def feedback_facts(feedback: Feedback) -> dict[str, object]:
+    """What a person answered, as JSON values; of the issue, which it repeats, only the id."""
+    facts = feedback.model_dump(mode="json", exclude={"issue"})
+    return {"verdict": feedback.verdict, "issue_id": feedback.issue.issue_id, **facts}
 
 
 def delivery_facts(delivery: Delivery) -> dict[str, object]:

@@ -11,7 +11,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tocsin.console.views.issues import IssueFilter, delivery_facts, issue_table, no_runs_line
+from tocsin.console.views.issues import (
+    IssueFilter,
+    delivery_facts,
+    feedback_facts,
+    issue_table,
+    no_runs_line,
+)
 from tocsin.console.views.rule_status import in_a_line
 from tocsin.schemas.records.issues import gravest
 from tocsin.schemas.records.runs import RunView
@@ -31,7 +37,11 @@ def status_json(view: RunsView) -> str:
             "version": 1,
             "runs": [run.model_dump(mode="json", exclude_none=True) for run in view.runs],
             "issues": [
-                {"state": issue.state, **issue.model_dump(mode="json", exclude_none=True)}
+                {
+                    "state": issue.state,
+                    **issue.model_dump(mode="json", exclude_none=True),
+                    "feedback": [*map(feedback_facts, view.feedback(issue.issue_id))],
+                }
                 for issue in view.issues
             ],
             "deliveries": [delivery_facts(delivery) for delivery in view.deliveries],

@@ -23,6 +23,7 @@ from tocsin.console.watch.state import WatchedRun, WatchState
 from tocsin.console.watch.text import grid, squeezed
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.issues import IssueFiring
+from tocsin.schemas.records.runs_view import RunsView
 from tocsin.schemas.text import plain_line
 
 STALE_MS: Final = 60_000
@@ -90,7 +91,7 @@ def draw(state: WatchState, situation: Situation, *, now_ms: int, width: int, he
         lines += _more(len(runs) - len(shown), "run")
     if plan.issue_rows or not issues:
         lines += [Text()] * plan.spaces
-        lines += _issues(issues, plan, now_ms, width, run_width)
+        lines += _issues(state.view, plan, now_ms, width, run_width)
     if plan.delivery_rows or not deliveries:
         lines += [Text()] * plan.spaces
         lines += _deliveries(deliveries, plan, now_ms, width, run_width)
@@ -142,10 +143,9 @@ def _foot(state: WatchState, runs: Sequence[WatchedRun], now_ms: int) -> str:
     return "  ".join(parts)
 
 
-def _issues(
-    issues: Sequence[IssueFiring], plan: Plan, now_ms: int, width: int, run_width: int
-) -> list[Text]:
-    states = Counter("resolved" if issue.state == "resolved" else "open" for issue in issues)
+def _issues(view: RunsView, plan: Plan, now_ms: int, width: int, run_width: int) -> list[Text]:
+    issues = view.issues[::-1]
+    states = Counter("open" if view.open(issue) else "resolved" for issue in issues)
     lines = [_title("issues", [(states[name], name) for name in ("open", "resolved")])]
     shown = issues[: plan.issue_rows]
     rows = [
@@ -153,20 +153,27 @@ def _issues(
             Text(ago(issue.onset_ms, now_ms).removesuffix(" ago"), "dim"),
             Text(
                 issue.severity,
-                "dim" if issue.state == "resolved" else SEVERITY_STYLE[issue.severity],
+                SEVERITY_STYLE[issue.severity] if view.open(issue) else "dim",
             ),
             Text(plain_line(issue.rule), "bold"),
             Text(squeezed(issue.run_id, run_width)),
             Text(first_seen(issue)),
-            Text("resolved" if issue.state == "resolved" else "", "green"),
+            Text(_answer(view, issue), "green"),
         )
         for issue in shown
     ]
-    widths = (8, 8, max(12, width // 4), run_width, 18, 8)
+    widths = (8, 8, max(12, width // 4), run_width, 18, 12)
     for issue, line in zip(shown, grid(rows, widths), strict=True):
         reason = plain_line(issue.reason)
         lines += [line, Text(f"    {reason}")] if plan.reasons else [line.append(f"  {reason}")]
     return lines + _more(len(issues) - len(shown), "issue")
+
+
+def _answer(view: RunsView, issue: IssueFiring) -> str:
+    """What people answered last, else whether it is over; empty while it goes on."""
+    if (verdict := view.verdict(issue)) is not None:
+        return verdict.verdict
+    return "resolved" if issue.state == "resolved" else ""
 
 
 def _deliveries(

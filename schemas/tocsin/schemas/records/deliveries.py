@@ -21,6 +21,7 @@ from tocsin.schemas.records.fields import (
 from tocsin.schemas.records.issues import IssueState
 
 DeliveryState = Literal["pending", "delivered", "rejected", "suppressed", "expired"]
+ACKNOWLEDGED: Final = "acknowledged"
 FINAL_STATES: Final = frozenset({"delivered", "rejected", "suppressed", "expired"})
 
 
@@ -69,6 +70,12 @@ class Delivery(Data):
     issue_times: Positive = Field(
         default=1, description="how many times the issue's condition had come"
     )
+    occasion: str = Field(
+        default="",
+        max_length=32,
+        description="`acknowledged`: it says that a person takes care of the issue; empty: it is "
+        "about the issue's state",
+    )
     action: str = Field(max_length=100, description="the receiver's name, or `stop`")
     kind: str = Field(max_length=32, description="webhook, stop, …")
     state: DeliveryState
@@ -94,10 +101,13 @@ class Delivery(Data):
 
     @property
     def key(self) -> str:
-        """`issue/action`, with the issue's state and time where they are not the first."""
-        suffix = "" if self.issue_state == "firing" else f"/{self.issue_state}"
+        """`issue/action`, with the occasion or the issue's state and time where they are not the
+        first.
+        """
+        about = self.occasion or self.issue_state
+        suffix = "" if about == "firing" else f"/{about}"
         if self.issue_times > 1:
-            suffix = f"/{self.issue_state}/{self.issue_times}"
+            suffix = f"/{about}/{self.issue_times}"
         return f"{self.issue_id}/{self.action}{suffix}"
 
     @property

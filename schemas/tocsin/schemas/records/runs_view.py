@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 from tocsin.schemas.errors import RecordError
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import Data
+from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.issues import IssueFiring, IssueState
 from tocsin.schemas.records.runs import Heartbeat, RunData, RunEnded, RunStarted, RunView, StopView
 from tocsin.schemas.records.stop_progress import answered
@@ -176,6 +177,7 @@ class RunsView:
         self._issues: dict[str, IssueFiring] = {}
         self._states: dict[str, dict[StateSeen, None]] = {}
         self._deliveries: dict[str, Delivery] = {}
+        self._feedback: dict[str, dict[str, Feedback]] = {}
 
     def apply(self, record: ReceivedRecord) -> bool:
         """Fold in a record of telemetry, runs, issues, actions or control; whether it changed
@@ -197,7 +199,9 @@ class RunsView:
 
     def add(self, data: Data, *, offset: int = 0, append_ms: int = 0, time_ms: int = 0) -> bool:
         """Fold in what an event says; whether it changed anything. `time_ms` is the event's."""
-        if not isinstance(data, RunData | Delivery | StopRequested) or not self._wants(data.run_id):
+        if not isinstance(data, RunData | Delivery | StopRequested | Feedback):
+            return False
+        if not self._wants(data.run_id):
             return False
         match data:
             case RunView():
@@ -213,6 +217,11 @@ class RunsView:
             case Delivery():
                 self._deliveries[data.key] = data
                 self._bound(self._deliveries, lambda delivery: (delivery.created_ms,))
+            case Feedback():
+                # A record that was sent twice is one answer.
+                given = self._feedback.setdefault(data.issue.issue_id, {})
+                given.setdefault(data.feedback_id, data)
+                self._bound(self._feedback, lambda one: (min(each.at_ms for each in one.values()),))
             case StopRequested():
                 # A sender that died before it knew sends the same again.
                 self.commands.setdefault(data.command_id, CommandSeen(data, append_ms))
@@ -279,6 +288,20 @@ class RunsView:
     def states(self, issue_id: str) -> Sequence[StateSeen]:
         """All states of that issue, in the order in which they came."""
         return list(self._states.get(issue_id, ()))
+
+    def feedback(self, issue_id: str) -> Sequence[Feedback]:
+        """What people answered to that issue, in the order in which it came."""
+        return list(self._feedback.get(issue_id, {}).values())
+
+    def verdict(self, issue: IssueFiring) -> Feedback | None:
+        """What people answered last to an issue; None if nobody has since it last fired."""
+        given = self.feedback(issue.issue_id)
+        return given[-1] if given and given[-1].issue.times >= issue.times else None
+
+    def open(self, issue: IssueFiring) -> bool:
+        """Whether neither its rule has resolved it, nor a person."""
+        verdict = self.verdict(issue)
+        return issue.state != "resolved" and not (verdict is not None and verdict.closes)
 
     def _wants(self, run_id: str) -> bool:
         return self.run_id in (None, run_id)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 import tocsin.schemas.records.deliveries
+import tocsin.schemas.records.feedback
 import tocsin.schemas.records.issues
 import tocsin.schemas.records.program_facts
 import tocsin.schemas.records.runs

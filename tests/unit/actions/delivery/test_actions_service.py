@@ -20,6 +20,7 @@ from support.fault_server import FaultServer, fault_server
 from support.issue_records import (
     NOW_MS,
     TOPICS,
+    feedback,
     incarnation,
     issue,
     issue_record,
@@ -35,6 +36,7 @@ from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.actions.service import build_actions_service
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Outgoing, Partition, Record
+from tocsin.console.feedback.send import feedback_record
 from tocsin.runtime import metrics as names
 from tocsin.runtime.prometheus_metrics import PrometheusMetrics
 from tocsin.runtime.worker import Worker, WorkerSettings
@@ -44,6 +46,11 @@ from tocsin.schemas.ids import delivery_id
 from tocsin.schemas.records.dead_letters import DeadLetter
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import EVENT_TYPES
+from tocsin.schemas.records.feedback import (
+    FeedbackAcknowledged,
+    FeedbackFalseAlarm,
+    FeedbackResolved,
+)
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.runs import StopView
 from tocsin.schemas.records.stops import StopRequested, stop_key
@@ -144,7 +151,7 @@ receivers:
             assert isinstance(data, Delivery)
             if data.run_id == run:
                 again = f"/{data.issue_times}" if data.issue_times > 1 else ""
-                key = f"{data.action}/{data.issue_state}{again}"
+                key = f"{data.action}/{data.occasion or data.issue_state}{again}"
                 found.setdefault(key, []).append(data)
         return found
 
@@ -416,11 +423,61 @@ async def test_a_refused_stop_is_rejected_and_the_next_incarnation_is_another_ma
     }
 
 
+async def test_a_person_acknowledges_and_resolves_at_those_who_were_notified(bench: Bench) -> None:
+    found = issue(stop_worthy=False)
+    acked, closed = (feedback(kind, found) for kind in (FeedbackAcknowledged, FeedbackResolved))
+    async with bench.worker(bench.pager("/status/202")) as (worker, service):
+        # Nobody was notified of this one.
+        await bench.send(feedback_record(TOPICS, feedback(FeedbackResolved, issue(episode="2"))))
+        await bench.send(issue_record(found), feedback_record(TOPICS, acked))
+        await bench.send(*[feedback_record(TOPICS, closed)] * 2)
+        assert await worker.caught_up(10)
+        assert await service.drain(10)
+        # The rule comes to the same end later: receivers have it already.
+        await bench.send(issue_record(issue(stop_worthy=False, resolved=True)))
+        assert await worker.caught_up(10)
+        assert await service.drain(10)
+
+    ledger = await bench.ledger()
+    assert ledger.keys() == {"ml/firing", "ml/acknowledged", "ml/resolved"}
+    assert "resolve" in bench.sent()
+    assert ledger["ml/resolved"][-1].decided_by.startswith("resolved by ana@node; config: ")
+
+
+async def test_pagerduty_shows_that_an_alert_is_acknowledged(bench: Bench) -> None:
+    found = issue(stop_worthy=False)
+    async with bench.worker(bench.pager("/status/202")) as (worker, service):
+        await bench.send(issue_record(found))
+        await until(lambda: bench.sent() == ["trigger"])
+        await bench.send(feedback_record(TOPICS, feedback(FeedbackAcknowledged, found)))
+        await until(lambda: bench.sent() == ["trigger", "acknowledge"])
+        assert await worker.caught_up(10)
+        assert await service.drain(10)
+    assert json.loads(bench.server.seen[1].body)["dedup_key"] == found.issue_id
+
+
+async def test_an_issue_that_a_person_calls_a_false_alarm_stops_nothing(bench: Bench) -> None:
+    await bench.send(
+        issue_record(issue()), feedback_record(TOPICS, feedback(FeedbackFalseAlarm, issue()))
+    )
+    async with bench.worker(bench.config(actions="[ml, stop]")) as (worker, service):
+        assert await worker.caught_up(10)
+        assert await service.drain(10)
+    assert (await bench.ledger())["stop/firing"][-1].state == "suppressed"
+    over = next(
+        data
+        for request in bench.server.seen
+        if (data := json.loads(request.body)["data"])["reason"].endswith("false alarm by ana@node)")
+    )
+    assert over["issue_id"] == issue().issue_id
+    assert await bench.commands() == []
+
+
 async def test_a_run_that_has_ended_is_not_stopped(bench: Bench) -> None:
     async with bench.worker(Config()) as (worker, service):
         await bench.send(view_record(view(ended=True)))
         await asyncio.sleep(0.02)
-        await until(lambda: "run-1" in service._runs.seen)
+        await until(lambda: "run-1" in service._runs)
         await bench.send(issue_record(issue()))
         assert await worker.caught_up(10)
         assert await service.drain(10)
@@ -433,9 +490,9 @@ async def test_a_run_whose_view_is_taken_away_is_forgotten(bench: Bench) -> None
     async with bench.worker(Config()) as (_, service):
         last = view_record(view(ended=True))
         await bench.send(last)
-        await until(lambda: "run-1" in service._runs.seen)
+        await until(lambda: "run-1" in service._runs)
         await bench.send(Outgoing(last.partition, last.key, None))
-        await until(lambda: "run-1" not in service._runs.seen)
+        await until(lambda: "run-1" not in service._runs)
 
 
 async def test_the_end_of_an_earlier_incarnation_does_not_forbid_the_stop_of_the_next(
@@ -443,7 +500,7 @@ async def test_the_end_of_an_earlier_incarnation_does_not_forbid_the_stop_of_the
 ) -> None:
     async with bench.worker(Config()) as (worker, service):
         await bench.send(view_record(view(ended=True)))
-        await until(lambda: "run-1" in service._runs.seen)
+        await until(lambda: "run-1" in service._runs)
         await bench.send(issue_record(issue(training=1)))
         assert await worker.caught_up(10)
         await until(lambda: any(d.attempts for d in service.unfinished()))
@@ -456,7 +513,7 @@ async def test_a_later_incarnation_is_not_stopped_for_an_earlier_one(bench: Benc
     later = view_record(view(training=1), time_ms=NOW_MS + 1)
     async with bench.worker(Config()) as (worker, service):
         await bench.send(later)
-        await until(lambda: "run-1" in service._runs.seen)
+        await until(lambda: "run-1" in service._runs)
         await bench.send(issue_record(issue()))
         assert await worker.caught_up(10)
         assert await service.drain(10)

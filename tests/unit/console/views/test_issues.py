@@ -9,7 +9,7 @@ import re
 import pytest
 from rich.console import Console
 
-from support.issue_records import NOW_MS, incarnation, issue, runs_view, view
+from support.issue_records import NOW_MS, feedback, incarnation, issue, runs_view, view
 from tocsin.console.views.explain import (
     Story,
     run_story_json,
@@ -19,12 +19,18 @@ from tocsin.console.views.explain import (
     story_of,
 )
 from tocsin.console.views.issues import IssueFilter, issue_table, issues_json, no_issues_line
+from tocsin.console.views.precision import precision_json, precision_of_rules, precision_table
 from tocsin.console.views.selection import choose_issue, choose_run
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.deliveries import Attempt, Delivery
+from tocsin.schemas.records.feedback import (
+    FeedbackAcknowledged,
+    FeedbackFalseAlarm,
+    FeedbackResolved,
+)
 from tocsin.schemas.records.issues import Evidence, Fact, IssueFiring, IssueOngoing, Series, Subject
 from tocsin.schemas.records.runs import Checkpoint, StopView
-from tocsin.schemas.records.runs_view import CommandSeen
+from tocsin.schemas.records.runs_view import CommandSeen, RunsView
 from tocsin.schemas.records.stops import StopRequested
 
 LOSS = issue(rule="loss_spike", severity="warning", resolved=True)
@@ -83,8 +89,8 @@ VIEW = runs_view(
 )  # fmt: skip
 
 
-def listed(wanted: IssueFilter) -> list[str]:
-    table = issue_table(VIEW, wanted)
+def listed(wanted: IssueFilter, known: RunsView = VIEW) -> list[str]:
+    table = issue_table(known, wanted)
     out = io.StringIO()
     Console(file=out, width=300).print(table)
     return [line.strip() for line in out.getvalue().splitlines()]
@@ -92,6 +98,55 @@ def listed(wanted: IssueFilter) -> list[str]:
 
 def told(story: Story) -> str:
     return "\n".join(line.plain for line in story_lines(story))
+
+
+def test_what_people_answered_is_shown_and_closes_an_issue() -> None:
+    acked = feedback(FeedbackAcknowledged, NAN)
+    known = runs_view(view(), LOSS, FIRING, NAN, acked)
+    assert "ongoing, acknowledged" in listed(IssueFilter(state="open"), known)[1]
+    assert "acknowledged by ana@node" in told(story_of(known, {}, NAN))
+
+    known.add(feedback(FeedbackFalseAlarm, NAN, "a \x1b[31mwarm-up"))
+    known.add(feedback(FeedbackFalseAlarm, NAN, "sent twice"))
+    assert "ongoing, false alarm" in listed(IssueFilter(state="resolved"), known)[2]
+    assert issue_table(known, IssueFilter(state="open")) is None
+    text = told(story_of(known, {}, NAN))
+    assert "false alarm by ana@node: a" in text
+    assert "sent twice" not in text
+    assert "\x1b" not in text
+    (facts,) = [
+        one for one in json.loads(issues_json(known, IssueFilter()))["issues"] if one["feedback"]
+    ]
+    assert [one["verdict"] for one in facts["feedback"]] == ["acknowledged", "false alarm"]
+    assert facts["feedback"][1]["issue_id"] == NAN.issue_id
+
+    known.add(NAN.model_copy(update={"times": 2}))
+    assert known.open(known.issues[1])
+    assert known.verdict(known.issues[1]) is None
+
+
+def test_the_precision_of_a_rule_is_that_of_the_issues_that_people_answered() -> None:
+    found = [issue(rule="loss_spike", episode=str(number)) for number in range(4)]
+    known = runs_view(
+        *found,
+        issue(),
+        feedback(FeedbackAcknowledged, found[0]),
+        feedback(FeedbackFalseAlarm, found[0]),
+        feedback(FeedbackResolved, found[1]),
+        feedback(FeedbackAcknowledged, found[2]),
+    )
+    spike, nan = precision_of_rules(known, IssueFilter())
+    assert (spike.rule, spike.fired, spike.confirmed, spike.false_alarms) == ("loss_spike", 4, 2, 1)
+    assert spike.precision == pytest.approx(2 / 3)
+    assert (nan.rule, nan.fired, nan.precision) == ("nonfinite", 1, None)
+    assert precision_of_rules(known, IssueFilter(rule="nonfinite")) == [nan]
+    out = io.StringIO()
+    Console(file=out, width=80).print(precision_table([spike, nan]))
+    assert [line.split() for line in out.getvalue().splitlines()[1:]] == [
+        ["loss_spike", "4", "2", "1", "67%"],
+        ["nonfinite", "1", "0", "0", "-"],
+    ]
+    assert json.loads(precision_json([nan]))["rules"][0]["precision"] is None
 
 
 def test_issues_are_listed_with_what_was_done() -> None:

@@ -17,6 +17,11 @@ from tocsin.schemas.errors import SignatureError
 from tocsin.schemas.records.dead_letters import DeadLetter
 from tocsin.schemas.records.deliveries import Attempt, Delivery
 from tocsin.schemas.records.events import EVENT_TYPES, Data, Event
+from tocsin.schemas.records.feedback import (
+    FeedbackAcknowledged,
+    FeedbackFalseAlarm,
+    FeedbackResolved,
+)
 from tocsin.schemas.records.frames import StepFrame, SystemFrame, TensorFrame
 from tocsin.schemas.records.issues import (
     Evidence,
@@ -106,6 +111,13 @@ ISSUE_FIELDS = {
     ),
     "last_good_checkpoint": CHECKPOINT,
     "consequence_of": "e3f1d9c4-7a52-5bb1-9d9f-0d3b9e1c5a02",
+}
+
+FEEDBACK = {
+    "feedback_id": "5b0e6a2c-2d5e-4c0e-9a57-1f6f0a4b7c11",
+    "by": "ana@node-1",
+    "at_ms": 1795258072300,
+    "issue": IssueFiring.model_validate(ISSUE_FIELDS),
 }
 
 EVENTS: dict[str, Data] = {
@@ -270,6 +282,13 @@ EVENTS: dict[str, Data] = {
     "tocsin.issue.firing-v1": IssueFiring.model_validate(ISSUE_FIELDS),
     "tocsin.issue.ongoing-v1": IssueOngoing.model_validate(ISSUE_FIELDS),
     "tocsin.issue.resolved-v1": IssueResolved.model_validate(ISSUE_FIELDS),
+    "tocsin.feedback.acknowledged-v1": FeedbackAcknowledged.model_validate(FEEDBACK),
+    "tocsin.feedback.resolved-v1": FeedbackResolved.model_validate(
+        FEEDBACK | {"why": "restarted with a lower rate"}
+    ),
+    "tocsin.feedback.false_alarm-v1": FeedbackFalseAlarm.model_validate(
+        FEEDBACK | {"why": "größe: a warm-up"}
+    ),
     "tocsin.delivery-v1": Delivery(
         delivery_id=COMMAND,
         issue_id=ISSUE,

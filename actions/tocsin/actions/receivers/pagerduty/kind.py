@@ -13,17 +13,19 @@ from tocsin.actions.receivers.kind import ReceiverContext
 from tocsin.actions.receivers.message import iso_time, message_for
 from tocsin.actions.receivers.pagerduty.config import PagerDutyReceiver
 from tocsin.schemas.configuration.settings import value_of
+from tocsin.schemas.records.deliveries import ACKNOWLEDGED
 from tocsin.schemas.records.events import clip
 
 _SUMMARY = 1024
 
 
 class PagerDuty(JsonKind[PagerDutyReceiver]):
-    """Triggers an alert for each issue, and resolves it with the issue."""
+    """Triggers an alert for each issue; it is acknowledged and resolved with the issue."""
 
     config = PagerDutyReceiver
     called = "a receiver of the type pagerduty"
     one_alert = True
+    acknowledges = True
 
     def target(
         self, name: str, config: PagerDutyReceiver, context: ReceiverContext
@@ -41,15 +43,17 @@ def event_of(routing_key: SecretStr, notice: Notice) -> JsonValue:
     Raises:
         RecordError: the notice holds no issue.
     """
-    issue, message = issue_of(notice.delivery), message_for(notice)
     event: dict[str, JsonValue] = {
         "routing_key": routing_key.get_secret_value(),
-        "event_action": "resolve" if issue.state == "resolved" else "trigger",
-        "dedup_key": issue.issue_id,
+        "dedup_key": notice.delivery.issue_id,
     }
+    if notice.delivery.occasion == ACKNOWLEDGED:
+        return event | {"event_action": "acknowledge"}
+    issue, message = issue_of(notice.delivery), message_for(notice)
     if issue.state == "resolved":
-        return event
+        return event | {"event_action": "resolve"}
     return event | {
+        "event_action": "trigger",
         "client": "tocsin",
         "payload": {
             "summary": clip(f"{message.title}: {message.headline}", _SUMMARY),

@@ -1,0 +1,51 @@
+"""The runs of our partitions, as far as stops need them: by their newest views. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from tocsin.actions.delivery import stop as stops
+from tocsin.actions.delivery.retry import Decision
+from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.issues import Issue
+from tocsin.schemas.records.runs import RunView
+from tocsin.schemas.records.runs_view import RunsView
+from tocsin.schemas.topics import ISSUE_PARTITIONS, telemetry_partition
+
+
+class FollowedRuns:
+    """What the runs topic says, of thousands of runs."""
+
+    def __init__(self) -> None:
+        self._view = RunsView()
+
+    def __contains__(self, run_id: str) -> bool:
+        """Whether there is a view of it."""
+        return run_id in self._view.seen
+
+    def follow(self, view: RunView, time_ms: int) -> bool:
+        """Fold in a view; whether it is news. Only what a stop needs of it is kept."""
+        view = view.model_copy(update={"ranks": (), "rules": {}, "capture": None})
+        return self._view.add(view, time_ms=time_ms)
+
+    def end(self, run_id: str) -> None:
+        """The bus keeps this run no more."""
+        self._view.seen.pop(run_id, None)
+
+    def forget(self, partitions: Collection[int]) -> None:
+        """Drop the runs of these partitions of the issues topic."""
+        for run_id in list(self._view.seen):
+            if telemetry_partition(run_id) % ISSUE_PARTITIONS in partitions:
+                del self._view.seen[run_id]
+
+    def why_no_stop(self, issue: Issue, delivery_id: str, age_ms: int) -> str | None:
+        """Why a run is not stopped for an issue; None if it is to be."""
+        run = self._view.seen.get(issue.run_id)
+        if run is not None and stops.is_behind(run, issue):
+            del self._view.seen[issue.run_id]
+            run = None
+        return stops.why_no_stop(run, issue.incarnation, delivery_id=delivery_id, age_ms=age_ms)
+
+    def decide_stop(self, stop: Delivery, now_ms: int) -> Decision | None:
+        """What the run's newest view makes of a stop that was sent; None if it says nothing."""
+        return stops.decide_stop(self._view.seen.get(stop.run_id), stop, now_ms)

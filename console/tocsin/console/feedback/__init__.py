@@ -1,0 +1,1 @@
+"""What people answer to issues, and what that makes of the rules."""

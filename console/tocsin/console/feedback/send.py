@@ -1,0 +1,111 @@
+"""`tocsin ack`, `resolve`, `false-alarm`: puts what a person answers to an issue on the bus."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from tocsin.bus.port import Bus, Outgoing, Partition
+from tocsin.console.context import CommandContext
+from tocsin.console.views.bus_view import read_view
+from tocsin.console.views.issues import feedback_facts
+from tocsin.console.views.selection import choose_issue
+from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.ids import new_id
+from tocsin.schemas.records.events import Event
+from tocsin.schemas.records.feedback import MAX_BY, Feedback
+from tocsin.schemas.records.fields import MAX_TEXT
+from tocsin.schemas.records.issues import IssueFiring
+from tocsin.schemas.records.runs import RunView
+from tocsin.schemas.records.wire import meta_of
+from tocsin.schemas.text import plain_line
+from tocsin.schemas.topics import Topics, issue_partition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a person answers, to which issue: its id, or that of a run, or the beginning of one."""
+
+    issue: str
+    kind: type[Feedback]
+    by: str
+    why: str = ""
+
+    def __post_init__(self) -> None:
+        """Check what was typed.
+
+        Raises:
+            ConfigurationError: a text is empty or too long.
+        """
+        if not self.by.strip() or len(self.by) > MAX_BY or not self.by.isprintable():
+            raise ConfigurationError(
+                f"--by: expected a name of 1 to {MAX_BY} characters in one line, like ana@node-1"
+            )
+        if len(self.why) > MAX_TEXT:
+            raise ConfigurationError(
+                f"--why: expected at most {MAX_TEXT:,} characters, found {len(self.why):,}"
+            )
+
+
+async def give_feedback(context: CommandContext, answer: Answer, now_ms: int) -> Feedback:
+    """Answer to an issue of the bus; returns once the record is there.
+
+    Raises:
+        ConfigurationError: there is no such issue, or there are several.
+        BusError: the bus does not answer.
+    """
+    async with context.open_bus(create=False) as bus:
+        found = choose_issue(await read_view(bus, context.topics), answer.issue)
+        if isinstance(found, RunView):
+            raise ConfigurationError(
+                f"no issues in run '{plain_line(found.run_id)}'; `tocsin issues` lists the issues"
+            )
+        feedback = feedback_on(found, answer, now_ms)
+        await _publish(bus, feedback_record(context.topics, feedback))
+    return feedback
+
+
+def feedback_on(issue: IssueFiring, answer: Answer, now_ms: int) -> Feedback:
+    """The answer as a record. Its id is new. Pure but for that."""
+    return answer.kind.on(
+        issue, feedback_id=new_id(), by=answer.by.strip(), at_ms=now_ms, why=answer.why.strip()
+    )
+
+
+def feedback_record(topics: Topics, feedback: Feedback) -> Outgoing:
+    """The record for the issues topic."""
+    event = Event.of(
+        feedback,
+        id=feedback.feedback_id,
+        source="/people",
+        time_ms=feedback.at_ms,
+        subject=f"/runs/{feedback.run_id}/issues/{feedback.issue.issue_id}",
+    )
+    partition = Partition(topics.issues, issue_partition(feedback.run_id))
+    return Outgoing(partition, feedback.run_id.encode(), event.encode(), meta_of(event).headers())
+
+
+def as_text(feedback: Feedback) -> str:
+    """What happened, and what it means for receivers."""
+    issue = feedback.issue
+    about = f"{issue.severity} {plain_line(issue.rule)} in run {plain_line(issue.run_id)}"
+    means = {
+        "acknowledged": "it is not repeated until it gets worse or recurs",
+        "resolved": "receivers that were notified of it get a resolve",
+        "false alarm": "receivers that were notified of it get a resolve, and it counts in "
+        "`tocsin issues --precision`",
+    }[feedback.verdict]
+    return f"{about}: {plain_line(feedback.text)}; {means}"
+
+
+def as_json(feedback: Feedback) -> str:
+    """The answer for programs."""
+    return json.dumps({"version": 1, "feedback": feedback_facts(feedback)}, indent=2)
+
+
+async def _publish(bus: Bus, record: Outgoing) -> None:
+    producer = await bus.producer()
+    try:
+        await producer.publish([record])
+    finally:
+        await producer.close()

@@ -1,0 +1,19 @@
+"""An issue on a bus, for those who answer to it."""
+
+from __future__ import annotations
+
+from support.issue_records import issue, issue_record
+from tocsin.bus import Outgoing, Partition
+from tocsin.console.context import CommandContext
+from tocsin.schemas.topics import issue_partition
+
+
+async def publish_issue(context: CommandContext) -> None:
+    """Set the bus up, with one issue."""
+    async with context.open_bus() as bus:
+        await bus.init(context.topics.specs())
+        sent = issue_record(issue())
+        producer = await bus.producer()
+        partition = Partition(context.topics.issues, issue_partition("run-1"))
+        await producer.publish([Outgoing(partition, sent.key, sent.value, sent.headers)])
+        await producer.close()
