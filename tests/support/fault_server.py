@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -32,17 +33,19 @@ class FaultServer:
     answers: asyncio.Event = field(default_factory=asyncio.Event)
     """Set from the beginning; while it is cleared, no request is answered."""
 
+    scheme: str = "http"
+
     def url(self, path: str) -> str:
-        return f"http://127.0.0.1:{self.port}{path}"
+        return f"{self.scheme}://127.0.0.1:{self.port}{path}"
 
     def ids(self) -> list[str]:
         return [request.headers["webhook-id"] for request in self.seen]
 
 
 @asynccontextmanager
-async def fault_server() -> AsyncIterator[FaultServer]:
-    """Listen on a free port of 127.0.0.1."""
-    state = FaultServer()
+async def fault_server(context: ssl.SSLContext | None = None) -> AsyncIterator[FaultServer]:
+    """Listen on a free port of 127.0.0.1; with a context, encrypted."""
+    state = FaultServer(scheme="http" if context is None else "https")
     state.answers.set()
     counts: dict[str, int] = {}
     tasks: set[asyncio.Task[None]] = set()
@@ -104,7 +107,7 @@ async def fault_server() -> AsyncIterator[FaultServer]:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=context)
     state.port = server.sockets[0].getsockname()[1]
     try:
         yield state

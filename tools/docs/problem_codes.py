@@ -30,6 +30,7 @@ PROBLEM_CODES: Final[Mapping[str, str]] = {
     "secret_missing": "A secret is not on this machine; where the file is to be used here.",
     "syntax": "Not YAML.",
     "tag": "A tag (`!name`), which this file does not know.",
+    "template": "A template of a receiver cannot be used; the message has its place in it.",
     "too_deep": "Nested too deeply.",
     "too_large": "The file is too large.",
     "too_many_nodes": "Too many values.",

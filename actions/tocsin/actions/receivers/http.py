@@ -8,6 +8,7 @@ import socket
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pydantic import JsonValue, SecretStr
@@ -16,6 +17,7 @@ from tocsin.actions.delivery.receiver_queues import Notice
 from tocsin.actions.delivery.retry import Failure, Outcome, phrase_of
 from tocsin.actions.receivers.address_guard import AddressGuard, watching
 from tocsin.actions.receivers.kind import ConfigT, ReceiverContext, ReceiverKind
+from tocsin.schemas.configuration.sections import TlsConfig
 from tocsin.schemas.configuration.values import parse_http_url
 from tocsin.schemas.errors import ConfigurationError
 
@@ -37,10 +39,20 @@ class HttpPoster:
         self._timeout_s = timeout_s
         self._session: aiohttp.ClientSession | None = None
 
-    async def post(self, url: SecretStr, body: bytes, headers: Mapping[str, str]) -> Outcome:
+    async def post(
+        self,
+        url: SecretStr,
+        body: bytes,
+        headers: Mapping[str, str],
+        *,
+        tls: ssl.SSLContext | None = None,
+    ) -> Outcome:
         """One attempt, of at most 15 s. Raises nothing but CancelledError.
 
         What the receiver answers beyond its status is not read, so it can be logged nowhere.
+
+        Args:
+            tls: whom to trust and who we are, if not the system's authorities and nobody.
         """
         import aiohttp
 
@@ -53,6 +65,7 @@ class HttpPoster:
                         data=body,
                         headers={"user-agent": self._software, **headers},
                         allow_redirects=False,
+                        ssl=True if tls is None else tls,
                     ) as response,
                 ):
                     return Outcome(
@@ -139,6 +152,31 @@ def http_url(url: SecretStr, receiver: str) -> SecretStr:
     except ValueError as error:
         raise ConfigurationError(f"receiver {receiver!r}: {error}") from None
     return url
+
+
+def tls_context(config: TlsConfig, *, folder: Path, receiver: str) -> ssl.SSLContext:
+    """What a server is checked with, and what it is shown. Reads the files: may block.
+
+    Raises:
+        ConfigurationError: a file cannot be used. The message shows nothing of it.
+    """
+    paths = [
+        None if path is None else str(folder / path)
+        for path in (config.ca, config.certificate, config.key)
+    ]
+    ca, certificate, key = paths
+    try:
+        context = ssl.create_default_context(cafile=ca)
+        if certificate is not None:
+            # Without a password OpenSSL would ask for one on the terminal.
+            context.load_cert_chain(certificate, key, password=lambda: b"")
+    except (OSError, ssl.SSLError) as error:
+        why = error.strerror if error.filename or not isinstance(error, ssl.SSLError) else None
+        raise ConfigurationError(
+            f"receiver {receiver!r}: cannot use the TLS files {', '.join(filter(None, paths))}: "
+            f"{why or 'expected PEM files, the key without a password'}"
+        ) from None
+    return context
 
 
 def bearer(token: SecretStr) -> dict[str, SecretStr]:

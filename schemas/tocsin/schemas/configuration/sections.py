@@ -91,7 +91,7 @@ class SaslConfig(Section):
 
 
 class TlsConfig(Section):
-    """How to encrypt the connection to Kafka; an empty mapping trusts the system's authorities."""
+    """How to encrypt a connection; an empty mapping trusts the system's authorities."""
 
     ca: FilePath | None = Field(default=None, examples=["tls/ca.pem"])
     """PEM file of the authorities to trust, instead of the system's."""

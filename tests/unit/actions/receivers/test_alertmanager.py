@@ -16,11 +16,13 @@ import aiohttp
 import pytest
 from pydantic import SecretStr
 
+from support.fault_server import FaultServer, fault_server
 from support.issue_records import issue
 from support.notices import notice
 from tocsin.actions.receivers.address_guard import AddressGuard
 from tocsin.actions.receivers.alertmanager.kind import alerts_of
 from tocsin.actions.receivers.http import HttpPoster, JsonSender, JsonTarget
+from tocsin.actions.receivers.webhook.bodies import alertmanager_v4
 from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.records.issues import IssueFiring
 
@@ -68,12 +70,22 @@ def test_an_issue_that_gets_graver_ends_the_alert_before() -> None:
 
 
 @pytest.fixture
-async def alertmanager(tmp_path: Path) -> AsyncIterator[str]:
-    """The URL of a real Alertmanager that posts to nobody."""
+async def hooks() -> AsyncIterator[FaultServer]:
+    """Where that Alertmanager posts to."""
+    async with fault_server() as server:
+        yield server
+
+
+@pytest.fixture
+async def alertmanager(tmp_path: Path, hooks: FaultServer) -> AsyncIterator[str]:
+    """The URL of a real Alertmanager that posts each alert at once."""
     if PROGRAM is None:
         pytest.skip("there is no Alertmanager on this machine (Debian: prometheus-alertmanager)")
     config = tmp_path / "alertmanager.yml"
-    config.write_text("route: {receiver: none}\nreceivers: [{name: none}]\n")
+    config.write_text(
+        "route: {receiver: ml, group_by: [issue, severity], group_wait: 0s}\n"
+        f"receivers: [{{name: ml, webhook_configs: [{{url: '{hooks.url('/status/200')}'}}]}}]\n"
+    )
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -108,7 +120,9 @@ async def _ready(url: str) -> bool:
         return False
 
 
-async def test_the_real_alertmanager_fires_escalates_and_resolves(alertmanager: str) -> None:
+async def test_the_real_alertmanager_fires_escalates_and_resolves(
+    alertmanager: str, hooks: FaultServer
+) -> None:
     sender = JsonSender(HttpPoster(AddressGuard(private=True)))
     target = JsonTarget(SecretStr(f"{alertmanager}/api/v2/alerts"), partial(alerts_of, DAY_MS))
 
@@ -126,7 +140,23 @@ async def test_the_real_alertmanager_fires_escalates_and_resolves(alertmanager: 
 
     try:
         assert await active(issue(severity="warning")) == [("nonfinite", "warning")]
+        async with asyncio.timeout(20):
+            await hooks.arrived.wait()
+        # What it posts then is of the form that our webhooks post themselves.
+        ours = json.loads(alertmanager_v4("ml", notice(issue(severity="warning"))).content)
+        assert _form(json.loads(hooks.seen[0].body)) == _form(ours)
         assert await active(issue(raised_from="warning")) == [("nonfinite", "critical")]
         assert await active(issue(resolved=True)) == []
     finally:
         await sender.close()
+
+
+def _form(body: Any) -> Any:
+    """Keys and types; of texts that say one of few things, what they say."""
+    if isinstance(body, dict):
+        # What it groups by is configured.
+        return {key: key == "groupLabels" or _form(value) for key, value in body.items()}
+    if isinstance(body, list):
+        return [_form(one) for one in body]
+    fixed = ("firing", "4", "ml", "warning", "nonfinite", "run-1", "0001-01-01T00:00:00Z")
+    return body if body in fixed else type(body).__name__

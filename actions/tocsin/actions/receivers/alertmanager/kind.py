@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import timedelta
 from functools import partial
 from typing import Final
@@ -11,6 +10,7 @@ from pydantic import JsonValue, SecretStr
 
 from tocsin.actions.delivery.receiver_queues import Notice
 from tocsin.actions.delivery.records import issue_of
+from tocsin.actions.receivers.alertmanager.alert import annotations_of, began_ms, labels_of
 from tocsin.actions.receivers.alertmanager.config import AlertmanagerReceiver
 from tocsin.actions.receivers.http import JsonKind, JsonTarget, bearer, http_url
 from tocsin.actions.receivers.kind import ReceiverContext
@@ -19,7 +19,6 @@ from tocsin.schemas.configuration.settings import value_of
 from tocsin.schemas.records.issues import SEVERITIES
 
 _PATH: Final = "/api/v2/alerts"
-_NOT_IN_A_NAME: Final = re.compile(r"[^A-Za-z0-9_]")
 
 
 class Alertmanager(JsonKind[AlertmanagerReceiver]):
@@ -54,16 +53,13 @@ def alerts_of(expires_ms: int, notice: Notice) -> JsonValue:
         RecordError: the notice holds no issue.
     """
     issue, message = issue_of(notice.delivery), message_for(notice)
-    began_ms = min(issue.onset_ms or notice.now_ms, notice.now_ms)
-    labels = {_NOT_IN_A_NAME.sub("_", key): value for key, value in issue.labels.items()}
-    labels |= {"alertname": issue.rule, "run": issue.run_id, "issue": issue.issue_id}
 
     def alert(severity: str) -> JsonValue:
         firing = issue.state != "resolved" and severity == issue.severity
         return {
-            "labels": {**labels, "severity": severity},
-            "annotations": {"summary": message.title, "description": message.text()},
-            "startsAt": iso_time(began_ms),
+            "labels": labels_of(issue, severity),
+            "annotations": annotations_of(message),
+            "startsAt": iso_time(began_ms(issue, notice.now_ms)),
             "endsAt": iso_time(notice.now_ms + expires_ms if firing else notice.now_ms),
         }
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from urllib.parse import urlsplit
 
 from tocsin.actions.receivers.chat.config import ChatReceiver
-from tocsin.actions.receivers.chat.sender import AT_ONCE, ChatSender, ChatTarget
+from tocsin.actions.receivers.chat.sender import AT_ONCE, ChatSender, ChatTarget, escaped
 from tocsin.actions.receivers.chat.urls import chat_fault, is_chat
 from tocsin.actions.receivers.kind import Address, ReceiverContext, ReceiverKind
+from tocsin.actions.receivers.templates.template import template_findings, usable_template
 from tocsin.schemas.configuration.problems import Loc, Problem
 from tocsin.schemas.configuration.settings import value_of
 from tocsin.schemas.errors import ConfigurationError
@@ -23,7 +25,8 @@ class Chat(ReceiverKind[ChatReceiver, ChatTarget]):
     at_once = AT_ONCE
 
     def check(self, config: ChatReceiver, loc: Loc) -> Iterator[Problem]:
-        """A URL that no chat message can be sent to."""
+        """A URL that no chat message can be sent to; a wrong template."""
+        yield from template_findings(config.template, str, loc)
         if isinstance(config.url, str) and (why_not := chat_fault(config.url)) is not None:
             hint = None
             if why_not.startswith("expected"):
@@ -51,7 +54,8 @@ class Chat(ReceiverKind[ChatReceiver, ChatTarget]):
             return None
         if (why_not := chat_fault(url.get_secret_value())) is not None:
             raise ConfigurationError(f"receiver {name!r}: {why_not}")
-        return ChatTarget(name, url)
+        escape = partial(escaped, url.get_secret_value())
+        return ChatTarget(name, url, usable_template(config.template, escape, name))
 
     def load(self) -> None:
         """Nothing: apprise runs in a process of its own."""

@@ -20,6 +20,7 @@ from tocsin.actions.delivery.retry import Outcome, phrase_of
 from tocsin.actions.receivers.address_guard import AddressGuard
 from tocsin.actions.receivers.chat.child import Result, Task
 from tocsin.actions.receivers.message import Message, message_for
+from tocsin.actions.receivers.templates.template import Template, words_of
 from tocsin.schemas.process.own_python import python_command, python_environment
 from tocsin.schemas.records.events import clip
 
@@ -46,6 +47,7 @@ class ChatTarget:
 
     name: str
     url: SecretStr
+    template: Template | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +79,11 @@ class ChatSender:
         """One attempt. Raises RecordError: it holds no issue."""
         message = message_for(notice)
         url = target.url.get_secret_value()
+        own = words_of(target.template, notice, "")
         task = Task(
             url=url,
-            title=escaped(url, message.title),
-            body=escaped(url, body_of(message)),
+            title="" if own else escaped(url, message.title),
+            body=clip(own, _BODY) if own else escaped(url, body_of(message)),
             private=self._guard.private,
             allow=[str(network) for network in self._guard.allow],
             connect_to=self._place.connect_to,

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from tocsin.actions.receivers.recipients import between
+from tocsin.actions.receivers.templates.config import TemplateConfig
 from tocsin.schemas.configuration.receivers import ReceiverConfig
 from tocsin.schemas.configuration.values import PhoneNumber
 
@@ -31,6 +32,9 @@ class SmsReceiver(ReceiverConfig):
         default=None, pattern=r"^[A-Za-z][A-Za-z0-9]{0,10}$", examples=["tocsin"]
     )
     """Sender name, where the country allows one. Absent: the default of AWS."""
+
+    template: TemplateConfig | None = None
+    """A message of your own, cut to two parts. Absent: run, what has happened and the step."""
 
     @field_validator("to")
     @classmethod

@@ -14,6 +14,7 @@ from tocsin.actions.delivery.retry import Outcome
 from tocsin.actions.receivers.aws import AT_ONCE, ClientFactory, call, make_client
 from tocsin.actions.receivers.message import Message, message_for
 from tocsin.actions.receivers.recipients import PartialRecipients
+from tocsin.actions.receivers.templates.template import Template, words_of
 
 if TYPE_CHECKING:
     from botocore.client import BaseClient
@@ -47,16 +48,22 @@ class SmsTarget:
     to: Sequence[str]
     region: str | None = None
     sender_id: str | None = None
+    template: Template | None = None
 
 
 def sms_text(message: Message) -> str:
+    """What a short message tells of an issue. Pure."""
+    step = "" if message.first_step is None else f" Step {message.first_step:,}."
+    text = f"tocsin {message.word} {message.run_id}: {message.headline}."
+    return short(f"{text}{step}")
+
+
+def short(text: str) -> str:
     """At most two parts in the telephone's own alphabet (GSM 03.38). Pure.
 
     One character outside of it would make all parts half as long.
     """
-    step = "" if message.first_step is None else f" Step {message.first_step:,}."
-    text = f"tocsin {message.word} {message.run_id}: {message.headline}."
-    return _cut(_basic(f"{text}{step}"), MOST_PARTS * _PART)
+    return _cut(_basic(text), MOST_PARTS * _PART)
 
 
 def septets(text: str) -> int:
@@ -81,7 +88,8 @@ class SmsSender:
     async def send(self, target: SmsTarget, notice: Notice) -> Outcome:
         """One attempt, to all numbers that were not reached. Raises RecordError: no issue."""
         identity = notice.delivery.delivery_id
-        text = sms_text(message_for(notice))
+        standard = sms_text(message_for(notice))
+        text = short(words_of(target.template, notice, standard))
         missing = self._reached.missing(identity, target.to)
         async with self._room:
             outcomes = await asyncio.to_thread(self._publish, target, missing, text)

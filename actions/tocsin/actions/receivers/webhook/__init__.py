@@ -1,1 +1,1 @@
-"""Webhooks: the issue as a signed CloudEvent, posted to a URL."""
+"""Webhooks: the issue, signed if wanted, posted to a URL."""

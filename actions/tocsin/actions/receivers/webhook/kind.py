@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
-from tocsin.actions.receivers.http import HttpPoster, http_url
+from tocsin.actions.receivers.http import HttpPoster, http_url, tls_context
 from tocsin.actions.receivers.kind import Address, ReceiverContext, ReceiverKind
-from tocsin.actions.receivers.webhook.config import WebhookReceiver
+from tocsin.actions.receivers.templates.template import (
+    escape_for,
+    is_json,
+    template_findings,
+    usable_template,
+)
+from tocsin.actions.receivers.webhook.bodies import (
+    BodyOf,
+    alertmanager_v4,
+    binary,
+    structured,
+    templated,
+)
+from tocsin.actions.receivers.webhook.config import BodyName, WebhookReceiver
 from tocsin.actions.receivers.webhook.sender import WebhookSender, WebhookTarget
 from tocsin.actions.receivers.webhook.signature import webhook_key
 from tocsin.schemas.configuration.problems import Loc, Problem
@@ -33,14 +47,20 @@ class Webhook(ReceiverKind[WebhookReceiver, WebhookTarget]):
     called = "a webhook receiver"
 
     def check(self, config: WebhookReceiver, loc: Loc) -> Iterator[Problem]:
-        """Headers that are none, ours, or there twice."""
+        """Headers that are none, ours, or there twice; TLS files without TLS; a wrong template."""
+        plain = isinstance(config.url, str) and urlsplit(config.url).scheme != "https"
+        if config.tls is not None and plain:
+            yield Problem((*loc, "tls"), "expected an https:// URL with it", at="key")
+        kind = "" if config.template is None else config.template.content_type
+        json_body = is_json(kind)
+        yield from template_findings(config.template, escape_for(kind), loc, json_body=json_body)
         seen: set[str] = set()
         for header in config.headers:
             here = (*loc, "headers", header)
             low = header.lower()
             if not _HEADER.fullmatch(header):
                 yield Problem(here, "expected the name of an HTTP header", "header", at="key")
-            elif low in _OURS or low.startswith("webhook-"):
+            elif low in _OURS or low.startswith(("webhook-", "ce-")):
                 yield Problem(here, f"the header {low!r} is set by tocsin", "header", at="key")
             elif low in seen:
                 yield Problem(here, f"the header {low!r} is there already", "header", at="key")
@@ -78,8 +98,30 @@ class Webhook(ReceiverKind[WebhookReceiver, WebhookTarget]):
                         f"{what}: the header {header!r} has a line break or control character"
                     )
                 headers[header] = value
-        return WebhookTarget(name, http_url(url, name), headers, tuple(keys))
+        return WebhookTarget(
+            name,
+            http_url(url, name),
+            headers,
+            tuple(keys),
+            body=_body_of(name, config),
+            tls=None
+            if config.tls is None
+            else tls_context(config.tls, folder=context.folder, receiver=name),
+        )
 
     def sender(self, context: ReceiverContext) -> WebhookSender:
         """One session for all webhooks."""
         return WebhookSender(HttpPoster(context.guard, software=context.software))
+
+
+def _body_of(name: str, config: WebhookReceiver) -> BodyOf:
+    kind = "" if config.template is None else config.template.content_type
+    template = usable_template(config.template, escape_for(kind), name)
+    if template is not None:
+        return partial(templated, template, kind)
+    bodies: dict[BodyName, BodyOf] = {
+        "cloudevents": structured,
+        "cloudevents-binary": binary,
+        "alertmanager-v4": partial(alertmanager_v4, name),
+    }
+    return bodies[config.body or "cloudevents"]

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from cloudevents.core.bindings.http import HTTPMessage, from_http_event
 from cloudevents.core.v1.event import CloudEvent
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import SecretStr
-from standardwebhooks.webhooks import Webhook
+from standardwebhooks.webhooks import Webhook as Verifier
 
+from support.certificates import authority
 from support.fault_server import FaultServer, fault_server
 from support.issue_records import issue
 from support.notices import notice
 from tocsin.actions.delivery.retry import Outcome, RetryPolicy, decide
 from tocsin.actions.receivers.address_guard import AddressGuard, parse_networks
-from tocsin.actions.receivers.http import HttpPoster
+from tocsin.actions.receivers.http import HttpPoster, tls_context
+from tocsin.actions.receivers.kind import ReceiverContext
+from tocsin.actions.receivers.webhook.config import WebhookReceiver
+from tocsin.actions.receivers.webhook.kind import Webhook
 from tocsin.actions.receivers.webhook.sender import WebhookSender, WebhookTarget
+from tocsin.schemas.configuration.sections import TlsConfig
+from tocsin.schemas.errors import ConfigurationError
 
 KEY = SecretStr("a-signing-SECRET")
 NOW_MS = int(datetime.now(UTC).timestamp() * 1000)
@@ -108,7 +118,7 @@ async def test_the_body_is_the_issue_and_the_signature_verifies(
     await post(sender, server.url("/status/200"))
 
     (request,) = server.seen
-    Webhook(KEY.get_secret_value().encode()).verify(request.body, request.headers)
+    Verifier(KEY.get_secret_value().encode()).verify(request.body, request.headers)
     assert request.headers["webhook-id"] == NOTICE.delivery.delivery_id
     assert request.headers["authorization"] == "Bearer T"
     event = from_http_event(HTTPMessage(request.headers, request.body))
@@ -117,6 +127,58 @@ async def test_the_body_is_the_issue_and_the_signature_verifies(
     data = event.get_data()
     assert isinstance(data, dict)
     assert data["reason"] == "NaN in the loss at step 1"
+
+
+async def test_the_client_certificate_is_shown_and_our_authority_trusted(tmp_path: Path) -> None:
+    server, client = authority(tmp_path / "s", "127.0.0.1"), authority(tmp_path / "c", "tocsin")
+    server.context.verify_mode = ssl.CERT_REQUIRED
+    server.context.load_verify_locations(client.ca)
+    context = ReceiverContext(
+        secrets={}, guard=AddressGuard(private=True), folder=tmp_path, environ={}
+    )
+    kind = Webhook()
+    sender = kind.sender(context)
+
+    async def outcome(url: str, **files: str) -> Outcome:
+        config = WebhookReceiver.model_validate({"type": "webhook", "url": url, "tls": files})
+        target = kind.target("ml", config, context)
+        assert target is not None
+        return await sender.send(target, NOTICE)
+
+    ours = {"certificate": "c/server.pem", "key": "c/server.pem"}
+    try:
+        async with fault_server(server.context) as there:
+            url = there.url("/status/200")
+            assert (await outcome(url, ca="s/ca.pem", **ours)).status == 200
+            # Nobody of ours is let in without a certificate, and no server without its authority.
+            assert (await outcome(url, ca="s/ca.pem")).failure is not None
+            failure = (await outcome(url, **ours)).failure
+            assert failure == "TLS certificate not accepted"
+            assert len(there.seen) == 1
+    finally:
+        await sender.close()
+
+
+def test_tls_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    (tmp_path / "bad.pem").write_text("planted-SECRET")
+    locked = ec.generate_private_key(ec.SECP256R1()).private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"password"),
+    )
+    (tmp_path / "locked.pem").write_bytes(locked)
+    authority(tmp_path, "127.0.0.1")
+    for file in ("bad.pem", "locked.pem", "none.pem"):
+        for config in (TlsConfig(ca=Path(file)), _client(file)):
+            with pytest.raises(ConfigurationError) as caught:
+                tls_context(config, folder=tmp_path, receiver="ml")
+            assert "receiver 'ml'" in str(caught.value)
+            assert file in str(caught.value)
+            assert "SECRET" not in str(caught.value)
+
+
+def _client(key: str) -> TlsConfig:
+    return TlsConfig(certificate=Path("server.pem"), key=Path(key))
 
 
 async def test_a_refused_address_is_never_connected_to(server: FaultServer) -> None:
