@@ -1,19 +1,24 @@
 """An action worker that is killed at each point between consume and commit loses no delivery.
 
-A process of its own on a real bus file, a real HTTP receiver, a stop that a run answers.
+A process of its own on a real bus file, a real HTTP receiver, a stop that a run answers. The long
+form kills at random, at named points and at any line: `TOCSIN_KILLS` times, a hundredth of them in
+each round, from `TOCSIN_KILL_SEED`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import random
+import signal
 import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from support.fault_server import FaultServer, fault_server
+from support.actions_process import KILL_AFTER_CPU_S
+from support.fault_server import fault_server
 from support.forking import Forked
 from support.issue_records import TOPICS, issue, issue_record, view, view_record
 from tocsin.actions.receivers.notify_option import parse_addresses
@@ -23,6 +28,7 @@ from tocsin.runtime.testing import CRASH_AT, CRASH_POINTS
 from tocsin.schemas.ids import delivery_id
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import EVENT_TYPES
+from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.runs import StopView
 from tocsin.schemas.topics import issue_partition
 
@@ -32,13 +38,21 @@ ISSUES = [issue(episode=str(i)) for i in range(4)]
 
 
 async def process(
-    bus: Path, server: FaultServer, keys: Path, path: str, crash_at: str | None = None
+    bus: Path,
+    urls: str,
+    keys: Path,
+    *,
+    crash_at: str | None = None,
+    kill_after_cpu_s: float | None = None,
 ) -> int:
+    """How a worker ended that delivers to these URLs; 0 if it had nothing left to do."""
     environment = {**os.environ, "PYTHONPATH": str(TESTS)}
     environment.pop(CRASH_AT, None)
     if crash_at is not None:
         environment[CRASH_AT] = crash_at
-    words = (str(bus), server.url(path), str(keys), "run-1", "20")
+    if kill_after_cpu_s is not None:
+        environment[KILL_AFTER_CPU_S] = str(kill_after_cpu_s)
+    words = (str(bus), urls, str(keys), "run-1", "20")
     child = Forked([sys.executable, "-m", "support.actions_process", *words], env=environment)
     return await asyncio.to_thread(child.wait, 60)
 
@@ -82,13 +96,13 @@ async def crash_and_check(tmp_path: Path, point: str, path: str, passes: tuple[i
         await producer.publish([view_record(view(stop=exited))])
 
         codes = [
-            await process(bus.path, server, tmp_path / "keys", path, crash_at=f"{point}:{nth}")
+            await process(bus.path, server.url(path), tmp_path / "keys", crash_at=f"{point}:{nth}")
             for nth in passes
         ]
         # A later process may have nothing left to do at that point.
         assert codes[0] == 137
         assert set(codes) <= {137, 0}
-        assert await process(bus.path, server, tmp_path / "keys", path) == 0
+        assert await process(bus.path, server.url(path), tmp_path / "keys") == 0
 
         (hook,) = parse_addresses([server.url(path)])
         hooks = {delivery_id(found.issue_id, hook, "firing") for found in ISSUES}
@@ -109,3 +123,57 @@ async def crash_and_check(tmp_path: Path, point: str, path: str, passes: tuple[i
         assert set(server.ids()) == hooks, "equal ids on repeats, and no other"
         commands = {(r.key, r.value, r.headers) for r in await read(bus, TOPICS.control)}
         assert len(commands) == 1, "a stop that is sent again is the same to the byte"
+
+
+ANSWERS = {
+    "/status/204": "delivered",
+    "/cycle/503,reset,204,429,204": "delivered",
+    "/status/404": "rejected",
+}
+ROUNDS = 100
+KILLS = int(os.environ.get("TOCSIN_KILLS", "10000")) // ROUNDS
+SEED = int(os.environ.get("TOCSIN_KILL_SEED", "1"))
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("number", range(ROUNDS))
+async def test_random_kills_lose_and_invent_nothing(tmp_path: Path, number: int) -> None:
+    chance = random.Random(f"{SEED}/{number}")
+    killed = 0
+    issues: list[IssueFiring] = []
+    async with fault_server() as server, EmbeddedBus(tmp_path / "bus.db") as bus:
+        await bus.init(TOPICS.specs())
+        producer = await bus.producer()
+        urls, keys = " ".join(map(server.url, ANSWERS)), tmp_path / "keys"
+        while killed < KILLS:
+            some = [
+                issue(episode=str(len(issues) + nth), severity="warning")
+                for nth in range(chance.randint(1, 3))
+            ]
+            issues += some
+            await producer.publish([issue_record(one) for one in some])
+            at_a_point = chance.random() < 0.5
+            code = await process(
+                bus.path,
+                urls,
+                keys,
+                crash_at=f"{chance.choice(POINTS)}:{chance.randint(1, 4)}" if at_a_point else None,
+                kill_after_cpu_s=None if at_a_point else chance.uniform(0.01, 0.12),
+            )
+            assert code in (0, 137, -signal.SIGPROF)
+            killed += code != 0
+        assert await process(bus.path, urls, keys) == 0
+
+        hooks = list(parse_addresses([server.url(path) for path in ANSWERS]))
+        wanted = {
+            delivery_id(one.issue_id, hook, "firing"): state
+            for one in issues
+            for hook, state in zip(hooks, ANSWERS.values(), strict=True)
+        }
+        finals: dict[str, list[str]] = {}
+        for entry in await entries(bus):
+            finals.setdefault(entry.delivery_id, []).extend([entry.state] * entry.final)
+        assert finals == {identity: [state] for identity, state in wanted.items()}
+        assert set(server.ids()) == set(wanted), "equal ids on repeats, and no other"
+        repeats = len(server.ids()) - len(wanted)
+        print(f"round {number}: {killed} kills, {len(wanted)} deliveries, {repeats} attempts more")

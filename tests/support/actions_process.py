@@ -1,17 +1,17 @@
-"""An action worker as a process: `python -m support.actions_process BUS URL KEYS RUN DEADLINE_S`.
+"""An action worker as a process: `python -m support.actions_process BUS URLS KEYS RUN DEADLINE_S`.
 
 Ends by itself once all issues are taken in and all deliveries of the run are final; dies where
-`TOCSIN_CRASH_AT` says.
+`TOCSIN_CRASH_AT` says, or after as much processor time as `TOCSIN_KILL_AFTER_CPU_S` says, at
+whatever it is doing then.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from pathlib import Path
-
-from pydantic import SecretStr
 
 from tocsin.actions.delivery.retry import RetryPolicy
 from tocsin.actions.service import build_actions_service
@@ -22,10 +22,10 @@ from tocsin.schemas.configuration.file import Config
 from tocsin.schemas.key_folder import own_key
 from tocsin.schemas.topics import Topics
 
-SECRET = SecretStr("hook")
+KILL_AFTER_CPU_S = "TOCSIN_KILL_AFTER_CPU_S"
 
 
-async def main(path: Path, url: str, keys: Path, run: str, deadline_s: float) -> int:
+async def main(path: Path, urls: str, keys: Path, run: str, deadline_s: float) -> int:
     topics, crash = Topics(), CrashPoints.from_environment(os.environ)
     async with EmbeddedBus(path) as bus:
         service = build_actions_service(
@@ -35,7 +35,7 @@ async def main(path: Path, url: str, keys: Path, run: str, deadline_s: float) ->
             key=own_key(keys),
             secrets={},
             embedded=True,
-            notify=[url],
+            notify=urls.split(),
             policy=RetryPolicy(first_ms=10, most_ms=20, least_ms=5),
             crash=crash,
         )
@@ -56,5 +56,8 @@ async def main(path: Path, url: str, keys: Path, run: str, deadline_s: float) ->
 
 
 if __name__ == "__main__":
-    bus, url, keys, run, deadline_s = sys.argv[1:]
-    raise SystemExit(asyncio.run(main(Path(bus), url, Path(keys), run, float(deadline_s))))
+    if (cpu_s := os.environ.get(KILL_AFTER_CPU_S)) is not None:
+        # Nothing handles the signal: the kernel ends the process, as it does at SIGKILL.
+        signal.setitimer(signal.ITIMER_PROF, float(cpu_s))
+    bus, urls, keys, run, deadline_s = sys.argv[1:]
+    raise SystemExit(asyncio.run(main(Path(bus), urls, Path(keys), run, float(deadline_s))))

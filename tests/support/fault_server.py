@@ -1,7 +1,8 @@
 """A real HTTP server on loopback that answers each path with the fault that the path names.
 
-`/status/429?after=2` answers 429 with `Retry-After: 2`; `/then/503,200` answers in that order;
-`/reset` cuts the connection, `/timeout` never answers, `/drip` sends its head byte by byte.
+`/status/429?after=2` answers 429 with `Retry-After: 2`; `/then/503,200` answers in that order, and
+with the last from then on; `/cycle/503,reset,200` begins again after the last. `/reset` cuts the
+connection, `/timeout` never answers, `/drip` sends its head byte by byte, `/half` a part of it.
 """
 
 from __future__ import annotations
@@ -72,25 +73,29 @@ async def fault_server(context: ssl.SSLContext | None = None) -> AsyncIterator[F
         await state.answers.wait()
         what, _, query = path.partition("?")
         parts = what.strip("/").split("/")
-        if parts[0] == "reset":
+        status = parts[-1]
+        if parts[0] in ("then", "cycle"):
+            statuses = status.split(",")
+            turn = counts.get(path, 0)
+            counts[path] = turn + 1
+            last = len(statuses) - 1
+            status = statuses[turn % len(statuses) if parts[0] == "cycle" else min(turn, last)]
+        if status == "reset":
             writer.transport.abort()
             return False
-        if parts[0] == "timeout":
+        if status == "timeout":
             await asyncio.sleep(60)
             return False
-        if parts[0] == "drip":
+        if status == "half":
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Le")
+            await writer.drain()
+            return False
+        if status == "drip":
             for byte in b"HTTP/1.1 200 OK\r\nx-slow: " + b"x" * 10_000:
                 writer.write(bytes([byte]))
                 await writer.drain()
                 await asyncio.sleep(0.05)
             return False
-        if parts[0] == "then":
-            statuses = parts[1].split(",")
-            turn = counts.get(path, 0)
-            counts[path] = turn + 1
-            status = statuses[min(turn, len(statuses) - 1)]
-        else:
-            status = parts[1]
         extra = ""
         if query.startswith("after="):
             extra += f"Retry-After: {unquote(query.removeprefix('after='))}\r\n"
