@@ -45,8 +45,10 @@ def notice(
 async def attempted(queue: ReceiverQueue, given: Notice) -> Outcome:
     """What comes of one attempt, whatever it raises."""
     reported: asyncio.Queue[Attempted] = asyncio.Queue()
-    queues = ReceiverQueues({}, reported.put_nowait, crash=lambda _: None)
-    queues.start(queue, given)
+    queues = ReceiverQueues(
+        {given.delivery.action: queue}, reported.put_nowait, crash=lambda _: None
+    )
+    queues.start(given)
     outcome = (await reported.get()).outcome
     assert outcome is not None
     return outcome

@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 from tocsin.actions.config import routing_of
 from tocsin.actions.delivery.actions_service import ActionsService
-from tocsin.actions.delivery.expired import ExpiredReports
+from tocsin.actions.delivery.failures import FailureReports
 from tocsin.actions.delivery.receiver_queues import ReceiverQueue
 from tocsin.actions.delivery.retry import RetryPolicy
 from tocsin.actions.delivery.routing import STOP
@@ -106,5 +106,5 @@ def build_actions_service(
         crash=crash,
         closers=[stops.close, receivers.close],
         find_queue=find_queue,
-        expired=ExpiredReports.from_config(config),
+        failures=FailureReports.from_config(config),
     )

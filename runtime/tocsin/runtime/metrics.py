@@ -27,6 +27,7 @@ PARTITIONS: Final = "tocsin_partitions"
 DELIVERIES: Final = "tocsin_deliveries_total"
 ATTEMPTS: Final = "tocsin_delivery_attempts_total"
 PENDING: Final = "tocsin_deliveries_pending"
+SUSPENDED: Final = "tocsin_receiver_suspended"
 ROUND: Final = "tocsin_round_seconds"
 BUS_LAG: Final = "tocsin_bus_lag_seconds"
 DELIVERY: Final = "tocsin_delivery_seconds"
@@ -75,6 +76,11 @@ METRICS: Final[Mapping[str, Metric]] = {
     ),
     ATTEMPTS: _counter("Attempts to deliver, by kind", "kind"),
     PENDING: Metric("gauge", "Deliveries that are not final", ()),
+    SUSPENDED: Metric(
+        "gauge",
+        "1 while a receiver is left alone, because it fails or because it is gone; else 0",
+        ("receiver",),
+    ),
     ROUND: Metric(
         "histogram",
         "Time that one round of applying records and firing timers took",

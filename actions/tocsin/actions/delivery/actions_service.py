@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from tocsin.actions.delivery import stop as stops
-from tocsin.actions.delivery.expired import ExpiredReports
+from tocsin.actions.delivery.failures import FailureReports
 from tocsin.actions.delivery.feedback import issue_after, planned_after
 from tocsin.actions.delivery.followed_runs import FollowedRuns
 from tocsin.actions.delivery.ledger import Ledger
@@ -52,7 +52,6 @@ from tocsin.schemas.topics import (
 
 logger = logging.getLogger(__name__)
 
-_UNKNOWN_RECEIVER_MS: Final = 60_000
 _NOT_OURS_MS: Final = 2_000
 _AFTER_A_BUG_MS: Final = 60_000
 
@@ -65,7 +64,7 @@ class ActionsService(Service):
         queues: by receiver, and `stop`.
         closers: called at the end.
         find_queue: makes the queue of a receiver that is not among them; may block.
-        expired: reports what could not be delivered.
+        failures: reports what could not be delivered.
     """
 
     name = "actions"
@@ -83,7 +82,7 @@ class ActionsService(Service):
         crash: Callable[[str], None] = lambda name: None,
         closers: Sequence[Callable[[], Awaitable[None]]] = (),
         find_queue: Callable[[str], ReceiverQueue | None] = lambda name: None,
-        expired: ExpiredReports = ExpiredReports(),  # noqa: B008  (frozen)
+        failures: FailureReports = FailureReports(),  # noqa: B008  (frozen)
     ) -> None:
         self.inputs = (topics.issues,)
         self.restores = (topics.actions,)
@@ -92,10 +91,10 @@ class ActionsService(Service):
         self._only: frozenset[str] | None = None
         self._skip: Skip | None = None
         self._requested_by = requested_by
-        self._expired = expired
+        self._failures = failures
         self._metrics = metrics or Metrics()
         self._queues = ReceiverQueues(
-            queues, self._report, crash=crash, closers=closers, find=find_queue
+            queues, self._report, crash=crash, closers=closers, find=find_queue, metrics=metrics
         )
         self._ledger = Ledger(policy)
         # When the issue of a delivery was appended to the bus; not known after a restart.
@@ -271,7 +270,7 @@ class ActionsService(Service):
         append_ms: int,
         now_ms: int,
     ) -> None:
-        why_not = planned.forbidden or self._expired.why_not_notified(issue, planned.action)
+        why_not = planned.forbidden or self._failures.why_not_notified(issue, planned.action)
         queue = self._queues.get(planned.action)
         if planned.kind == STOP:
             options = planned.options or StopOptions()
@@ -333,6 +332,9 @@ class ActionsService(Service):
         before = self._ledger.get(result.delivery_id)
         if before is None:
             return
+        if result.instead is not None:
+            self._decide(before, result.instead, now_ms)
+            return
         if result.outcome is None:
             self._give_up(before, now_ms)
             return
@@ -342,24 +344,24 @@ class ActionsService(Service):
             at_ms=result.at_ms,
             duration_ms=result.duration_ms,
             now_ms=now_ms,
+            suspended_until_ms=result.suspended_until_ms,
         )
         self._metrics.add(names.ATTEMPTS, kind=delivery.kind)
         self._put_out(delivery, before)
+        if result.works_again:
+            self._ledger.recall(delivery.action, now_ms)
         self._supersede(delivery, now_ms)
         self._stops_may_be_final = self._stops_may_be_final or delivery.kind == STOP
 
-    def _give_up(self, delivery: Delivery, now_ms: int) -> None:
-        """A delivery whose time is up, or a stop after which the run has ended."""
-        if delivery.kind == STOP and delivery.attempts > 0 and self._settle_stop(delivery, now_ms):
+    def _give_up(self, stop: Delivery, now_ms: int) -> None:
+        """A stop whose time is up, or after which the run has ended."""
+        if stop.attempts > 0 and self._settle_stop(stop, now_ms):
             return
-        why = "no receiver of that name" if delivery.kind != STOP else "no answer from the run"
-        if delivery.attempts == 0:
-            why = f"{why}, and never sent"
-        if now_ms >= delivery.give_up_ms or (delivery.kind == STOP and delivery.attempts == 0):
-            self._decide(delivery, Decision("expired", why), now_ms)
+        why = "no answer from the run" + (", and never sent" if stop.attempts == 0 else "")
+        if now_ms >= stop.give_up_ms or stop.attempts == 0:
+            self._decide(stop, Decision("expired", why), now_ms)
         else:
-            decision = Decision("pending", delivery.reason, delivery.give_up_ms)
-            self._decide(delivery, decision, now_ms)
+            self._decide(stop, Decision("pending", stop.reason, stop.give_up_ms), now_ms)
 
     def _follow(self, record: Record) -> None:
         """A record of the runs topic or of the ledger."""
@@ -405,8 +407,7 @@ class ActionsService(Service):
 
     def _put_out(self, delivery: Delivery, before: Delivery | None = None) -> None:
         self._outputs.append(delivery_record(self._topics, delivery))
-        if delivery.state == "expired":
-            self._outputs += self._expired.records(self._topics, delivery, before, self._now_ms)
+        self._outputs += self._failures.records(self._topics, delivery, before, self._now_ms)
         if delivery.final:
             self._metrics.add(names.DELIVERIES, kind=delivery.kind, state=delivery.state)
             since_ms = self._appended_ms.pop(delivery.delivery_id, delivery.created_ms)
@@ -426,20 +427,20 @@ class ActionsService(Service):
         if waits(delivery, line, self._started):
             self._ledger.hold(delivery)
             return
-        queue = self._queues.get(delivery.action)
-        if queue is None and now_ms < delivery.give_up_ms:
-            # Another worker's configuration may have it; it is not ours to refuse before its time.
-            later = min(now_ms + _UNKNOWN_RECEIVER_MS, delivery.give_up_ms)
-            self._ledger.postpone(delivery, later)
-            return
         late = now_ms > delivery.created_ms + stops.NOT_AFTER_MS
-        if queue is None or (delivery.kind == STOP and (delivery.attempts > 0 or late)):
+        if delivery.kind == STOP and (delivery.attempts > 0 or late):
             self._report(Attempted(delivery.delivery_id, None, now_ms))
+            return
+        if (instead := self._queues.gate(delivery, now_ms)) is not None:
+            if instead.next_attempt_ms is not None:
+                self._ledger.postpone(delivery, instead.next_attempt_ms)
+            else:
+                self._report(Attempted(delivery.delivery_id, None, now_ms, instead=instead))
             return
         self._started.add(delivery.delivery_id)
         stop = self._ledger.stop_for(delivery)
         did = () if stop is None else (stops.sentence(*stop),)
-        self._queues.start(queue, Notice(delivery, now_ms, did))
+        self._queues.start(Notice(delivery, now_ms, did))
 
     async def _is_skipped(self, run_id: str) -> bool:
         try:

@@ -129,7 +129,14 @@ class Ledger:
         return delivery
 
     def attempted(
-        self, old: Delivery, outcome: Outcome, *, at_ms: int, duration_ms: int, now_ms: int
+        self,
+        old: Delivery,
+        outcome: Outcome,
+        *,
+        at_ms: int,
+        duration_ms: int,
+        now_ms: int,
+        suspended_until_ms: int | None = None,
     ) -> Delivery:
         """The entry after an attempt."""
         attempts = old.attempts + 1
@@ -148,7 +155,13 @@ class Ledger:
             duration_ms=max(0, duration_ms),
         )
         last = (*old.last_attempts, attempt)[-_LAST_ATTEMPTS:]
-        old = old.model_copy(update={"attempts": attempts, "last_attempts": last})
+        old = old.model_copy(
+            update={
+                "attempts": attempts,
+                "last_attempts": last,
+                "suspended_until_ms": suspended_until_ms,
+            }
+        )
         return self.decided(old, decision, now_ms)
 
     def decided(self, delivery: Delivery, decision: Decision, now_ms: int) -> Delivery:
@@ -185,6 +198,12 @@ class Ledger:
     def postpone(self, delivery: Delivery, until_ms: int) -> None:
         """Put one that `due` returned back, without a new state: its time is not ours to decide."""
         heapq.heappush(self._due.setdefault(delivery.action, []), (until_ms, delivery.delivery_id))
+
+    def recall(self, action: str, now_ms: int) -> None:
+        """Put what waits past its time for this receiver back in its place: it works again."""
+        for one in self._pending.values():
+            if one.action == action and (one.next_attempt_ms or now_ms) < now_ms:
+                self.postpone(one, now_ms)
 
     def hold(self, delivery: Delivery) -> None:
         """Put one that `due` returned back when another one of its `line` has a new state."""

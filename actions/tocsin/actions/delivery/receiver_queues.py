@@ -10,7 +10,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tocsin.actions.delivery.retry import Outcome
+from tocsin.actions.delivery.circuit import Circuit, CircuitPolicy
+from tocsin.actions.delivery.retry import Decision, Outcome
+from tocsin.runtime import metrics as names
+from tocsin.runtime.metrics import Metrics
 from tocsin.schemas.errors import RecordError
 from tocsin.schemas.records.deliveries import Delivery
 
@@ -18,6 +21,10 @@ logger = logging.getLogger(__name__)
 
 PER_RECEIVER: Final = 16
 """Attempts at one receiver at a time. What is due beyond that waits in the ledger's schedule."""
+
+_UNKNOWN_RECEIVER_MS: Final = 60_000
+_ALL: Final = 1_000_000
+"""As many as are due: `gate` puts most of them off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,7 @@ class ReceiverQueue:
     Attributes:
         one_alert: it keeps one alert per issue: no earlier state may follow a later one.
         acknowledges: it shows that somebody takes care of an alert.
+        circuit: when it is left alone for a while; None: never.
     """
 
     attempt: Attempt
@@ -51,16 +59,26 @@ class ReceiverQueue:
     at_once: int = PER_RECEIVER
     one_alert: bool = False
     acknowledges: bool = False
+    circuit: CircuitPolicy | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Attempted:
-    """What came of an attempt. Without an outcome: time to check what became of a delivery."""
+    """What came of an attempt. Without an outcome: time to check what became of a delivery.
+
+    Attributes:
+        instead: what was decided in place of an attempt.
+        suspended_until_ms: until then the receiver is left alone.
+        works_again: whether it was left alone before this attempt.
+    """
 
     delivery_id: str
     outcome: Outcome | None
     at_ms: int
     duration_ms: int = 0
+    instead: Decision | None = None
+    suspended_until_ms: int | None = None
+    works_again: bool = False
 
 
 class ReceiverQueues:
@@ -81,6 +99,7 @@ class ReceiverQueues:
         crash: Callable[[str], None],
         closers: Sequence[Callable[[], Awaitable[None]]] = (),
         find: Callable[[str], ReceiverQueue | None] = lambda name: None,
+        metrics: Metrics | None = None,
     ) -> None:
         self._queues = dict(queues)
         self._report = report
@@ -89,6 +108,8 @@ class ReceiverQueues:
         self._find = find
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._flying: Counter[str] = Counter()
+        self._circuits: dict[str, Circuit] = {}
+        self._metrics = metrics or Metrics()
 
     def get(self, action: str) -> ReceiverQueue | None:
         """The queue of a receiver; None if there is none of that name. May block."""
@@ -102,16 +123,30 @@ class ReceiverQueues:
         return queue is not None and queue.acknowledges
 
     def room(self, action: str) -> int:
-        """How many more attempts may begin there now."""
-        queue = self._queues.get(action)
-        return (queue.at_once if queue is not None else PER_RECEIVER) - self._flying[action]
+        """How many deliveries that are due `gate` can be asked about now."""
+        circuit = self._circuits.get(action)
+        return _ALL if circuit is not None and circuit.suspended else self._room(action)
 
-    def start(self, queue: ReceiverQueue, notice: Notice) -> None:
-        """Begin an attempt."""
-        identity = notice.delivery.delivery_id
-        self._flying[notice.delivery.action] += 1
+    def gate(self, delivery: Delivery, now_ms: int) -> Decision | None:
+        """What becomes of a delivery without an attempt; None: `start` it. May block."""
+        if self.get(delivery.action) is None:
+            # Another worker's configuration may have it; it is not ours to refuse before its time.
+            later_ms = min(now_ms + _UNKNOWN_RECEIVER_MS, delivery.give_up_ms)
+            if later_ms > now_ms:
+                return Decision("pending", delivery.reason, later_ms)
+            sent = "" if delivery.attempts else ", and never sent"
+            return Decision("expired", f"no receiver of that name{sent}")
+        circuit = self._circuits.get(delivery.action)
+        if circuit is None:
+            return None
+        return circuit.gate(delivery, now_ms, room=self._room(delivery.action))
+
+    def start(self, notice: Notice) -> None:
+        """Begin an attempt. Its receiver is there."""
+        identity, action = notice.delivery.delivery_id, notice.delivery.action
+        self._flying[action] += 1
         self._tasks[identity] = asyncio.create_task(
-            self._attempt(queue, notice), name=f"tocsin-delivery-{identity}"
+            self._attempt(self._queues[action], notice), name=f"tocsin-delivery-{identity}"
         )
 
     async def close(self) -> None:
@@ -123,6 +158,10 @@ class ReceiverQueues:
             await asyncio.wait(tasks)
         for close in self._closers:
             await close()
+
+    def _room(self, action: str) -> int:
+        queue = self._queues.get(action)
+        return (queue.at_once if queue is not None else PER_RECEIVER) - self._flying[action]
 
     async def _attempt(self, queue: ReceiverQueue, notice: Notice) -> None:
         delivery = notice.delivery
@@ -141,4 +180,22 @@ class ReceiverQueues:
             self._flying[delivery.action] -= 1
             del self._tasks[delivery.delivery_id]
         duration_ms = round(1000 * (time.monotonic() - started))
-        self._report(Attempted(delivery.delivery_id, outcome, notice.now_ms, duration_ms))
+        self._report(self._result(queue, notice, outcome, duration_ms))
+
+    def _result(
+        self, queue: ReceiverQueue, notice: Notice, outcome: Outcome, duration_ms: int
+    ) -> Attempted:
+        identity, action = notice.delivery.delivery_id, notice.delivery.action
+        if queue.circuit is None:
+            return Attempted(identity, outcome, notice.now_ms, duration_ms)
+        circuit = self._circuits.setdefault(action, Circuit(queue.circuit))
+        works_again = circuit.attempted(identity, outcome, notice.now_ms + duration_ms)
+        self._metrics.set(names.SUSPENDED, float(circuit.suspended), receiver=action)
+        return Attempted(
+            identity,
+            outcome,
+            notice.now_ms,
+            duration_ms,
+            suspended_until_ms=circuit.open_until_ms,
+            works_again=works_again,
+        )

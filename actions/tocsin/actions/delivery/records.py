@@ -67,10 +67,10 @@ def issue_event(issue: IssueFiring, time_ms: int) -> Event[Data]:
     )
 
 
-def expired_letter(
+def failed_letter(
     topics: Topics, delivery: Delivery, before: Delivery | None, now_ms: int
 ) -> Outgoing:
-    """An expired delivery as a dead letter, with its event, so that it can be sent once more."""
+    """A failed delivery as a dead letter, with its event, so that it can be sent once more."""
     event = _event(
         delivery if before is None else delivery.model_copy(update={"event": before.event})
     )
@@ -78,7 +78,7 @@ def expired_letter(
         topic=topics.actions,
         partition=issue_partition(delivery.run_id),
         offset=0,
-        error="Expired",
+        error=delivery.state.capitalize(),
         message=clip(delivery.reason, 500),
         service="actions",
         at_ms=now_ms,

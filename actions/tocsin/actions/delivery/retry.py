@@ -93,6 +93,15 @@ class Decision:
         return self.state == "pending"
 
 
+def is_temporary(outcome: Outcome) -> bool:
+    """Whether the same attempt may succeed later: 408, 425, 429, 5xx, no answer."""
+    if outcome.sent or outcome.forbidden is not None or outcome.done is not None:
+        return False
+    if outcome.failure is not None or outcome.later is not None or outcome.status is None:
+        return True
+    return outcome.status >= 500 or outcome.status < 200 or outcome.status in RETRIED_STATUSES
+
+
 def decide(
     outcome: Outcome,
     *,
@@ -115,13 +124,12 @@ def decide(
         return Decision("rejected", text)
     if outcome.done is not None:
         return Decision("delivered", text)
-    if outcome.failure is None and outcome.later is None and status is not None:
-        if 200 <= status < 300:
+    if not is_temporary(outcome) and status is not None:
+        if status < 300:
             return Decision("delivered", text)
-        if 300 <= status < 400:
+        if status < 400:
             return Decision("rejected", f"{text}: redirects are not followed; give the final URL")
-        if status < 500 and status not in RETRIED_STATUSES:
-            return Decision("rejected", text)
+        return Decision("rejected", text)
     if now_ms >= give_up_ms:
         return Decision("expired", f"given up after {attempts} attempts, the last: {text}")
     wait_ms = backoff_ms(delivery_id, attempts, policy)

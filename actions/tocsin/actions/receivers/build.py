@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
+from tocsin.actions.delivery.circuit import CircuitPolicy
 from tocsin.actions.delivery.receiver_queues import ReceiverQueue
 from tocsin.actions.receivers.kind import ReceiverContext, Sender
 from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.schemas.configuration.receivers import ReceiverConfig
+
+_MS: Final = timedelta(milliseconds=1)
 
 
 class Receivers:
@@ -39,9 +42,15 @@ class Receivers:
                 kind.load()
                 self._senders[config.type] = kind.sender(self._context)
             send = partial(self._senders[config.type].send, target)
-            give_up_ms = config.retry.give_up_after // timedelta(milliseconds=1)
             queues[name] = ReceiverQueue(
-                send, give_up_ms, kind.at_once, kind.one_alert, kind.acknowledges
+                send,
+                config.retry.give_up_after // _MS,
+                config.concurrency or kind.at_once,
+                kind.one_alert,
+                kind.acknowledges,
+                CircuitPolicy(
+                    config.circuit_breaker.failures, config.circuit_breaker.probe_every // _MS
+                ),
             )
         return queues
 

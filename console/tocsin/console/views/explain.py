@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from rich.text import Text
 
 from tocsin.console.views.issues import SEVERITY_STYLE, issue_facts
+from tocsin.console.views.receivers import Suspended, suspended_lines, suspended_receivers
 from tocsin.console.views.sparkline import Bucket, sparkline
 from tocsin.console.views.stop_history import (
     StopHistory,
@@ -41,7 +42,9 @@ _LABEL: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """An issue and all that belongs to it. `stop` is that of the issue's incarnation, if any."""
+    """An issue and all that belongs to it. `stop` is that of the issue's incarnation, if any, and
+    `suspended` are the receivers that are left alone.
+    """
 
     issue: IssueFiring
     states: Sequence[StateSeen] = ()
@@ -50,6 +53,7 @@ class Story:
     stop: StopHistory | None = None
     cause: IssueFiring | None = None
     consequences: Sequence[IssueFiring] = ()
+    suspended: Mapping[str, Suspended] = field(default_factory=dict)
 
 
 def story_of(view: RunsView, commands: Mapping[str, CommandSeen], issue: IssueFiring) -> Story:
@@ -63,6 +67,7 @@ def story_of(view: RunsView, commands: Mapping[str, CommandSeen], issue: IssueFi
         stop=None if run is None else stop_history(run, commands, issue.incarnation),
         cause=next((one for one in view.issues if one.issue_id == issue.consequence_of), None),
         consequences=[one for one in view.issues if one.consequence_of == issue.issue_id],
+        suspended=suspended_receivers(view.deliveries),
     )
 
 
@@ -146,7 +151,7 @@ def _paragraphs(story: Story) -> Iterator[tuple[str, list[str]]]:
         yield "History", [_state_line(seen) for seen in story.states]
     if story.feedback:
         yield "What people answered", [_feedback_line(one) for one in story.feedback]
-    yield "What was done", list(_done_lines(story.deliveries))
+    yield "What was done", list(_done_lines(story))
     if story.stop is not None:
         heading = "The stop"
         if not story.stop.is_for(issue.issue_id, [d.delivery_id for d in story.deliveries]):
@@ -204,11 +209,11 @@ def _feedback_line(feedback: Feedback) -> str:
     return f"{time_text(feedback.at_ms)}  {plain_line(feedback.text)}"
 
 
-def _done_lines(deliveries: Sequence[Delivery]) -> Iterator[str]:
-    if not deliveries:
+def _done_lines(story: Story) -> Iterator[str]:
+    if not story.deliveries:
         yield "no notice was sent and nothing was stopped: the configuration requests neither"
         return
-    for delivery in deliveries:
+    for delivery in story.deliveries:
         about = "" if delivery.issue_state == "firing" else f" ({delivery.issue_state})"
         attempts = (
             f", {delivery.attempts:,} attempt{'s' * (delivery.attempts != 1)}"
@@ -228,3 +233,7 @@ def _done_lines(deliveries: Sequence[Delivery]) -> Iterator[str]:
                 yield f"{'':<{_LABEL}}{time_text(attempt.at_ms)}  {result} {took}"
         if delivery.next_attempt_ms is not None:
             yield f"{'':<{_LABEL}}{time_text(delivery.next_attempt_ms)}  next attempt"
+    waited_for = {one.action for one in story.deliveries if not one.final}
+    yield from suspended_lines(
+        {name: one for name, one in story.suspended.items() if name in waited_for}
+    )

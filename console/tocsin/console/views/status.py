@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Final
 
 from rich.console import Console
@@ -18,6 +19,7 @@ from tocsin.console.views.issues import (
     issue_table,
     no_runs_line,
 )
+from tocsin.console.views.receivers import suspended_lines, suspended_receivers
 from tocsin.console.views.rule_status import in_a_line
 from tocsin.schemas.records.issues import gravest
 from tocsin.schemas.records.runs import RunView
@@ -31,7 +33,9 @@ _STATE_STYLE: Mapping[str, str] = {"running": "green", "ended": "", "lost": "yel
 
 
 def status_json(view: RunsView) -> str:
-    """The status for programs: one JSON object with `version`, `runs`, `issues`, `deliveries`."""
+    """The status for programs: one JSON object with `version`, `runs`, `issues`, `deliveries`,
+    and `suspended_receivers` by name.
+    """
     return json.dumps(
         {
             "version": 1,
@@ -45,6 +49,9 @@ def status_json(view: RunsView) -> str:
                 for issue in view.issues
             ],
             "deliveries": [delivery_facts(delivery) for delivery in view.deliveries],
+            "suspended_receivers": {
+                name: asdict(one) for name, one in suspended_receivers(view.deliveries).items()
+            },
         },
         indent=2,
     )
@@ -67,6 +74,8 @@ def print_status(
         if run.rules:
             line = plain_line(f"rules of {run.run_id}: {in_a_line(run.rules)}")
             console.print(line, highlight=False, markup=False, soft_wrap=True)
+    for line in suspended_lines(suspended_receivers(view.deliveries)):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     issues = view.issues
     newest = [issue for issue in issues if issue.run_id == issues[-1].run_id]
     if (told := gravest(newest)) is not None:

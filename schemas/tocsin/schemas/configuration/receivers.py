@@ -23,6 +23,17 @@ class RetryConfig(Section):
     """How long after the first attempt. Unit: a duration."""
 
 
+class CircuitBreakerConfig(Section):
+    """When to leave a failing receiver alone; its deliveries wait meanwhile, and none is lost."""
+
+    failures: int = Field(default=5, ge=1, le=1000, examples=[5])
+    """After how many deliveries in a row that fail. A single delivery that the receiver cannot
+    process is not enough, however often it is tried."""
+    probe_every: Duration = Field(default=timedelta(seconds=30), examples=["30s"])
+    """How often to attempt one delivery then, to notice that the receiver works again. Unit: a
+    duration."""
+
+
 class ReceiverConfig(Section):
     """One receiver. Each kind derives a model of its own, whose `type` is the kind's name."""
 
@@ -32,6 +43,10 @@ class ReceiverConfig(Section):
     """Whether to notify when an issue resolves, too."""
     retry: RetryConfig = Field(default_factory=RetryConfig)
     """When to give up."""
+    concurrency: int | None = Field(default=None, ge=1, le=1000, examples=[4])
+    """Attempts at the same time, at most. The default depends on the kind: 16 for most."""
+    circuit_breaker: CircuitBreakerConfig = Field(default_factory=CircuitBreakerConfig)
+    """When to leave it alone for a while."""
 
 
 class UnreadReceiver(ReceiverConfig):

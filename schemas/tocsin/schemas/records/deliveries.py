@@ -93,6 +93,9 @@ class Delivery(Data):
         default=None, description="the retry schedule; None when final"
     )
     give_up_ms: Millis = Field(description="after this it expires")
+    suspended_until_ms: Millis | None = Field(
+        default=None, description="its receiver fails and is left alone until then"
+    )
     event: dict[str, JsonValue] | None = Field(
         default=None,
         description="the issue's CloudEvent, so that a retry needs no other record; "

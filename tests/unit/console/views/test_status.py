@@ -9,12 +9,14 @@ from rich.console import Console
 
 from support.issue_records import NOW_MS, issue, runs_view
 from tocsin.bus.port import TopicState
+from tocsin.console.views.explain import story_lines, story_of
 from tocsin.console.views.issues import IssueFilter, first_seen, issue_table
 from tocsin.console.views.status import ago, print_status, status_json
 from tocsin.console.views.topics import print_topics, topics_json
-from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.deliveries import Attempt, Delivery
 from tocsin.schemas.records.runs import RunView
 from tocsin.schemas.records.runs_view import RunsView
+from tocsin.schemas.text import time_text
 from tocsin.schemas.topics import Topics
 
 RUN = RunView(
@@ -139,3 +141,34 @@ def test_topics_that_are_missing_or_differ_say_what_to_do() -> None:
     assert all(state.spec.name in narrow.getvalue() for state in states)
     assert len(narrow.getvalue().splitlines()) == len(text.splitlines())
     assert [topic["exists"] for topic in facts["topics"]] == [True, True, False]
+
+
+def test_a_receiver_that_is_left_alone_is_shown_with_what_waits_for_it() -> None:
+    tried = Attempt(at_ms=NOW_MS, result="503 Service Unavailable", retry=True, duration_ms=20)
+    failed = DELIVERY.model_copy(
+        update={
+            "state": "pending",
+            "reason": "503 Service Unavailable",
+            "attempts": 1,
+            "last_attempts": (tried,),
+            "next_attempt_ms": NOW_MS + 500,
+            "suspended_until_ms": NOW_MS + 30_000,
+        }
+    )
+    waits = failed.model_copy(
+        update={"delivery_id": "e", "issue_times": 2, "last_attempts": (), "attempts": 0}
+    )
+    view = runs_view(RUN, issue(), failed, waits)
+    line = "receiver hook fails, its circuit is open: 2 deliveries wait; one is attempted after "
+    assert f"{line}{time_text(NOW_MS + 30_000)}" in printed(view)
+    assert json.loads(status_json(view))["suspended_receivers"] == {
+        "hook": {"until_ms": NOW_MS + 30_000, "waiting": 2}
+    }
+    story = "\n".join(map(str, story_lines(story_of(view, {}, view.issues[0]))))
+    assert line in story
+
+    later = tried.model_copy(update={"at_ms": NOW_MS + 30_100})
+    works = waits.model_copy(
+        update={"state": "delivered", "last_attempts": (later,), "suspended_until_ms": None}
+    )
+    assert "circuit" not in printed(runs_view(RUN, issue(), failed, works))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import ssl
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -19,11 +19,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import SecretStr
 from standardwebhooks.webhooks import Webhook as Verifier
 
-from support.certificates import authority
+from support.certificates import Authority, authority
 from support.fault_server import FaultServer, fault_server
+from support.faults import FAULTS, Fault
 from support.issue_records import issue
 from support.notices import notice
-from tocsin.actions.delivery.retry import Outcome, RetryPolicy, decide
+from tocsin.actions.delivery.retry import Outcome
 from tocsin.actions.receivers.address_guard import AddressGuard, parse_networks
 from tocsin.actions.receivers.http import HttpPoster, tls_context
 from tocsin.actions.receivers.kind import ReceiverContext
@@ -34,7 +35,6 @@ from tocsin.schemas.configuration.sections import TlsConfig
 from tocsin.schemas.errors import ConfigurationError
 
 KEY = SecretStr("a-signing-SECRET")
-NOW_MS = int(datetime.now(UTC).timestamp() * 1000)
 NOTICE = notice(issue(), kind="webhook")
 
 
@@ -60,54 +60,42 @@ async def post(sender: WebhookSender, url: str) -> Outcome:
     return await sender.send(target(url), replace(NOTICE, now_ms=now_ms))
 
 
-STATES = {
-    **dict.fromkeys([200, 202, 204], "delivered"),
-    **dict.fromkeys([301, 307, 400, 401, 403, 404, 409, 410, 413, 422], "rejected"),
-    **dict.fromkeys([408, 425, 429, 500, 502, 503, 504], "pending"),
-}
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return authority(tmp_path_factory.mktemp("tls"), "127.0.0.1")
 
 
-@pytest.mark.parametrize("status", STATES)
-async def test_each_status_has_its_state(
-    server: FaultServer, sender: WebhookSender, status: int
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+async def test_each_fault_of_a_real_server_has_its_outcome(
+    server: FaultServer, sender: WebhookSender, foreign: Authority, fault: Fault
 ) -> None:
-    outcome = await post(sender, server.url(f"/status/{status}"))
+    match fault.path:
+        case "wrong TLS":
+            async with await asyncio.start_server(
+                lambda reader, writer: writer.close(), "127.0.0.1", 0, ssl=foreign.context
+            ) as tls:
+                outcome = await post(sender, f"https://127.0.0.1:{port_of(tls)}/")
+        case "nobody there":
+            async with await asyncio.start_server(lambda reader, writer: None, "127.0.0.1") as gone:
+                port = port_of(gone)
+            outcome = await post(sender, f"http://127.0.0.1:{port}/")
+        case "no such name":
+            outcome = await post(sender, "http://nobody.invalid/")
+        case path:
+            outcome = await post(sender, server.url(path))
+            assert len(server.seen) == 1, "a redirect was followed"
 
-    assert outcome.status == status
-    decision = decide(
-        outcome,
-        delivery_id="d-1",
-        attempts=1,
-        now_ms=NOW_MS,
-        give_up_ms=NOW_MS + 86_400_000,
-        policy=RetryPolicy(),
-    )
-    assert decision.state == STATES[status]
-    assert len(server.seen) == 1, "a redirect was followed"
-
-
-@pytest.mark.parametrize("after", ["7", "Sat%2C%2021%20Nov%202099%2014:00:00%20GMT"])
-async def test_retry_after_is_read(server: FaultServer, sender: WebhookSender, after: str) -> None:
-    outcome = await post(sender, server.url(f"/status/429?after={after}"))
-    assert outcome.retry_after in ("7", "Sat, 21 Nov 2099 14:00:00 GMT")
+    assert outcome == fault.outcome
 
 
-@pytest.mark.parametrize(
-    ("path", "failure"),
-    [("/timeout", "timeout"), ("/drip", "timeout"), ("/reset", "connection reset")],
-)
-async def test_faults_of_the_connection_are_named(
-    server: FaultServer, sender: WebhookSender, path: str, failure: str
+def port_of(server: asyncio.Server) -> int:
+    port: int = server.sockets[0].getsockname()[1]
+    return port
+
+
+async def test_a_server_without_tls_is_tried_again(
+    server: FaultServer, sender: WebhookSender
 ) -> None:
-    assert (await post(sender, server.url(path))).failure == failure
-
-
-async def test_nobody_there_no_such_name_no_tls(server: FaultServer, sender: WebhookSender) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    assert (await post(sender, f"http://127.0.0.1:{port}/")).failure == "connection refused"
-    assert (await post(sender, "http://nobody.invalid/")).failure == "name not found"
     failure = (await post(sender, server.url("/x").replace("http:", "https:"))).failure
     assert failure in ("TLS certificate not accepted", "timeout", "connection reset")
 

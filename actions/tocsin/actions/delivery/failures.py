@@ -1,11 +1,14 @@
-"""What reports a delivery that has expired: a dead letter, and the issue `action_failed`."""
+"""What reports a delivery that has failed: a dead letter, and the issue `action_failed`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
 
-from tocsin.actions.delivery.records import expired_letter, issue_of, issue_record
+from tocsin.actions.delivery.circuit import GONE
+from tocsin.actions.delivery.records import failed_letter, issue_of, issue_record
+from tocsin.actions.delivery.retry import Outcome, phrase_of
+from tocsin.actions.delivery.routing import STOP
 from tocsin.bus.port import Outgoing
 from tocsin.schemas.configuration.file import Config
 from tocsin.schemas.errors import RecordError
@@ -18,13 +21,16 @@ from tocsin.schemas.topics import Topics
 RULE: Final = "action_failed"
 VERSION: Final = 1
 _REMEDY: Final = (
-    "Check the receiver's address, secret and network path. Expired deliveries are in the "
+    "Check the receiver's address, secret and network path. Failed deliveries are in the "
     "dead-letter topic."
 )
 
 
+_GONE: Final = Outcome(status=410, phrase=phrase_of(410)).text()
+
+
 @dataclass(frozen=True, slots=True)
-class ExpiredReports:
+class FailureReports:
     """Reports what could not be delivered, under the name that the configuration gives the rule."""
 
     name: str = RULE
@@ -32,7 +38,7 @@ class ExpiredReports:
     off: bool = False
 
     @classmethod
-    def from_config(cls, config: Config) -> ExpiredReports:
+    def from_config(cls, config: Config) -> FailureReports:
         """Read the settings of the rule from the configuration."""
         entry = next((rule for rule in config.rules if rule.use == RULE), None)
         if entry is None:
@@ -48,11 +54,17 @@ class ExpiredReports:
     def records(
         self, topics: Topics, delivery: Delivery, before: Delivery | None, now_ms: int
     ) -> list[Outgoing]:
-        """A delivery that has expired, as a dead letter and as an issue, unless it was about one.
+        """What is to be published when a delivery has come to a state.
 
-        Another delivery to the same receiver gives the same issue, by its id: one is enough.
+        One that expired or was rejected is a dead letter, so that it can be sent once more. One
+        that expired, or whose receiver said that it is gone, is an issue too, unless it was about
+        one. Another delivery to the same receiver gives the same issue, by its id: one is enough.
         """
-        letter = expired_letter(topics, delivery, before, now_ms)
+        if delivery.state not in ("expired", "rejected"):
+            return []
+        letter = failed_letter(topics, delivery, before, now_ms)
+        if delivery.state == "rejected" and delivery.reason != _GONE:
+            return [letter] if delivery.kind != STOP else []
         if self.off or delivery.rule == self.name:
             return [letter]
         issue = self._issue(delivery, before or delivery, now_ms)
@@ -63,7 +75,10 @@ class ExpiredReports:
             about = issue_of(before)
         except RecordError:
             about = None  # a stop's command
-        what = "a stop" if delivery.kind == "stop" else f"a notice to {delivery.action}"
+        what = "a stop" if delivery.kind == STOP else f"a notice to {delivery.action}"
+        why = f"has expired: {delivery.reason}"
+        if delivery.state == "rejected":
+            why = f"was rejected: {GONE}"
         run, incarnation = delivery.run_id, delivery.incarnation
         return IssueFiring(
             run_id=run,
@@ -75,7 +90,7 @@ class ExpiredReports:
             rule_version=VERSION,
             severity=self.severity,
             subject=Subject(kind="rule", name=delivery.action),
-            reason=clip(f"{what} about {delivery.rule} has expired: {delivery.reason}"),
+            reason=clip(f"{what} about {delivery.rule} {why}"),
             remedy=_REMEDY,
             step=about.step if about else None,
             onset_ms=delivery.created_ms,
