@@ -52,6 +52,26 @@ def test_a_configuration_of_others_runs_no_code(folder: Path, how: str) -> None:
     assert not ran(folder)
 
 
+@pytest.mark.parametrize("how", ["mode", "owner"])
+@pytest.mark.parametrize("what", ["conf", "conf/b.yaml"])
+def test_a_folder_to_which_others_can_add_a_file_runs_no_code(
+    folder: Path, what: str, how: str
+) -> None:
+    (folder / "conf").mkdir(mode=0o700)
+    (folder / "conf" / "a.yaml").write_text(USES_CODE)
+    (folder / "conf" / "b.yaml").write_text("version: 1\n")
+    (folder / "rules").rename(folder / "conf" / "rules")
+    open_to_others(folder / what, how)
+
+    checked = check_file(Path("conf"), {}, folder)
+    with pytest.raises(ConfigProblems, match="and could name any code here"):
+        launch_options(["true"], RunOptions(config=folder / "conf"), {})
+
+    assert [problem.code for problem in checked.problems] == ["rule_not_loaded"]
+    assert f"others can write to {folder / what} " in checked.problems[0].message
+    assert not ran(folder)
+
+
 def test_a_configuration_of_others_is_warned_of(folder: Path) -> None:
     config = folder / "tocsin.yaml"
     config.write_text("version: 1\n")

@@ -42,10 +42,10 @@ $ tocsin check --json tocsin.yaml
 $ tocsin schema > tocsin.schema.json   # for completion in an editor
 ```
 
-The file is `--config FILE`, else what `TOCSIN_CONFIG` names, else `tocsin.yaml` in the working
-folder. For each setting the flag comes first, then the environment (`TOCSIN_BUS`, `TOCSIN_LABELS`),
-then the file, then the default. Relative paths start at the folder of the file. If it has a
-mistake, nothing starts, and the exit code is 2.
+The file is `--config FILE` (or a folder, see below), else what `TOCSIN_CONFIG` names, else
+`tocsin.yaml` in the working folder. For each setting the flag comes first, then the environment
+(`TOCSIN_BUS`, `TOCSIN_LABELS`), then the file, then the default. Relative paths start at the folder
+of the file. If it has a mistake, nothing starts, and the exit code is 2.
 
 ```yaml
 version: 1
@@ -63,6 +63,21 @@ rules:
     params: {factor: 10.0}
     actions: [ml-hook]
 ```
+
+## Several files
+
+If `--config` or `TOCSIN_CONFIG` names a folder, all files in it that end in `.yaml` are one
+configuration, except hidden ones and `*_test.yaml`. Each file starts with `version: 1`. tocsin puts
+sections with names together, and joins lists in the order of the file names. It reports what two
+files name alike with both places:
+
+```text
+conf/2.yaml:4:3: 'receivers.ml-hook' was given already in conf/1.yaml:7:3 [duplicate_key]
+```
+
+`routes` is a list in which the order counts: begin the names of the files with numbers. Relative
+paths start at the folder. If others can write to the folder or to a file in it, tocsin prints a
+warning, and does not load rules from files.
 
 ## How values are written
 
@@ -114,7 +129,7 @@ trusted key that is not on this machine is a problem. With FILE it is a note.
 for code scanning.
 
 With `--json`, or `--format json`, it is one object: `version` (1) and `files`, each with `file`,
-`ok`, `problems` and `warnings` (`line`, `column`, `code`, `message`, `hint`), `notes`,
+`ok`, `problems` and `warnings` (`file`, `line`, `column`, `code`, `message`, `hint`), `notes`,
 and `holds`: what the file means, or null. The codes:
 
 """

@@ -17,8 +17,8 @@ from tocsin.schemas import exit_codes
 COMMAND: Final = "python tools/docs/reference_pages.py docs"
 
 SET_BY_YOU: Final[Mapping[str, str]] = {
-    "TOCSIN_CONFIG": "The configuration file. `--config` overrides it; without both, `tocsin.yaml` "
-    "in the working folder.",
+    "TOCSIN_CONFIG": "The configuration file, or a folder of them. `--config` overrides it; "
+    "without both, `tocsin.yaml` in the working folder.",
     "TOCSIN_BUS": "URL of the bus: `embedded:PATH` or `kafka://HOST:PORT[,HOST:PORT…]`. `--bus` "
     "overrides it; it overrides `bus` in the configuration.",
     "TOCSIN_LABELS": "Labels of the run: `team=vision,env=prod`. They override those of the "

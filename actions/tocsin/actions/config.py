@@ -9,9 +9,9 @@ from tocsin.actions.delivery.routing import Routing
 from tocsin.actions.receivers.notify_option import parse_addresses
 from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.actions.receivers.run_addresses import RunAddresses
-from tocsin.schemas.configuration.document import load
-from tocsin.schemas.configuration.file import Config, SectionValidator, read_config
+from tocsin.schemas.configuration.file import Config, SectionValidator
 from tocsin.schemas.configuration.problems import Loc, Problem, quoted
+from tocsin.schemas.configuration.sources import Sources, read_files
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.issues import Issue
 
@@ -68,14 +68,12 @@ def routing_of(
 def places(path: Path | None) -> Callable[[Loc], str]:
     """Says `tocsin.yaml:14:3` for a part of a file; without the file, the way to it."""
     try:
-        document = None if path is None else load(read_config(path), source=path.name)
+        named = None if path is None else read_files(Path(path.name), folder=path.parent)
     except ConfigurationError:
-        document = None
+        named = None
+    sources = None if named is None else Sources.of(named)
 
     def place(loc: Loc) -> str:
-        if document is None:
-            return "config: " + ".".join(map(str, loc))
-        line, column = document.position(loc)
-        return f"{document.source}:{line}:{column}"
+        return "config: " + ".".join(map(str, loc)) if sources is None else str(sources.place(loc))
 
     return place

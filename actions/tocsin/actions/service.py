@@ -26,6 +26,7 @@ from tocsin.bus.port import Bus
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.worker import no_crash
 from tocsin.schemas.configuration.file import Config
+from tocsin.schemas.configuration.sources import folder_of
 from tocsin.schemas.signing import SigningKey
 from tocsin.schemas.topics import Topics
 
@@ -62,8 +63,9 @@ def build_actions_service(
         kept_addresses: reads addresses of `--notify` that count for one launch each.
         stop: whether stops may be sent; False after `--no-stop`.
         allow_cidr: the networks of `--allow-cidr`.
-        config_path: the file that `config` came from, so that decisions can name its lines; it is
-            read here once more, which may block. Relative paths in it start at its folder.
+        config_path: the file or folder that `config` came from, so that decisions can name its
+            lines; it is read here once more, which may block. Relative paths in it start at its
+            folder.
         environ: the environment, if not this process's own: `TOCSIN_SMTP` names a mail server.
         kinds: the kinds of receivers, if not those of tocsin and of installed packages.
         crash: points at which a test may end the process: `attempting`, `attempted`.
@@ -76,7 +78,7 @@ def build_actions_service(
         ReceiverContext(
             secrets=secrets,
             guard=AddressGuard(private=embedded, allow=parse_networks(allow_cidr)),
-            folder=Path.cwd() if config_path is None else config_path.parent,
+            folder=Path.cwd() if config_path is None else folder_of(config_path),
             environ=os.environ if environ is None else environ,
             software=software,
         ),

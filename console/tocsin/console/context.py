@@ -15,14 +15,14 @@ from tocsin.schemas.configuration.file import (
     Config,
     LoadedConfig,
     SectionRegistry,
-    check_config,
+    check_sources,
     load_config,
-    read_config,
     shared_config,
 )
 from tocsin.schemas.configuration.problems import ConfigProblems, Problem
 from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.configuration.settings import Settings, resolve_secrets, resolve_settings
+from tocsin.schemas.configuration.sources import Sources, read_files
 from tocsin.schemas.topics import Topics
 
 
@@ -105,9 +105,10 @@ def check_custom_rules(context: CommandContext) -> None:
         return
     loaded = load_apart(customs, folder=context.loaded.folder)
     if loaded.problems:
-        text = read_config(path)
-        _, problems = check_config(text, str(path), section_registry(lambda _: loaded.problems))
-        raise ConfigProblems(problems, text)
+        texts = read_files(path)
+        registry = section_registry(lambda _: loaded.problems)
+        _, problems = check_sources(Sources.of(texts), registry)
+        raise ConfigProblems(problems, texts)
 
 
 def section_registry(

@@ -36,7 +36,7 @@ def check(
         list[Path] | None,
         typer.Argument(
             metavar="FILE",
-            help="Files to check [default: $TOCSIN_CONFIG, else ./tocsin.yaml].",
+            help="Files or folders to check [default: $TOCSIN_CONFIG, else ./tocsin.yaml].",
             show_default=False,
         ),
     ] = None,
@@ -81,7 +81,7 @@ def format_files(
         list[Path] | None,
         typer.Argument(
             metavar="FILE",
-            help="Files to format [default: $TOCSIN_CONFIG, else ./tocsin.yaml].",
+            help="Files or folders to format [default: $TOCSIN_CONFIG, else ./tocsin.yaml].",
             show_default=False,
         ),
     ] = None,
@@ -95,13 +95,13 @@ def format_files(
     Values, comments and line breaks stay as they are.
     """
     from tocsin.console.configuration.layout import formatted, rewrite
-    from tocsin.schemas.configuration.file import config_path, read_config
+    from tocsin.schemas.configuration.sources import config_files, config_path, read_config
 
     found = files or [path for path in [config_path(None, os.environ, folder=Path.cwd())] if path]
     if not found:
         raise ConfigurationError("no file: name one, or write one with `tocsin init`")
     changed = 0
-    for path in found:
+    for path in (file for one in found for file in config_files(one)):
         text = read_config(path)
         new = formatted(text, source=str(path))
         if new == text:

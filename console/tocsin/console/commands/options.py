@@ -12,7 +12,8 @@ ConfigOption = Annotated[
     typer.Option(
         "--config",
         metavar="FILE",
-        help="Configuration file [default: $TOCSIN_CONFIG, else ./tocsin.yaml].",
+        help="Configuration file, or folder of *.yaml [default: $TOCSIN_CONFIG, else "
+        "./tocsin.yaml].",
         show_default=False,
     ),
 ]

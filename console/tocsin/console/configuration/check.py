@@ -12,21 +12,24 @@ from tocsin.console.context import section_registry
 from tocsin.emitter.plan.collections import CollectionPlan, Schedule
 from tocsin.emitter.plan.settings import capture_settings
 from tocsin.emitter.stop.verification import STOP_KEYS
-from tocsin.schemas.configuration.document import load
 from tocsin.schemas.configuration.file import (
     Config,
-    check_config,
-    config_path,
-    read_config,
+    check_sources,
     shared_config,
 )
 from tocsin.schemas.configuration.problems import Loc, PlacedProblem, Problem, split_lines
 from tocsin.schemas.configuration.redaction import hide_lines
 from tocsin.schemas.configuration.sections import ActionEntry, RuleEntry
 from tocsin.schemas.configuration.settings import missing_secrets, resolve_settings
+from tocsin.schemas.configuration.sources import (
+    Sources,
+    config_path,
+    folder_of,
+    read_files,
+    why_config_shared,
+)
 from tocsin.schemas.configuration.values import format_percent
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.schemas.process.private_folders import why_shared
 from tocsin.schemas.records.issues import SEVERITIES, Severity
 from tocsin.schemas.signing import TrustedKeys
 from tocsin.stream_rules.catalogue import built_in
@@ -90,6 +93,7 @@ class Checked:
     """One configuration that was looked at.
 
     Attributes:
+        texts: its files by name.
         problems: nothing starts with them.
         warnings: it works, though hardly as meant.
         notes: what is not as it must be on the machine where it will be used.
@@ -97,7 +101,7 @@ class Checked:
     """
 
     source: str
-    text: str
+    texts: Mapping[str, str]
     problems: Sequence[PlacedProblem]
     warnings: Sequence[PlacedProblem] = ()
     notes: Sequence[str] = ()
@@ -105,7 +109,7 @@ class Checked:
 
 
 def check_files(files: Sequence[Path], environ: Mapping[str, str], folder: Path) -> list[Checked]:
-    """Check each file; without any, the one in effect in this folder. Reads files: may block.
+    """Check each file or folder; without any, the one in effect in this folder. May block.
 
     Raises:
         ConfigurationError: a file cannot be read, or a variable of the environment is wrong.
@@ -115,7 +119,7 @@ def check_files(files: Sequence[Path], environ: Mapping[str, str], folder: Path)
         config = Config()
         return [
             Checked(
-                source=NO_FILE, text="", problems=(), effective=effective_config(config, environ)
+                source=NO_FILE, texts={}, problems=(), effective=effective_config(config, environ)
             )
         ]
     return [check_file(path, environ, folder, here=not files) for path in found]
@@ -124,40 +128,40 @@ def check_files(files: Sequence[Path], environ: Mapping[str, str], folder: Path)
 def check_file(
     path: Path, environ: Mapping[str, str], folder: Path, *, here: bool = False
 ) -> Checked:
-    """Check one file. Raises as `check_files` does.
+    """Check one file, or a folder of them. Raises as `check_files` does.
 
     `here` says that it is to be used here: secrets and keys that are not on this machine are
     problems then, else notes.
     """
-    text = read_config(folder / path)
+    texts = read_files(path, folder=folder)
+    sources = Sources.of(texts)
     customs = Loaded()
-    shared = why_shared(folder / path)
+    shared = why_config_shared(folder / path)
+    base = folder_of(folder / path)
 
     def load(entries: Sequence[RuleEntry]) -> Iterable[Problem]:
         nonlocal customs
         if shared is not None:
             return ()
-        customs = load_apart(entries, folder=(folder / path).parent)
+        customs = load_apart(entries, folder=base)
         return customs.problems
 
     registry = section_registry(load)
     if here:
-        base = (folder / path).parent
         registry.register("secrets", lambda config: _missing_secrets(config, environ, base))
         registry.register("stop", lambda config: _missing_keys(config, environ, base))
-    config, problems = check_config(text, str(path), registry, shared=shared)
+    config, problems = check_sources(sources, registry, shared=shared)
     if config is None:
-        return Checked(source=str(path), text=text, problems=problems)
+        return Checked(source=str(path), texts=texts, problems=problems)
     notes = [] if shared is None else [shared_config(shared)]
     if not here:
-        base = (folder / path).parent
         missing = [*_missing_secrets(config, environ, base), *_missing_keys(config, environ, base)]
         notes += [problem.message for problem in missing]
     return Checked(
         source=str(path),
-        text=text,
+        texts=texts,
         problems=(),
-        warnings=_warnings(config, text, str(path), customs.specs),
+        warnings=_warnings(config, sources, customs.specs),
         notes=notes,
         effective=effective_config(config, environ, customs=customs.specs),
     )
@@ -198,9 +202,11 @@ def effective_config(
 
 def as_text(checked: Checked, *, verbose: bool = False) -> str:
     """For people: each problem with its line and a caret, or a summary; verbose names all rules."""
-    lines = split_lines(checked.text)
-    out = [_with_code(problem).render(lines) for problem in checked.problems]
-    out += [_with_code(warning, "warning: ").render(lines) for warning in checked.warnings]
+    lines = {source: split_lines(text) for source, text in checked.texts.items()}
+    out = [_with_code(one).render(lines.get(one.source, ())) for one in checked.problems]
+    out += [
+        _with_code(one, "warning: ").render(lines.get(one.source, ())) for one in checked.warnings
+    ]
     out += [f"{checked.source}: note: {note}" for note in checked.notes]
     count = len(checked.problems)
     if count:
@@ -322,7 +328,7 @@ def _with_code(problem: PlacedProblem, before: str = "") -> PlacedProblem:
 
 def _problem(problem: PlacedProblem) -> Mapping[str, object]:
     shown = ("line", "column", "code", "message", "hint")
-    return {key: getattr(problem, key) for key in shown}
+    return {"file": problem.source} | {key: getattr(problem, key) for key in shown}
 
 
 def _missing_secrets(config: Config, environ: Mapping[str, str], folder: Path) -> Iterator[Problem]:
@@ -350,13 +356,10 @@ def _missing_keys(config: Config, environ: Mapping[str, str], folder: Path) -> I
 
 
 def _warnings(
-    config: Config, text: str, source: str, customs: Mapping[str, RuleSpec]
+    config: Config, sources: Sources, customs: Mapping[str, RuleSpec]
 ) -> Sequence[PlacedProblem]:
-    document = load(text, source=source)
-
     def warning(loc: Loc, code: str, message: str, hint: str | None) -> PlacedProblem:
-        line, column = document.position(loc, at="key")
-        return PlacedProblem(source, line, column, code, message, hint)
+        return sources.placed(Problem(loc, message, code, hint, at="key"))
 
     found = []
     named = {action.receiver for rule in config.rules for action in rule.actions or ()}
@@ -368,4 +371,4 @@ def _warnings(
     if not rule_specs(config.rules, defaults=config.defaults.rules, customs=customs):
         message = "no rule is on: nothing is watched"
         found.append(warning(("defaults", "rules"), "no_rules", message, "rules: all"))
-    return hide_lines(document, found)
+    return hide_lines(sources, found)

@@ -12,7 +12,7 @@ from tocsin.bus.port import Bus
 from tocsin.emitter.launch.helper import DRAIN_S
 from tocsin.emitter.process import environment
 from tocsin.emitter.stop.verification import STOP, STOP_KEYS, trusted_paths
-from tocsin.schemas.configuration.file import CONFIG_VARIABLE
+from tocsin.schemas.configuration.sources import CONFIG_VARIABLE
 from tocsin.schemas.records.events import Data
 
 HOOK_FOLDER: Final = Path(__file__).parents[1] / "hooks" / "startup"

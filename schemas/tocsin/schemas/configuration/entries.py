@@ -107,7 +107,16 @@ def parse_rules(raw: Plain, problems: list[Problem]) -> tuple[RuleEntry, ...]:
         if entry.name in entries:
             message = f"the rule {entry.name!r} is listed already"
             hint = f"{{name: another-name, use: {entry.use}, …}} for a second instance"
-            problems.append(Problem(entry.at("use"), message, "duplicate_rule", hint, at="key"))
+            problems.append(
+                Problem(
+                    entry.at("use"),
+                    message,
+                    "duplicate_rule",
+                    hint,
+                    at="key",
+                    earlier=entries[entry.name].at("use"),
+                )
+            )
         else:
             entries[entry.name] = entry
     return tuple(entries.values())

@@ -6,25 +6,16 @@ one pass over a file finds everything: YAML, shape, rule parameters, references.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar, Union
 
 from pydantic import Field, create_model
 
 from tocsin.schemas.configuration.capture import CaptureConfig, parse_capture
-from tocsin.schemas.configuration.document import (
-    MAX_BYTES,
-    MAX_PROBLEMS,
-    Document,
-    Plain,
-    kind_of,
-    load,
-)
+from tocsin.schemas.configuration.document import MAX_PROBLEMS, Plain, kind_of
 from tocsin.schemas.configuration.entries import (
     ACTION_WORDS,
     parse_labels,
@@ -54,13 +45,19 @@ from tocsin.schemas.configuration.sections import (
     StopOptions,
     StopTrust,
 )
+from tocsin.schemas.configuration.sources import (
+    CONFIG_VARIABLE,
+    DEFAULT_FILE,
+    Sources,
+    config_path,
+    folder_of,
+    read_files,
+    why_config_shared,
+)
 from tocsin.schemas.configuration.validation import parse_model
 from tocsin.schemas.configuration.values import NAME, NAME_PATTERN
 from tocsin.schemas.errors import ConfigurationError, TocsinError
-from tocsin.schemas.process.private_folders import others_own, why_shared
-
-DEFAULT_FILE: Final = "tocsin.yaml"
-CONFIG_VARIABLE: Final = "TOCSIN_CONFIG"
+from tocsin.schemas.process.private_folders import others_own
 
 MAX_SECTION_PROBLEMS: Final = 1_000
 """What services find in a file, at most: a hint on each of 10,000 rules takes seconds."""
@@ -138,7 +135,7 @@ class LoadedConfig:
     """A configuration and where it came from.
 
     Attributes:
-        path: the file, or None for the defaults.
+        path: the file or folder, or None for the defaults.
         folder: where its relative paths start.
         shared: why others can write to the file, if they can.
     """
@@ -163,7 +160,7 @@ def load_config(
     """The configuration: `path`, else `TOCSIN_CONFIG`, else `./tocsin.yaml`, else defaults.
 
     Args:
-        path: what `--config` said.
+        path: what `--config` said, a file or a folder of them.
         env: the environment.
         registry: who checks which section; without it only the outer shape is checked.
         folder: the working folder.
@@ -178,14 +175,14 @@ def load_config(
     path = config_path(path, env, folder=folder)
     if path is None:
         return LoadedConfig(Config(), None, folder)
-    text = read_config(folder / path)
-    shared = why_shared(folder / path)
-    config, problems = check_config(text, str(path), registry, shared=shared)
+    texts = read_files(path, folder=folder)
+    shared = why_config_shared(folder / path)
+    config, problems = check_sources(Sources.of(texts), registry, shared=shared)
     if config is None:
-        raise ConfigProblems(problems, text)
+        raise ConfigProblems(problems, texts)
     if implicit and shared is not None and others_own(folder / path):
         _refuse_foreign(config, shared)
-    return LoadedConfig(config, folder / path, (folder / path).parent, shared)
+    return LoadedConfig(config, folder / path, folder_of(folder / path), shared)
 
 
 def shared_config(why: str) -> str:
@@ -207,36 +204,15 @@ def _refuse_foreign(config: Config, shared: str) -> None:
         )
 
 
-def config_path(path: Path | None, env: Mapping[str, str], *, folder: Path) -> Path | None:
-    """The file that holds, as `load_config` finds it; None when there is none."""
-    if path is None and env.get(CONFIG_VARIABLE):
-        path = Path(env[CONFIG_VARIABLE])
-    if path is None and os.path.lexists(folder / DEFAULT_FILE):
-        path = Path(DEFAULT_FILE)
-    return path
-
-
-def read_config(path: Path) -> str:
-    """The text of a configuration, as far as `check_config` reads it. May block.
-
-    Raises:
-        ConfigurationError: the file is not there or cannot be read.
-    """
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as err:
-        raise ConfigurationError(
-            f"cannot read the configuration {str(path)!r}: {err.strerror or err}; "
-            "`tocsin init` writes one"
-        ) from err
-    # Bytes that are no UTF-8 become lone surrogates, which the loader reports with their place. The
-    # mark with which some editors begin a file is no part of its first line.
-    return data.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
-
-
 def check_config(
     text: str, source: str, registry: SectionRegistry | None = None, *, shared: str | None = None
+) -> tuple[Config | None, list[PlacedProblem]]:
+    """Check the configuration in one text, as `check_sources` does."""
+    return check_sources(Sources.of({source: text}), registry, shared=shared)
+
+
+def check_sources(
+    sources: Sources, registry: SectionRegistry | None = None, *, shared: str | None = None
 ) -> tuple[Config | None, list[PlacedProblem]]:
     """Check a configuration as a whole, in one pass.
 
@@ -245,18 +221,17 @@ def check_config(
     Returns:
         The configuration, or None when there are problems; and all problems, sorted by place.
     """
-    document = load(text, source=source)
-    if not document.complete:
-        return None, hide_lines(document, document.problems)
+    if not sources.complete:
+        return None, hide_lines(sources, sources.problems)
     problems: list[Problem] = []
     models = None if registry is None else registry.receivers
-    config = _parse(document.data, problems, models)
-    problems.extend(_unknown_references(document.data, config))
+    config = _parse(sources.data, problems, models)
+    problems.extend(_unknown_references(sources.data, config))
     if shared is not None:
         problems.extend(_code_of_others(config, shared))
     if registry is not None:
         problems.extend(islice(registry.problems(config), MAX_SECTION_PROBLEMS))
-    placed = _placed(document, problems)
+    placed = _placed(sources, problems)
     return (None if placed else config), placed
 
 
@@ -430,26 +405,19 @@ def _secret_references(raw: Plain, loc: Loc) -> Iterator[tuple[Loc, str]]:
             yield from _secret_references(value, (*loc, index))
 
 
-def _placed(document: Document, problems: Iterable[Problem]) -> list[PlacedProblem]:
+def _placed(sources: Sources, problems: Iterable[Problem]) -> list[PlacedProblem]:
     """All problems by place. Where YAML found something, what follows from it is left out.
 
     At most `MAX_PROBLEMS` of the problems, the first by place; one more says where the rest begins.
     """
-    placed = list(document.problems)
+    placed = list(sources.problems)
     problems = list(dict.fromkeys(problems))
-    taken = {(one.line, one.column) for one in placed}
-    by_place = sorted(
-        ((document.position(problem.loc, at=problem.at), problem) for problem in problems),
-        key=itemgetter(0),
-    )
-    source = document.source
-    for place, problem in by_place[:MAX_PROBLEMS]:
-        if place not in taken:
-            placed.append(problem.placed(source, *place))
+    taken = {one.place for one in placed}
+    by_place = sorted(map(sources.placed, problems), key=sources.order)
+    placed += [one for one in by_place[:MAX_PROBLEMS] if one.place not in taken]
     if left_out := by_place[MAX_PROBLEMS:]:
-        line, column = left_out[0][0]
         message = "there are more problems from here on; they are not listed"
         placed.append(
-            PlacedProblem(source, line, column, "too_many_problems", message, hide_value=True)
+            PlacedProblem(*left_out[0].place, "too_many_problems", message, hide_value=True)
         )
-    return hide_lines(document, placed, problems)
+    return hide_lines(sources, placed, problems)

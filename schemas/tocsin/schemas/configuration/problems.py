@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -38,6 +38,7 @@ class Problem:
         hint: what to try, or None.
         at: whether to point at the value or at its key.
         hide_value: of the source line only keys are shown, because a secret may stand there.
+        earlier: where the same stands, of which this is the second; its place ends the message.
     """
 
     loc: Loc
@@ -46,6 +47,7 @@ class Problem:
     hint: str | None = None
     at: Literal["key", "value"] = "value"
     hide_value: bool = False
+    earlier: Loc | None = None
 
     def placed(self, source: str, line: int, column: int) -> PlacedProblem:
         """The same at a line and column of a source."""
@@ -66,6 +68,11 @@ class PlacedProblem:
     hint: str | None = None
     hide_value: bool = False
 
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """Source, line and column."""
+        return self.source, self.line, self.column
+
     def render(self, lines: Sequence[str] = ()) -> str:
         """`file:line:col: message`, then the source line with a caret and the hint, if known."""
         out = [f"{self.source}:{self.line}:{self.column}: {_printable(self.message)}"]
@@ -84,14 +91,21 @@ class PlacedProblem:
 class ConfigProblems(ConfigurationError):
     """The configuration has problems; each is shown with its place.
 
+    Args:
+        texts: the texts by the names of their sources, or the only one; lines of them are shown.
+
     Attributes:
         problems: all of them, in the order of their places.
     """
 
-    def __init__(self, problems: Iterable[PlacedProblem], text: str = "") -> None:
+    def __init__(
+        self, problems: Iterable[PlacedProblem], texts: str | Mapping[str, str] = ""
+    ) -> None:
         self.problems = tuple(problems)
-        lines = split_lines(text)
-        shown = [problem.render(lines) for problem in self.problems[:_SHOWN]]
+        if isinstance(texts, str):
+            texts = {problem.source: texts for problem in self.problems}
+        lines = {source: split_lines(text) for source, text in texts.items()}
+        shown = [one.render(lines.get(one.source, ())) for one in self.problems[:_SHOWN]]
         left = len(self.problems) - len(shown)
         if left:
             shown.append(f"and {left:,} more problem{'s' if left > 1 else ''}")

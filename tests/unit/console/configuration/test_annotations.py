@@ -45,7 +45,7 @@ def test_github_shows_each_problem_at_its_line(
 
 def test_a_line_break_begins_no_other_workflow_command() -> None:
     problem = PlacedProblem("a,b:c.yaml", 1, 2, "x", "100 %\n::error::planted\r", None)
-    text = as_github([Checked(source="a", text="", problems=[], warnings=[problem])])
+    text = as_github([Checked(source="a", texts={}, problems=[], warnings=[problem])])
     assert text == (
         "::warning file=a%2Cb%3Ac.yaml,line=1,col=2,title=tocsin x::100 %25%0A::error::planted%0D"
     )

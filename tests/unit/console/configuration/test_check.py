@@ -262,6 +262,7 @@ def test_json_has_everything_but_lines_of_the_file(tmp_path: Path) -> None:
     assert (wrong["ok"], wrong["effective"]) == (False, None)
     assert wrong["problems"] == [
         {
+            "file": "bad.yaml",
             "line": 3,
             "column": 27,
             "code": "invalid_value",

@@ -565,7 +565,7 @@ def test_the_search_order(tmp_path: Path) -> None:
 def test_a_file_that_was_named_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"gone\.yaml.*No such file"):
         load_config(Path("gone.yaml"), {}, folder=tmp_path)
-    with pytest.raises(ConfigurationError, match="Is a directory"):
+    with pytest.raises(ConfigurationError, match="no configuration in the folder"):
         load_config(tmp_path, {}, folder=tmp_path)
 
 
