@@ -159,4 +159,4 @@ def private_broker(tmp_path: Path) -> Iterator[Broker]:
 def _heap_is_gone_through_as_in_a_new_process() -> None:
     """Each test stands for a process; this one's heap is large, and so are its walks' costs."""
     if (models := sys.modules.get("tocsin.emitter.model.discovery")) is not None:
-        models.walks.forget()
+        models.walks.reset()

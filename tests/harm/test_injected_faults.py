@@ -43,7 +43,7 @@ OUTSIDE = frozenset(
         "emitter.training.session.Session.end",
         "emitter.hooks.state.Hooks.check",
         "emitter.training.training.Training.check",
-        "emitter.hooks.state.Hooks.forget",
+        "emitter.hooks.state.Hooks.reset",
         "emitter.hooks.torch_patches._after_step",
         "emitter.hooks.torch_patches._before_step",
         "emitter.hooks.torch_patches._fail",

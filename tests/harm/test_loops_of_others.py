@@ -463,12 +463,12 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[datagrams.E
     monkeypatch.setenv("TOCSIN_LAUNCHER", str(endpoint.path))
     hooks = torch_patches.hooks
     torch_patches.install()
-    hooks.forget()
+    hooks.reset()
     hooks.asleep = hooks.forked = False
     yield endpoint
     if current.session is not None:
         current.session.end()
-    hooks.forget()
+    hooks.reset()
     hooks.asleep = False
     current.session = None
     endpoint.close()

@@ -129,7 +129,7 @@ def test_a_slow_bus_gets_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     told: list[str] = []
     sender = make(lambda: EmbeddedBus(tmp_path / "bus.db"), told, create=True)
     assert train(sender) < 0.5
-    sender.say(RunEnded(run_id="r1", incarnation="i1", outcome="completed"))
+    sender.publish(RunEnded(run_id="r1", incarnation="i1", outcome="completed"))
     assert sender.close(10.0)
     found = said(tmp_path)
     assert sorted(found.steps()) == list(range(200))

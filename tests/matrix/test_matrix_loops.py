@@ -499,9 +499,9 @@ def test_a_rank_s_own_gradients_are_left_alone_while_a_cuda_graph_is_recorded(
         patch.setattr(torch.cuda, "is_initialized", lambda: True)
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
         local.look(weight)
-    assert local.take({id(weight): "weight"}) is None
+    assert local.drain({id(weight): "weight"}) is None
     local.look(weight)
-    assert local.take({id(weight): "weight"}) is not None
+    assert local.drain({id(weight): "weight"}) is not None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU is there")

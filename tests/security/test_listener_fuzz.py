@@ -320,9 +320,9 @@ def test_the_helpers_orders(lines: list[bytes]) -> None:
     async def main() -> None:
         orders = Orders()
         for line in lines:
-            orders.take(line)
+            orders.apply(line)
         assert orders.drain_s is None or 0 <= orders.drain_s < float("inf")
-        orders.take(f"stop {ORDER.model_dump_json()}".encode())
+        orders.apply(f"stop {ORDER.model_dump_json()}".encode())
         enforcer = Enforcer("r1", lambda data: None)
         for order in orders.stops:
             if isinstance(order, StopOrder):

@@ -107,18 +107,18 @@ def captured(folder: Path, **more: str) -> Iterator[state.Hooks]:
     """Capture what is trained inside of the block; all of it is on the bus afterwards."""
     torch_patches.install()
     hooks = torch_patches.hooks
-    hooks.forget()
+    hooks.reset()
     hooks.asleep = hooks.forked = False
-    current.isolation.forget()
+    current.isolation.reset()
     session = Session(environment(folder, **more), current.isolation)
     current.session = session
     try:
         yield hooks
     finally:
         session.end()
-        hooks.forget()
+        hooks.reset()
         current.session = None
-        current.isolation.forget()
+        current.isolation.reset()
 
 
 def run_with_hook(

@@ -62,7 +62,7 @@ class FoldService(Service):
         self.partitions.setdefault(partition, {})
         self.restored_at.append((partition, next_offset))
 
-    def forget(self, partitions: Collection[int]) -> None:
+    def release(self, partitions: Collection[int]) -> None:
         for number in partitions:
             if self.partitions.pop(number, None) is not None:
                 self.forgotten.append(number)

@@ -112,7 +112,7 @@ def main(folder: Path) -> None:
     seen = {"ddp": twice(data_parallel, rank)}
     assert current.session is not None
     current.session.end()
-    hooks.forget()
+    hooks.reset()
     current.session = None
     try:
         with captured(folder / "sharded", TOCSIN_CAPTURE=EVERY_STEP):

@@ -29,7 +29,7 @@ from tocsin.emitter.capture import user_values
 from tocsin.emitter.hooks import on_import
 from tocsin.emitter.launch.in_process import Services, environment
 from tocsin.emitter.process.environment import LAUNCHER, RUN_ID
-from tocsin.emitter.process.stderr import say
+from tocsin.emitter.process.stderr import print_line
 from tocsin.emitter.stop.rank_agreement import ranks_here, ranks_to_come
 from tocsin.emitter.training.context import current
 from tocsin.emitter.training.session import Session, succeeded
@@ -232,7 +232,7 @@ class Run:
         self._session.end(outcome)
         torch_patches = sys.modules.get("tocsin.emitter.hooks.torch_patches")
         if torch_patches is not None:
-            torch_patches.hooks.forget()
+            torch_patches.hooks.reset()
         current.session = None
 
     def __enter__(self) -> Self:
@@ -387,13 +387,13 @@ def start(
     if launched is None:
         loaded = load_config(None if config is None else Path(config), os.environ)
         if loaded.shared is not None:
-            say(shared_config(loaded.shared))
+            print_line(shared_config(loaded.shared))
         given = {**loaded.config.labels, **given}
         try:
             added = environment(run_id, loaded, os.environ, capture=over)
             services_here = Services(os.environ, added, loaded, helper=services)
         except OSError as error:
-            say(
+            print_line(
                 "start(): could not start the rule and action services; no rules will run for "
                 f"this training: {error}"
             )
@@ -411,7 +411,7 @@ def start(
     if launched is not None:
         session.capture = over
     if over and session.training is not None:
-        say("start(): training is already running, so its capture settings were not changed")
+        print_line("start(): training is already running, so its capture settings were not changed")
     current.session = session
     _run = Run(session)
     if services_here is not None:

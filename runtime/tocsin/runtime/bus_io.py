@@ -128,7 +128,7 @@ class Wiring:
         if error is not None:
             raise error
 
-    def take(self) -> tuple[list[Record], list[Record]]:
+    def drain(self) -> tuple[list[Record], list[Record]]:
         """The records of the input, and those followed, that came since the last call."""
         records, followed = self.records, self._followed
         self.records, self._followed = [], []
@@ -174,7 +174,7 @@ class Wiring:
                 fresh[number] = committed
         if not fresh:
             return
-        await self._owner.in_thread(service.forget, frozenset(fresh))
+        await self._owner.in_thread(service.release, frozenset(fresh))
         followed = {p: number for number in fresh for p in service.follows(number)}
         whole = {Partition(topic, number): number for topic in service.restores for number in fresh}
         belongs = whole | followed
@@ -193,7 +193,7 @@ class Wiring:
             for topic, offset in committed.items():
                 if offset is None and self._start is not None:
                     await consumer.seek(Partition(topic, number), self._start)
-            self._positions.take(number, committed)
+            self._positions.start(number, committed)
         self._metrics.add(names.RESTORES, len(fresh), service=service.name)
         self._metrics.add(
             names.RESTORE_SECONDS, time.perf_counter() - started, service=service.name

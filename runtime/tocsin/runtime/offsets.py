@@ -47,7 +47,7 @@ class Positions:
         owned = self._owned.get(partition.number)
         return 0 if owned is None else owned.next.get(partition.topic) or 0
 
-    def take(self, number: int, committed: Offsets) -> None:
+    def start(self, number: int, committed: Offsets) -> None:
         """This partition is ours and restored."""
         self._owned[number] = Owned(dict(committed), dict(committed))
 

@@ -2,7 +2,7 @@
 
 Order of a round, always under the worker's lock and all in one thread of its own unless said
 otherwise: `apply`, `outputs`; at a checkpoint then `snapshots`, `committable`, and on the event
-loop `checkpointed`. A partition's life: `restore` (0 or more times), `restored`, rounds, `forget`.
+loop `checkpointed`. A partition's life: `restore` (0 or more times), `restored`, rounds, `release`.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Service(Protocol):
         """All was read; the group's committed offset is `next_offset` (None: nothing yet)."""
         return None
 
-    def forget(self, partitions: Collection[int]) -> None:
+    def release(self, partitions: Collection[int]) -> None:
         """Drop the state of partitions that another worker owns now."""
         return None
 

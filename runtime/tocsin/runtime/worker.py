@@ -240,7 +240,7 @@ class Worker:
         ask = due or self._bus_clock.unknown(self._wiring.records)
         ends = await self._wiring.ends(self._positions.partitions()) if ask else {}
         await self._skipped.refresh({r.key for r in self._wiring.records}, now_ms)
-        records, beside = self._wiring.take()
+        records, beside = self._wiring.drain()
         if records:
             self._crash("polled")
         self._bus_clock.heard(records, now_ms)
@@ -359,7 +359,7 @@ class Worker:
             else:
                 # What was handed out may be lost half-way, of the partitions that stay too.
                 self._rejoin = True
-                await self.in_thread(self._service.forget, self._positions.clear())
+                await self.in_thread(self._service.release, self._positions.clear())
             self._wiring.drop(partitions)
             self._snapshots.drop({p.number for p in partitions})
             self._skipped.drop(partitions)
@@ -371,7 +371,7 @@ class Worker:
         async with self._lock:
             try:
                 gone = self._positions.unpark({p.number for p in partitions})
-                await self.in_thread(self._service.forget, gone)
+                await self.in_thread(self._service.release, gone)
                 await self._wiring.take_partitions(partitions)
                 await self._wiring.follow()
             except BusUnavailable as error:
@@ -384,7 +384,7 @@ class Worker:
         """Drop all state and the membership: what was not committed is another's now."""
         await self._wiring.leave()
         async with self._lock:
-            await self.in_thread(self._service.forget, self._positions.clear())
+            await self.in_thread(self._service.release, self._positions.clear())
             self._skipped.clear()
             self._outputs.clear()
             self._snapshots.clear()

@@ -137,10 +137,10 @@ class RulesService(Service):
             for run_id in list(self._saved.get(partition, {})):
                 self._take_up(partition, run_id, next_offset or 0)
 
-    def forget(self, partitions: Collection[int]) -> None:
-        self.engine.forget(partitions)
+    def release(self, partitions: Collection[int]) -> None:
+        self.engine.release(partitions)
         if self._customs is not None:
-            self._customs.forget(partitions)
+            self._customs.release(partitions)
         for number in partitions:
             self._saved.pop(number, None)
             self._views.pop(number, None)

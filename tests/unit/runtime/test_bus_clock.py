@@ -26,7 +26,7 @@ def test_a_clock_that_is_ahead_is_known_from_records_that_were_just_appended() -
     assert clock.ahead_ms(APPEND_MS) == AHEAD_MS + 5
 
     positions = Positions(["t"])
-    positions.take(0, {"t": 4})
+    positions.start(0, {"t": 4})
     now_ms = APPEND_MS + 30_000 + AHEAD_MS
     first = positions.caught_up({P0: 4}, now_ms, ahead_ms=AHEAD_MS)[0]
     assert (first.as_of_ms, first.since_ms) == (APPEND_MS + 30_000, APPEND_MS + 30_000)
@@ -40,7 +40,7 @@ def test_a_clock_that_is_behind_delays_nothing() -> None:
     clock.heard([at(0, APPEND_MS)], APPEND_MS - 5_000)
     assert clock.ahead_ms(APPEND_MS) == -5_000
     positions = Positions(["t"])
-    positions.take(0, {"t": 1})
+    positions.start(0, {"t": 1})
     known = positions.caught_up({P0: 1}, APPEND_MS - 5_000, ahead_ms=clock.ahead_ms(APPEND_MS))
     assert known[0].as_of_ms == APPEND_MS
 

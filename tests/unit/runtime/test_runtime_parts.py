@@ -43,7 +43,7 @@ def test_records_of_partitions_that_are_not_ours_are_dropped() -> None:
 
 def test_a_hole_is_fetched_once_more_and_then_believed() -> None:
     positions = Positions(["t"])
-    positions.take(0, {"t": 5})
+    positions.start(0, {"t": 5})
     assert admitted(positions, 5, 6, 9, 10) == ([5, 6], {P0: 7})
     assert admitted(positions, 7, 8, 9) == ([7, 8, 9], {}), "they had been lost in between"
     assert admitted(positions, 12) == ([], {P0: 10})
@@ -52,14 +52,14 @@ def test_a_hole_is_fetched_once_more_and_then_believed() -> None:
 
 def test_offsets_that_go_back_mean_another_log() -> None:
     positions = Positions(["t"])
-    positions.take(0, {"t": 5})
+    positions.start(0, {"t": 5})
     with pytest.raises(FencedMember):
         admitted(positions, 4)
 
 
 def test_a_partition_comes_back_without_a_restore_if_nobody_went_on() -> None:
     positions = Positions(["t"])
-    positions.take(0, {"t": None})
+    positions.start(0, {"t": None})
     admitted(positions, 0, 1)
     positions.was_committed({P0: 2})
     positions.park([0])
@@ -71,7 +71,7 @@ def test_a_partition_comes_back_without_a_restore_if_nobody_went_on() -> None:
 
 def test_no_lag_is_said_only_of_what_was_asked_for() -> None:
     positions = Positions(["t"])
-    positions.take(0, {"t": 5})
+    positions.start(0, {"t": 5})
     assert positions.caught_up({}, 100) == {}
     assert positions.caught_up({P0: 6}, 100) == {}
     found = positions.caught_up({P0: 5}, 200)[0]

@@ -181,7 +181,7 @@ def test_partitions_that_go_take_their_runs_along() -> None:
     run = bad_run()
     rules = service()
     rules.apply(run.records, tick(run))
-    rules.forget({run.records[0].partition.number})
+    rules.release({run.records[0].partition.number})
     assert rules.engine.runs() == []
     assert rules.next_due_ms() is None
 

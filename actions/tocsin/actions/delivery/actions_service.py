@@ -135,7 +135,7 @@ class ActionsService(Service):
             self._follow(record)
         self._stops_may_be_final = True
 
-    def forget(self, partitions: Collection[int]) -> None:
+    def release(self, partitions: Collection[int]) -> None:
         """See `Service`."""
         self._ledger.drop(partitions)
         mine = {delivery.delivery_id for delivery in self._ledger.pending()}

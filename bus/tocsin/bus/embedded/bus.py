@@ -326,7 +326,7 @@ class EmbeddedBus:
         failing = False
         try:
             while True:
-                if turn.take():
+                if turn.acquire():
                     if bell is not None and not bell.works:
                         bell.close()
                         bell = None

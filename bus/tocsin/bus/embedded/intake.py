@@ -153,7 +153,7 @@ class Turn:
         self._folder = spool_folder(path)
         self._file = -1
 
-    def take(self) -> bool:
+    def acquire(self) -> bool:
         """Whether it is ours now. Never waits."""
         path = self._folder / _TURN
         try:
@@ -183,7 +183,7 @@ def _forgetting(catalogue: Catalogue) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        catalogue.forget()
+        catalogue.clear()
         raise
 
 

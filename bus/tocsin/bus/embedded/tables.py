@@ -103,7 +103,7 @@ class Catalogue:
             self._load(db)
         return {topic: self.specs[topic] for topic in topics if topic in self.specs}
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Know nothing, after a transaction that was rolled back."""
         self.specs.clear()
         self.ids.clear()

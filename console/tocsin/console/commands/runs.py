@@ -217,8 +217,8 @@ def stop(
         check_run_id(run_id), reason, grace=grace, wait_s=0.0 if no_wait else wait
     )
     context = read_context(config, bus)
-    say = (lambda line: None) if json_output else (lambda line: print(line, flush=True))
-    outcome = asyncio.run(stop_run(context, options, os.environ, say))
+    print_line = (lambda line: None) if json_output else (lambda line: print(line, flush=True))
+    outcome = asyncio.run(stop_run(context, options, os.environ, print_line))
     if json_output:
         typer.echo(outcome.document)
     raise typer.Exit(outcome.exit_code)

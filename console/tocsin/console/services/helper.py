@@ -71,11 +71,11 @@ class Orders:
                 continue
             if not line:
                 break
-            self.take(line)
+            self.apply(line)
         self.gone = True
         self.changed.set()
 
-    def take(self, line: bytes) -> None:
+    def apply(self, line: bytes) -> None:
         """One line. What is no order changes nothing."""
         word, _, value = line.decode(errors="replace").strip().partition(" ")
         try:
@@ -179,7 +179,7 @@ class Helper:
                 self._orders.changed.clear()
                 if self._report is not None:
                     self._report.node.root_pid = self._orders.job
-                await self._enforcement.take(self._orders.stops)
+                await self._enforcement.apply(self._orders.stops)
                 if any(part.done() for part in parts):
                     code = 1
                     break
@@ -232,7 +232,7 @@ class _Enforcement:
         """The stops under way."""
         return self._enforcer.under_way
 
-    async def take(self, stops: list[StopOrder | int]) -> None:
+    async def apply(self, stops: list[StopOrder | int]) -> None:
         """Carry out what was ordered by now, and clear the list."""
         if stops and self._publishing is None:
             try:

@@ -48,7 +48,7 @@ class KeptAddresses:
         finally:
             draft.unlink(missing_ok=True)
 
-    def forget(self) -> None:
+    def remove(self) -> None:
         """All notices are final. Raises OSError."""
         (self.bus_file.parent / _FOLDER / f"{self.launch}.json").unlink(missing_ok=True)
 

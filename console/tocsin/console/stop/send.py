@@ -87,9 +87,9 @@ async def stop_run(
     context: CommandContext,
     options: StopRequest,
     environ: Mapping[str, str],
-    say: Callable[[str], None],
+    print_line: Callable[[str], None],
 ) -> StopOutcome:
-    """Ask a run to stop, and follow it; `say` gets each line for the person as it comes.
+    """Ask a run to stop, and follow it; `print_line` gets each line for the person as it comes.
 
     Raises:
         ConfigurationError: there is no such run, it has ended, or no key can be made.
@@ -116,7 +116,7 @@ async def stop_run(
                 record = signed_record(topics, json.loads(command.encode()), own_key(folder))
                 unsure = await _publish(bus, record)
                 last = requested_line(run, command_id) if unsure is None else unsure
-                say(last)
+                print_line(last)
                 if unsure is not None:
                     return StopOutcome(FAILED, answers.as_json(sent=False, message=last))
             try:
@@ -125,15 +125,15 @@ async def stop_run(
                     answers.requested(seen)
                 if stop is not None:
                     last = under_way_line(run, stop, seen)
-                    say(last)
+                    print_line(last)
                     known_ms = [*stop.states.values()]
                     if seen is not None:
                         known_ms.append(seen.append_ms)
                     await go_back(reader, topics, run.run_id, known_ms)
-                last = await _follow(reader, run, answers, wait_s, say) or last
+                last = await _follow(reader, run, answers, wait_s, print_line) or last
             except BusError as error:
                 last = away_line(error)
-                say(f"  {last}")
+                print_line(f"  {last}")
         finally:
             await reader.close()
     good = answers.ending == "stopped" or (wait_s == 0 and answers.ending is None)
@@ -163,7 +163,7 @@ async def _publish(bus: Bus, record: Outgoing) -> str | None:
 
 
 async def _follow(
-    reader: Reader, run: RunSeen, answers: Answers, wait_s: float, say: Callable[[str], None]
+    reader: Reader, run: RunSeen, answers: Answers, wait_s: float, print_line: Callable[[str], None]
 ) -> str | None:
     """Until the stop is over or the wait is; the last line that was printed."""
     last: str | None = None
@@ -175,11 +175,11 @@ async def _follow(
             line = None if data is None else answers.apply(data, record.append_ms)
             if line is not None:
                 last = line
-                say(f"  {line}")
+                print_line(f"  {line}")
         if quiet and not answers.heard and time.monotonic() - began_s > QUIET_S:
             quiet = False
-            say(f"  no reply after {QUIET_S:g} s: {LISTENERS}")
+            print_line(f"  no reply after {QUIET_S:g} s: {LISTENERS}")
     if answers.ending is None and wait_s > 0:
         last = answers.unconfirmed(wait_s)
-        say(f"  {last}")
+        print_line(f"  {last}")
     return last

@@ -136,7 +136,7 @@ class Capture:
                 "a very large heap), so activations and names are missing; try "
                 "tocsin.emitter.start().watch(model)",
             )
-        activations.forget()
+        activations.reset()
         around.begin(training, self.optimizers)
 
     # -- what the training is like -------------------------------------------------------------
@@ -226,7 +226,7 @@ class Capture:
         if not quick:
             isolation.run(SHARING, self._sharing.stepped, optimizer, backward=backward)
         if not self.optimizers.counts(optimizer, watched, look=not quick):
-            losses = self._losses.take()
+            losses = self._losses.drain()
             self.shared = losses or self.shared
             self._around.other_stepped(
                 optimizer,
@@ -235,7 +235,7 @@ class Capture:
                 norm=self.schedule.is_due(NORMS, self.training.next_step),
             )
             if self._clipped.any:
-                self._clipped.forget(p for _, p in watched.parameters)
+                self._clipped.discard(p for _, p in watched.parameters)
             return None
         if discovery.found_inf(optimizer):
             # A fused optimizer under a GradScaler was called, and changed nothing.
@@ -251,7 +251,7 @@ class Capture:
             self._skips.made(step, columns, values)
             self._bad_looks = 0
         # Several that step after one backward call share its loss, whoever comes first.
-        losses, self.shared = self._losses.take() or self.shared, []
+        losses, self.shared = self._losses.drain() or self.shared, []
         if isinstance(optimizer, torch.optim.LBFGS):
             losses = losses[:1]  # the closure runs up to max_iter times a step
         draft = Draft(
@@ -261,8 +261,8 @@ class Capture:
             values=values,
             losses=on_host(losses),
             readings=list(self._readings.values()),
-            clipped=self._clipped.take(p for _, p in watched.parameters),
-            local=self._local.take(self.optimizers.names),
+            clipped=self._clipped.drain(p for _, p in watched.parameters),
+            local=self._local.drain(self.optimizers.names),
         )
         self._readings.clear()
         several = self.training.identity.world_size > 1
@@ -273,7 +273,7 @@ class Capture:
         if due := self.schedule.due(step):
             draft.weights = isolation.run("weights", self._weights, watched, _of_weights(due))
             self._probe(draft, optimizer, watched, due)
-        for said in (self.inputs.take(), self._activations.take()):
+        for said in (self.inputs.drain(), self._activations.drain()):
             if said is not None:
                 draft.probed.append(said)
         self._activations.prepare(step + 1, self.optimizers.root)
@@ -360,7 +360,7 @@ class Capture:
     def _scalars(
         self, optimizer: torch.optim.Optimizer, step_time: float | None
     ) -> tuple[list[str], list[float]]:
-        columns, values = self._around.phases.take()
+        columns, values = self._around.phases.drain()
         if step_time is None:
             columns, values = [], []  # of the first step only the end was seen
         else:
@@ -371,7 +371,7 @@ class Capture:
             if rate is not None:
                 columns.append(f"lr.{i}")
                 values.append(rate)
-        self._scaler.take(columns, values)
+        self._scaler.add_to(columns, values)
         return columns, values
 
     def _probe(
@@ -481,11 +481,11 @@ class Capture:
             return TensorRows(names, flat, wanted) if flat else None
 
     def _drop_step(self, *, by_loop: bool = False) -> None:
-        self._skips.skipped(self._losses.take(), by_loop=by_loop)
+        self._skips.skipped(self._losses.drain(), by_loop=by_loop)
         self._clipped.clear()
         self._readings.clear()
         self._local.clear()
-        self._updates.forget()
+        self._updates.reset()
 
     def _flush(self) -> bool:
         """Send what has arrived; whether something is still on its way."""

@@ -52,12 +52,12 @@ class Around:
         self.thread = 0
         """The one that trains."""
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """The training is over; the next begins anew."""
-        self.phases.forget()
-        self.phases.say = None
+        self.phases.reset()
+        self.phases.report = None
         for probe in self._probes:
-            self._isolation.run("clean-up", probe.forget)
+            self._isolation.run("clean-up", probe.reset)
         self._probes = self._fed
         self.thread = 0
 
@@ -69,7 +69,7 @@ class Around:
         for probe in self._probes:
             self._isolation.run(probe.name, probe.begin, training, optimizers)
 
-        def say(edge: Edge, duration_s: float | None) -> bool:
+        def mark_evaluation(edge: Edge, duration_s: float | None) -> bool:
             if edge == "begin" and not self.marks_evaluations:
                 return False
             # Not `training.phase`: its end is only noticed when training goes on, and until then a
@@ -84,8 +84,8 @@ class Around:
             training.emit(mark)
             return True
 
-        self.phases.say = lambda edge, duration_s: bool(
-            self._isolation.run("phases", say, edge, duration_s)
+        self.phases.report = lambda edge, duration_s: bool(
+            self._isolation.run("phases", mark_evaluation, edge, duration_s)
         )
         first = None if root is None else next(root.parameters(), None)
         if first is not None and first.device.type == "cuda":

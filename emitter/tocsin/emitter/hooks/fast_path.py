@@ -50,12 +50,12 @@ class QuickSteps:
         self._loop: Final = loop
         self.passed: Final = PassedSteps(loop)
         self.until = 0
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Another training begins."""
         self.until = 0
-        self.passed.forget()
+        self.passed.reset()
         self._optimizer: weakref.ref[torch.optim.Optimizer] | None = None
         self._capture: Capture | None = None
         self._now: weakref.ref[torch.optim.Optimizer] | None = None

@@ -56,6 +56,6 @@ class LoopState:
             return
         self.discarded = True
         if self.capture is None:
-            self.losses.take()
+            self.losses.drain()
         else:
             self.capture.batch_skipped()

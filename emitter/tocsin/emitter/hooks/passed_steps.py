@@ -39,9 +39,9 @@ class PassedSteps:
 
     def __init__(self, loop: LoopState) -> None:
         self._loop: Final = loop
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Another training begins."""
         self.on = False
         self._capture: Capture | None = None

@@ -121,16 +121,16 @@ class Hooks(LoopState):
 
     def _end_training(self) -> None:
         """Another training begins in this process, and what was computed last belongs to it."""
-        losses = self.losses.take()
+        losses = self.losses.drain()
         if current.session is not None:
             current.session.end_training()
         preferred, model = self.preferred, self.model
-        self.forget()
+        self.reset()
         self.preferred, self.model = preferred, model
         for loss in losses:
             self.losses.add(loss, begun=True)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """The training was finished by its own code; the next step begins another."""
         if self.capture is not None:
             self.isolation.run("clean-up", self._remember, self.capture)
@@ -145,15 +145,15 @@ class Hooks(LoopState):
         self.used.update(capture.optimizers.alive())
 
     def _clean_up(self) -> None:
-        activations.forget()
+        activations.reset()
         self.stepping.clear()
         self.losses.clear()
-        self.cleared.forget()
-        self.quick.forget()
-        self.local.forget()
+        self.cleared.reset()
+        self.quick.reset()
+        self.local.reset()
         self.clipped.forget_all()
-        self.around.forget()
-        self.threads.forget()
+        self.around.reset()
+        self.threads.reset()
 
     def watch_local(self, parameter: torch.Tensor) -> None:
         """Look at this rank's own gradient of the parameter whenever it is complete."""

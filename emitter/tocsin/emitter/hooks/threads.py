@@ -44,7 +44,7 @@ class OtherThreads:
         )
         self._steps_apart = 0
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Another training begins."""
         self.any = False
         self._optimizers.clear()

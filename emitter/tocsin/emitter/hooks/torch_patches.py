@@ -316,7 +316,7 @@ def _in_child() -> None:
     hooks.forked = True
     _inherited.append((current.session, hooks.capture))
     current.session = None
-    hooks.forget()
+    hooks.reset()
 
 
 _inherited: Final[list[tuple[Session | None, Capture | None]]] = []

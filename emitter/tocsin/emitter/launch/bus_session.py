@@ -42,7 +42,7 @@ class Watch:
         producer: Writer,
         view: Reader,
         options: LaunchOptions,
-        say: Callable[[str], None],
+        print_line: Callable[[str], None],
         left: Callable[[float], float],
     ) -> None:
         self.bus: Final = bus
@@ -52,7 +52,7 @@ class Watch:
         self._options = options
         self._topics = Topics(options.bus_prefix)
         self._partitions = partitions_of(self._topics, options.run_id)
-        self._say = say
+        self._print_line = print_line
         self._left = left
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._endpoint: datagrams.Endpoint | None = None
@@ -66,7 +66,7 @@ class Watch:
         bus: RunBus,
         options: LaunchOptions,
         topics: Topics,
-        say: Callable[[str], None],
+        print_line: Callable[[str], None],
         *,
         timeout_s: float,
         left: Callable[[float], float],
@@ -86,7 +86,7 @@ class Watch:
             producer = await bus.producer()
             stack.push_async_callback(_close, producer, left)
         publisher = Publisher(topics, options.run_id, observe=options.observe)
-        return cls(bus, publisher, producer, view, options, say, left)
+        return cls(bus, publisher, producer, view, options, print_line, left)
 
     def listen_to_processes(
         self, runtime: Path, heard: Callable[[datagrams.Message], object]
@@ -112,7 +112,7 @@ class Watch:
             except Exception as error:
                 # The launcher's isolation, per task: the others and the job go on.
                 logger.exception("a task of the launcher failed", extra={"task": name})
-                self._say(f"{name} ended: {plain_line(str(error))}; the job continues")
+                self._print_line(f"{name} ended: {plain_line(str(error))}; the job continues")
 
         self._tasks[name] = asyncio.create_task(guarded(), name=name)
 
@@ -148,7 +148,7 @@ class Watch:
         if tasks:
             await asyncio.wait(tasks, timeout=timeout_s)
 
-    async def follow(self, take: Callable[[Record], None]) -> None:
+    async def follow(self, apply: Callable[[Record], None]) -> None:
         """Hand over what is written about this run, for ever."""
         away = False
         while True:
@@ -161,9 +161,9 @@ class Watch:
                 continue
             away = False
             for record in records:
-                take(record)
+                apply(record)
 
-    async def read_the_rest(self, take: Callable[[Record], None], *, timeout_s: float) -> None:
+    async def read_the_rest(self, apply: Callable[[Record], None], *, timeout_s: float) -> None:
         """End `follow`, and hand over what was written last. Raises BusError, TimeoutError."""
         follower = self._tasks.pop("follow", None)
         if follower is not None:
@@ -173,7 +173,7 @@ class Watch:
             ends = await self._view.ends(self._partitions)
             async for records in read_to_end(self._view, ends):
                 for record in records:
-                    take(record)
+                    apply(record)
 
     async def close(self, flush_s: float) -> None:
         """Say what is still to be said, then end all tasks and the socket."""

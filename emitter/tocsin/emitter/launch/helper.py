@@ -65,7 +65,7 @@ class HelperProcess:
         environ: Mapping[str, str],
         reaper: Reaper,
         log: Path,
-        say: Callable[[str], None],
+        print_line: Callable[[str], None],
     ) -> None:
         """`environ` is what `helper_environment` gives."""
         self.restarts = 0
@@ -76,7 +76,7 @@ class HelperProcess:
         self._environ = environ
         self._reaper = reaper
         self.log: Final = log
-        self._say = say
+        self._print_line = print_line
         self._orders: list[str] = []
         self._stdin: int | None = None
         self._ended = asyncio.Event()
@@ -148,7 +148,7 @@ class HelperProcess:
             if time.monotonic() - began > HEALTHY_S:
                 pause_s = FIRST_PAUSE_S
             if self.restarts == 0:
-                self._say(
+                self._print_line(
                     f"the helper exited with {self.returncode}; restarting it ({self._why()})"
                 )
             self.restarts += 1

@@ -33,7 +33,7 @@ from tocsin.emitter.process.identity import (
     restart_count,
     scheduler_job,
 )
-from tocsin.emitter.process.stderr import say
+from tocsin.emitter.process.stderr import print_line
 from tocsin.emitter.stop import datagrams
 from tocsin.emitter.stop.listener import ThreadListener
 from tocsin.emitter.stop.verification import STOP, STOP_KEYS, trusted_paths
@@ -84,7 +84,7 @@ def environment(
         if settings.bus_origin == "default":
             place = default_place(run_facts.working_folder())
             if place.notice:
-                say(place.notice)
+                print_line(place.notice)
             path = place.path
         else:
             origin = loaded.folder if settings.bus_origin == "file" else run_facts.working_folder()
@@ -182,7 +182,7 @@ class Services:
         try:
             self._entry = NodeFolder.of(self._environ).leave(registration)
         except OSError as error:
-            say(f"this process is not registered for `tocsin sample`: {error}")
+            print_line(f"this process is not registered for `tocsin sample`: {error}")
 
     def close(self) -> None:
         """End both, and take the environment back; waits for the helper's deliveries."""
@@ -208,9 +208,11 @@ class Services:
 
     def _report(self, code: int | None) -> None:
         if code == LEFTOVERS:
-            say("some deliveries are pending; to finish, run `tocsin actions` on the same bus")
+            print_line(
+                "some deliveries are pending; to finish, run `tocsin actions` on the same bus"
+            )
         elif code is None:
-            say(
+            print_line(
                 f"rules and actions did not finish within {DRAIN_S:g} s; "
                 "to finish, run `tocsin rules` and `tocsin actions` on the same bus"
             )
@@ -220,4 +222,4 @@ class Services:
             except OSError:
                 lines = []
             last = f": {lines[-1]}" if lines else ""
-            say(f"the helper, which runs rules and actions, exited with {code}{last}")
+            print_line(f"the helper, which runs rules and actions, exited with {code}{last}")

@@ -80,7 +80,9 @@ def launch(options: LaunchOptions) -> int:
         job = launcher.job
         if job is None:
             raise
-        launcher.say("monitoring stopped because of an internal error; the job is not affected")
+        launcher.print_line(
+            "monitoring stopped because of an internal error; the job is not affected"
+        )
         job.wait_blocking()
         return launcher.sum_up(job)
 
@@ -119,10 +121,10 @@ class _Launch:
             keeping=self._keeping,
         )
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """One line for the person at the terminal."""
-        if self.options.say is not None:
-            self.options.say(line)
+        if self.options.print_line is not None:
+            self.options.print_line(line)
             return
         with contextlib.suppress(OSError):
             print(f"{messages.PREFIX}{line}", file=sys.stderr, flush=True)
@@ -130,7 +132,7 @@ class _Launch:
     def note(self, line: str | None, *, wrong: bool = False) -> None:
         """The same, unless `--quiet`, which lets lines through about what is `wrong`."""
         if line is not None and (wrong or not self.options.quiet):
-            self.say(line)
+            self.print_line(line)
 
     async def run(self) -> int:
         """The order of a launch, from start to end."""
@@ -161,7 +163,7 @@ class _Launch:
         try:
             job = await self._starting
         except CannotStart as error:
-            self.say(str(error))
+            self.print_line(str(error))
             await self._tell_end(error.exit_code, 0.0, str(error))
             return self.sum_up(None, error.exit_code)
         except asyncio.CancelledError:
@@ -206,7 +208,7 @@ class _Launch:
         """Bus, helper, RunStarted, job; None if there is no bus and one is required."""
         options, environ = self.options, dict(os.environ)
         for line in options.warnings:
-            self.say(line)
+            self.print_line(line)
         try:
             environ = await self._start_watching(stack, environ)
         except Exception as error:
@@ -215,11 +217,11 @@ class _Launch:
                 logger.exception("watching cannot begin")
             reason = str(error) or f"{options.bus_url} did not answer within {OPEN_S:g} s"
             if options.require_bus:
-                self.say(f"cannot open the bus: {reason}")
+                self.print_line(f"cannot open the bus: {reason}")
                 return None
             await self._let_go()
             self._watch = self._helper = None
-            self.say(messages.unwatched_line(reason))
+            self.print_line(messages.unwatched_line(reason))
         self.job = Job(options.command, environ, self._reaper, terminal)
         for looking in (self._helper, self._watch):
             if looking is not None:
@@ -235,7 +237,13 @@ class _Launch:
         stack.callback(runtime_folder.remove_folder, runtime)
         bus = self._own_bus()
         watch = await Watch.open(
-            stack, bus, options, self._topics, self.say, timeout_s=OPEN_S, left=self._budget.left_s
+            stack,
+            bus,
+            options,
+            self._topics,
+            self.print_line,
+            timeout_s=OPEN_S,
+            left=self._budget.left_s,
         )
         notice = getattr(bus, "notice", None)
         self.note(notice if isinstance(notice, str) else None)
@@ -253,7 +261,9 @@ class _Launch:
         if not options.helper or options.helper_log is None:
             return None
         environ = helper_environment(os.environ)
-        return HelperProcess(options.helper, environ, self._reaper, options.helper_log, self.say)
+        return HelperProcess(
+            options.helper, environ, self._reaper, options.helper_log, self.print_line
+        )
 
     def fork(self) -> None:
         """Before the event loop: fork the helper, and what reads an embedded bus, if possible."""
@@ -281,7 +291,9 @@ class _Launch:
             self._helper.start()
         except OSError as error:
             self._helper = None
-            self.say(f"cannot start the helper: {error}; records are kept, but no rule reads them")
+            self.print_line(
+                f"cannot start the helper: {error}; records are kept, but no rule reads them"
+            )
 
     def _begin_tasks(self, watch: Watch) -> Listener:
         watch.begin("publish", watch.publisher.run(watch.producer))
@@ -346,9 +358,9 @@ class _Launch:
         self._unjudged = not self._unjudged
         if self._unjudged:
             log = None if self._helper is None else self._helper.log
-            self.say(messages.unjudged_line(self._watch.bus.url, silent_s, log))
+            self.print_line(messages.unjudged_line(self._watch.bus.url, silent_s, log))
         else:
-            self.say("this run's rules are reporting again")
+            self.print_line("this run's rules are reporting again")
 
     def _take_record(self, record: Record) -> None:
         news = self._own.apply(record, self._members.incarnations(), unix_ms())
@@ -423,7 +435,7 @@ class _Launch:
             self.note(line, wrong=bool(left) or self._members.steps() > 0)
         elif self.options.kept is not None:
             with contextlib.suppress(OSError):
-                self.options.kept.forget()
+                self.options.kept.remove()
 
     def _keep(self, incarnations: Collection[str]) -> None:
         """Let another process go on with notices to the addresses of `--notify`."""
@@ -432,7 +444,7 @@ class _Launch:
         try:
             self.options.kept.keep(incarnations)
         except OSError as error:
-            self.say(
+            self.print_line(
                 f"cannot save the addresses of --notify ({error.strerror or error}): notices still "
                 "pending at the end of this run are lost"
             )
@@ -468,7 +480,7 @@ class _Launch:
             try:
                 summary.write(options.summary)
             except (OSError, ValueError) as error:
-                self.say(f"cannot write the summary: {error}")
+                self.print_line(f"cannot write the summary: {error}")
         if self._watch is not None:
             unsaid = self._watch.publisher.unpublished
             line = messages.end_line(

@@ -28,7 +28,7 @@ class Kept(Protocol):
         """Keep them for the issues of these. Raises OSError."""
         ...
 
-    def forget(self) -> None:
+    def remove(self) -> None:
         """Remove what was kept: there is nothing to continue. Raises OSError."""
         ...
 
@@ -43,8 +43,8 @@ class LaunchOptions:
     file, for the job's processes; `helper_log` is where the helper writes, kept only if it did not
     end well; `capture` its section as JSON. `stop` False is `--no-stop`.
 
-    `say` gets each line for the terminal, without the prefix; by default it goes to stderr as
-    `tocsin: LINE`. `warnings` are lines for its start. Without a word from the rules for
+    `print_line` gets each line for the terminal, without the prefix; by default it goes to stderr
+    as `tocsin: LINE`. `warnings` are lines for its start. Without a word from the rules for
     `judged_within_s` seconds the launcher warns that nobody judges the run; its own heartbeats make
     them report each 10 s. `again` are options with which another command finds this bus.
     `kept` holds the addresses of `--notify` for the command that finishes what is left.
@@ -72,7 +72,7 @@ class LaunchOptions:
     again: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     kept: Kept | None = None
-    say: Callable[[str], None] | None = None
+    print_line: Callable[[str], None] | None = None
     observe: Observer | None = None
 
 

@@ -42,7 +42,7 @@ class Cleared:
         self._fruitless = 0
         self._pause = 0
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Another training begins."""
         self._witness = self._left = None
         self.had = self._several = False

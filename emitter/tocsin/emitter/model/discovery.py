@@ -59,7 +59,7 @@ class _Walks:
         most_s = MOST_S + SHARE * time.process_time()
         return self.last_s > DEAR_S and self.all_s + self.last_s > most_s
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """As in a new process."""
         self.all_s = self.last_s = 0.0
 

@@ -71,7 +71,7 @@ class _Copy:
             with self._lock:
                 self._packer = self._packer_of(newest)
 
-    def take(self, machine: Sample, now_s: float, at_us: int) -> Sequence[SystemFrame]:
+    def frames_of(self, machine: Sample, now_s: float, at_us: int) -> Sequence[SystemFrame]:
         """In the sampler's thread."""
         sample = self._node.complete(machine, now_s)
         with self._lock:
@@ -95,7 +95,7 @@ class _Copy:
 async def _turn(lock: NodeLock) -> None:
     """Wait until whoever has it steps aside. Raises OSError."""
     while True:
-        if lock.take():
+        if lock.acquire():
             return
         await asyncio.sleep(LOOK_S)
 
@@ -165,7 +165,7 @@ class NodeAgent:
         run_id = self._known[key][-1].run_id
         wanted, own = self._folder.agent(key), self._folder.sampling(key)
         try:
-            if not wanted.take():
+            if not wanted.acquire():
                 # Another agent has it; this one would take over.
                 await asyncio.sleep(LOOK_S)
                 return
@@ -219,7 +219,7 @@ class NodeAgent:
         if not copies:
             return ()
         machine = self._machine.sample(now_s)
-        return [(copy, frame) for copy in copies for frame in copy.take(machine, now_s, at_us)]
+        return [(copy, frame) for copy in copies for frame in copy.frames_of(machine, now_s, at_us)]
 
     @staticmethod
     def _hand(taken: tuple[_Copy, SystemFrame]) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from tocsin.emitter.node.kernel_log import bus_place
 from tocsin.emitter.node.sources import FAILURES, Sample
-from tocsin.emitter.process.stderr import say
+from tocsin.emitter.process.stderr import print_line
 
 RARELY: Final = 10
 """PCIe traffic takes NVML 20 ms and more, and errors are few: each 10th reading asks."""
@@ -109,7 +109,7 @@ _SELDOM: Final[tuple[_Read, ...]] = (
 class Gpus:
     """The GPUs of this node. `read` gives columns `gpu.N.…` for those that answer."""
 
-    def __init__(self, *, tell: Callable[[str], None] = say) -> None:
+    def __init__(self, *, tell: Callable[[str], None] = print_line) -> None:
         self._tell = tell
         self._n = 0
         self._nvml: Any = None

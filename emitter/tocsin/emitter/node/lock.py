@@ -32,7 +32,7 @@ class NodeLock:
         """Whether this process holds it."""
         return self._fd >= 0
 
-    def take(self) -> bool:
+    def acquire(self) -> bool:
         """Take it, if nobody else has it; does not wait.
 
         Raises:

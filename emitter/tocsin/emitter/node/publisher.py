@@ -160,7 +160,7 @@ class NodeReport:
                     await _end(sampling)
                     sampling = None
                     own.release()
-                elif own.take():
+                elif own.acquire():
                     there = (found for found in folder.registrations() if found.key == key)
                     self.node.other_roots = job_pids(there)
                     if sampling is None:

@@ -114,7 +114,7 @@ class NodeFolder:
             if path.suffix in (_SAMPLING, _AGENT) and path.stem not in known:
                 lock = NodeLock(path)
                 with contextlib.suppress(OSError):
-                    lock.take()
+                    lock.acquire()
                 lock.release()
 
     def registrations(self) -> list[Registration]:

@@ -34,7 +34,7 @@ from tocsin.emitter.node.pressure import PressureSamples
 from tocsin.emitter.node.proc_files import ROOT
 from tocsin.emitter.node.process_tree import ProcessTree
 from tocsin.emitter.node.sources import Beside, Paced, Sample
-from tocsin.emitter.process.stderr import say
+from tocsin.emitter.process.stderr import print_line
 from tocsin.schemas.monotonic_clock import unix_us
 from tocsin.schemas.records.frames import Speaker, SystemFrame
 
@@ -57,7 +57,7 @@ class Machine:
         *,
         gpus: Gpus | None = None,
         root: Path = ROOT,
-        tell: Callable[[str], None] = say,
+        tell: Callable[[str], None] = print_line,
     ) -> None:
         self.gpus: Final = gpus
         self.memory: Final = MemorySamples(root)
@@ -113,7 +113,7 @@ class Node:
         visible: str | None = None,
         machine: Machine | None = None,
         root: Path = ROOT,
-        tell: Callable[[str], None] = say,
+        tell: Callable[[str], None] = print_line,
     ) -> None:
         """`folder` is the job's working folder, `folders` are others whose space is watched.
 

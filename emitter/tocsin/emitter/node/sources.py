@@ -13,7 +13,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Final
 
-from tocsin.emitter.process.stderr import say
+from tocsin.emitter.process.stderr import print_line
 
 Sample = dict[str, float]
 """Values by column; the names carry their unit."""
@@ -53,7 +53,7 @@ class Paced:
         *,
         least_s: float = 0.0,
         share: float = SHARE,
-        tell: Callable[[str], None] = say,
+        tell: Callable[[str], None] = print_line,
     ) -> None:
         self._name = name
         self._read = read
@@ -97,7 +97,7 @@ class Beside:
         read: Read,
         *,
         least_s: float = 0.0,
-        tell: Callable[[str], None] = say,
+        tell: Callable[[str], None] = print_line,
     ) -> None:
         self._name = name
         self._read = read

@@ -91,7 +91,7 @@ class ClippedNorms:
         self._calls.append(_Call(ids, have, number, float(limit)))
         self.any = True
 
-    def take(self, parameters: Iterable[torch.Tensor]) -> Clipped | None:
+    def drain(self, parameters: Iterable[torch.Tensor]) -> Clipped | None:
         """The norms of parts that make up these parameters, those of the main optimizer; None if a
         part is missing, or was clipped twice. None is left.
         """
@@ -117,7 +117,7 @@ class ClippedNorms:
 
     @property
     def quick(self) -> Clipped | None:
-        """What `take` would return, where that is known without a look at the parameters: one call,
+        """What `drain` would return, where that is known without looking at parameters: one call,
         of all that the main optimizer has, whose norm is here and finite.
         """
         if len(self._calls) != 1:
@@ -127,7 +127,7 @@ class ClippedNorms:
             return None
         return Clipped([norm], [limit])
 
-    def forget(self, parameters: Iterable[torch.Tensor]) -> None:
+    def discard(self, parameters: Iterable[torch.Tensor]) -> None:
         """Leave out what was clipped of these."""
         if self._calls:
             gone = {id(p) for p in parameters}

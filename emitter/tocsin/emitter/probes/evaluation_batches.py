@@ -154,7 +154,7 @@ class EvaluationBatches:
         if batches is not None:
             number = batches.another()
             batches.inputs.fed(batch, number)
-            if (said := batches.inputs.take()) is not None:
+            if (said := batches.inputs.drain()) is not None:
                 self._keep(batches, step, said)
             self._arm(batches, step, number)
         self._give_back()
@@ -208,7 +208,7 @@ class EvaluationBatches:
         armed, self._armed = self._armed, None
         if armed is not None:
             batches, step = armed
-            if (said := batches.activations.take()) is not None:
+            if (said := batches.activations.drain()) is not None:
                 self._keep(batches, step, said)
 
     def _give_back(self) -> None:

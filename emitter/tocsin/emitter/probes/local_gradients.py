@@ -166,7 +166,7 @@ class LocalGradients:
         else:
             self._squares[id(parameter)] = square
 
-    def take(self, names: Mapping[int, str]) -> LocalReading | None:
+    def drain(self, names: Mapping[int, str]) -> LocalReading | None:
         """What the step's gradients say; None: none was looked at. None is left."""
         if not (self._squares or self._bad or self._norms):
             self._partly = False
@@ -192,7 +192,7 @@ class LocalGradients:
         self._norms.clear()
         self._partly = self.scaled = False
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Another training begins. What is watched stays so while it lives."""
         self.clear()
         self.backward = self._turn = self._block = self._streak = 0

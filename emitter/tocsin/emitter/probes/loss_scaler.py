@@ -44,7 +44,7 @@ class LossScaler:
             self._say("scaler_skipped", float(self._losses.skipped))
         return True
 
-    def take(self, columns: list[str], values: list[float]) -> None:
+    def add_to(self, columns: list[str], values: list[float]) -> None:
         """Add its scalars to those of a step that was made."""
         if not self.active and not self._losses.skipped:
             return
@@ -56,7 +56,7 @@ class LossScaler:
         self._losses.skipped = 0
 
     def usual(self) -> tuple[float, ...] | None:
-        """What `take` would add to a usual step; None: there is more to say."""
+        """What `add_to` would add to a usual step; None: there is more to say."""
         if self._losses.skipped:
             return None
         if not self.active:

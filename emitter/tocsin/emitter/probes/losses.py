@@ -87,7 +87,7 @@ class LossBuffer:
         if not begun:
             del self.held[:-64]
 
-    def take(self) -> list[Loss]:
+    def drain(self) -> list[Loss]:
         """All of them; none is left."""
         losses, self.held = self.held, []
         return losses

@@ -42,7 +42,7 @@ class NamedLosses(Probe):
         self._known: set[str] = set()
         self._waiting: deque[tuple[int, Mode, list[str], HostCopy]] = deque()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Another training begins."""
         self.__init__()  # type: ignore[misc]  # all of it is state of one training
 

@@ -49,5 +49,5 @@ class Probe:
     def close(self, training: Training) -> None:
         """The training is over: send what is left."""
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Back to what it was before `begin`: another training may begin."""

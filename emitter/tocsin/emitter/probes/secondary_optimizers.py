@@ -93,7 +93,7 @@ class OtherOptimizers(Probe):
         """The time of the primary's step behind which they are asked, so that it is one row."""
         self._waiting: deque[OtherSteps] = deque(maxlen=64)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Another training begins."""
         self.__init__()  # type: ignore[misc]  # all of it is state of one training
 
@@ -130,7 +130,7 @@ class OtherOptimizers(Probe):
         if found is not None:
             other.norms.append(found)
 
-    def take(self, step: int) -> list[OtherSteps]:
+    def drain(self, step: int) -> list[OtherSteps]:
         """What is ready to be sent, of this step of the primary and of earlier ones."""
         if self._stepped:
             self._stepped = False
@@ -145,7 +145,7 @@ class OtherOptimizers(Probe):
 
     def stepped(self, training: Training, step: int) -> None:
         """Say what they have to say with this step of the main one."""
-        for ready in self.take(step):
+        for ready in self.drain(step):
             columns, values = ready.row()
             odd = not all(map(math.isfinite, values))
             training.step_row(StepRow(ready.step, self.at_us, columns, values), urgent=odd)

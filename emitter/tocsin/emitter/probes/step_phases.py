@@ -38,7 +38,7 @@ _USUAL: Final = ("forward_s", "backward_s", "optimizer_s")
 _LOADING: Final = (*_USUAL, "data_wait_s")
 
 Edge = Literal["begin", "end"]
-Say = Callable[[Edge, float | None], bool]
+Report = Callable[[Edge, float | None], bool]
 
 
 class StepPhases:
@@ -49,15 +49,15 @@ class StepPhases:
         """Where the model is on a GPU."""
         self.device: DeviceTime | None = None
         """The same, while a step is timed on the GPU, too."""
-        self.say: Say | None = None
+        self.report: Report | None = None
         """Told of evaluations, and says if it marks this one; the duration in seconds comes with
         the end.
         """
         self.resumes: Callable[[], None] = _nothing
         """Called before something is marked that is no part of a plain step."""
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Another training begins."""
         self.timer = self.device = None
         self._loads = False
@@ -154,7 +154,7 @@ class StepPhases:
             self._told = None
         self._evaluated = ended
         if self._told is None and ended - self._evaluation_began >= MARKED_S:
-            self._told = self.say is not None and self.say("begin", None)
+            self._told = self.report is not None and self.report("begin", None)
 
     def _evaluation_over(self, now: float) -> None:
         if self._evaluating is None:
@@ -162,8 +162,8 @@ class StepPhases:
         self._evaluation += max(0.0, now - self._evaluating)
         self._evaluating = None
         self.cursor = now
-        if self._told and self.say is not None:
-            self.say("end", max(0.0, now - self._evaluation_began))
+        if self._told and self.report is not None:
+            self.report("end", max(0.0, now - self._evaluation_began))
 
     def named(self, name: str, edge: str, now: float) -> None:
         """The user's own code says that a phase begins or ends. `evaluation` and `checkpoint` are
@@ -187,7 +187,7 @@ class StepPhases:
 
     # -- what a step says ------------------------------------------------------------------------
 
-    def take(self) -> tuple[list[str], list[float]]:
+    def drain(self) -> tuple[list[str], list[float]]:
         """Names and seconds since the last call; all begin at zero again."""
         columns = ["forward_s", "backward_s", "optimizer_s"]
         values = [self._forward, self._backward, self._optimizer]

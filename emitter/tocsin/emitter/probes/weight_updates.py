@@ -81,7 +81,7 @@ class UpdateProbe:
 
     def before(self, parameters: Sequence[tuple[str, torch.Tensor]]) -> None:
         """The step is about to happen: copy samples of the parameters that have gradients."""
-        self.forget()
+        self.reset()
         moving = [(name, p) for name, p in parameters if p.grad is not None]
         if not moving:
             return
@@ -132,7 +132,7 @@ class UpdateProbe:
                     moved = held - before
                     squares.append((float(np.dot(held, held)), float(np.dot(moved, moved))))
                     on_host.append((self._names[i], n, (n / held.size) ** 0.5))
-            self.forget()
+            self.reset()
             if not on_host and not elsewhere:
                 return None
             copy = None
@@ -146,7 +146,7 @@ class UpdateProbe:
         host = np.sqrt(np.array(squares, np.float64).reshape(-1, 2))
         return Updates(list(names), list(numel), list(factors), host, copy)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """The step was skipped."""
         self._names, self._parameters, self._before, self._numel = [], [], [], []
 

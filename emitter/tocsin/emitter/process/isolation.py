@@ -173,7 +173,7 @@ class Isolation:
                 return
             self._unsaid.remove(probe)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Every probe is on again: another training begins, and may be of another kind."""
         self.off.clear()
         self.came_back.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """One line on stderr, if there is one."""
     try:
         print(f"tocsin: {text}", file=sys.stderr, flush=True)

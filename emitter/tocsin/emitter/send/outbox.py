@@ -115,7 +115,7 @@ class Outbox:
             self._count -= 1
             self.dropped += 1
 
-    def take(self, max_items: int = BATCH_ITEMS, max_bytes: int = BATCH_BYTES) -> list[Item]:
+    def drain(self, max_items: int = BATCH_ITEMS, max_bytes: int = BATCH_BYTES) -> list[Item]:
         """Remove and return the oldest items, at least one if there is any."""
         taken: list[Item] = []
         size = 0

@@ -27,7 +27,7 @@ from tocsin.bus.port import Outgoing, Outlet
 from tocsin.emitter.process.forks import forks
 from tocsin.emitter.process.identity import who_speaks
 from tocsin.emitter.process.isolation import from_signal
-from tocsin.emitter.process.stderr import say
+from tocsin.emitter.process.stderr import print_line
 from tocsin.emitter.send.bus_connection import CLOSE_S, BusLink, advice
 from tocsin.emitter.send.daemon_pool import DaemonPool, check_descriptors
 from tocsin.emitter.send.encoding import Address, Encoder
@@ -85,7 +85,7 @@ class Sender:
         outbox: Outbox | None = None,
         heartbeat: Callable[[], Data] | None = None,
         heartbeat_s: float = 10.0,
-        tell: Callable[[str], None] = say,
+        tell: Callable[[str], None] = print_line,
         after: Sequence[threading.Thread] = (),
     ) -> None:
         """It publishes nothing while one of `after` lives, for `TURN_S` at most."""
@@ -136,7 +136,7 @@ class Sender:
         self._thread = threading.Thread(target=self._run, name="tocsin-sender", daemon=True)
         self._thread.start()
 
-    def say(self, data: Data) -> None:
+    def publish(self, data: Data) -> None:
         """Send an event; all but marks at once."""
         said = Said(data, unix_ms())
         if isinstance(data, PhaseMark | CheckpointWritten):
@@ -327,7 +327,7 @@ class Sender:
         try:
             while sent:
                 if not self._hand:
-                    items = self._outbox.take()
+                    items = self._outbox.drain()
                     if not items:
                         break
                     self._busy = len(items)
@@ -418,7 +418,7 @@ class Sender:
         reason = clip(f"{type(error).__name__}: {error}", 500)
         self._tell(f"{probe} has failed ({reason}); the training continues")
         who = who_speaks(self._address.speaker)
-        self.say(CaptureDegraded(**who, probe=clip(probe, 100), reason=reason))
+        self.publish(CaptureDegraded(**who, probe=clip(probe, 100), reason=reason))
 
     async def _beat(self) -> None:
         if self._heartbeat is None:
@@ -426,7 +426,7 @@ class Sender:
         while True:
             await asyncio.sleep(self._heartbeat_s)
             try:
-                self.say(self._heartbeat())
+                self.publish(self._heartbeat())
             # An emitter hook's isolation: it reads what the training thread changes meanwhile, and
             # one that is left out does no harm; all of them would look like a dead rank.
             except Exception:

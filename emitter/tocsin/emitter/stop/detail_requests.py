@@ -44,7 +44,7 @@ class CloserLooks:
         self._last_ms: int | None = None
         self._last_issue = ""
 
-    def take(self, record: Record, *, earlier: bool = False) -> Reason:
+    def apply(self, record: Record, *, earlier: bool = False) -> Reason:
         """Judge a record of that key, and hand it on if it is to be; never waits.
 
         Whether one is too old is asked of those that were there `earlier` than the listener: by two

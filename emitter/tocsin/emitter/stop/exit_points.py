@@ -24,7 +24,7 @@ from typing import Final, Literal, NamedTuple
 
 from tocsin.emitter.process.identity import Who, who_speaks
 from tocsin.emitter.process.isolation import from_signal
-from tocsin.emitter.process.stderr import say
+from tocsin.emitter.process.stderr import print_line
 from tocsin.emitter.stop import datagrams, rank_agreement
 from tocsin.emitter.stop.exception import StopTraining as StopTraining
 from tocsin.emitter.stop.exception import take_over as take_over
@@ -324,7 +324,7 @@ class Rank:
                 raise
             logger.warning("the stop could not be reported", exc_info=True)
         if not self._launcher:
-            say(f"training stopped at step {step:,}: {stop.reason}")
+            print_line(f"training stopped at step {step:,}: {stop.reason}")
 
 
 def leave() -> None:

@@ -21,7 +21,7 @@ from typing import Final, Protocol
 from tocsin.bus.port import EARLIEST, Bus, BusError, Partition, Reader, Record, RunBus
 from tocsin.emitter.process.identity import Who, who_speaks
 from tocsin.emitter.process.process_group import process_lives
-from tocsin.emitter.process.stderr import say
+from tocsin.emitter.process.stderr import print_line
 from tocsin.emitter.stop import datagrams
 from tocsin.emitter.stop.detail_requests import CloserLooks
 from tocsin.emitter.stop.exit_points import Emit
@@ -145,7 +145,7 @@ class Listener:
                 earlier = record.offset < before
                 waited_ms = UNKNOWN_MS if earlier else round(1000 * (time.monotonic() - emptied_s))
                 try:
-                    self.take(record, earlier=earlier, waited_ms=waited_ms)
+                    self.apply(record, earlier=earlier, waited_ms=waited_ms)
                 except Exception:
                     # The listener's isolation: whoever may write here must not deafen it.
                     self._log_failure(record)
@@ -161,7 +161,7 @@ class Listener:
             extra={"offset": record.offset},
         )  # fmt: skip
 
-    def take(self, record: Record, *, earlier: bool = False, waited_ms: int = 0) -> Verdict | None:
+    def apply(self, record: Record, *, earlier: bool = False, waited_ms: int = 0) -> Verdict | None:
         """Judge one record and act on it; None if it is not a stop command to this run.
 
         It was there before this listener if `earlier`, and lay unread for at most `waited_ms`.
@@ -169,7 +169,7 @@ class Listener:
         if record.value is None or not record.key.startswith(self._prefix):
             return None
         if self._looks is not None and record.key == self._looks.key:
-            self._looks.take(record, earlier=earlier)
+            self._looks.apply(record, earlier=earlier)
         if not record.key.endswith(b"/stop"):
             return None
         signed = SignedCommand(record.key, record.value, read_signature(record.headers))
@@ -325,7 +325,7 @@ class ThreadListener:
             if not self.members.heard(message):
                 continue
             if len(self.members.unwatched) > before:
-                say(LINES[datagrams.text(message, "what")])
+                print_line(LINES[datagrams.text(message, "what")])
             if self._on_left is not None and message["kind"] in ("left", "finished"):
                 self._on_left(datagrams.number(message, "pid"))
 

@@ -209,10 +209,10 @@ class Agreement:
 
 
 class _GlooRound:
-    def __init__(self, work: dist.Work, numbers: torch.Tensor, forget: Callable[[], None]) -> None:
+    def __init__(self, work: dist.Work, numbers: torch.Tensor, reset: Callable[[], None]) -> None:
         self._work = work
         self._numbers = numbers
-        self._forget = forget
+        self._reset = reset
 
     def done(self) -> bool:
         return bool(self._work.is_completed())
@@ -226,7 +226,7 @@ class _GlooRound:
         for each in (self._work, self._numbers):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
         # The ranks that are late may still write to it: the next round needs a tensor of its own.
-        self._forget()
+        self._reset()
 
 
 class GlooCollective:
@@ -249,9 +249,9 @@ class GlooCollective:
         work = self._dist.all_reduce(numbers, op=maximum, group=self._group, async_op=True)
         if work is None:
             raise RuntimeError("this rank is not in the group")
-        return _GlooRound(work, numbers, self._forget)
+        return _GlooRound(work, numbers, self._reset)
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._numbers = None
 
 
@@ -317,7 +317,7 @@ def wrap_init_process_group(torch_distributed: ModuleType) -> None:
     if getattr(original, "_tocsin", False):
         return
     wrapped = _after(original, lambda: _make_group(torch_distributed, os.environ))
-    closing = _before(torch_distributed.destroy_process_group, _forget)
+    closing = _before(torch_distributed.destroy_process_group, _reset)
     # Libraries import the function from either module.
     for module in (torch_distributed, torch_distributed.distributed_c10d):
         setattr(module, original.__name__, wrapped)
@@ -357,7 +357,7 @@ def _before(original: Callable[P, R], first: Callable[[], None]) -> Callable[P, 
     return wrapped
 
 
-def _forget() -> None:
+def _reset() -> None:
     global _agreement, _collective
     if _agreement is not None:
         _agreement.close()
@@ -366,7 +366,7 @@ def _forget() -> None:
 
 def _make_group(torch_distributed: ModuleType, environ: Mapping[str, str]) -> None:
     global _collective
-    _forget()
+    _reset()
     if not environ.get("TOCSIN_RUN_ID"):
         return
     world_size, rank = torch_distributed.get_world_size(), torch_distributed.get_rank()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from tocsin.emitter.process.environment import LAUNCHER, RUNTIME_DIR
-from tocsin.emitter.process.stderr import say
+from tocsin.emitter.process.stderr import print_line
 from tocsin.emitter.stop import datagrams
 
 Kind = Literal["no_step", "child", "thread"]
@@ -86,7 +86,7 @@ def tell(kind: Kind, environ: Mapping[str, str]) -> None:
     launcher = environ.get(LAUNCHER)
     message: datagrams.Message = {"kind": "unwatched", "what": kind, "pid": os.getpid()}
     if not launcher or not datagrams.send(launcher, message):
-        say(LINES[kind])
+        print_line(LINES[kind])
 
 
 def _in_child() -> None:

@@ -33,7 +33,7 @@ from tocsin.emitter.process.environment import (
 )
 from tocsin.emitter.process.identity import Identity, Who, who_speaks
 from tocsin.emitter.process.isolation import Isolation, switched_off
-from tocsin.emitter.process.stderr import say
+from tocsin.emitter.process.stderr import print_line
 from tocsin.emitter.send.encoding import Address
 from tocsin.emitter.send.outbox import StepRow
 from tocsin.emitter.send.sender import FLUSH_S, Sender
@@ -156,7 +156,7 @@ class Training:
 
     def emit(self, data: Data) -> None:
         """Put an event on the telemetry topic; never waits."""
-        self.sender.say(data)
+        self.sender.publish(data)
 
     def row(
         self, columns: Sequence[str], values: Sequence[float], *, step: int, urgent: bool = False
@@ -314,7 +314,7 @@ class Training:
 
     def _report(self, probe: str, reason: str) -> None:
         if not self._launched:  # a launcher says it itself
-            say(switched_off(probe, reason))
+            print_line(switched_off(probe, reason))
         self._degraded(probe, reason)
 
     def _degraded(self, probe: str, reason: str) -> None:

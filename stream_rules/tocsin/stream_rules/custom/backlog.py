@@ -142,7 +142,7 @@ class Backlog:
         self.runs[partition, run_id] = saved
         self._queue.append(_adopt(partition, run_id, saved))
 
-    def forget(self, partitions: Collection[int]) -> None:
+    def release(self, partitions: Collection[int]) -> None:
         """Drop all of these partitions, what is queued of them too."""
         gone = frozenset(partitions)
         self.runs = {key: run for key, run in self.runs.items() if key[0] not in gone}
@@ -246,7 +246,7 @@ class Backlog:
         self._covers |= covers
         self._urgent |= saved.urgent
 
-    def take(self) -> Output:
+    def drain(self) -> Output:
         """What came since the last time."""
         taken = Output(
             self._reported, self._snapshots, self._covers, list(self._changed), self._urgent
@@ -293,7 +293,7 @@ class Backlog:
 
     @property
     def untaken(self) -> bool:
-        """Whether `take` has something that a reader waits for."""
+        """Whether `drain` has something that a reader waits for."""
         return bool(self._reported or self._urgent or self._changed)
 
     @property

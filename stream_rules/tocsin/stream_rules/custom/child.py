@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> None:
     _limit_memory(hello.memory_bytes)
     try:
         while True:
-            child.take(inbox.get())
+            child.apply(inbox.get())
     except OutOfMemory as error:
         _report_memory(link, error.culprit)
     except MemoryError:

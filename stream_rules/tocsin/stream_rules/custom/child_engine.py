@@ -105,7 +105,7 @@ class ChildEngine:
 
     # -- messages --------------------------------------------------------------------------
 
-    def take(self, order: Message) -> None:
+    def apply(self, order: Message) -> None:
         """Deal with one message, and answer: at its end, and in between if that takes long.
 
         Raises:
@@ -125,7 +125,7 @@ class ChildEngine:
         elif isinstance(order, Adopt):
             self._adopt(order)
         elif isinstance(order, Forget):
-            self._engine.forget(order.partitions)
+            self._engine.release(order.partitions)
             for number in order.partitions:
                 self._positions.pop(number, None)
         elif isinstance(order, Drop) and self._engine.has(order.partition, order.run_id.encode()):

@@ -2,7 +2,7 @@
 a call of a rule takes longer than it may.
 
 Nothing here waits for the child, except `start`, and `save` for as long as it is told. What the
-rules find comes with `take`, after a nudge.
+rules find comes with `drain`, after a nudge.
 """
 
 from __future__ import annotations
@@ -147,10 +147,10 @@ class CustomHost:
 
     # -- what came of them -----------------------------------------------------------------
 
-    def take(self) -> Output:
+    def drain(self) -> Output:
         """What was found and saved since the last time."""
         with self._lock:
-            return self._backlog.take()
+            return self._backlog.drain()
 
     def due_ms(self) -> int | None:
         """When a timer of a custom rule is due."""

@@ -81,7 +81,7 @@ class CustomRules:
         queued, self._fed = self._fed, []
         self.host.feed(queued)
 
-    def forget(self, partitions: Collection[int]) -> None:
+    def release(self, partitions: Collection[int]) -> None:
         """Drop the runs of partitions that another worker owns now."""
         gone = frozenset(partitions)
         self._fed = [record for record in self._fed if record.partition.number not in gone]
@@ -90,7 +90,7 @@ class CustomRules:
             self._covers.pop(number, None)
             self._open.pop(number, None)
         with self.host.orders() as backlog:
-            backlog.forget(gone)
+            backlog.release(gone)
 
     def drop(self, partition: int, run_id: str) -> None:
         """The run was over long ago."""
@@ -105,7 +105,7 @@ class CustomRules:
                 for number, caught_up in tick.caught_up.items():
                     if number in tick.owned:
                         backlog.advance(number, caught_up.as_of_ms, caught_up.since_ms)
-        taken = self.host.take()
+        taken = self.host.drain()
         self._snapshots += taken.snapshots
         self._covers |= taken.covers
         self._urgent |= taken.urgent

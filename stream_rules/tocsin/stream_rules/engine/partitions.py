@@ -128,7 +128,7 @@ class PartitionEngine:
         _schedule(state, run_id)
         return run
 
-    def forget(self, partitions: Collection[int]) -> None:
+    def release(self, partitions: Collection[int]) -> None:
         """Drop all state of these partitions."""
         for number in partitions:
             self._partitions.pop(number, None)

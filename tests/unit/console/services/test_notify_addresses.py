@@ -34,8 +34,8 @@ def test_they_count_for_the_incarnations_of_their_launch_until_it_forgets(tmp_pa
         "i2": ("me@example.com",),
         "i3": ("me@example.com",),
     }
-    first.forget()
-    first.forget()
+    first.remove()
+    first.remove()
     assert set(kept_addresses(tmp_path / "bus.db")) == {"i2", "i3"}
 
 

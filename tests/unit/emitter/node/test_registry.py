@@ -23,7 +23,7 @@ import sys, time
 from pathlib import Path
 from tocsin.emitter.node.lock import NodeLock
 lock = NodeLock(Path(sys.argv[1]))
-assert lock.take()
+assert lock.acquire()
 print("taken", flush=True)
 time.sleep(60)
 """
@@ -32,27 +32,27 @@ time.sleep(60)
 def test_one_has_it_and_the_next_takes_it(tmp_path: Path) -> None:
     one, two = NodeLock(tmp_path / "a.lock"), NodeLock(tmp_path / "a.lock")
     assert not two.is_taken()
-    assert [one.take(), one.take(), one.held] == [True] * 3
-    assert [two.take(), two.is_taken(), one.is_taken()] == [False, True, True]
+    assert [one.acquire(), one.acquire(), one.held] == [True] * 3
+    assert [two.acquire(), two.is_taken(), one.is_taken()] == [False, True, True]
     one.release()
     one.release()
     assert not (tmp_path / "a.lock").exists()
-    assert [two.take(), one.take()] == [True, False]
+    assert [two.acquire(), one.acquire()] == [True, False]
     two.release()
 
 
 def test_a_lock_of_a_file_that_has_no_name_any_more_does_not_count(tmp_path: Path) -> None:
     one, two = NodeLock(tmp_path / "a.lock"), NodeLock(tmp_path / "a.lock")
-    assert one.take()
+    assert one.acquire()
     (tmp_path / "a.lock").unlink()
-    assert two.take()
+    assert two.acquire()
     two.release()
     one.release()
 
 
 def test_a_folder_that_has_gone_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        NodeLock(tmp_path / "none/a.lock").take()
+        NodeLock(tmp_path / "none/a.lock").acquire()
 
 
 def test_the_lock_goes_with_a_process_that_is_killed(tmp_path: Path) -> None:
@@ -61,15 +61,15 @@ def test_the_lock_goes_with_a_process_that_is_killed(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", HOLDS, path], stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"taken\n"
-        assert not lock.take()
+        assert not lock.acquire()
         other.send_signal(signal.SIGKILL)
-        wait_until(lock.take)
+        wait_until(lock.acquire)
     lock.release()
 
 
 def test_a_forked_child_neither_holds_nor_ends_the_lock(tmp_path: Path) -> None:
     lock = NodeLock(tmp_path / "a.lock")
-    assert lock.take()
+    assert lock.acquire()
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -79,9 +79,9 @@ def test_a_forked_child_neither_holds_nor_ends_the_lock(tmp_path: Path) -> None:
         os._exit(0)
     assert os.read(read, 4) == b"free"
     other = NodeLock(tmp_path / "a.lock")
-    assert not other.take()
+    assert not other.acquire()
     lock.release()
-    assert other.take()
+    assert other.acquire()
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     other.release()
@@ -116,8 +116,8 @@ def test_registrations_are_those_of_living_processes(tmp_path: Path) -> None:
 def test_lock_files_of_the_killed_are_taken_away(tmp_path: Path) -> None:
     folder = NodeFolder(tmp_path)
     held, agent = folder.sampling("held"), folder.agent("held")
-    assert held.take()
-    assert agent.take()
+    assert held.acquire()
+    assert agent.acquire()
     (tmp_path / "left.lock").touch()
     (tmp_path / "left.agent").touch()
     entry = folder.leave(RUN)

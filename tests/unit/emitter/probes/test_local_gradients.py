@@ -36,7 +36,7 @@ def looked_at(local: LocalGradients, *parameters: torch.nn.Parameter) -> LocalRe
     for place, each in enumerate(parameters):
         if local.wants(place):
             local.look(each)
-    return local.take({id(each): f"p{i}" for i, each in enumerate(parameters)})
+    return local.drain({id(each): f"p{i}" for i, each in enumerate(parameters)})
 
 
 def bad_rows(reading: LocalReading | None) -> dict[str, list[int]]:
@@ -61,7 +61,7 @@ def test_what_is_bad_is_named_with_exact_counts_and_its_backward_call() -> None:
     (table,) = reading.tables()
     assert (table.names, table.counts.tolist()) == (("p1",), [[3, 0, 1, 0]])
     assert table.values[0, table.columns.index("backward")] == 4
-    assert local.take({}) is None
+    assert local.drain({}) is None
 
 
 def test_the_norm_is_that_of_all_together_whatever_their_layout() -> None:
@@ -158,7 +158,7 @@ def test_the_first_backward_call_that_was_bad_is_kept() -> None:
     for backward in (1, 2):
         local.backward = backward
         local.look(bad)
-    reading = local.take({id(bad): "p0"})
+    reading = local.drain({id(bad): "p0"})
     assert reading is not None
     (table,) = reading.tables()
     assert table.values[0, -1] == 1
@@ -208,7 +208,7 @@ def test_another_training_begins_afresh() -> None:
     assert bad_rows(looked_at(local, old))
     local.plan(schedule, 9, 1e-3)
     del dead
-    local.forget()
+    local.reset()
     assert not local.active
     assert local.all_due
     # It has its hook still, and is looked at as soon as it is trained again.

@@ -44,14 +44,14 @@ def test_steps_of_another_optimizer_are_told_with_the_primarys() -> None:
     critic = Discriminator(3, 1)
     optimizer = torch.optim.SGD(critic.parameters(), lr=0.5)
     others = OtherOptimizers()
-    assert others.take(0) == []
+    assert others.drain(0) == []
     norms = []
     for losses in ([1.0, 2.0], [5.0]):
         optimizer.zero_grad()
         critic(torch.ones(2, 3)).sum().backward()
         norms.append(float(torch.cat([p.grad.reshape(-1) for p in critic.parameters()]).norm()))
         others.made_step(optimizer, list(losses), lambda: [torch.nn.ModuleList([critic]), critic])
-    (row,) = others.take(4)
+    (row,) = others.drain(4)
     assert row.step == 4
     columns, values = row.row()
     assert columns == (
@@ -60,7 +60,7 @@ def test_steps_of_another_optimizer_are_told_with_the_primarys() -> None:
         "lr.discriminator",
     )
     assert values == pytest.approx((4.0, np.mean(norms), 0.5))
-    assert others.take(5) == []
+    assert others.drain(5) == []
 
 
 def test_names_of_other_optimizers() -> None:
@@ -69,7 +69,7 @@ def test_names_of_other_optimizers() -> None:
     optimizers = [torch.optim.SGD(net.parameters(), lr=0.5) for net in nets]
     for optimizer in optimizers:
         others.made_step(optimizer, [1.0], lambda: list(nets), norm=False)
-    (row,) = others.take(0)
+    (row,) = others.drain(0)
     assert row.row()[0] == (
         "loss.discriminator", "lr.discriminator",
         "loss.optimizer2", "lr.optimizer2",
@@ -87,7 +87,7 @@ def test_one_that_takes_the_place_of_one_that_is_gone_has_a_name_of_its_own() ->
         entry = others._known.pop(id(made[gone if new < 5 else 3]))
         others._known[id(made[new])] = entry
         others.made_step(made[new], [1.0], list, norm=False)
-    (row,) = others.take(0)
+    (row,) = others.drain(0)
     columns = row.row()[0]
     assert len(set(columns)) == len(columns) == 6
 
@@ -97,7 +97,7 @@ def test_one_that_shares_a_loss_says_none() -> None:
     others = OtherOptimizers()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
     others.made_step(optimizer, [], lambda: [net])
-    (row,) = others.take(0)
+    (row,) = others.drain(0)
     assert row.row()[0] == ("lr.discriminator",)
 
 
@@ -156,7 +156,7 @@ def test_loaders_are_told_once_and_by_what_they_feed() -> None:
         None,
         None,
     )
-    loaders.forget()
+    loaders.reset()
     iterator = iter(train)
     loaders.gave(iterator, evaluating=False)
     loaders.close(training)

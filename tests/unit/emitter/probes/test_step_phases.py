@@ -12,7 +12,7 @@ from tocsin.emitter.process.isolation import Isolation
 
 
 def taken(phases: StepPhases) -> dict[str, float]:
-    return dict(zip(*phases.take(), strict=True))
+    return dict(zip(*phases.drain(), strict=True))
 
 
 def test_one_step_with_two_micro_batches() -> None:
@@ -83,12 +83,12 @@ def test_steps_of_two_optimizers_are_added() -> None:
 def test_an_evaluation_is_marked_once_and_its_checkpoint_is_none_of_it() -> None:
     said: list[tuple[str, float | None]] = []
 
-    def say(edge: str, duration_s: float | None) -> bool:
+    def report(edge: str, duration_s: float | None) -> bool:
         said.append((edge, duration_s))
         return True
 
     phases = StepPhases()
-    phases.say = say
+    phases.report = report
     phases.step_ends(0.0)
     phases.evaluated(1.0, 1.05)
     assert said == []
@@ -115,12 +115,12 @@ def test_what_the_user_calls_an_evaluation_is_one() -> None:
     said: list[str] = []
     marks = [True]
 
-    def say(edge: str, duration_s: float | None) -> bool:
+    def report(edge: str, duration_s: float | None) -> bool:
         said.append(edge)
         return marks[0]
 
     phases = StepPhases()
-    phases.say = say
+    phases.report = report
     phases.named("evaluation", "begin", 1.0)
     phases.evaluated(2.0, 7.0)
     phases.named("evaluation", "end", 8.0)

@@ -151,11 +151,11 @@ def sender(tmp_path: Path, **more: object) -> Sender:
 def test_a_forked_child_sends_nothing_and_waits_for_nothing(tmp_path: Path) -> None:
     sending = sender(tmp_path)
     sending.start()
-    sending.say(Heartbeat(run_id="r1", incarnation="i1"))
+    sending.publish(Heartbeat(run_id="r1", incarnation="i1"))
     child = os.fork()
     if child == 0:
         signal.alarm(10)
-        sending.say(Heartbeat(run_id="r1", incarnation="i1"))
+        sending.publish(Heartbeat(run_id="r1", incarnation="i1"))
         os._exit(int(sending.flush() or sending.close()))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert sending.close()
@@ -199,7 +199,7 @@ sending = Sender(lambda: Remote(Path(sys.argv[1])), address)
 sending.start()
 
 def end():
-    sending.say(Heartbeat(run_id="r1", incarnation="i1"))
+    sending.publish(Heartbeat(run_id="r1", incarnation="i1"))
     print(sending.close())
 
 atexit.register(end)

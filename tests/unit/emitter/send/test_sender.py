@@ -76,7 +76,7 @@ def test_the_oldest_of_the_least_worth_is_dropped_first() -> None:
     box.put(row(1), Worth.SCALARS)
     box.put(row(2), Worth.SCALARS)
     box.put(row(3), Worth.SCALARS)
-    assert [step_of(item) for item in box.take()] == [None, 0, 3, 1, 2, 3]
+    assert [step_of(item) for item in box.drain()] == [None, 0, 3, 1, 2, 3]
     assert (len(box), box.dropped) == (0, 4)
 
 
@@ -84,7 +84,7 @@ def test_of_what_was_odd_the_first_is_kept() -> None:
     box = Outbox(max_items=3)
     for step in range(10):
         box.put(row(step), Worth.ODD)
-    assert [step_of(item) for item in box.take()] == [0, 1, 2]
+    assert [step_of(item) for item in box.drain()] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_items_are_taken_in_the_order_in_which_they_came() -> None:
         if step % 10 == 0:
             box.put(frame(step), Worth.TIER_1)
             box.put(beat(step), Worth.LIFECYCLE)
-    taken = [box.take(max_items=7) for _ in range(9)]
+    taken = [box.drain(max_items=7) for _ in range(9)]
     assert [len(items) for items in taken] == [7] * 8 + [4]
     steps = [step_of(item) or 0 for items in taken for item in items if not isinstance(item, Said)]
     assert steps == sorted(steps)
@@ -133,7 +133,7 @@ def test_only_the_newest_heartbeat_waits() -> None:
     box = Outbox()
     for step in range(3):
         box.put(beat(step), Worth.LIFECYCLE, replaces=Heartbeat)
-    (only,) = box.take()
+    (only,) = box.drain()
     assert isinstance(only, Said)
     assert isinstance(only.data, Heartbeat)
     assert only.data.last_step == 2
@@ -157,7 +157,7 @@ def test_records_are_numbered_and_coalesced(tmp_path: Path) -> None:
         sender.row(row(step))
         sender.row(row(step, "log.a"))
     sender.frame(frame(7))
-    sender.say(ended())
+    sender.publish(ended())
     assert sender.close(10.0)
     found = said(tmp_path)
     assert sorted(found.steps()) == list(range(200))
@@ -178,7 +178,7 @@ def test_the_sender_lives_while_it_waits_for_the_one_before(tmp_path: Path) -> N
     before.start()
     sender = make(tmp_path, [], heartbeat=heartbeat, heartbeat_s=0.01, after=[before])
     sender.start()
-    sender.say(ended())
+    sender.publish(ended())
     wait_until(lambda: len(beats) > 3)
     assert not (tmp_path / "bus.db").exists()
     over.set()
@@ -211,7 +211,7 @@ def test_a_bus_that_comes_back_gets_everything_once(
     monkeypatch.setattr(EmbeddedProducer, "publish", flaky)
     sender = make(tmp_path, told)
     sender.start()
-    sender.say(ended())
+    sender.publish(ended())
     wait_until(lambda: sender.records == 1)
     assert sender.close(10.0)
     assert len(said(tmp_path).of(RunEnded)) == 1
@@ -229,7 +229,7 @@ def test_exit_is_bounded_without_a_bus(tmp_path: Path) -> None:
     address = Address(topics=Topics(), speaker=SPEAKER, source="/runs/r1")
     sender = Sender(refuse, address, tell=told.append)
     sender.start()
-    sender.say(PhaseMark(run_id="r1", incarnation="i1", name="x", edge="begin"))
+    sender.publish(PhaseMark(run_id="r1", incarnation="i1", name="x", edge="begin"))
     wait_until(lambda: told)
     began = time.monotonic()
     assert not sender.close(4 * SOON_S)
@@ -307,7 +307,7 @@ def test_the_number_of_the_next_record_says_how_many_were_dropped(
     sender.row(row(25))
     sender.row(row(26, "log.bad"))
     sender.row(row(27, "log.bad"))
-    sender.say(ended())
+    sender.publish(ended())
     assert sender.close(10.0)
     found = said(tmp_path)
     assert sorted(found.steps()) == [*range(15, 26)]
@@ -357,7 +357,7 @@ def test_a_loop_that_fails_is_begun_again(tmp_path: Path, monkeypatch: pytest.Mo
     sender.start()
     wait_until(lambda: len(calls) > 3)
     sender.row(row(1))
-    sender.say(ended())
+    sender.publish(ended())
     assert sender.close(10.0)
     assert len(said(tmp_path).of(RunEnded)) == 1
     (degraded,) = said(tmp_path).of(CaptureDegraded)
@@ -372,7 +372,7 @@ def test_a_loop_that_hangs_keeps_nothing_without_bound(
     sender = make(tmp_path, [])
     for step in range(500):
         sender.row(row(step))
-    sender.say(ended())
+    sender.publish(ended())
     sender.start()
     assert sender.close(10.0)
     assert sender.dropped == 399
@@ -396,7 +396,7 @@ def test_a_signals_handler_may_send_and_flush_while_a_flush_waits(
 
     def handler(number: int, frame: object) -> None:
         sender.row(row(2))
-        sender.say(ended())
+        sender.publish(ended())
         hold.set()
         flushed.append(sender.flush(10.0))
 

@@ -77,14 +77,14 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 
 def test_a_request_reaches_the_rank_with_its_reason(node: Node) -> None:
-    assert node.looks.take(record(request())) == "look"
+    assert node.looks.apply(record(request())) == "look"
     assert node.heard() == [
         {"kind": "look_closer", "steps": 50, "reason": "issue issue-1 of loss_spike"}
     ]
 
 
 def test_more_steps_than_the_limit_are_cut(node: Node) -> None:
-    node.looks.take(record(request(steps=2**40)))
+    node.looks.apply(record(request(steps=2**40)))
     assert [message["steps"] for message in node.heard()] == [MAX_STEPS]
 
 
@@ -92,21 +92,21 @@ def test_at_most_one_in_a_minute_is_handed_on(node: Node) -> None:
     taken = []
     for wait_ms, issue in ((0, "a"), (EVERY_MS - 1, "b"), (1, "b"), (EVERY_MS, "b")):
         node.clock[0] += wait_ms
-        taken.append(node.looks.take(record(request(issue_id=issue))))
+        taken.append(node.looks.apply(record(request(issue_id=issue))))
     assert taken == ["look", "too_soon", "look", "repeated"]
     assert len(node.heard()) == 2
     node.clock[0] -= 10 * EVERY_MS
-    assert node.looks.take(record(request(issue_id="c"))) == "look"
+    assert node.looks.apply(record(request(issue_id="c"))) == "look"
 
 
 def test_what_is_not_for_this_training_now_is_left_aside(node: Node) -> None:
     looks, good = node.looks, record(request())
-    assert looks.take(record(request(incarnation="i0"))) == "other_incarnation"
-    assert looks.take(record(request(not_after_ms=NOW_MS - 1)), earlier=True) == "expired"
-    assert looks.take(record(request(run_id="r2"))) == "malformed"
+    assert looks.apply(record(request(incarnation="i0"))) == "other_incarnation"
+    assert looks.apply(record(request(not_after_ms=NOW_MS - 1)), earlier=True) == "expired"
+    assert looks.apply(record(request(run_id="r2"))) == "malformed"
     for value in (b"", b"{}", b"\xff", (good.value or b"").replace(b"look_closer", b"ended")):
         forged = Record(PLACE, 0, NOW_MS, good.key, value, good.headers)
-        assert looks.take(forged) == "malformed"
+        assert looks.apply(forged) == "malformed"
     assert node.heard() == []
     assert sum(looks.counts.values()) == 7
 
@@ -123,9 +123,9 @@ def test_the_listener_hands_only_that_key_of_its_run_on(node: Node) -> None:
     listener = Listener(Topics(), "r1", hands, looks=node.looks)  # type: ignore[arg-type]  # none
     good = record(request())
     for key in (b"r12/look_closer", b"r1/i1/look_closer", b"_all/look_closer", b"look_closer"):
-        assert listener.take(Record(PLACE, 0, NOW_MS, key, good.value, good.headers)) is None
+        assert listener.apply(Record(PLACE, 0, NOW_MS, key, good.value, good.headers)) is None
     assert node.heard() == []
-    assert listener.take(good, earlier=True) is None
+    assert listener.apply(good, earlier=True) is None
     assert len(node.heard()) == 1
 
 

@@ -246,12 +246,12 @@ def test_one_effect_per_incarnation(signer: StopSigner, hands: RecordedHands) ->
     first = signer.command("r1", "i1")
     second = signer.command("r1", "i1")
     for signed in (signer.sign(first), signer.sign(first), signer.sign(second)):
-        listener.take(record(signed))
+        listener.apply(record(signed))
     assert hands.done == [("obey", first.command_id), ("join", second.command_id)]
     hands.current = replace(hands.current, incarnation="i2")
     third = signer.command("r1", "i2")
-    listener.take(record(signer.sign(third)))
-    listener.take(record(signer.sign(signer.command("r1", "i1"))))
+    listener.apply(record(signer.sign(third)))
+    listener.apply(record(signer.sign(signer.command("r1", "i1"))))
     assert hands.done[2:] == [("obey", third.command_id), ("refuse", "other_incarnation")]
 
 
@@ -263,7 +263,7 @@ def test_records_that_are_no_command_to_this_run_are_left_aside(
     tombstone = replace(record(signer.sign(signer.command("r1", "i1"))), value=None)
     approval = replace(other, key=b"r1/i1/approval")
     for each in (other, tombstone, approval):
-        assert listener.take(each) is None
+        assert listener.apply(each) is None
     assert hands.done == []
 
 
@@ -272,11 +272,11 @@ def test_answers_to_attacks_are_bounded_and_all_are_counted(
 ) -> None:
     listener, attacker = Listener(Topics(), "r1", hands), StopSigner()
     for _ in range(ANSWERED + 50):
-        listener.take(record(attacker.sign(signer.command("r1", "i1"))))
+        listener.apply(record(attacker.sign(signer.command("r1", "i1"))))
     assert len(hands.done) == ANSWERED
     assert listener.counts == Counter(untrusted_key=ANSWERED + 50)
     good = signer.command("r1", "i1")
-    listener.take(record(signer.sign(good)))
+    listener.apply(record(signer.sign(good)))
     assert hands.done[-1] == ("obey", good.command_id)
 
 

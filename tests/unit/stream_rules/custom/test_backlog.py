@@ -102,13 +102,13 @@ def test_another_child_goes_on_from_the_last_state_over_all_that_came_since() ->
 def test_what_a_child_says_of_forgotten_partitions_is_old() -> None:
     made = backlog(2)
     assert sent(made) == [0, 1]
-    made.forget([3])
+    made.release([3])
     made.feed(record(0), 0.0)
 
     made.answered(saved(2))
 
     assert made.runs == {}
-    assert made.take().covers == {}
+    assert made.drain().covers == {}
     first = made.next_message()
     assert first is not None
     assert isinstance(first, Forget)

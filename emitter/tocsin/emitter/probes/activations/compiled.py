@@ -57,7 +57,7 @@ class Slots:
         """Whose place this is, if it is still alive."""
         return self.modules[slot]() if 0 <= slot < len(self.modules) else None
 
-    def take(self, *, whatever: bool) -> int:
+    def acquire(self, *, whatever: bool) -> int:
         """A number for the module whose call is traced now; NONE: nothing is to be in the graph.
 
         Called while a graph is made, by the compiler, which takes the answer for a constant.
@@ -105,9 +105,9 @@ def _value(variable: object) -> object:
 
 
 def take_slot(whatever: bool) -> int:
-    """`slots.take`, for the compiler: one answer for good. Never raises."""
+    """`slots.acquire`, for the compiler: one answer for good. Never raises."""
     try:
-        return slots.take(whatever=whatever)
+        return slots.acquire(whatever=whatever)
     # The emitter's isolation: what is raised here would end the user's compilation.
     except Exception:
         return NONE

@@ -45,12 +45,12 @@ class ActivationProbe:
         self._missed: tuple[CollectionPlan, ...] = ()
         self._spent_s = 0.0
 
-    def take(self) -> tuple[str, Pending] | None:
+    def drain(self) -> tuple[str, Pending] | None:
         """What the step that is over has said, with the collection that it was looked at for."""
         if not activations.armed or activations.mode != self._mode:
             return None
         due, isolation = self._due, self._isolation
-        seen = isolation.run(ACTIVATIONS, activations.take)
+        seen = isolation.run(ACTIVATIONS, activations.drain)
         each_s = (isolation.spent.get(ACTIVATIONS, 0.0) - self._spent_s) / max(1, len(due))
         for plan in due:
             self._agenda.spent(plan.name, each_s)

@@ -65,9 +65,9 @@ class Activations(Seer):
 
     def __init__(self) -> None:
         self.watched: Final = WatchedCalls(self)
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Another training begins."""
         self.due = False
         self.blind = False
@@ -207,7 +207,7 @@ class Activations(Seer):
         self.watched.restore()
         self._readings = Readings()
 
-    def take(self) -> Pending | None:
+    def drain(self) -> Pending | None:
         """What was seen since `arm`; None: nothing, or nothing was due."""
         armed, self._armed, self.due = self._armed, False, False
         self.watched.restore()

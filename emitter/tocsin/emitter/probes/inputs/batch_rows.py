@@ -59,7 +59,7 @@ class InputProbe:
         if rows is not None:
             self._rows = (plans[0].name, rows)
 
-    def take(self) -> tuple[str, Pending] | None:
+    def drain(self) -> tuple[str, Pending] | None:
         """What the batch of the step that is over has said, with its collection."""
         rows, self._rows = self._rows, None
         return rows

@@ -86,7 +86,7 @@ class _Counted:
 
     @np.errstate(all="ignore")
     def tables(self) -> list[Table]:
-        return [*self.classes.take(), *self.tokens.take(), *self.inputs.take()]
+        return [*self.classes.drain(), *self.tokens.drain(), *self.inputs.drain()]
 
     def __bool__(self) -> bool:
         return bool(self.classes) or bool(self.tokens) or bool(self.inputs)
@@ -124,13 +124,13 @@ class DataProbe(Probe):
     def __init__(self) -> None:
         self.spent_s = 0.0
         """What all looks together have cost, seconds of CPU."""
-        self.forget()
+        self.reset()
 
     def begin(self, training: Training, optimizers: Optimizers) -> None:
         """A training begins."""
         self._by_steps = training.settings.pacing == "steps"
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Another training begins."""
         self._by_steps = False
         self.due = True

@@ -62,7 +62,7 @@ class Loaders(Probe):
         self._said = {"train": 0, "eval": 0}
         self.wakes = NEVER
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Another training begins. What it has taken before its first step is told of it, too."""
         for facts in self._facts.values():
             facts.told = False

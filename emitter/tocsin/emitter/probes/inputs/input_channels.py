@@ -115,7 +115,7 @@ class InputChannels:
         if len(looks) >= MAX_LOOKS:
             self._looks[seen.name] = [_together(looks)]
 
-    def take(self) -> list[Table]:
+    def drain(self) -> list[Table]:
         """A table `input_channels`: `mean std min max` of finite values; `numel nonfinite`."""
         seen, self._looks = self._looks, {}
         names: list[str] = []

@@ -35,9 +35,9 @@ class ClassCounts:
     def __init__(self) -> None:
         self._looks: list[tuple[Ids, Ids | None]] = []
         self._classes = 0
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._counted = np.zeros((0, 3), np.uint64)
         self._confusion = np.zeros((0, 0), np.uint64)
         self._predicted = False
@@ -60,7 +60,7 @@ class ClassCounts:
         if len(self._looks) >= MAX_LOOKS:
             self._count()
 
-    def take(self) -> list[Table]:
+    def drain(self) -> list[Table]:
         """The counts as tables `labels` and, with predictions, `confusion`; they begin at zero."""
         self._count()
         classes, counted = len(self._counted), self._counted
@@ -71,7 +71,7 @@ class ClassCounts:
         tables = [_table("labels", names, counted[:, : len(columns)], columns)]
         if self._predicted and classes <= MAX_CONFUSION:
             tables.append(_table("confusion", names, self._confusion, names))
-        self._forget()
+        self._reset()
         return tables
 
     def _count(self) -> None:

@@ -28,9 +28,9 @@ class TokenShares:
 
     def __init__(self) -> None:
         self._looks: list[Ids] = []
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._ids = np.zeros(0, np.int64)
         self._counts = np.zeros(0, np.int64)
         self._total = 0
@@ -44,7 +44,7 @@ class TokenShares:
         if len(self._looks) >= MAX_LOOKS:
             self._count()
 
-    def take(self) -> list[Table]:
+    def drain(self) -> list[Table]:
         """The most frequent as a table `tokens`: `share` from 0 to 1, and `count`."""
         self._count()
         if not self._total:
@@ -58,7 +58,7 @@ class TokenShares:
             kept.append(rest)
         found = np.asarray(kept, np.uint64).reshape(-1, 1)
         shares = narrowed(found / self._total)
-        self._forget()
+        self._reset()
         return [Table("tokens", tuple(names), shares, found, ("share",), ("count",))]
 
     def _count(self) -> None:

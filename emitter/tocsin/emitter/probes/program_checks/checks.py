@@ -91,13 +91,13 @@ class SourceChecks(Probe):
         self._last_step = -1
         self._renewed = self._renewed_told = 0
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """The training is over."""
         self._training = self._optimizers = None
         for part in (self.losses, self.modes, self._uncleared, self._missing, self._calls):
-            part.forget()
-        self._frozen.forget()
-        self._graphs.forget()
+            part.reset()
+        self._frozen.reset()
+        self._graphs.reset()
         self._reset()
 
     def begin(self, training: Training, optimizers: Optimizers) -> None:
@@ -267,7 +267,7 @@ class SourceChecks(Probe):
 
     def _called(self, step: int) -> None:
         """The forward pass of a step that was watched is over."""
-        self._seen, self._stepping = self._calls.take(), step
+        self._seen, self._stepping = self._calls.drain(), step
         first, self._calls.first = self._calls.first, None
         if first is not None and self._inputs_told < FIRST_INPUTS:
             self._inputs_told += 1

@@ -85,9 +85,9 @@ class FrozenWeights:
     """The frozen weights of one training."""
 
     def __init__(self) -> None:
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Another training begins."""
         self.over = False
         self._found: _Found | None = None

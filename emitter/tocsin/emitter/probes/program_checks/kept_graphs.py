@@ -48,9 +48,9 @@ class KeptGraphs:
     """The marks of one training."""
 
     def __init__(self) -> None:
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Another training begins."""
         self.next_mark = 0
         self.next_look = LOOK_EVERY

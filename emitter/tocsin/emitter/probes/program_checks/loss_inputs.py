@@ -70,9 +70,9 @@ class LossInputs:
     """The inputs of loss functions of one training."""
 
     def __init__(self) -> None:
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Another training begins."""
         self.due = True
         """Whether the losses of this step are looked at."""

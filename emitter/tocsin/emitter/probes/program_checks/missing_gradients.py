@@ -60,9 +60,9 @@ class MissingGradients:
     """The parameters of one training that have none."""
 
     def __init__(self) -> None:
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Another training begins."""
         self._absent: dict[str, _Absent] = {}
         self._longest: dict[str, int] = {}

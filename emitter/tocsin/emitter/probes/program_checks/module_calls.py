@@ -94,9 +94,9 @@ class ModuleCalls(Seer):
     def __init__(self) -> None:
         self.due = False
         self._watched: Final = WatchedCalls(self)
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Another training begins."""
         self.stop()
         self._root: weakref.ref[nn.Module] | None = None
@@ -138,7 +138,7 @@ class ModuleCalls(Seer):
         self.due = True
         return True
 
-    def take(self) -> Calls | None:
+    def drain(self) -> Calls | None:
         """What was called since `arm`; None: nothing was watched."""
         calls, self._calls = self._calls, None
         self.stop()

@@ -47,9 +47,9 @@ class LayerModes(Seer):
     def __init__(self) -> None:
         self.due = False
         self._watched: Final = WatchedCalls(self)
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Another training begins."""
         self.stop()
         self._training: Training | None = None

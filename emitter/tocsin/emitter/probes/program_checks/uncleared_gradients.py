@@ -31,9 +31,9 @@ class Uncleared:
     """Looks at the gradients of one training before they are added to."""
 
     def __init__(self) -> None:
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Another training begins."""
         self.streak = 0
         self._parameter: weakref.ref[torch.Tensor] | None = None

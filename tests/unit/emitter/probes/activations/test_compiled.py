@@ -33,10 +33,10 @@ def hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch_patches.hooks, "asleep", True)
     monkeypatch.setattr(slots, "cuda_graphs", False)
     monkeypatch.setenv(RUN_ID, "r1")
-    activations.forget()
+    activations.reset()
     torch._dynamo.reset()
     yield
-    activations.forget()
+    activations.reset()
     torch._dynamo.reset()
 
 
@@ -89,7 +89,7 @@ def train(
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-        pending = activations.take()
+        pending = activations.drain()
         said.append([] if pending is None else list(pending.tables()))
     assert not counters["graph_break"]
     return losses, said, counters["stats"]["unique_graphs"]
@@ -260,7 +260,7 @@ def test_cuda_graphs_are_left_alone_and_it_is_said(monkeypatch: pytest.MonkeyPat
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     activations.arm(compiled)
     compiled(torch.randn(64, 8))
-    activations.take()
+    activations.drain()
     assert activations.blind
     assert "CUDA graphs" in activations.reason
 
@@ -275,7 +275,7 @@ def test_too_late_is_said_loudly(
     activations.arm(model)
     assert activations.blind
     assert activations.armed
-    assert activations.take() is None
+    assert activations.drain() is None
     assert "start()" in activations.reason
     line = capsys.readouterr().err
     assert line.count("\n") == 1

@@ -41,9 +41,9 @@ def hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(functional, "scaled_dot_product_attention", original)
         monkeypatch.setattr(watched, "_functions", None)
         monkeypatch.setattr(watched, "for_good", False)
-    activations.forget()
+    activations.reset()
     yield
-    activations.forget()
+    activations.reset()
 
 
 def look(
@@ -55,7 +55,7 @@ def look(
     """The tables of one armed forward call."""
     activations.arm(model, plan, mode=mode)
     model(*inputs)
-    pending = activations.take()
+    pending = activations.drain()
     if pending is None:
         return []
     assert pending.ready
@@ -462,7 +462,7 @@ def test_nothing_is_changed_kept_or_drawn() -> None:
     assert b"tocsin" not in pickle.dumps(model[0])
     held = pickle.dumps(functional.scaled_dot_product_attention)
     assert b"tocsin" not in held
-    pending = activations.take()
+    pending = activations.drain()
     assert pickle.loads(held) is functional.scaled_dot_product_attention is original
     assert torch.equal(plain, watched)
     assert torch.equal(random, torch.get_rng_state())
@@ -502,7 +502,7 @@ def test_tracers_and_transforms_see_nothing_of_ours() -> None:
     assert sum(node.op == "call_module" for node in traced.graph.nodes) == 4
     torch.func.vmap(model)(x)
     torch.func.jacrev(model)(x[0])
-    pending = activations.take()
+    pending = activations.drain()
     assert pending is None
     with warnings.catch_warnings(action="ignore"):
         scripted = torch.jit.script(model)

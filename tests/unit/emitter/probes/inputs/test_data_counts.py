@@ -69,7 +69,7 @@ def test_classes_and_what_was_taken_for_what() -> None:
     counts = ClassCounts()
     counts.add(ids(0, 0, 1, 2, -100), ids(0, 1, 1, 0, 2), 3)
     counts.add(ids(2), ids(2), 3)
-    labels, confusion = counts.take()
+    labels, confusion = counts.drain()
     assert (labels.names, labels.count_columns) == (
         ("0", "1", "2"),
         ("labels", "predictions", "hits"),
@@ -77,22 +77,22 @@ def test_classes_and_what_was_taken_for_what() -> None:
     assert labels.counts.tolist() == [[2, 2, 1], [1, 2, 1], [2, 1, 1]]
     assert confusion.counts.tolist() == [[1, 1, 0], [0, 1, 0], [1, 0, 1]]
     assert not counts
-    assert counts.take() == []
+    assert counts.drain() == []
 
 
 def test_who_belongs_to_whom_in_a_batch_is_no_class() -> None:
     counts = ClassCounts()
     counts.add(ids(*range(8, 16)), ids(*range(8)), 32)
-    assert counts.take() == []
+    assert counts.drain() == []
 
 
 def test_without_scores_the_ids_tell_how_many_classes_there_are() -> None:
     counts = ClassCounts()
     counts.add(ids(4, 1), None, 0)
-    (labels,) = counts.take()
+    (labels,) = counts.drain()
     assert labels.counts.tolist() == [[0], [1], [0], [0], [1]]
     counts.add(ids(0, 5_000_000), ids(1, 0), 0)
-    assert len(counts.take()[0].names) == 1000
+    assert len(counts.drain()[0].names) == 1000
 
 
 def test_many_samples_take_no_more_room_than_a_few() -> None:
@@ -106,13 +106,13 @@ def test_many_samples_take_no_more_room_than_a_few() -> None:
     assert len(counts._looks) < 32
     assert len(shares._looks) < 32
     assert len(channels._looks["x"]) < 32
-    labels, confusion = counts.take()
+    labels, confusion = counts.drain()
     assert labels.counts[:, 0].tolist() == [120, 20, 20, 120, 20]
     assert confusion.counts[:, 0].tolist() == [120, 20, 20, 20, 20]
-    (tokens,) = shares.take()
+    (tokens,) = shares.drain()
     assert (tokens.names[:2], tokens.counts[:2, 0].tolist()) == (("0", "3"), [101, 101])
     assert int(tokens.counts.sum()) == 300
-    (table,) = channels.take()
+    (table,) = channels.drain()
     square = sum(i * i for i in range(100)) / 100
     np.testing.assert_allclose(table.values, [[0, square**0.5, -99, 99]], rtol=1e-5, atol=1e-5)
     assert table.counts.tolist() == [[200, 0]]
@@ -122,13 +122,13 @@ def test_the_most_frequent_tokens_and_the_rest() -> None:
     shares = TokenShares()
     shares.add(np.repeat(np.arange(100), np.arange(100, 0, -1)).astype(np.int64))
     shares.add(ids(-100, 7))
-    (table,) = shares.take()
+    (table,) = shares.drain()
     assert table.names[:3] == ("0", "1", "2")
     assert table.names[-1] == "other"
     assert len(table.names) == 65
     assert int(table.counts.sum()) == 5051
     assert float(table.values.sum()) == pytest.approx(1)
-    assert shares.take() == []
+    assert shares.drain() == []
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_channels_of_inputs(batch: torch.Tensor, channels: int) -> None:
         one = look("x", batch)
         assert one is not None
         seen.add(one)
-    (table,) = seen.take()
+    (table,) = seen.drain()
     assert table.names == tuple(f"x.{i}" for i in range(channels))
     values = batch.double()
     if channels == 1:
@@ -174,7 +174,7 @@ def test_channels_that_are_not_finite() -> None:
     seen, one = InputChannels(), look("x", batch)
     assert one is not None
     seen.add(one)
-    (table,) = seen.take()
+    (table,) = seen.drain()
     assert table.values.tolist() == [[2, 1, 1, 3], [0, 0, 0, 0]]
     assert table.counts.tolist() == [[2, 0], [2, 2]]
     assert look("x", torch.zeros(0, 3)) is None

@@ -47,4 +47,4 @@ def test_the_loader_of_each_training_is_told_once_however_many_evaluations_make(
         kept += train(loaders, heard, samples)
         assert [one.samples for one in heard.told if one.mode == "train"] == [samples]
         assert sum(one.mode == "eval" for one in heard.told) == MAX_LOADERS
-        loaders.forget()
+        loaders.reset()
