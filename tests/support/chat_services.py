@@ -3,6 +3,7 @@
 Slack: https://docs.slack.dev/messaging/sending-messages-using-incoming-webhooks
 Discord: https://docs.discord.com/developers/resources/webhook#execute-webhook
 Telegram: https://core.telegram.org/bots/api#sendmessage
+Twilio: https://www.twilio.com/docs/messaging/api/message-resource#create-a-message
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiohttp import web
+from aiohttp import BasicAuth, web
 
-HOSTS = ("hooks.slack.com", "discord.com", "api.telegram.org")
+HOSTS = ("hooks.slack.com", "discord.com", "api.telegram.org", "api.twilio.com")
 
 SLACK = "slack://TAAAAAAAA/BAAAAAAAA/SECRETaaaaaaaaaaaaaaaaaa"
 SLACK_NATIVE = "https://hooks.slack.com/services/TAAAAAAAA/BAAAAAAAA/SECRETaaaaaaaaaaaaaaaaaa"
@@ -40,14 +41,17 @@ class ChatServices:
 
     async def answer(self, request: web.Request) -> web.Response:
         host = request.host.partition(":")[0]
-        body = await request.json()
+        form = request.content_type == "application/x-www-form-urlencoded"
+        body = dict(await request.post()) if form else await request.json()
         self.seen.append((f"{host}{request.path}", body))
         if self.status != 200:
             headers = {} if self.retry_after is None else {"Retry-After": self.retry_after}
             if 300 <= self.status < 400:
                 headers["Location"] = f"https://{host}/elsewhere"
             return web.Response(status=self.status, text="SECRET-IN-BODY", headers=headers)
-        answers = dict(zip(HOSTS, (self._slack, self._discord, self._telegram), strict=True))
+        answers = dict(
+            zip(HOSTS, (self._slack, self._discord, self._telegram, self._twilio), strict=True)
+        )
         return answers[host](request, body)
 
     def _slack(self, request: web.Request, body: dict[str, Any]) -> web.Response:
@@ -69,6 +73,14 @@ class ChatServices:
             wrong = {"ok": False, "error_code": 400, "description": "Bad Request"}
             return web.json_response(wrong, status=400)
         return web.json_response({"ok": True, "result": {"message_id": 1}})
+
+    def _twilio(self, request: web.Request, body: dict[str, Any]) -> web.Response:
+        good = request.path.endswith("/Messages.json") and {"From", "To", "Body"} <= set(body)
+        if not good or len(body["Body"]) > 1600:
+            return web.json_response({"code": 21602, "message": "SECRET-IN-BODY"}, status=400)
+        if "SECRET" not in BasicAuth.decode(request.headers["Authorization"]).password:
+            return web.json_response({"code": 20003}, status=401)
+        return web.json_response({"sid": "SM1", "status": "queued"}, status=201)
 
     def text(self) -> str:
         """All that came in."""

@@ -46,6 +46,10 @@ SET_BY_TOCSIN: Final[Mapping[str, str]] = {
     "TOCSIN_BUS_PREFIX": "Prefix of the topic names, as the launcher has read it.",
     "TOCSIN_PYTHONPATH": "Folders of your `PYTHONPATH` that tocsin's own processes do not import "
     "from. Custom rules may.",
+    "TOCSIN_DELIVERY_ID": "For the program of a `command` receiver: the same in each attempt.",
+    "TOCSIN_ISSUE_ID": "For the program of a `command` receiver: the issue.",
+    "TOCSIN_ISSUE_STATE": "For the program of a `command` receiver: `firing`, `ongoing` or "
+    "`resolved`.",
     "TOCSIN_DEMO_HOOK_KEY": "Key with which `tocsin demo` signs its webhooks.",
     "TOCSIN_CRASH_AT": "Kills a worker at a named place. For tests.",
 }

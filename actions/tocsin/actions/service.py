@@ -43,6 +43,7 @@ def build_actions_service(
     kept_addresses: ReadAddresses | None = None,
     stop: bool = True,
     allow_cidr: Sequence[str] = (),
+    allow_command: Sequence[str] = (),
     config_path: Path | None = None,
     policy: RetryPolicy | None = None,
     metrics: Metrics | None = None,
@@ -63,6 +64,7 @@ def build_actions_service(
         kept_addresses: reads addresses of `--notify` that count for one launch each.
         stop: whether stops may be sent; False after `--no-stop`.
         allow_cidr: the networks of `--allow-cidr`.
+        allow_command: the programs of `--allow-command`, which receivers may run.
         config_path: the file or folder that `config` came from, so that decisions can name its
             lines; it is read here once more, which may block. Relative paths in it start at its
             folder.
@@ -81,6 +83,7 @@ def build_actions_service(
             folder=Path.cwd() if config_path is None else folder_of(config_path),
             environ=os.environ if environ is None else environ,
             software=software,
+            commands=frozenset(allow_command),
         ),
         kinds or ReceiverKinds(),
     )

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
+from pydantic import JsonValue
+
 from tocsin.actions.delivery.receiver_queues import Notice
 from tocsin.actions.delivery.retry import Outcome, phrase_of
 from tocsin.actions.receivers.kind import ConfigT, ReceiverContext, ReceiverKind
@@ -23,7 +25,7 @@ TIMEOUT_S: Final = 10
 
 AT_ONCE: Final = 4
 
-Service = Literal["sns", "lambda", "sqs", "events"]
+Service = Literal["sns", "lambda", "sqs", "events", "logs"]
 
 
 class ClientFactory(Protocol):
@@ -133,11 +135,15 @@ class AwsKind(ReceiverKind[ConfigT, AwsTarget]):
         return AwsSender()
 
 
-def event_text(notice: Notice) -> str:
+def event_of(notice: Notice) -> dict[str, JsonValue]:
     """The issue's CloudEvent; its `deliveryid` is the same in each attempt."""
     delivery = notice.delivery
-    event = {**(delivery.event or {}), "deliveryid": delivery.delivery_id}
-    return json.dumps(event, separators=(",", ":"))
+    return {**(delivery.event or {}), "deliveryid": delivery.delivery_id}
+
+
+def event_text(notice: Notice) -> str:
+    """`event_of` as JSON."""
+    return json.dumps(event_of(notice), separators=(",", ":"))
 
 
 def status_of(answer: Mapping[str, Any]) -> int:

@@ -37,6 +37,7 @@ class ReceiverContext:
         folder: where relative paths of the configuration start.
         environ: the environment.
         software: what a receiver calls itself to others.
+        commands: the programs that may be run, by their full paths.
     """
 
     secrets: Mapping[str, SecretStr]
@@ -44,6 +45,7 @@ class ReceiverContext:
     folder: Path
     environ: Mapping[str, str]
     software: str = "tocsin"
+    commands: frozenset[str] = frozenset()
 
 
 class Sender(Protocol[TargetT_contra]):

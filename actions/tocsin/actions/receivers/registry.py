@@ -21,6 +21,8 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "lambda": "tocsin.actions.receivers.lambda_function.kind:LambdaFunction",
     "sqs": "tocsin.actions.receivers.sqs.kind:Sqs",
     "eventbridge": "tocsin.actions.receivers.eventbridge.kind:EventBridge",
+    "cloudwatch": "tocsin.actions.receivers.cloudwatch.kind:CloudWatch",
+    "command": "tocsin.actions.receivers.command.kind:Command",
     "pagerduty": "tocsin.actions.receivers.pagerduty.kind:PagerDuty",
     "incident_io": "tocsin.actions.receivers.incident_io.kind:IncidentIo",
     "goalert": "tocsin.actions.receivers.goalert.kind:GoAlert",

@@ -9,6 +9,7 @@ import typer
 
 from tocsin.console.commands.options import (
     AllowCidrOption,
+    AllowCommandOption,
     BusOption,
     ConfigOption,
     JsonOption,
@@ -41,6 +42,7 @@ def drill(
         ),
     ] = None,
     allow_cidr: AllowCidrOption = None,
+    allow_command: AllowCommandOption = None,
     timeout: Annotated[
         float,
         typer.Option("--timeout", metavar="S", help="Seconds to wait for deliveries.", min=0.0),
@@ -67,6 +69,7 @@ def drill(
             receivers or (),
             notify=notify or (),
             allow_cidr=allow_cidr or (),
+            allow_command=allow_command or (),
             timeout_s=timeout,
         )
     )

@@ -42,3 +42,11 @@ AllowCidrOption = Annotated[
         help="Private addresses that webhooks and chat may reach; may be repeated.",
     ),
 ]
+AllowCommandOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-command",
+        metavar="PROGRAM",
+        help="Full path of a program that receivers of the type command may run; may be repeated.",
+    ),
+]

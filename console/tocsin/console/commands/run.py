@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tocsin.console.commands.options import BusOption, ConfigOption
+from tocsin.console.commands.options import AllowCommandOption, BusOption, ConfigOption
 
 
 def register(app: typer.Typer) -> None:
@@ -47,6 +47,7 @@ def run(
             "slack://…, discord://…, tgram://…; may be repeated.",
         ),
     ] = None,
+    allow_command: AllowCommandOption = None,
     summary: Annotated[
         Path | None,
         typer.Option(
@@ -81,6 +82,7 @@ def run(
         run_id=run_id,
         labels=label or (),
         notify=notify or (),
+        allow_command=allow_command or (),
         summary=summary,
         stop=not no_stop,
         drain_s=drain,

@@ -10,6 +10,7 @@ import typer
 from tocsin.bus.port import BusError
 from tocsin.console.commands.options import (
     AllowCidrOption,
+    AllowCommandOption,
     BusOption,
     ConfigOption,
     HttpOption,
@@ -40,6 +41,7 @@ def actions(
     bus: BusOption = None,
     http: HttpOption = None,
     allow_cidr: AllowCidrOption = None,
+    allow_command: AllowCommandOption = None,
 ) -> None:
     """Start an action worker: sends notices and stops for issues. Workers share the load."""
     from tocsin.console.context import read_context
@@ -47,7 +49,10 @@ def actions(
 
     log_to_stderr()
     context = read_context(config, bus)
-    raise typer.Exit(_work(run_actions(context, allow_cidr=allow_cidr or (), http=http)))
+    worker = run_actions(
+        context, allow_cidr=allow_cidr or (), allow_command=allow_command or (), http=http
+    )
+    raise typer.Exit(_work(worker))
 
 
 def _work(worker: Coroutine[None, None, int]) -> int:

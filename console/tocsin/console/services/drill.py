@@ -51,6 +51,7 @@ async def drill(
     *,
     notify: Sequence[str] = (),
     allow_cidr: Sequence[str] = (),
+    allow_command: Sequence[str] = (),
     timeout_s: float,
 ) -> list[Delivery]:
     """Send a test message to receivers of the configuration, all of them if none is named.
@@ -88,6 +89,7 @@ async def drill(
                 notify=notify,
                 stop=False,
                 allow_cidr=allow_cidr,
+                allow_command=allow_command,
                 config_path=context.loaded.path,
                 software=SOFTWARE,
             )

@@ -115,6 +115,7 @@ class Helper:
         run_id: str,
         since_ms: int,
         notify: Sequence[str],
+        allow_command: Sequence[str],
         stop: bool,
         orders: Orders,
         report: NodeReport | None,
@@ -131,6 +132,7 @@ class Helper:
             key=_signing_key(),
             embedded=True,
             notify=notify,
+            allow_command=allow_command,
             stop=stop,
             config_path=context.loaded.path,
             software=SOFTWARE,
@@ -312,6 +314,7 @@ async def serve(context: CommandContext, arguments: argparse.Namespace) -> int:
                     run_id=arguments.run_id,
                     since_ms=arguments.since_ms,
                     notify=arguments.notify,
+                    allow_command=arguments.allow_command,
                     stop=not arguments.no_stop,
                     orders=orders,
                     report=_report(bus, context, arguments),
@@ -335,6 +338,7 @@ def main(argv: Sequence[str] | None = None, context: CommandContext | None = Non
     parser.add_argument("--incarnation", help="under which the node's samples are sent")
     parser.add_argument("--config", type=Path)
     parser.add_argument("--notify", action="append", default=[], metavar="URL")
+    parser.add_argument("--allow-command", action="append", default=[], metavar="PROGRAM")
     parser.add_argument("--no-stop", action="store_true")
     arguments = parser.parse_args(argv)
     logging.basicConfig(

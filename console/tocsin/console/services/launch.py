@@ -33,6 +33,7 @@ class RunOptions:
     run_id: str | None = None
     labels: Sequence[str] = ()
     notify: Sequence[str] = ()
+    allow_command: Sequence[str] = ()
     summary: Path | None = None
     stop: bool = True
     drain_s: float = DRAIN_S
@@ -65,7 +66,7 @@ def launch_options(
             "--notify: on Kafka the action workers send the notices; name a receiver in the "
             "configuration that `tocsin actions` reads, or use an embedded bus"
         )
-    _check_receivers(context, options.notify, env)
+    _check_receivers(context, options, env)
     if context.embedded:
         check_custom_rules(context)
     _check_summary(options.summary)
@@ -122,16 +123,14 @@ def _without_effect(context: CommandContext) -> tuple[str, ...]:
     )
 
 
-def _check_receivers(
-    context: CommandContext, notify: Sequence[str], env: Mapping[str, str]
-) -> None:
+def _check_receivers(context: CommandContext, options: RunOptions, env: Mapping[str, str]) -> None:
     """Whether notices can be sent, as far as that is known before anything is.
 
     Raises:
         ConfigurationError: a receiver or an address of `--notify` cannot be used.
         MissingExtra: what it needs is not installed.
     """
-    if not notify and not (context.embedded and context.config.receivers):
+    if not options.notify and not (context.embedded and context.config.receivers):
         return
     # Not paid by who tells nobody.
     from tocsin.actions.receivers.address_guard import AddressGuard
@@ -142,13 +141,14 @@ def _check_receivers(
     from tocsin.actions.receivers.notify_option import parse_addresses
     from tocsin.actions.receivers.registry import ReceiverKinds
 
-    named = {name: address.config for name, address in parse_addresses(notify).items()}
+    named = {name: address.config for name, address in parse_addresses(options.notify).items()}
     if context.embedded:
         receiver_context = ReceiverContext(
             secrets=context.secrets,
             guard=AddressGuard(private=True),
             folder=context.loaded.folder,
             environ=env,
+            commands=frozenset(options.allow_command),
         )
         check_usable({**context.config.receivers, **named}, receiver_context, ReceiverKinds())
     for config in named.values():
@@ -210,7 +210,9 @@ def _helper_words(
         stop=options.stop,
         incarnation=incarnation,
     )
-    return (*words, *(word for address in options.notify for word in ("--notify", address)))
+    notify = (word for address in options.notify for word in ("--notify", address))
+    allow = (word for path in options.allow_command for word in ("--allow-command", path))
+    return (*words, *notify, *allow)
 
 
 def _have_a_key(env: Mapping[str, str]) -> None:

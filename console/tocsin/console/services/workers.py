@@ -52,7 +52,11 @@ async def run_rules(context: CommandContext, *, http: str | None = None) -> int:
 
 
 async def run_actions(
-    context: CommandContext, *, allow_cidr: Sequence[str] = (), http: str | None = None
+    context: CommandContext,
+    *,
+    allow_cidr: Sequence[str] = (),
+    allow_command: Sequence[str] = (),
+    http: str | None = None,
 ) -> int:
     """Issues in, notices and stops out, until SIGTERM or SIGINT. The exit code.
 
@@ -74,6 +78,7 @@ async def run_actions(
             embedded=context.embedded,
             kept_addresses=kept,
             allow_cidr=allow_cidr,
+            allow_command=allow_command,
             config_path=context.loaded.path,
             metrics=metrics,
             software=SOFTWARE,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -22,7 +24,11 @@ from support.issue_records import issue
 from support.notices import attempted, notice, state
 from tocsin.actions.delivery.receiver_queues import ReceiverQueue
 from tocsin.actions.delivery.retry import Outcome
+from tocsin.actions.receivers.address_guard import AddressGuard
 from tocsin.actions.receivers.aws import AwsSender, AwsTarget, Service, make_client
+from tocsin.actions.receivers.chat.apprise_process import AppriseProcess
+from tocsin.actions.receivers.cloudwatch.config import CloudWatchReceiver
+from tocsin.actions.receivers.cloudwatch.kind import log_event, put_log_event
 from tocsin.actions.receivers.eventbridge.kind import put_event
 from tocsin.actions.receivers.lambda_function.kind import invoke
 from tocsin.actions.receivers.message import message_of
@@ -43,6 +49,9 @@ FUNCTION = AwsTarget(
     service="lambda", region="eu-central-1", request=partial(invoke, "ml-alerts:live")
 )
 EVENTS = AwsTarget(service="events", region="eu-central-1", request=partial(put_event, "ml"))
+
+UNUSED = AppriseProcess(AddressGuard(private=False), command=("/bin/false",))
+"""SNS needs none."""
 
 
 @pytest.fixture
@@ -76,7 +85,7 @@ class Stubbed:
 
 
 async def test_a_short_message_reaches_each_number(aws: None) -> None:
-    outcome = await SmsSender().send(BOTH, notice(issue(), kind="sms"))
+    outcome = await SmsSender(UNUSED).send(BOTH, notice(issue(), kind="sms"))
 
     assert outcome.done == "accepted by SNS for 2 numbers"
     sent = {m[1]: m[2] for m in _sent()}
@@ -106,7 +115,7 @@ async def test_a_repeat_goes_only_to_numbers_that_were_not_reached() -> None:
         "publish", "Throttling", "SECRET", 400, expected_params=asked(NUMBERS[1])
     )
     stubber.add_response("publish", good, asked(NUMBERS[1]))
-    sender = SmsSender(stubbed)
+    sender = SmsSender(UNUSED, stubbed)
     first = await sender.send(BOTH, notice(issue(), kind="sms"))
     assert first == Outcome(later="accepted for 1 of 2 numbers; 400 Throttling")
     second = await sender.send(BOTH, notice(issue(), kind="sms"))
@@ -142,7 +151,7 @@ async def test_refusals_are_final_unless_they_say_later(
         stubbed = Stubbed()
         stubbed.expect(service).add_client_error(operation, code, "SECRET words", status)  # type: ignore[arg-type]
         outcome = await (
-            SmsSender(stubbed).send(ONE, notice(issue(), kind="sms"))
+            SmsSender(UNUSED, stubbed).send(ONE, notice(issue(), kind="sms"))
             if service == "sns"
             else AwsSender(stubbed).send(FUNCTION, notice(issue(), kind="lambda"))
         )
@@ -168,7 +177,7 @@ async def test_failures_before_an_answer_are_told_in_our_words(
         raise error
 
     for outcome in (
-        await SmsSender(broken).send(ONE, notice(issue(), kind="sms")),
+        await SmsSender(UNUSED, broken).send(ONE, notice(issue(), kind="sms")),
         await AwsSender(broken).send(FUNCTION, notice(issue(), kind="lambda")),
     ):
         assert state(outcome) == wanted
@@ -264,6 +273,54 @@ async def test_an_entry_that_failed_is_no_delivery(code: str, status: int, wante
     assert (state(outcome), outcome.text()) == (wanted, f"{status} {code}")
 
 
+LOGS = CloudWatchReceiver(type="cloudwatch", log_group="/ml/alerts", namespace="ml")
+LOG_GROUP = AwsTarget(service="logs", region="eu-central-1", request=partial(put_log_event, LOGS))
+
+
+async def test_a_log_group_gets_an_event_that_is_a_metric(aws: None) -> None:
+    client: Any = make_client("logs", "eu-central-1")
+    missing = await AwsSender().send(LOG_GROUP, notice(issue()))
+    assert (state(missing), missing.text()) == ("rejected", "400 ResourceNotFoundException")
+    client.create_log_group(logGroupName="/ml/alerts")
+    # moto refuses what is older than 14 days, as CloudWatch does.
+    now_ms = int(datetime.now(UTC).timestamp() * 1000)
+    for made in (notice(issue()), notice(issue(resolved=True))):
+        current = made.delivery.model_copy(update={"created_ms": now_ms})
+        outcome = await AwsSender().send(LOG_GROUP, replace(made, delivery=current))
+        assert outcome.text() == "200 OK"
+
+    events = client.get_log_events(logGroupName="/ml/alerts", logStreamName="tocsin")["events"]
+    client.close()
+    fired, resolved = (json.loads(one["message"]) for one in events)
+    (metrics,) = fired["_aws"]["CloudWatchMetrics"]
+    assert metrics == {
+        "Namespace": "ml",
+        "Dimensions": [[], ["rule", "severity"]],
+        "Metrics": [{"Name": "Issues", "Unit": "Count"}],
+    }
+    # All that the format refers to is at the top of the event, and the metric is a number.
+    assert (fired["Issues"], fired["rule"], fired["severity"]) == (1, "nonfinite", "critical")
+    assert fired["event"]["deliveryid"] == notice(issue()).delivery.delivery_id
+    assert resolved["IssuesResolved"] == 1
+    assert "Issues" not in resolved
+
+
+async def test_an_event_that_the_log_group_refused_is_no_delivery() -> None:
+    stubbed = Stubbed()
+    refused = {"rejectedLogEventsInfo": {"tooOldLogEventEndIndex": 1}}
+    stubbed.expect("logs").add_response("put_log_events", refused)
+    outcome = await AwsSender(stubbed).send(LOG_GROUP, notice(issue()))
+    assert (state(outcome), outcome.text()) == ("rejected", "400 RejectedLogEvent")
+
+
+def test_a_run_adds_no_metric_of_its_own() -> None:
+    found = issue(run="another").model_copy(update={"labels": {"_aws": "x", "rule": "x"}})
+    made = log_event("ml", notice(found))
+    assert isinstance(made, dict)
+    assert made["rule"] == "nonfinite"
+    assert isinstance(made["_aws"], dict)
+
+
 def test_a_client_makes_one_attempt_for_each_call(aws: None) -> None:
     client: Any = make_client("sns", "eu-central-1")
     assert client.meta.config.retries["total_max_attempts"] == 1
@@ -291,6 +348,13 @@ def test_what_the_alphabet_lacks_is_replaced() -> None:
     assert "Gradient d'etre ? 5 - ?odz ? {x}" in text
 
 
+def test_a_text_in_another_alphabet_is_sent_in_its_letters() -> None:
+    reason = "Градиент не является конечным числом. " * 20
+    text = sms_text(message_of(issue().model_copy(update={"reason": reason})))
+    assert "Градиент не является" in text
+    assert (len(text), parts(text)) == (134, 2)
+
+
 @pytest.mark.parametrize("code", ["AuthorizationError", "InternalFailure", "SECRET code"])
 async def test_no_secret_of_an_error_is_logged_or_told(
     code: str, caplog: pytest.LogCaptureFixture
@@ -301,7 +365,7 @@ async def test_no_secret_of_an_error_is_logged_or_told(
         stubbed = Stubbed()
         stubbed.expect(service).add_client_error(operation, code, "arn:SECRET", 403)  # type: ignore[arg-type]
         sender = (
-            partial(SmsSender(stubbed).send, ONE)
+            partial(SmsSender(UNUSED, stubbed).send, ONE)
             if service == "sns"
             else partial(AwsSender(stubbed).send, FUNCTION)
         )

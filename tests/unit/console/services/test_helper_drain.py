@@ -47,8 +47,8 @@ async def test_the_last_samples_are_published_before_the_rules_drain(
         await bus.init(context.topics.specs())
         orders = Orders()
         helper = Helper(
-            bus, context, run_id="r1", since_ms=0, notify=(), stop=True, orders=orders,
-            report=cast(NodeReport, SlowReport(log)),
+            bus, context, run_id="r1", since_ms=0, notify=(), allow_command=(), stop=True,
+            orders=orders, report=cast(NodeReport, SlowReport(log)),
         )  # fmt: skip
         running = asyncio.create_task(helper.run(asyncio.Event()))
         await asyncio.sleep(0)

@@ -132,6 +132,7 @@ _MODULES: Final = {
     "hooks.slack.com": ("slack", "NotifySlack"),
     "slack": ("slack", "NotifySlack"),
     "tgram": ("telegram", "NotifyTelegram"),
+    "twilio": ("twilio", "NotifyTwilio"),
 }
 """The services that most use: apprise takes 0.6 s of a core to import all that it knows."""
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from functools import partial
 from urllib.parse import urlsplit
 
+from tocsin.actions.receivers.chat.apprise_process import AT_ONCE, AppriseProcess
 from tocsin.actions.receivers.chat.config import ChatReceiver
-from tocsin.actions.receivers.chat.sender import AT_ONCE, ChatSender, ChatTarget, escaped
+from tocsin.actions.receivers.chat.sender import ChatSender, ChatTarget, escaped
 from tocsin.actions.receivers.chat.urls import chat_fault, is_chat
 from tocsin.actions.receivers.kind import Address, ReceiverContext, ReceiverKind
 from tocsin.actions.receivers.templates.template import template_findings, usable_template
@@ -62,4 +63,4 @@ class Chat(ReceiverKind[ChatReceiver, ChatTarget]):
 
     def sender(self, context: ReceiverContext) -> ChatSender:
         """One for all chat receivers."""
-        return ChatSender(context.guard)
+        return ChatSender(AppriseProcess(context.guard))

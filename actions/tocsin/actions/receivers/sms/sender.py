@@ -1,17 +1,20 @@
-"""Short messages through AWS SNS: what a telephone shows without being opened."""
+"""Short messages through AWS SNS or Twilio: what a telephone shows without being opened."""
 
 from __future__ import annotations
 
 import asyncio
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from pydantic import SecretStr
+
 from tocsin.actions.delivery.receiver_queues import Notice
 from tocsin.actions.delivery.retry import Outcome
 from tocsin.actions.receivers.aws import AT_ONCE, ClientFactory, call, make_client
+from tocsin.actions.receivers.chat.apprise_process import AppriseProcess
 from tocsin.actions.receivers.message import Message, message_for
 from tocsin.actions.receivers.recipients import PartialRecipients
 from tocsin.actions.receivers.templates.template import Template, words_of
@@ -28,6 +31,9 @@ _BASIC: Final = frozenset(
 )
 _EXTENDED: Final = frozenset("^{}\\[~]|€\f")
 _ONE, _PART = 160, 153
+_WIDE_ONE, _WIDE_PART = 70, 67
+_MOST_LOST: Final = 0.1
+"""Of a text's characters, the share of letters that may become question marks."""
 _INSTEAD: Final = {
     "\u2018": "'",
     "\u2019": "'",
@@ -49,6 +55,8 @@ class SmsTarget:
     region: str | None = None
     sender_id: str | None = None
     template: Template | None = None
+    twilio: SecretStr | None = None
+    """URL of an account for apprise, without the recipient; None: through SNS."""
 
 
 def sms_text(message: Message) -> str:
@@ -59,11 +67,16 @@ def sms_text(message: Message) -> str:
 
 
 def short(text: str) -> str:
-    """At most two parts in the telephone's own alphabet (GSM 03.38). Pure.
+    """At most two parts. Pure.
 
-    One character outside of it would make all parts half as long.
+    In the telephone's own alphabet (GSM 03.38) unless much would be lost: one character outside of
+    it makes all parts half as long (UCS-2).
     """
-    return _cut(_basic(text), MOST_PARTS * _PART)
+    basic = _basic(text)
+    lost = sum(character.isalpha() for character in text) - sum(map(str.isalpha, basic))
+    if lost > _MOST_LOST * len(text):
+        return _cut(text, MOST_PARTS * _WIDE_PART, _wide)
+    return _cut(basic, MOST_PARTS * _PART, septets)
 
 
 def septets(text: str) -> int:
@@ -72,15 +85,23 @@ def septets(text: str) -> int:
 
 
 def parts(text: str) -> int:
-    """How many parts a text of the telephone's alphabet is sent in."""
-    length = septets(text)
-    return 1 if length <= _ONE else -(-length // _PART)
+    """How many parts a text is sent in."""
+    wide = any(character not in _BASIC and character not in _EXTENDED for character in text)
+    length = _wide(text) if wide else septets(text)
+    one, part = (_WIDE_ONE, _WIDE_PART) if wide else (_ONE, _PART)
+    return 1 if length <= one else -(-length // part)
+
+
+def _wide(text: str) -> int:
+    """How long a text is in UCS-2; what is outside of its first plane counts twice."""
+    return sum(1 + (ord(character) > 0xFFFF) for character in text)
 
 
 class SmsSender:
     """Sends short messages. One per service."""
 
-    def __init__(self, make: ClientFactory = make_client) -> None:
+    def __init__(self, process: AppriseProcess, make: ClientFactory = make_client) -> None:
+        self._process = process
         self._make = make
         self._reached = PartialRecipients()
         self._room = asyncio.Semaphore(AT_ONCE)
@@ -91,8 +112,12 @@ class SmsSender:
         standard = sms_text(message_for(notice))
         text = short(words_of(target.template, notice, standard))
         missing = self._reached.missing(identity, target.to)
-        async with self._room:
-            outcomes = await asyncio.to_thread(self._publish, target, missing, text)
+        if (url := target.twilio) is not None:
+            ways = [f"{url.get_secret_value()}/{number.lstrip('+')}" for number in missing]
+            outcomes = [await self._process.deliver(way, "", text) for way in ways]
+        else:
+            async with self._room:
+                outcomes = await asyncio.to_thread(self._publish, target, missing, text)
         good = [number for number, one in zip(missing, outcomes, strict=True) if _good(one)]
         self._reached.add(identity, *good)
         outcome = self._together(identity, target, outcomes)
@@ -127,7 +152,8 @@ class SmsSender:
         bad = [one for one in outcomes if not _good(one)]
         count = len(target.to) - len(self._reached.missing(identity, target.to))
         if not bad:
-            return Outcome(done=f"accepted by SNS for {_numbers(count)}")
+            by = "SNS" if target.twilio is None else "Twilio"
+            return Outcome(done=f"accepted by {by} for {_numbers(count)}")
         some = f"accepted for {count} of {_numbers(len(target.to))}; " if count else ""
         again = [one for one in bad if one.forbidden is None]
         if again:
@@ -136,7 +162,7 @@ class SmsSender:
 
 
 def _good(outcome: Outcome) -> bool:
-    return outcome.status is not None and 200 <= outcome.status < 300
+    return outcome.done is not None or 200 <= (outcome.status or 0) < 300
 
 
 def _numbers(count: int) -> str:
@@ -156,10 +182,10 @@ def _basic(text: str) -> str:
     return "".join(out)
 
 
-def _cut(text: str, most: int) -> str:
-    if septets(text) <= most:
+def _cut(text: str, most: int, length: Callable[[str], int]) -> str:
+    if length(text) <= most:
         return text
     kept = text
-    while septets(kept) > most - 3:
+    while length(kept) > most - 3:
         kept = kept[:-1]
     return kept + "..."

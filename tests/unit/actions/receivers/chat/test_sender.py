@@ -29,15 +29,14 @@ from support.issue_records import issue
 from support.notices import notice
 from tocsin.actions.delivery.retry import Outcome
 from tocsin.actions.receivers.address_guard import AddressGuard, parse_networks
+from tocsin.actions.receivers.chat.apprise_process import AppriseProcess, Place, outcome_of
 from tocsin.actions.receivers.chat.child import Result, Task
 from tocsin.actions.receivers.chat.child import send as send_in_child
 from tocsin.actions.receivers.chat.sender import (
-    ChatPlace,
     ChatSender,
     ChatTarget,
     body_of,
     escaped,
-    outcome_of,
 )
 from tocsin.actions.receivers.chat.urls import SEVERAL_TARGETS, chat_fault
 from tocsin.actions.receivers.email.config import EmailReceiver
@@ -63,8 +62,8 @@ async def services(trusted: Authority) -> AsyncIterator[ChatServices]:
 
 
 def sender(services: ChatServices, trusted: Authority, *, private: bool = True) -> ChatSender:
-    place = ChatPlace(connect_to=services.connect_to, ca=trusted.ca)
-    return ChatSender(AddressGuard(private=private), place=place)
+    place = Place(connect_to=services.connect_to, ca=trusted.ca)
+    return ChatSender(AppriseProcess(AddressGuard(private=private), place=place))
 
 
 async def send(chat: ChatSender, url: str, found: IssueFiring = EVIL) -> Outcome:
@@ -116,8 +115,8 @@ async def test_answers_are_read_where_apprise_does_not_say_them(
 
 
 async def test_a_strange_certificate_is_refused(services: ChatServices) -> None:
-    place = ChatPlace(connect_to=services.connect_to)
-    chat = ChatSender(AddressGuard(private=True), place=place)
+    place = Place(connect_to=services.connect_to)
+    chat = ChatSender(AppriseProcess(AddressGuard(private=True), place=place))
     assert (await send(chat, SLACK)).failure == "TLS certificate not accepted"
     assert services.seen == []
 
@@ -138,10 +137,9 @@ async def test_refused_addresses_are_never_connected_to(
         assert outcome.forbidden is not None
         assert outcome.forbidden.startswith("address ")
     assert services.seen == []
-    allowed = ChatSender(
-        AddressGuard(private=False, allow=parse_networks(["127.0.0.0/8"])),
-        place=ChatPlace(connect_to=services.connect_to, ca=trusted.ca),
-    )
+    guard = AddressGuard(private=False, allow=parse_networks(["127.0.0.0/8"]))
+    place = Place(connect_to=services.connect_to, ca=trusted.ca)
+    allowed = ChatSender(AppriseProcess(guard, place=place))
     assert (await send(allowed, SLACK)).status == 200
 
 
@@ -154,9 +152,9 @@ async def test_refused_addresses_are_never_connected_to(
     ],
 )
 async def test_a_child_that_fails_is_a_failed_attempt(code: str, wanted: str) -> None:
-    chat = ChatSender(
-        AddressGuard(private=True), timeout_s=0.5, command=(sys.executable, "-c", code)
-    )
+    command = (sys.executable, "-c", code)
+    process = AppriseProcess(AddressGuard(private=True), timeout_s=0.5, command=command)
+    chat = ChatSender(process)
     assert (await send(chat, SLACK)).text() == wanted
 
 

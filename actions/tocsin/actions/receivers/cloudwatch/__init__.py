@@ -1,0 +1,1 @@
+"""AWS CloudWatch: each issue as a log event that is also a metric, for alarms."""

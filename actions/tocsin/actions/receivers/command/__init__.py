@@ -1,0 +1,1 @@
+"""Commands: a program of this machine that gets each issue on its standard input."""
