@@ -52,7 +52,7 @@ async def process(
         environment[CRASH_AT] = crash_at
     if kill_after_cpu_s is not None:
         environment[KILL_AFTER_CPU_S] = str(kill_after_cpu_s)
-    words = (str(bus), urls, str(keys), "run-1", "20")
+    words = (f"embedded:{bus}", urls, str(keys), "run-1", "20")
     child = Forked([sys.executable, "-m", "support.actions_process", *words], env=environment)
     return await asyncio.to_thread(child.wait, 60)
 

@@ -1,6 +1,7 @@
 """An action worker as a process: `python -m support.actions_process BUS URLS KEYS RUN DEADLINE_S`.
 
-Ends by itself once all issues are taken in and all deliveries of the run are final; dies where
+It serves one run and ends once all issues are taken in and all deliveries are final; with `-` for
+RUN it is a member of the group `actions`, on the bus whose prefix `TOCSIN_PREFIX` names. Dies where
 `TOCSIN_CRASH_AT` says, or after as much processor time as `TOCSIN_KILL_AFTER_CPU_S` says, at
 whatever it is doing then.
 """
@@ -13,9 +14,9 @@ import signal
 import sys
 from pathlib import Path
 
+from support.buses import World
 from tocsin.actions.delivery.retry import RetryPolicy
 from tocsin.actions.service import build_actions_service
-from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.runtime.testing import CrashPoints
 from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.configuration.file import Config
@@ -25,9 +26,11 @@ from tocsin.schemas.topics import Topics
 KILL_AFTER_CPU_S = "TOCSIN_KILL_AFTER_CPU_S"
 
 
-async def main(path: Path, urls: str, keys: Path, run: str, deadline_s: float) -> int:
-    topics, crash = Topics(), CrashPoints.from_environment(os.environ)
-    async with EmbeddedBus(path) as bus:
+async def main(where: str, urls: str, keys: Path, run: str, deadline_s: float) -> int:
+    topics = Topics(os.environ.get("TOCSIN_PREFIX", "tocsin"))
+    crash = CrashPoints.from_environment(os.environ)
+    kind = "kafka" if where.startswith("kafka://") else "embedded"
+    async with World(kind, where).bus() as bus:
         service = build_actions_service(
             topics,
             Config(),
@@ -43,12 +46,14 @@ async def main(path: Path, urls: str, keys: Path, run: str, deadline_s: float) -
             bus,
             service,
             topics=topics,
-            group="actions",
-            only_runs=[run],
+            group=f"{topics.prefix}-actions",
+            only_runs=None if run == "-" else [run],
             settings=WorkerSettings(checkpoint_s=0.01, poll_records=2),
             crash=crash,
         )
         running = asyncio.create_task(worker.run())
+        if run == "-":
+            await running
         done = await worker.caught_up(deadline_s) and await service.drain(deadline_s)
         worker.stop()
         await running
@@ -60,4 +65,4 @@ if __name__ == "__main__":
         # Nothing handles the signal: the kernel ends the process, as it does at SIGKILL.
         signal.setitimer(signal.ITIMER_PROF, float(cpu_s))
     bus, urls, keys, run, deadline_s = sys.argv[1:]
-    raise SystemExit(asyncio.run(main(Path(bus), urls, Path(keys), run, float(deadline_s))))
+    raise SystemExit(asyncio.run(main(bus, urls, Path(keys), run, float(deadline_s))))

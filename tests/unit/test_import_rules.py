@@ -113,7 +113,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
     "console": (
         {"__init__", "context", "person"},
         {"views", "configuration"},
-        {"watch", "stop", "demo", "services", "catalog", "sagemaker", "feedback"},
+        {"watch", "stop", "demo", "services", "catalog", "sagemaker", "feedback", "dead_letters"},
         {"commands"},
         {"__main__"},
     ),

@@ -21,8 +21,8 @@ from tocsin.schemas.topics import Topics
 RULE: Final = "action_failed"
 VERSION: Final = 1
 _REMEDY: Final = (
-    "Check the receiver's address, secret and network path. Failed deliveries are in the "
-    "dead-letter topic."
+    "Check the receiver's address, secret and network path. Then `tocsin bus dlq` lists what was "
+    "not delivered, and `tocsin bus redrive` sends it."
 )
 
 

@@ -37,6 +37,7 @@ class Settled:
     updated_ms: int
     attempts: int
     stop: bool
+    redrives: int = 0
     reason: str = ""
     """Of a stop; other deliveries need none, and there are many of them."""
 
@@ -112,13 +113,18 @@ class Ledger:
         return "the run was stopped already, for another issue"
 
     def read(self, delivery: Delivery) -> bool:
-        """Take an entry of the topic in, unless ours is as new. Returns whether it was newer."""
-        rank = (delivery.final, delivery.attempts, delivery.updated_ms)
+        """Take an entry of the topic in, unless ours is as new. Returns whether it was newer.
+
+        A person may have it sent once more after it has failed: what belongs to that is newer.
+        """
+        rank = (delivery.redrives, delivery.final, delivery.attempts, delivery.updated_ms)
         mine = self._pending.get(delivery.delivery_id)
-        if mine is not None and rank <= (mine.final, mine.attempts, mine.updated_ms):
+        if mine is not None and rank <= (mine.redrives, False, mine.attempts, mine.updated_ms):
             return False
         settled = self._settled.get(delivery.delivery_id)
-        if settled is not None and rank <= (True, settled.attempts, settled.updated_ms):
+        if settled is not None and rank <= (
+            settled.redrives, True, settled.attempts, settled.updated_ms,
+        ):  # fmt: skip
             return False
         self._put(delivery)
         return True
@@ -223,9 +229,10 @@ class Ledger:
         """Final entries that have been kept for long enough; they leave the ledger."""
         gone: list[Settled] = []
         while self._old and self._old[0][0] <= now_ms - KEEP_FINAL_MS:
-            _, delivery_id = heapq.heappop(self._old)
-            settled = self._settled.pop(delivery_id, None)
-            if settled is not None:
+            updated_ms, delivery_id = heapq.heappop(self._old)
+            settled = self._settled.get(delivery_id)
+            if settled is not None and settled.updated_ms == updated_ms:
+                del self._settled[delivery_id]
                 gone.append(settled)
                 incarnation = (settled.run_id, settled.incarnation)
                 if settled.stop and self._stops.get(incarnation) == delivery_id:
@@ -269,10 +276,12 @@ class Ledger:
                 delivery.updated_ms,
                 delivery.attempts,
                 is_stop,
+                delivery.redrives,
                 delivery.reason if is_stop else "",
             )
             heapq.heappush(self._old, (delivery.updated_ms, identity))
         else:
+            self._settled.pop(identity, None)
             if identity not in self._pending:
                 self._open[delivery.run_id] += 1
                 if not is_stop:

@@ -46,6 +46,12 @@ def superseded(line: Sequence[Delivery], started: Collection[str]) -> list[Deliv
     return [one for one in line if _position(one) < newest and one.delivery_id not in started]
 
 
+def follows(other: Delivery, delivery: Delivery) -> bool:
+    """Whether `other` is a later state of the same issue to the same receiver."""
+    same = (other.issue_id, other.action) == (delivery.issue_id, delivery.action)
+    return same and _position(other) > _position(delivery)
+
+
 def _position(delivery: Delivery) -> tuple[int, int, bool]:
     # An acknowledgement follows the state that it is about, and does not replace it.
     state = _STATES.index(delivery.issue_state)

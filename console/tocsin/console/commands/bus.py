@@ -1,13 +1,18 @@
-"""The command line: `bus`, the topics."""
+"""The command line: `bus`, the topics and their dead letters."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tocsin.console.commands.options import BusOption, ConfigOption, JsonOption
+from tocsin.schemas.monotonic_clock import unix_ms
+
+if TYPE_CHECKING:
+    from tocsin.console.dead_letters.redrive import Contents
 
 
 def register(app: typer.Typer) -> None:
@@ -18,6 +23,12 @@ def register(app: typer.Typer) -> None:
     example = "Example: tocsin bus"
     group.command("init", epilog=f"{example} init --bus kafka://kafka-1:9092")(bus_init)
     group.command("show", epilog=f"{example} show --json")(bus_show)
+    dlq = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
+    dlq.callback(epilog=f"{example} dlq --json")(bus_dlq)
+    dlq.command("list", epilog=f"{example} dlq list --json")(dlq_list)
+    dlq.command("show", epilog=f"{example} dlq show 1a2b3c4d")(dlq_show)
+    group.add_typer(dlq, name="dlq")
+    group.command("redrive", epilog=f"{example} redrive --all --receiver vision-chat")(bus_redrive)
     app.add_typer(group, name="bus")
 
 
@@ -33,6 +44,122 @@ def bus_show(
 ) -> None:
     """Show the topics, and where they differ from what tocsin expects."""
     _topics(config, bus, json_output, create=False)
+
+
+LetterArgument = Annotated[
+    str,
+    typer.Argument(metavar="ID", help="Id of a dead letter, or at least its first 4 characters."),
+]
+
+
+def bus_dlq(
+    context: typer.Context,
+    config: ConfigOption = None,
+    bus: BusOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """List failed deliveries, and records that no service could use."""
+    if context.invoked_subcommand is None:
+        dlq_list(config, bus, json_output)
+
+
+def dlq_list(
+    config: ConfigOption = None, bus: BusOption = None, json_output: JsonOption = False
+) -> None:
+    """List dead letters, and what has become of each."""
+    from tocsin.console.dead_letters.letters import letters_json, letters_table
+    from tocsin.console.views.terminal import standard_output
+
+    found = _dead_letters(config, bus)
+    if json_output:
+        typer.echo(letters_json(found.letters, found.ledger))
+    elif found.letters:
+        standard_output().print(letters_table(found.letters, found.ledger))
+    else:
+        typer.echo("no dead letters")
+
+
+def dlq_show(
+    letter: LetterArgument,
+    config: ConfigOption = None,
+    bus: BusOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Show one dead letter: what it is, and why it is here."""
+    from tocsin.console.dead_letters.letters import choose_letter, letter_text, letters_json
+
+    found = _dead_letters(config, bus)
+    one = choose_letter(found.letters, letter)
+    if json_output:
+        typer.echo(letters_json([one], found.ledger))
+    else:
+        typer.echo("\n".join(letter_text(one, found.ledger)))
+
+
+def bus_redrive(
+    letter: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="ID", help="Id of a dead letter, or at least its first 4 characters."
+        ),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All dead letters that were not sent since.")
+    ] = False,
+    receiver: Annotated[
+        str | None,
+        typer.Option("--receiver", metavar="NAME", help="With --all: deliveries to this receiver."),
+    ] = None,
+    config: ConfigOption = None,
+    bus: BusOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Send dead letters once more.
+
+    They are failed deliveries, and records that no service could use. A delivery keeps its id and
+    starts a new time until it is given up. What was delivered meanwhile, or is older than what was
+    delivered, is not sent. Stops are never sent again.
+    """
+    from tocsin.console.context import read_context
+    from tocsin.console.dead_letters.redrive import Redriven, as_json, as_text, redrive
+    from tocsin.console.person import this_person
+    from tocsin.schemas.errors import ConfigurationError
+
+    if (letter is None) != everything or (receiver is not None and not everything):
+        raise ConfigurationError(
+            "expected one of: an ID, --all, --all --receiver NAME; `tocsin bus dlq` lists the ids"
+        )
+    context = read_context(config, bus)
+
+    async def send() -> Redriven:
+        async with context.open_bus(create=False) as opened:
+            return await redrive(
+                opened,
+                context.topics,
+                letter,
+                receiver=receiver,
+                by=this_person(),
+                now_ms=unix_ms(),
+            )
+
+    result = asyncio.run(send())
+    if json_output:
+        typer.echo(as_json(result))
+    else:
+        typer.echo("\n".join(as_text(result, asked=letter is not None)))
+
+
+def _dead_letters(config: Path | None, bus: str | None) -> Contents:
+    from tocsin.console.context import read_context
+    from tocsin.console.dead_letters.redrive import read_contents
+
+    context = read_context(config, bus)
+
+    async def read() -> Contents:
+        async with context.open_bus(create=False) as opened:
+            return await read_contents(opened, context.topics)
+
+    return asyncio.run(read())
 
 
 def _topics(config: Path | None, bus: str | None, json_output: bool, *, create: bool) -> None:

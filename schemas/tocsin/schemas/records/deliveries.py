@@ -93,6 +93,9 @@ class Delivery(Data):
         default=None, description="the retry schedule; None when final"
     )
     give_up_ms: Millis = Field(description="after this it expires")
+    redrives: Whole = Field(
+        default=0, description="how many times a person requested it once more after it had failed"
+    )
     suspended_until_ms: Millis | None = Field(
         default=None, description="its receiver fails and is left alone until then"
     )
