@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 
 from support.issue_records import NOW_MS, TOPICS, issue_record
-from tocsin.actions.config import routing_of
+from tocsin.actions.config import decisions_of, routing_of
 from tocsin.actions.delivery.actions_service import ActionsService
 from tocsin.actions.delivery.circuit import CircuitPolicy
 from tocsin.actions.delivery.failures import FailureReports
@@ -66,7 +66,7 @@ class VirtualActions:
         self._offset = 0
         self.service = ActionsService(
             TOPICS,
-            routing_of(config),
+            decisions_of(config, routing_of(config)),
             {
                 name: ReceiverQueue(self._attempt(name, answer), give_up_ms, circuit=circuit)
                 for name, answer in answers.items()

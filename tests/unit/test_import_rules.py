@@ -109,7 +109,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
         {"testing", "custom"},
         {"service"},
     ),
-    "actions": ({"__init__", "delivery"}, {"receivers"}, {"config"}, {"service"}),
+    "actions": ({"__init__", "decision"}, {"delivery"}, {"receivers"}, {"config"}, {"service"}),
     "console": (
         {"__init__", "context", "person"},
         {"views", "configuration"},

@@ -12,6 +12,7 @@ PROBLEM_CODES: Final[Mapping[str, str]] = {
     "documents": "More than one document in the file.",
     "duplicate_action": "An action is twice in one list.",
     "duplicate_key": "A key is twice in one mapping.",
+    "duplicate_name": "Two routes, or two inhibitions, have one name.",
     "duplicate_recipient": "An address or phone number is twice in one list.",
     "duplicate_rule": "A rule, or a name of an instance, is listed twice.",
     "encoding": "The file is not UTF-8 text.",
@@ -22,6 +23,7 @@ PROBLEM_CODES: Final[Mapping[str, str]] = {
     "merge_key": "A merge key (`<<`), which this file does not know.",
     "missing_key": "A key that is needed is not there.",
     "name": "A name with characters that it may not have.",
+    "no_routes": "An action list says `by_route`, and there are no routes.",
     "no_trusted_key": "There is no public key at this path; where the file is to be used here.",
     "not_supported_yet": "Known, and left to a later release.",
     "number": "A number that does not fit into 64 bits.",
@@ -38,15 +40,18 @@ PROBLEM_CODES: Final[Mapping[str, str]] = {
     "unknown_collection": "A collection that there is not.",
     "unknown_key": "A key or section that there is not.",
     "unknown_preset": "A preset that the rule does not have.",
-    "unknown_receiver": "An action names a receiver that there is not.",
+    "unknown_receiver": "An action or a route names a receiver that there is not.",
     "unknown_rule": "A rule that there is not.",
     "unknown_secret": "A secret that the section `secrets` does not name.",
+    "unknown_time_window": "A time window that the section `time_windows` does not name.",
+    "unknown_time_zone": "A time zone that this machine does not know.",
+    "unreachable_route": "A route after one that matches all its issues.",
     "version": "A version of the file that this release does not read.",
 }
 """With any of them the file cannot be used."""
 
 WARNING_CODES: Final[Mapping[str, str]] = {
     "no_rules": "No rule is on.",
-    "unused_receiver": "No rule names this receiver.",
+    "unused_receiver": "No rule or route names this receiver.",
 }
 """The file works with them, though hardly as meant."""

@@ -1,16 +1,21 @@
-"""The part of the configuration that is ours: receivers, and the rules' action lists."""
+"""The parts of the configuration that are ours: receivers, action lists, and who is notified."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
-from tocsin.actions.delivery.routing import Routing
+from tocsin.actions.decision.decide import Decisions
+from tocsin.actions.decision.routing import Routing
+from tocsin.actions.decision.silences import configured
+from tocsin.actions.decision.time_windows import TimeWindows
 from tocsin.actions.receivers.notify_option import parse_addresses
 from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.actions.receivers.run_addresses import RunAddresses
 from tocsin.schemas.configuration.file import Config, SectionValidator
-from tocsin.schemas.configuration.problems import Loc, Problem, quoted
+from tocsin.schemas.configuration.problems import Loc, Problem, did_you_mean, quoted
+from tocsin.schemas.configuration.receivers import ReceiverConfig
 from tocsin.schemas.configuration.sources import Sources, read_files
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.issues import Issue
@@ -37,6 +42,32 @@ def receiver_problems(kinds: ReceiverKinds) -> SectionValidator:
     return find
 
 
+def window_problems(config: Config) -> Iterator[Problem]:
+    """The validator of the section `time_windows`: whether this machine knows the time zones."""
+    for name, window in config.time_windows.items():
+        try:
+            ZoneInfo(window.time_zone)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            zones = available_timezones()
+            hint = did_you_mean(window.time_zone, zones, list_up_to=0)
+            if not zones:
+                hint = "install the package tzdata: this machine has no time zones"
+            message = f"unknown time zone {window.time_zone!r}"
+            loc = ("time_windows", name, "time_zone")
+            yield Problem(loc, message, "unknown_time_zone", hint)
+
+
+def decisions_of(config: Config, routing: Routing) -> Decisions:
+    """All stages of a configuration, with its routing."""
+    return Decisions(
+        routing,
+        silences=configured(config.silences, routing.place),
+        inhibit=config.inhibit,
+        windows=TimeWindows(config.time_windows),
+        receivers=config.receivers,
+    )
+
+
 def routing_of(
     config: Config,
     *,
@@ -60,9 +91,15 @@ def routing_of(
         stops_off,
         places(path),
         kinds,
-        [name for name, item in config.receivers.items() if not item.send_resolved],
+        [name for name, item in config.receivers.items() if not _sends_resolved(config, item)],
         of_its_run,
+        config.routes,
     )
+
+
+def _sends_resolved(config: Config, receiver: ReceiverConfig) -> bool:
+    own = receiver.send_resolved
+    return config.defaults.send_resolved if own is None else own
 
 
 def places(path: Path | None) -> Callable[[Loc], str]:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from tocsin.actions.config import routing_of
+from tocsin.actions.config import decisions_of, routing_of
+from tocsin.actions.decision.planned import STOP
 from tocsin.actions.delivery.actions_service import ActionsService
 from tocsin.actions.delivery.failures import FailureReports
 from tocsin.actions.delivery.receiver_queues import ReceiverQueue
 from tocsin.actions.delivery.retry import RetryPolicy
-from tocsin.actions.delivery.routing import STOP
 from tocsin.actions.delivery.stop_publisher import StopPublisher
 from tocsin.actions.receivers.address_guard import AddressGuard, parse_networks
 from tocsin.actions.receivers.build import Receivers
@@ -91,19 +91,21 @@ def build_actions_service(
     named = {address.name: address.config for address in parse_addresses(notify).values()}
     stops = StopPublisher(bus, topics, key)
 
+    routing = routing_of(
+        config,
+        path=config_path,
+        notify=notify,
+        addresses=addresses,
+        stops_off=None if stop else "stops are switched off (--no-stop)",
+    )
+
     def find_queue(name: str) -> ReceiverQueue | None:
         found = None if addresses is None else addresses.find(name)
         return None if found is None else receivers.open({name: found.config})[name]
 
     return ActionsService(
         topics,
-        routing_of(
-            config,
-            path=config_path,
-            notify=notify,
-            addresses=addresses,
-            stops_off=None if stop else "stops are switched off (--no-stop)",
-        ),
+        decisions_of(config, routing),
         {STOP: stops.queue(), **receivers.open({**config.receivers, **named})},
         requested_by=f"actions@{socket.gethostname()}"[:200],
         policy=policy,

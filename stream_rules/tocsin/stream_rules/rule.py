@@ -171,14 +171,6 @@ class InstanceFacts:
     match: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-def labels_fit(match: Mapping[str, tuple[str, ...]], labels: Mapping[str, str]) -> bool:
-    """Whether the labels have each key of `match`, with a value that fits one of its patterns."""
-    return all(
-        key in labels and any(fnmatchcase(labels[key], pattern) for pattern in patterns)
-        for key, patterns in match.items()
-    )
-
-
 P = TypeVar("P", bound=Params)
 S = TypeVar("S")
 

@@ -13,21 +13,21 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Final
 
+from tocsin.actions.decision.decide import Decisions
+from tocsin.actions.decision.planned import STOP
 from tocsin.actions.delivery import stop as stops
 from tocsin.actions.delivery.failures import FailureReports
-from tocsin.actions.delivery.feedback import issue_after, planned_after
 from tocsin.actions.delivery.followed_runs import FollowedRuns
 from tocsin.actions.delivery.ledger import Ledger
 from tocsin.actions.delivery.order import SUPERSEDED, superseded, waits
+from tocsin.actions.delivery.planner import Intent, Planner
 from tocsin.actions.delivery.receiver_queues import Attempted, Notice, ReceiverQueue, ReceiverQueues
 from tocsin.actions.delivery.records import (
     delivery_record,
-    issue_event,
     new_delivery,
     tombstone,
 )
 from tocsin.actions.delivery.retry import Decision, RetryPolicy, too_late
-from tocsin.actions.delivery.routing import STOP, Planned, Routing
 from tocsin.bus.port import BusUnavailable, Outgoing, Partition, Record
 from tocsin.runtime import metrics as names
 from tocsin.runtime.leased_runs import Skip
@@ -35,11 +35,10 @@ from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.service import Attachment, Poison, Service, Tick
 from tocsin.schemas.configuration.sections import StopOptions
 from tocsin.schemas.errors import MalformedRecord, RecordError
-from tocsin.schemas.ids import delivery_id
 from tocsin.schemas.records.deliveries import Delivery
-from tocsin.schemas.records.events import Data, Event, clip
+from tocsin.schemas.records.events import clip
 from tocsin.schemas.records.feedback import Feedback
-from tocsin.schemas.records.issues import Issue, IssueResolved
+from tocsin.schemas.records.issues import Issue
 from tocsin.schemas.records.runs import RunView
 from tocsin.schemas.records.wire import read_event
 from tocsin.schemas.topics import (
@@ -60,7 +59,7 @@ class ActionsService(Service):
     """A service for `tocsin.runtime.worker.Worker`; made by `tocsin.actions.service`.
 
     Args:
-        routing: what is to be done about an issue.
+        decisions: what is to be done about an issue.
         queues: by receiver, and `stop`.
         closers: called at the end.
         find_queue: makes the queue of a receiver that is not among them; may block.
@@ -73,7 +72,7 @@ class ActionsService(Service):
     def __init__(
         self,
         topics: Topics,
-        routing: Routing,
+        decisions: Decisions,
         queues: Mapping[str, ReceiverQueue],
         *,
         requested_by: str = "actions",
@@ -85,9 +84,7 @@ class ActionsService(Service):
         failures: FailureReports = FailureReports(),  # noqa: B008  (frozen)
     ) -> None:
         self.inputs = (topics.issues,)
-        self.restores = (topics.actions,)
         self._topics = topics
-        self._routing = routing
         self._only: frozenset[str] | None = None
         self._skip: Skip | None = None
         self._requested_by = requested_by
@@ -97,6 +94,9 @@ class ActionsService(Service):
             queues, self._report, crash=crash, closers=closers, find=find_queue, metrics=metrics
         )
         self._ledger = Ledger(policy)
+        self._planner = Planner(decisions, self._ledger, self._queues.acknowledges)
+        issues = (topics.issues,) if self._planner.needs_issues else ()
+        self.restores = (topics.actions, *issues)
         # When the issue of a delivery was appended to the bus; not known after a restart.
         self._appended_ms: dict[str, int] = {}
         self._runs = FollowedRuns()
@@ -132,8 +132,12 @@ class ActionsService(Service):
     def restore(self, partition: int, records: Sequence[Record]) -> None:
         """See `Service`."""
         for record in records:
-            self._follow(record)
+            self._follow(record, restored_in=partition)
         self._stops_may_be_final = True
+
+    def restored(self, partition: int, next_offset: int | None) -> None:
+        """See `Service`."""
+        self._planner.open.restored(partition, next_offset)
 
     def release(self, partitions: Collection[int]) -> None:
         """See `Service`."""
@@ -141,6 +145,7 @@ class ActionsService(Service):
         mine = {delivery.delivery_id for delivery in self._ledger.pending()}
         self._appended_ms = {one: at for one, at in self._appended_ms.items() if one in mine}
         self._runs.forget(partitions)
+        self._planner.open.forget(partitions)
 
     def apply(self, records: Sequence[Record], tick: Tick) -> Sequence[Poison]:
         """See `Service`."""
@@ -235,42 +240,15 @@ class ActionsService(Service):
             return
         if self._only is not None and about.run_id not in self._only:
             return
-        if isinstance(about, Feedback):
-            issue = issue_after(about)
-            event = issue_event(issue, about.at_ms) if about.closes else event
-            plan = planned_after(about, self._routing, self._ledger, self._queues.acknowledges)
-        else:
-            issue, plan = about, self._routing.plan(about)
-        if isinstance(issue, IssueResolved):
-            self._withdraw_stop(issue, now_ms)
-        for planned in plan:
-            state = planned.occasion or issue.state
-            identity = delivery_id(issue.issue_id, planned.action, state, issue.times)
-            if not self._ledger.knows(identity):
-                self._intend(identity, planned, event, issue, record.append_ms, now_ms)
+        issue, intents = self._planner.intents(about, event, now_ms)
+        for delivery, decision in self._planner.withdrawn(issue, self._started):
+            self._decide(delivery, decision, now_ms)
+        for intent in intents:
+            self._intend(intent, record.append_ms, now_ms)
 
-    def _withdraw_stop(self, issue: Issue, now_ms: int) -> None:
-        """An issue that was read late may be over: what has recovered is not stopped."""
-        for stop in self._ledger.pending(issue.run_id):
-            # Its condition may have come back since the stop was decided: `times` is higher then.
-            of_it = stop.issue_id == issue.issue_id and stop.issue_times <= issue.times
-            if stop.kind != STOP or not of_it:
-                continue
-            if stop.attempts or stop.delivery_id in self._started:
-                continue
-            why = "the issue was resolved before the stop was sent"
-            self._decide(stop, Decision("suppressed", why), now_ms)
-
-    def _intend(
-        self,
-        identity: str,
-        planned: Planned,
-        event: Event[Data],
-        issue: Issue,
-        append_ms: int,
-        now_ms: int,
-    ) -> None:
-        why_not = planned.forbidden or self._failures.why_not_notified(issue, planned.action)
+    def _intend(self, intent: Intent, append_ms: int, now_ms: int) -> None:
+        identity, planned, issue = intent.identity, intent.planned, intent.issue
+        why_not = planned.why_not or self._failures.why_not_notified(issue, planned.action)
         queue = self._queues.get(planned.action)
         if planned.kind == STOP:
             options = planned.options or StopOptions()
@@ -284,7 +262,7 @@ class ActionsService(Service):
                 why_not = why_not or "the receiver is not there: its secret is missing"
             else:
                 why_not = why_not or too_late(now_ms - append_ms, queue.give_up_ms)
-            payload = event.encode()
+            payload = intent.event.encode()
             give_up_ms = now_ms + (queue.give_up_ms if queue is not None else 0)
         delivery = new_delivery(
             identity, issue, planned, payload, now_ms=now_ms, give_up_ms=give_up_ms
@@ -363,8 +341,8 @@ class ActionsService(Service):
         else:
             self._decide(stop, Decision("pending", stop.reason, stop.give_up_ms), now_ms)
 
-    def _follow(self, record: Record) -> None:
-        """A record of the runs topic or of the ledger."""
+    def _follow(self, record: Record, *, restored_in: int | None = None) -> None:
+        """A record of the runs topic or of the ledger; an issue, too, if it is `restored_in`."""
         if record.value is None:
             self._runs.end(record.key.decode(errors="replace"))
             return
@@ -376,12 +354,15 @@ class ActionsService(Service):
             )
             return
         data = None if event is None else event.data
-        if isinstance(data, RunView | Delivery) and (
+        if isinstance(data, RunView | Delivery | Issue) and (
             self._only is not None and data.run_id not in self._only
         ):
             return
         if event is not None and isinstance(data, RunView):
             self._stops_may_be_final |= self._runs.follow(data, event.time_ms)
+            self._planner.open.follow(data)
+        elif isinstance(data, Issue) and restored_in is not None:
+            self._planner.open.restore(restored_in, record.offset, data)
         elif isinstance(data, Delivery):
             self._order_unchecked |= self._ledger.read(data)
             if data.final:

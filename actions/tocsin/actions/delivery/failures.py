@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from tocsin.actions.decision.planned import STOP
 from tocsin.actions.delivery.circuit import GONE
 from tocsin.actions.delivery.records import failed_letter, issue_of, issue_record
 from tocsin.actions.delivery.retry import Outcome, phrase_of
-from tocsin.actions.delivery.routing import STOP
 from tocsin.bus.port import Outgoing
 from tocsin.schemas.configuration.file import Config
 from tocsin.schemas.errors import RecordError

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from tocsin.actions.delivery.ledger import Ledger
-from tocsin.actions.delivery.routing import STOP, Planned, Routing
+from tocsin.actions.decision.consequences import Noticed
+from tocsin.actions.decision.decide import Decisions
+from tocsin.actions.decision.planned import Planned
 from tocsin.schemas.records.deliveries import ACKNOWLEDGED
 from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.issues import Issue
@@ -18,18 +19,18 @@ def issue_after(feedback: Feedback) -> Issue:
 
 
 def planned_after(
-    feedback: Feedback, routing: Routing, ledger: Ledger, shows: Callable[[str], bool]
+    feedback: Feedback,
+    noticed: Mapping[str, Noticed],
+    decisions: Decisions,
+    shows: Callable[[str], bool],
 ) -> list[Planned]:
     """Whom to tell of the answer: of those who were notified of the issue.
 
     An end goes to all of them; an acknowledgement to those that can show one (`shows`).
     """
-    issue = issue_after(feedback)
     found = [
         replace(planned, decided_by=f"{feedback.text}; {planned.decided_by}")
-        for planned in routing.plan(issue.model_copy(update={"muted": False}))
-        if planned.kind != STOP
-        if ledger.notified(issue.issue_id, planned.action, issue.times)
+        for planned in decisions.told(noticed)
     ]
     if feedback.closes:
         return found

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from tocsin.actions.decision.consequences import Noticed
+from tocsin.actions.decision.planned import STOP
+from tocsin.actions.delivery.notice_history import NoticeHistory
 from tocsin.actions.delivery.retry import Decision, Outcome, RetryPolicy, decide
-from tocsin.actions.delivery.routing import STOP
 from tocsin.schemas.ids import delivery_id
 from tocsin.schemas.records.deliveries import Attempt, Delivery, DeliveryState
 from tocsin.schemas.records.events import clip
@@ -23,7 +25,6 @@ KEEP_FINAL_MS: Final = 90 * 86_400_000
 """After that a final entry is removed from the topic, and from here."""
 
 _LAST_ATTEMPTS: Final = 8
-_TIMES_BACK: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,11 @@ class Settled:
     reason: str = ""
     """Of a stop; other deliveries need none, and there are many of them."""
 
+    @property
+    def issue_id(self) -> str:
+        """The issue that it was about."""
+        return self.key.partition("/")[0]
+
 
 class Ledger:
     """All deliveries of the partitions that are ours."""
@@ -56,6 +62,7 @@ class Ledger:
         self._stops: dict[tuple[str, str], str] = {}
         self._due: dict[str, list[tuple[int, str]]] = {}
         self._old: list[tuple[int, str]] = []
+        self._history = NoticeHistory()
 
     def open(self, run_id: str | None = None) -> int:
         """How many are not final, of one run or of all. From any thread."""
@@ -70,6 +77,10 @@ class Ledger:
     def line(self, issue_id: str, action: str) -> list[Delivery]:
         """The notices about one issue to one receiver that are not final; none of stops."""
         return [self._pending[one] for one in self._lines.get((issue_id, action), ())]
+
+    def noticed(self, issue_id: str) -> Mapping[str, Noticed]:
+        """What each receiver has been told about an issue, by name."""
+        return self._history.of(issue_id)
 
     def sent_stops(self) -> list[Delivery]:
         """The stops that were sent and are not final."""
@@ -92,16 +103,6 @@ class Ledger:
             if found is not None:
                 return found.state, found.reason
         return None
-
-    def notified(self, issue_id: str, action: str, times: int) -> bool:
-        """Whether a receiver got a notice of an issue that is or was active, or is to get one."""
-        for time in range(times, max(0, times - _TIMES_BACK), -1):
-            for state in ("firing", "ongoing"):
-                identity = delivery_id(issue_id, action, state, time)
-                settled = self._settled.get(identity)
-                if identity in self._pending or (settled and settled.state == "delivered"):
-                    return True
-        return False
 
     def other_stop(self, run_id: str, incarnation: str, delivery_id: str) -> str | None:
         """Why an incarnation needs no stop: it got one for another issue. None if it did not."""
@@ -234,6 +235,7 @@ class Ledger:
             if settled is not None and settled.updated_ms == updated_ms:
                 del self._settled[delivery_id]
                 gone.append(settled)
+                self._history.drop(settled.issue_id)
                 incarnation = (settled.run_id, settled.incarnation)
                 if settled.stop and self._stops.get(incarnation) == delivery_id:
                     del self._stops[incarnation]
@@ -249,11 +251,15 @@ class Ledger:
                 runs[run_id] = issue_partition(run_id) in wanted
             return runs[run_id]
 
+        for delivery in [d for d in self._pending.values() if gone(d.run_id)]:
+            self._history.drop(delivery.issue_id)
         self._pending = {k: d for k, d in self._pending.items() if not gone(d.run_id)}
         self._open = Counter(delivery.run_id for delivery in self._pending.values())
         for lines in (self._lines, self._held):
             for line in [line for line, ids in lines.items() if ids[0] not in self._pending]:
                 del lines[line]
+        for settled in [s for s in self._settled.values() if gone(s.run_id)]:
+            self._history.drop(settled.issue_id)
         self._settled = {k: s for k, s in self._settled.items() if not gone(s.run_id)}
         self._stops = {k: d for k, d in self._stops.items() if not gone(k[0])}
 
@@ -264,6 +270,8 @@ class Ledger:
             self._stops[incarnation] = identity
         elif is_stop and self._stops.get(incarnation) == identity:
             del self._stops[incarnation]
+        if not is_stop:
+            self._history.take(delivery)
         if delivery.final:
             if self._pending.pop(identity, None) is not None:
                 self._open[delivery.run_id] -= 1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
+from tocsin.actions.decision.planned import Planned
 from tocsin.actions.delivery.ledger import Settled
-from tocsin.actions.delivery.routing import Planned
 from tocsin.bus.port import Outgoing, Partition
 from tocsin.schemas.errors import MalformedRecord
 from tocsin.schemas.records.dead_letters import DeadLetter
@@ -29,14 +29,16 @@ def new_delivery(
         issue_state=issue.state,
         issue_times=issue.times,
         occasion=planned.occasion,
+        severity=issue.severity,
         action=planned.action,
         kind=planned.kind,
         state="pending",
         reason="to be sent",
+        held=None if planned.held is None else planned.held.by,
         decided_by=clip(planned.decided_by, 300),
         created_ms=now_ms,
         updated_ms=now_ms,
-        next_attempt_ms=now_ms,
+        next_attempt_ms=now_ms + planned.wait_ms,
         give_up_ms=give_up_ms,
         event=json.loads(payload),
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tocsin.actions.decision.planned import STOP
 from tocsin.actions.delivery.order import follows
-from tocsin.actions.delivery.routing import STOP
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import clip
 

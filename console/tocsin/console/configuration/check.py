@@ -19,6 +19,7 @@ from tocsin.schemas.configuration.file import (
 )
 from tocsin.schemas.configuration.problems import Loc, PlacedProblem, Problem, split_lines
 from tocsin.schemas.configuration.redaction import hide_lines
+from tocsin.schemas.configuration.routes import RouteEntry
 from tocsin.schemas.configuration.sections import ActionEntry, RuleEntry
 from tocsin.schemas.configuration.settings import missing_secrets, resolve_settings
 from tocsin.schemas.configuration.sources import (
@@ -40,6 +41,7 @@ from tocsin.stream_rules.engine.configured_rules import RuleSpec, rule_specs
 NO_FILE: Final = "defaults"
 """What the configuration is called where there is no file."""
 
+_TERMINAL: Final = "the terminal of the run"
 _AUTO: Final = "auto"
 
 _SHORT: Final = 10
@@ -71,6 +73,7 @@ class EffectiveConfig:
         secrets: name → where its value comes from.
         rule_actions: the instances with an action list of their own.
         stopping: instances without one whose critical issues stop their run.
+        routes: whom each route notifies of what, in words.
         budget: what capture may cost, as a percentage of the step time.
         captured: the collections, each with its schedule while training, or its modes, in words.
     """
@@ -84,6 +87,7 @@ class EffectiveConfig:
     receivers: Mapping[str, str]
     rule_actions: Sequence[RuleActions]
     stopping: Sequence[str]
+    routes: Sequence[str]
     budget: str
     captured: Mapping[str, str]
 
@@ -195,6 +199,7 @@ def effective_config(
             _rule_actions(entries[spec.name], spec) for spec in specs if spec.name in entries
         ],
         stopping=[spec.name for spec in specs if spec.name not in entries and _stops(spec)],
+        routes=[_route(route) for route in config.routes],
         budget=format_percent(capture.budget),
         captured={name: _schedules(capture.plans[name]) for name in capture.collections},
     )
@@ -240,6 +245,15 @@ def _rule_actions(entry: RuleEntry, spec: RuleSpec) -> RuleActions:
     actions = [action.receiver or action.kind for action in entry.actions or ()]
     stop = next((action for action in entry.actions or () if action.kind == "stop"), None)
     return RuleActions(entry.name, entry.match, actions, _stops_at(stop, spec) if stop else None)
+
+
+def _route(route: RouteEntry) -> str:
+    match = ", ".join(f"{key}={'|'.join(some)}" for key, some in route.match.items())
+    notified = "; ".join(
+        f"{severity}: {', '.join(names) or 'nobody'}" for severity, names in route.notify.items()
+    )
+    also = " (and the next routes)" if route.also else ""
+    return f"{route.name or match or 'all'}: {notified}{also}"
 
 
 def _stops_at(stop: ActionEntry, spec: RuleSpec) -> Severity:
@@ -300,7 +314,9 @@ def _summary(effective: EffectiveConfig, *, verbose: bool) -> Iterator[str]:
         yield row("actions", f"{each.rule}{where}: {', '.join(actions) or 'nothing'}")
     others = "all others" if effective.rule_actions else "all rules"
     if len(effective.rule_actions) < len(effective.rules_on):
-        yield row("actions", f"{others}: the terminal of the run")
+        yield row("actions", f"{others}: {'by the routes' if effective.routes else _TERMINAL}")
+    for route in effective.routes:
+        yield row("route", route)
     if effective.stopping:
         yield row("stops", f"critical issues of {', '.join(effective.stopping)} stop their run")
 
@@ -363,9 +379,10 @@ def _warnings(
 
     found = []
     named = {action.receiver for rule in config.rules for action in rule.actions or ()}
+    named |= {name for route in config.routes for name, _ in route.named()}
     for name in config.receivers:
         if name not in named:
-            message = f"nothing is sent to the receiver {name!r}: no rule names it"
+            message = f"nothing is sent to the receiver {name!r}: no rule or route names it"
             hint = f"rules: [nonfinite: [stop, {name}]]"
             found.append(warning(("receivers", name), "unused_receiver", message, hint))
     if not rule_specs(config.rules, defaults=config.defaults.rules, customs=customs):

@@ -32,10 +32,14 @@ from pydantic_core import PydanticUndefined
 from tocsin.schemas.configuration.capture import Interval, Texts
 from tocsin.schemas.configuration.docstrings import field_docstrings
 from tocsin.schemas.configuration.document import load
+from tocsin.schemas.configuration.matches import Match
+from tocsin.schemas.configuration.routes import Notify
 from tocsin.schemas.configuration.values import (
     Duration,
     FilePath,
+    Moment,
     Name,
+    Names,
     Percent,
     Secret,
     SecretRef,
@@ -53,6 +57,10 @@ _ALIASES: Final = (
     (Interval, "whole number, ≥ 1, or `auto`", ""),
     (Texts, "text or list (text)", ""),
     (Name, "name", ""),
+    (Names, "name or list (name)", ""),
+    (Moment, "time", ""),
+    (Match, "mapping (label: text or list (text))", ""),
+    (Notify, "list (name) or mapping (severity: list (name))", ""),
     (FilePath, "path", ""),
     (Secret, "`{secret: NAME}`", ""),
     (TextOrSecret, "text or `{secret: NAME}`", ""),
@@ -95,7 +103,7 @@ def field_texts(model: type[BaseModel]) -> list[FieldText]:
     hints = get_type_hints(model, include_extras=True)
     meanings = field_docstrings(model)
     return [
-        _field(key, field, hints[key], field.description or meanings.get(key, ""))
+        _field(field.alias or key, field, hints[key], field.description or meanings.get(key, ""))
         for key, field in model.model_fields.items()
     ]
 
@@ -115,7 +123,12 @@ def in_yaml(value: object) -> str:
     if isinstance(value, int):
         return str(value)
     if isinstance(value, BaseModel):
-        return in_yaml({key: getattr(value, key) for key in type(value).model_fields})
+        return in_yaml(
+            {
+                field.alias or key: getattr(value, key)
+                for key, field in type(value).model_fields.items()
+            }
+        )
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{in_yaml(k)}: {in_yaml(v)}" for k, v in value.items()) + "}"
     if isinstance(value, str | PurePath):

@@ -154,6 +154,14 @@ defaults:
   #rules: all
   # The effect of a stop: enforce stops the job.
   #mode: enforce
+  # Whether receivers are notified when an issue resolves, too.
+  #send_resolved: true
+
+# Hours of the week by name, for receivers and routes. Hours without days are on each day, and days
+# without hours are whole days. Default time zone: UTC.
+time_windows:
+  #office-hours: {weekly: ["mon-fri 08:00-18:00", "sat 10:00-14:00"], time_zone: Europe/Berlin}
+  #nights: {weekly: ["22:00-06:00"], time_zone: Europe/Berlin}
 
 # Where notifications go, by name. `tocsin run --notify URL|ADDRESS` adds one for a single run.
 receivers:
@@ -161,8 +169,9 @@ receivers:
   # (smtp://USER:PASSWORD@HOST:PORT), otherwise the one on this machine.
   #ml-mail: {type: email, to: [vision@example.com]}
   # All keys. starttls: encrypt, or do not send (default, except to a server on this machine); tls:
-  # encrypt from the first byte. send_resolved: also notify when an issue resolves (default true;
-  # all receivers have this key).
+  # encrypt from the first byte. send_resolved: also notify when an issue resolves (default:
+  # defaults.send_resolved). active, mute: time windows in which it is notified, or is not. All
+  # receivers have these three keys.
   #vision-mail:
   #  type: email
   #  to: [vision@example.com, ana@example.com]
@@ -176,6 +185,8 @@ receivers:
   #    username: tocsin
   #    password: {secret: mail-password}
   #  send_resolved: true
+  #  active: office-hours
+  #  mute: [nights]
   #  retry: {give_up_after: 24h}
   # A chat message: slack://TOKEN_A/TOKEN_B/TOKEN_C, discord://ID/TOKEN, tgram://BOT_TOKEN/CHAT_ID
   # and others, or a webhook URL of Slack or Discord. Such a URL is a secret.
@@ -215,6 +226,34 @@ receivers:
   #  url: http://alertmanager:9093
   #  token: {secret: alertmanager-token}
   #  expires_after: 24h
+
+# Who is notified of issues of rules without a list of actions, or with `by_route` in it. The first
+# route that matches decides, unless it says also: true. match: labels of the run, and run, rule and
+# severity of the issue (* and ? match any characters). notify: receivers by severity (critical,
+# warning, info; default: the others), or one list for all. active, mute: time windows.
+routes:
+  #- {name: everything, notify: {critical: [ml-hook], info: []}, also: true}
+  #- name: vision
+  #  match: {team: vision, env: [prod, staging]}
+  #  notify: {critical: [vision-chat, vision-mail], default: [vision-chat]}
+  #  active: office-hours
+  #  mute: [nights]
+  #- {name: rest, notify: [ml-hook]}
+
+# Issues that explain others: while an issue that matches `when` is open, issues of its run that
+# match `mute` are recorded, and notify nobody. equal: keys that both must share; run is required.
+inhibit:
+  #- {name: nan, when: {rule: nonfinite}, mute: {rule: [loss_spike, "vanishing*"]}, equal: [run]}
+
+# Issues that are known, and notify nobody for some time. mutes: notify, stop or both. `tocsin
+# silence` adds one without a change of this file.
+silences:
+  #- match: {run: "sweep-*"}
+  #  from: 2026-11-24T08:00:00Z
+  #  until: 2026-12-01T00:00:00Z
+  #  by: ana
+  #  why: known bad learning rates
+  #  mutes: [notify]
 
 # Files of the public keys whose stop commands a training process obeys. Default: all public keys in
 # ~/.config/tocsin/keys.

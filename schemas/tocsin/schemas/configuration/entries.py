@@ -21,13 +21,15 @@ from tocsin.schemas.configuration.receivers import (
 from tocsin.schemas.configuration.sections import (
     CUSTOM_USE,
     ActionEntry,
+    Entry,
     RuleEntry,
     SecretSource,
     StopOptions,
 )
+from tocsin.schemas.configuration.time_windows import TimeWindow
 from tocsin.schemas.configuration.validation import (
     expected,
-    not_supported_yet,
+    keys_of,
     parse_model,
     problems_of_model,
     unknown_key,
@@ -36,6 +38,7 @@ from tocsin.schemas.configuration.values import parse_name
 from tocsin.schemas.errors import ConfigurationError
 
 T = TypeVar("T")
+EntryT = TypeVar("EntryT", bound=Entry)
 
 ACTION_WORDS: Final = ("stop", "by_route")
 _RESERVED: Final = frozenset({*ACTION_WORDS, "off", "notify"})
@@ -91,6 +94,44 @@ def parse_receivers(
         return _parse_receiver(item, loc, problems, models)
 
     return dict(_items(raw, ("receivers",), problems, one, name=_receiver_name))
+
+
+def parse_time_windows(raw: Plain, problems: list[Problem]) -> dict[str, TimeWindow]:
+    """The section `time_windows`."""
+
+    def one(item: Plain, loc: Loc, problems: list[Problem]) -> TimeWindow | None:
+        return parse_model(TimeWindow, item, loc, problems)
+
+    return dict(_items(raw, ("time_windows",), problems, one, name=parse_name))
+
+
+def parse_entries(
+    model: type[EntryT], raw: Plain, section: str, problems: list[Problem]
+) -> tuple[EntryT, ...]:
+    """A section that is a list of entries of one model."""
+    if not isinstance(raw, list):
+        if raw is not None:
+            hint = "begin each entry with '- '"
+            problems.append(expected("a list", raw, (section,), hint=hint))
+        return ()
+    found = (_parse_entry(model, item, (section, i), problems) for i, item in enumerate(raw))
+    return tuple(entry for entry in found if entry is not None)
+
+
+def _parse_entry(
+    model: type[EntryT], raw: Plain, loc: Loc, problems: list[Problem]
+) -> EntryT | None:
+    if not isinstance(raw, dict):
+        problems.append(expected(f"a mapping with {', '.join(keys_of(model))}", raw, loc))
+        return None
+    given: dict[str, Any] = dict(raw)
+    for key in model.MATCHES:
+        if given.get(key) is not None:
+            given[key] = parse_match(raw[key], (*loc, key), problems)
+    entry = parse_model(model, given, loc, problems)
+    if entry is not None:
+        entry.placed(loc, raw)
+    return entry
 
 
 def parse_rules(raw: Plain, problems: list[Problem]) -> tuple[RuleEntry, ...]:
@@ -191,7 +232,7 @@ def _parse_long_rule(raw: dict[str, Plain], loc: Loc, problems: list[Problem]) -
     fields: dict[str, Any] = {
         "name": names.get("name", names.get("use")),
         "use": names.get("use", names.get("name")),
-        "match": _parse_match(raw.get("match"), (*loc, "match"), problems),
+        "match": parse_match(raw.get("match"), (*loc, "match"), problems),
         "actions": actions,
     }
     fields |= {
@@ -223,7 +264,9 @@ def _in_a_file(raw: Plain, loc: Loc, problems: list[Problem]) -> bool:
     return False
 
 
-def _parse_match(raw: Plain, loc: Loc, problems: list[Problem]) -> dict[str, tuple[str, ...]]:
+def parse_match(raw: Plain, loc: Loc, problems: list[Problem]) -> dict[str, tuple[str, ...]]:
+    """A match of labels: each with a pattern or a list of patterns."""
+
     def one(item: Plain, loc: Loc, problems: list[Problem]) -> tuple[str, ...] | None:
         patterns = item if isinstance(item, list) else [item]
         if patterns and all(isinstance(pattern, str) for pattern in patterns):
@@ -244,7 +287,6 @@ def _parse_action(raw: Plain, loc: Loc, problems: list[Problem]) -> ActionEntry 
         if raw == "stop":
             return ActionEntry(kind="stop", options=StopOptions(), loc=loc)
         if raw == "by_route":
-            problems.append(not_supported_yet(loc, "the action 'by_route'", at="value"))
             return ActionEntry(kind="by_route", loc=loc)
         return ActionEntry(kind="receiver", receiver=raw, loc=loc)
     if not isinstance(raw, dict) or len(raw) != 1:
@@ -255,10 +297,7 @@ def _parse_action(raw: Plain, loc: Loc, problems: list[Problem]) -> ActionEntry 
     if key == "stop":
         options = parse_model(StopOptions, {} if value is None else value, (*loc, key), problems)
         return ActionEntry(kind="stop", options=options, loc=loc) if options else None
-    if key == "notify":
-        problems.append(not_supported_yet((*loc, key), "the action 'notify'"))
-        return None
-    hint = key if key in _RESERVED else did_you_mean(key, ["stop"])
+    hint = "by_route, or a receiver's name" if key == "notify" else did_you_mean(key, ["stop"])
     message = f"unknown action {quoted(key)}: only 'stop' takes options"
     problems.append(Problem((*loc, key), message, "unknown_key", hint, at="key"))
     return None

@@ -17,15 +17,17 @@ from pydantic import Field, create_model
 from tocsin.schemas.configuration.capture import CaptureConfig, parse_capture
 from tocsin.schemas.configuration.document import MAX_PROBLEMS, Plain, kind_of
 from tocsin.schemas.configuration.entries import (
-    ACTION_WORDS,
+    parse_entries,
     parse_labels,
     parse_receivers,
     parse_rules,
     parse_secrets,
+    parse_time_windows,
 )
+from tocsin.schemas.configuration.inhibitions import InhibitEntry, inhibit_problems
+from tocsin.schemas.configuration.matches import MATCH_SCHEMA
 from tocsin.schemas.configuration.problems import (
     ConfigProblems,
-    Loc,
     PlacedProblem,
     Problem,
     did_you_mean,
@@ -33,10 +35,11 @@ from tocsin.schemas.configuration.problems import (
 )
 from tocsin.schemas.configuration.receivers import ReceiverConfig, ReceiverModels
 from tocsin.schemas.configuration.redaction import hide_lines
+from tocsin.schemas.configuration.references import NamedParts, named_twice
 from tocsin.schemas.configuration.reserved_sections import LATER_SECTIONS, later_section
+from tocsin.schemas.configuration.routes import RouteEntry, route_problems
 from tocsin.schemas.configuration.sections import (
     CUSTOM_USE,
-    ActionEntry,
     BusConfig,
     DefaultsConfig,
     RuleEntry,
@@ -45,6 +48,7 @@ from tocsin.schemas.configuration.sections import (
     StopOptions,
     StopTrust,
 )
+from tocsin.schemas.configuration.silences import SilenceEntry, silence_problems
 from tocsin.schemas.configuration.sources import (
     CONFIG_VARIABLE,
     DEFAULT_FILE,
@@ -54,8 +58,9 @@ from tocsin.schemas.configuration.sources import (
     read_files,
     why_config_shared,
 )
+from tocsin.schemas.configuration.time_windows import TimeWindow
 from tocsin.schemas.configuration.validation import parse_model
-from tocsin.schemas.configuration.values import NAME, NAME_PATTERN
+from tocsin.schemas.configuration.values import NAME_PATTERN
 from tocsin.schemas.errors import ConfigurationError, TocsinError
 from tocsin.schemas.process.private_folders import others_own
 
@@ -63,7 +68,18 @@ MAX_SECTION_PROBLEMS: Final = 1_000
 """What services find in a file, at most: a hint on each of 10,000 rules takes seconds."""
 
 SectionName = Literal[
-    "bus", "labels", "secrets", "capture", "defaults", "receivers", "rules", "stop"
+    "bus",
+    "labels",
+    "secrets",
+    "capture",
+    "defaults",
+    "receivers",
+    "time_windows",
+    "rules",
+    "routes",
+    "inhibit",
+    "silences",
+    "stop",
 ]
 SectionT = TypeVar("SectionT", bound=Section)
 
@@ -87,8 +103,16 @@ class Config(Section):
     """Defaults for rules without their own settings."""
     receivers: Mapping[str, ReceiverConfig] = Field(default_factory=dict)
     """Receivers of issues, by name."""
+    time_windows: Mapping[str, TimeWindow] = Field(default_factory=dict)
+    """Hours of the week by name, for routes and receivers."""
     rules: tuple[RuleEntry, ...] = ()
     """Rules with their actions; rules that are not listed follow `defaults.rules`."""
+    routes: tuple[RouteEntry, ...] = ()
+    """Who is notified of the issues of rules without an action list, or with `by_route` in it."""
+    inhibit: tuple[InhibitEntry, ...] = ()
+    """Issues that explain others, which then notify nobody."""
+    silences: tuple[SilenceEntry, ...] = ()
+    """Issues that are known, of which nobody is notified for some time."""
     stop: StopTrust = Field(default_factory=StopTrust)
     """Public keys whose stop commands a training obeys."""
 
@@ -226,7 +250,13 @@ def check_sources(
     problems: list[Problem] = []
     models = None if registry is None else registry.receivers
     config = _parse(sources.data, problems, models)
-    problems.extend(_unknown_references(sources.data, config))
+    parts = NamedParts(sources.data)
+    problems.extend(parts.unknown(config.rules, config.routes, config.receivers))
+    problems.extend(named_twice(config.routes, "a route"))
+    problems.extend(named_twice(config.inhibit, "an inhibition"))
+    problems.extend(route_problems(config.routes))
+    problems.extend(inhibit_problems(config.inhibit))
+    problems.extend(silence_problems(config.silences))
     if shared is not None:
         problems.extend(_code_of_others(config, shared))
     if registry is not None:
@@ -255,16 +285,7 @@ def config_json_schema(receivers: Sequence[type[ReceiverConfig]]) -> dict[str, o
         "properties": {
             "name": given["name"] | {"pattern": NAME_PATTERN},
             "use": given["use"] | {"pattern": NAME_PATTERN},
-            "match": {
-                "description": given["match"]["description"],
-                "type": "object",
-                "additionalProperties": {
-                    "anyOf": [
-                        {"type": "string"},
-                        {"type": "array", "items": {"type": "string"}, "minItems": 1},
-                    ]
-                },
-            },
+            "match": {"description": given["match"]["description"], **MATCH_SCHEMA},
             "preset": {"description": given["preset"]["description"], "type": "string"},
             "params": {"description": given["params"]["description"], "type": "object"},
             "severity": {
@@ -291,7 +312,7 @@ def config_json_schema(receivers: Sequence[type[ReceiverConfig]]) -> dict[str, o
         "type": "array",
         "items": {
             "anyOf": [
-                {"type": "string", "not": {"const": "by_route"}},
+                {"type": "string"},
                 {
                     "type": "object",
                     "properties": {"stop": {"$ref": "#/$defs/StopOptions"}},
@@ -344,7 +365,11 @@ def _parse(raw: Plain, problems: list[Problem], models: ReceiverModels | None) -
         "capture": parse_capture(raw.get("capture"), ("capture",), problems),
         "defaults": _section(DefaultsConfig, raw.get("defaults"), "defaults", problems),
         "receivers": parse_receivers(raw.get("receivers"), problems, models),
+        "time_windows": parse_time_windows(raw.get("time_windows"), problems),
         "rules": parse_rules(raw.get("rules"), problems),
+        "routes": parse_entries(RouteEntry, raw.get("routes"), "routes", problems),
+        "inhibit": parse_entries(InhibitEntry, raw.get("inhibit"), "inhibit", problems),
+        "silences": parse_entries(SilenceEntry, raw.get("silences"), "silences", problems),
         "stop": _section(StopTrust, raw.get("stop"), "stop", problems),
     }
     return Config.model_validate({key: value for key, value in given.items() if key in raw})
@@ -355,54 +380,11 @@ def _section(model: type[SectionT], raw: Plain, name: str, problems: list[Proble
     return parse_model(model, {} if raw is None else raw, (name,), problems) or model()
 
 
-def _unknown_references(raw: Plain, config: Config) -> Iterator[Problem]:
-    """Receivers and secrets that are referred to and not there, broken ones not counted."""
-    if not isinstance(raw, dict):
-        return
-    receivers = raw.get("receivers")
-    known = set(receivers) if isinstance(receivers, dict) else set()
-    for rule in config.rules:
-        for action in rule.actions or ():
-            if action.receiver is not None and action.receiver not in known:
-                yield _unknown_receiver(action, known)
-    secrets = raw.get("secrets")
-    named = set(secrets) if isinstance(secrets, dict) else set()
-    for section in ("bus", "receivers"):
-        for loc, name in _secret_references(raw.get(section), (section,)):
-            if name not in named:
-                message = f"unknown secret {quoted(name)}"
-                hint = did_you_mean(name, named) or "name it in the section 'secrets'"
-                yield Problem(loc, message, "unknown_secret", hint)
-
-
 def _code_of_others(config: Config, shared: str) -> Iterator[Problem]:
     for rule in config.rules:
         if CUSTOM_USE.fullmatch(rule.use):
             message = f"the rule is not loaded: {shared}, and could name any code here"
             yield Problem(rule.at("use"), message, "rule_not_loaded", "make the file yours alone")
-
-
-def _unknown_receiver(action: ActionEntry, known: set[str]) -> Problem:
-    name = action.receiver or ""
-    if NAME.fullmatch(name):
-        hint = did_you_mean(name, {*known, *ACTION_WORDS})
-        return Problem(action.loc, f"unknown receiver {name!r}", "unknown_receiver", hint)
-    # Whoever writes an address in the place of a name shows a token, mostly.
-    message = "expected 'stop' or the name of a receiver"
-    hint = did_you_mean(name, known, list_up_to=0) or "put it under 'receivers', and its name here"
-    return Problem(action.loc, message, "unknown_receiver", hint, hide_value=True)
-
-
-def _secret_references(raw: Plain, loc: Loc) -> Iterator[tuple[Loc, str]]:
-    if isinstance(raw, dict):
-        if set(raw) == {"secret"} and isinstance(name := raw["secret"], str):
-            yield (*loc, "secret"), name
-            return
-        for key, value in raw.items():
-            yield from _secret_references(value, (*loc, key))
-    elif isinstance(raw, list):
-        for index, value in enumerate(raw):
-            yield from _secret_references(value, (*loc, index))
 
 
 def _placed(sources: Sources, problems: Iterable[Problem]) -> list[PlacedProblem]:

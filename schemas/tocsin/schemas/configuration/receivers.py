@@ -13,7 +13,7 @@ from typing import Protocol
 from pydantic import ConfigDict, Field
 
 from tocsin.schemas.configuration.sections import Section
-from tocsin.schemas.configuration.values import Duration
+from tocsin.schemas.configuration.values import Duration, Names
 
 
 class RetryConfig(Section):
@@ -39,8 +39,12 @@ class ReceiverConfig(Section):
 
     type: str = Field(min_length=1, max_length=32, examples=["webhook"])
     """The kind of receiver."""
-    send_resolved: bool = Field(default=True, examples=[False])
-    """Whether to notify when an issue resolves, too."""
+    send_resolved: bool | None = Field(default=None, examples=[False])
+    """Whether to notify when an issue resolves, too; absent: `defaults.send_resolved`."""
+    active: Names = Field(default=(), examples=["office-hours"])
+    """Time windows; it is notified only while one of them is open."""
+    mute: Names = Field(default=(), examples=["nights"])
+    """Time windows; it is not notified while one of them is open."""
     retry: RetryConfig = Field(default_factory=RetryConfig)
     """When to give up."""
     concurrency: int | None = Field(default=None, ge=1, le=1000, examples=[4])

@@ -10,9 +10,6 @@ from tocsin.schemas.configuration.problems import Loc, Problem
 from tocsin.schemas.configuration.validation import expected, not_supported_yet, unknown_key
 
 _LISTS: Final[Mapping[str, tuple[str, ...]]] = {
-    "routes": ("name", "match", "notify", "also"),
-    "inhibit": ("name", "when", "mute", "equal"),
-    "silences": ("match", "until", "by", "why", "mutes"),
     "policy": ("match", "may_stop_on"),
 }
 _STOPS: Final = ("per_hour", "max_fraction_of_running", "min_job_age", "on_exceed")

@@ -12,10 +12,19 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated, ClassVar, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    PrivateAttr,
+    WithJsonSchema,
+    model_validator,
+)
 
 from tocsin.schemas.configuration.docstrings import Documented
 from tocsin.schemas.configuration.document import Plain
+from tocsin.schemas.configuration.matches import Match
 from tocsin.schemas.configuration.problems import Loc
 from tocsin.schemas.configuration.values import (
     Duration,
@@ -75,6 +84,24 @@ class Section(Documented):
 
     LATER_KEYS: ClassVar[frozenset[str]] = frozenset()
     """Keys that a later release will read."""
+
+
+class Entry(Section):
+    """One entry of a list of the file, which knows its place there."""
+
+    MATCHES: ClassVar[tuple[str, ...]] = ()
+    """Its keys that hold a match of labels."""
+
+    _loc: Loc = PrivateAttr(default=())
+
+    @property
+    def loc(self) -> Loc:
+        """Position in the document."""
+        return self._loc
+
+    def placed(self, loc: Loc, raw: object) -> None:
+        """Note where it stands in the document, and how it was written there."""
+        self._loc = loc
 
 
 class SaslConfig(Section):
@@ -150,12 +177,14 @@ class SecretSource(Section):
 class DefaultsConfig(Section):
     """Defaults for rules without their own settings."""
 
-    LATER_KEYS = frozenset({"group_by", "group_wait", "repeat_interval", "send_resolved"})
+    LATER_KEYS = frozenset({"group_by", "group_wait", "repeat_interval"})
 
     rules: Literal["all", "none"] = Field(default="all", examples=["none"])
     """Which rules run without being listed: `all` or `none`."""
     mode: Literal["enforce"] = Field(default="enforce", examples=["enforce"])
     """Effect of a stop action: `enforce` stops the job."""
+    send_resolved: bool = Field(default=True, examples=[False])
+    """Whether receivers are notified when an issue resolves, too."""
 
 
 class StopTrust(Section):
@@ -213,7 +242,7 @@ class RuleEntry(Section):
     """Name of the rule, or `FILE.py:CLASS` for one of your own."""
     off: bool = False
     """Whether the rule is switched off."""
-    match: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
+    match: Match = Field(default_factory=dict)
     """Labels that a run must have: each with patterns (`*`, `?`), one of which must match."""
     preset: str | None = None
     """A set of parameters of the rule, such as `sagemaker`. Absent: its defaults."""

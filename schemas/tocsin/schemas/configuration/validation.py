@@ -71,6 +71,11 @@ def unknown_key(key: str, loc: Loc, known: tuple[str, ...]) -> Problem:
     return Problem(loc, message, "unknown_key", hint, at="key", hide_value=loc[0] == "bus")
 
 
+def keys_of(model: type[BaseModel]) -> tuple[str, ...]:
+    """The keys of a model, as the file has them."""
+    return tuple(field.alias or name for name, field in model.model_fields.items())
+
+
 def _hidden(loc: Loc) -> bool:
     if loc[:1] == ("bus",):
         return "password" in loc
@@ -91,10 +96,11 @@ def _problem(error: ErrorDetails, model: type[BaseModel], top: Loc) -> Problem:
         case "extra_forbidden":
             if issubclass(owner, Section) and key in owner.LATER_KEYS:
                 return not_supported_yet(loc, repr(key))
-            return unknown_key(key, loc, tuple(owner.model_fields))
+            return unknown_key(key, loc, keys_of(owner))
         case "missing":
             message = f"the key {key!r} is missing"
-            examples = owner.model_fields[key].examples
+            field = next(f for n, f in owner.model_fields.items() if key in (n, f.alias))
+            examples = field.examples
             hint = f"{key}: {_in_yaml(examples[0])}" if examples else None
             return Problem((*top, *inner[:-1]), message, "missing_key", hint)
         case "literal_error":
@@ -104,7 +110,7 @@ def _problem(error: ErrorDetails, model: type[BaseModel], top: Loc) -> Problem:
             known = [word.strip() for word in re.split(r",| or ", words)]
             hint = did_you_mean(raw, known, list_up_to=0) if isinstance(raw, str) else None
             got = repr(raw[:60]) if isinstance(raw, str) and not hide else kind_of(raw)
-            return Problem(loc, f"expected {words}, got {got}", hint=hint, hide_value=hide)
+            return Problem(loc, f"expected {words}, got {got}", hint=hint, at=at, hide_value=hide)
         case "value_error":
             return Problem(loc, str(error["ctx"]["error"]), at=at, hide_value=hide)
         case kind if kind in _EXPECTED:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
+
+T = TypeVar("T")
 
 _NUMBER: Final = r"([0-9]+(?:\.[0-9]+)?)"
 _DURATION: Final = re.compile(_NUMBER + r"(ms|s|m|h|d)")
@@ -96,6 +98,34 @@ def parse_name(value: object) -> str:
             "expected a name of lower-case letters, digits, '-', '_' and '.' (64 at most)"
         )
     return value
+
+
+def parse_moment(value: object) -> datetime:
+    """`2026-12-01T00:00:00Z`, `2026-12-01 08:00+01:00`: a time with its zone.
+
+    Raises:
+        ValueError: it is anything else; the message says what was expected.
+    """
+    if isinstance(value, str) and len(value) <= 40:
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            value = None
+    if not isinstance(value, datetime) or value.tzinfo is None or not 1970 < value.year < 9999:
+        raise ValueError("expected a time with its zone, like 2026-12-01T00:00:00Z")
+    return value
+
+
+def some(values: tuple[T, ...]) -> tuple[T, ...]:
+    """The values. Raises ValueError: there are none."""
+    if not values:
+        raise ValueError("expected at least one entry")
+    return values
+
+
+def _names(value: object) -> tuple[str, ...]:
+    names = value if isinstance(value, list | tuple) else [value]
+    return tuple(parse_name(name) for name in names)
 
 
 def parse_http_url(value: object) -> str:
@@ -203,6 +233,25 @@ Percent = Annotated[
 
 Name = Annotated[str, PlainValidator(parse_name), WithJsonSchema(_TEXT | {"pattern": NAME_PATTERN})]
 """A name given in the file."""
+
+Names = Annotated[
+    tuple[str, ...],
+    PlainValidator(_names),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                _TEXT | {"pattern": NAME_PATTERN},
+                {"type": "array", "items": _TEXT | {"pattern": NAME_PATTERN}},
+            ]
+        }
+    ),
+]
+"""A name given in the file, or a list of names."""
+
+Moment = Annotated[
+    datetime, PlainValidator(parse_moment), WithJsonSchema(_TEXT | {"format": "date-time"})
+]
+"""A time with its zone."""
 
 FilePath = Annotated[
     Path, PlainValidator(_path), _AS_FILE, WithJsonSchema(_TEXT | {"minLength": 1})

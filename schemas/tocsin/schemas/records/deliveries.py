@@ -18,10 +18,14 @@ from tocsin.schemas.records.fields import (
     Whole,
     Word,
 )
-from tocsin.schemas.records.issues import IssueState
+from tocsin.schemas.records.issues import IssueState, Severity
 
 DeliveryState = Literal["pending", "delivered", "rejected", "suppressed", "expired"]
 ACKNOWLEDGED: Final = "acknowledged"
+LATE: Final = "late"
+HeldBy = Literal["silence", "inhibition", "time_window", "cause"]
+"""What keeps a notice from being sent; as soon as it does so no more, the issue may be told."""
+
 FINAL_STATES: Final = frozenset({"delivered", "rejected", "suppressed", "expired"})
 
 
@@ -73,13 +77,17 @@ class Delivery(Data):
     occasion: str = Field(
         default="",
         max_length=32,
-        description="`acknowledged`: it says that a person takes care of the issue; empty: it is "
-        "about the issue's state",
+        description="`acknowledged`: it says that a person takes care of the issue; `late`: it is "
+        "the first notice, because an earlier one was held; empty: it is about the issue's state",
     )
+    severity: Severity | None = Field(default=None, description="of the issue in this state")
     action: str = Field(max_length=100, description="the receiver's name, or `stop`")
     kind: str = Field(max_length=32, description="webhook, stop, …")
     state: DeliveryState
     reason: Text = Field(description="why it is in this state")
+    held: HeldBy | None = Field(
+        default=None, description="what kept it from being sent, if it was suppressed for that"
+    )
     decided_by: Word = Field(
         default="", max_length=300, description="the config line, or the default, that requested it"
     )

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from tocsin.schemas.configuration.matches import labels_fit
 from tocsin.schemas.records.issues import Severity
-from tocsin.stream_rules.rule import AnyRule, InstanceFacts, Params, labels_fit
+from tocsin.stream_rules.rule import AnyRule, InstanceFacts, Params
 
 CUSTOM_GROUP: Final = "tocsin.rules"
 """The entry point group in which packages offer rules."""

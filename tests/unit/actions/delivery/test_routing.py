@@ -6,7 +6,8 @@ import pytest
 
 from support.issue_records import issue
 from tocsin.actions.config import places, receiver_problems, routing_of
-from tocsin.actions.delivery.routing import Planned, Routing
+from tocsin.actions.decision.planned import Planned
+from tocsin.actions.decision.routing import Routing
 from tocsin.actions.receivers.notify_option import parse_addresses
 from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.schemas.configuration.file import Config, SectionRegistry, check_config

@@ -34,6 +34,8 @@ LINES = TEXT.splitlines(keepends=True)
 
 MODELS = ReceiverKinds().models()
 
+NAMES = {"unknown_receiver", "unknown_secret", "unknown_time_window"}
+
 
 def example_blocks() -> list[range]:
     """The lines of each example: neighbours that are not prose."""
@@ -80,7 +82,7 @@ def test_each_example_works_with_those_above_it(count: int) -> None:
 def test_an_example_alone_lacks_at_most_a_name_from_above(number: int) -> None:
     found = problems(with_examples([BLOCKS[number]]))
 
-    assert {problem.code for problem in found} <= {"unknown_receiver", "unknown_secret"}
+    assert {problem.code for problem in found} <= NAMES
 
 
 @pytest.mark.parametrize("text", [FULL, uncomment(first_text())], ids=["full", "first"])
@@ -157,7 +159,7 @@ def test_every_rule_has_its_parameters_at_their_defaults() -> None:
 def test_the_values_of_the_sections_are_the_defaults_where_there_are_any() -> None:
     data: Any = load(FULL, source="").data
 
-    assert data["defaults"] == {"rules": "all", "mode": "enforce"}
+    assert data["defaults"] == {"rules": "all", "mode": "enforce", "send_resolved": True}
     assert data["bus"]["prefix"] == Config().bus.prefix
 
 

@@ -58,8 +58,9 @@ class EmailReceiver(ReceiverConfig):
     """Sender. Absent: `tocsin@` and the name of the machine."""
     smtp: SmtpConfig | None = None
     """The mail server. Absent: the one in `TOCSIN_SMTP`, else the one on this machine."""
-    send_resolved: bool = Field(default=True, examples=[False])
-    """Also send an e-mail when an issue resolves, as a reply to the first one."""
+    send_resolved: bool | None = Field(default=None, examples=[False])
+    """Also send an e-mail when an issue resolves, as a reply to the first one; absent:
+    `defaults.send_resolved`."""
 
     @field_validator("to")
     @classmethod

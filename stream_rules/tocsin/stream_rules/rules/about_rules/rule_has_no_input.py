@@ -9,6 +9,7 @@ from typing import Final
 
 from pydantic import Field
 
+from tocsin.schemas.configuration.matches import labels_fit
 from tocsin.schemas.records.frames import StepFrame, SystemFrame, TensorFrame
 from tocsin.schemas.records.issues import Subject
 from tocsin.schemas.records.runs import RunData, RunEnded
@@ -19,7 +20,6 @@ from tocsin.stream_rules.rule import (
     Params,
     Rule,
     RuleMeta,
-    labels_fit,
     scalar,
     tensors,
 )

@@ -1,4 +1,4 @@
-"""What is to be done about an issue, and which line decides it. Pure."""
+"""What the configuration asks for about an issue: rules' action lists, routes, `--notify`. Pure."""
 
 from __future__ import annotations
 
@@ -6,27 +6,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from tocsin.schemas.configuration.problems import Loc
+from tocsin.actions.decision.issue_labels import issue_labels
+from tocsin.actions.decision.planned import STOP, Place, Planned
+from tocsin.actions.decision.routes import routed
+from tocsin.schemas.configuration.routes import RouteEntry
 from tocsin.schemas.configuration.sections import ActionEntry, RuleEntry, StopOptions
 from tocsin.schemas.records.issues import SEVERITIES, Issue, IssueOngoing
 
-STOP: Final = "stop"
-
 _NOTIFIED: Final = ("warning", "critical")
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """One thing to do. `action` is the receiver's name, or `stop`."""
-
-    action: str
-    kind: str
-    decided_by: str
-    options: StopOptions | None = None
-    forbidden: str | None = None
-    """Why it is not done after all; it is recorded as suppressed."""
-    occasion: str = ""
-    """As the ledger's entry has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,56 +28,74 @@ class Routing:
         firing_only: receivers that get no notice when an issue resolves.
         stops_off: why no stop is sent (`--no-stop`); None if stops are on.
         place: where a part of the config file is.
+        routes: decide where a rule has no action list, or `by_route` in it.
     """
 
     rules: Mapping[str, RuleEntry]
     notify: Sequence[str] = ()
     stops_off: str | None = None
-    place: Callable[[Loc], str] = lambda loc: ".".join(map(str, loc))
+    place: Place = lambda loc: ".".join(map(str, loc))
     kinds: Mapping[str, str] = field(default_factory=dict)
     firing_only: Collection[str] = ()
     notify_of: Callable[[Issue], Sequence[tuple[str, str]]] = lambda issue: ()
+    routes: Sequence[RouteEntry] = ()
 
     def plan(self, issue: Issue) -> list[Planned]:
         """What to do, stop first; each action once.
 
         A notice goes out when an issue fires, when it turns critical and when it is resolved,
         unless this state is muted; a stop when it fires or gets graver, or as soon as it is not
-        held back any more. A rule's action list decides alone; without one a critical, stop-worthy
-        issue stops its run.
+        held back any more. A rule's action list decides alone; without one the routes notify, and a
+        critical, stop-worthy issue stops its run.
         """
         if isinstance(issue, IssueOngoing) and not issue.turned_critical:
             changed = issue.stop_released or issue.raised_from is not None
             return [p for p in self._of_rule(issue) if changed and p.kind == STOP]
+        planned = self._all(issue)
+        if issue.muted:
+            planned = [item for item in planned if item.kind == STOP]
+        return [
+            item
+            for item in planned
+            if issue.state != "resolved" or item.action not in self.firing_only
+        ]
+
+    def notices(self, issue: Issue) -> list[Planned]:
+        """Whom an issue of this severity notifies, in whatever state it is."""
+        return [item for item in self._all(issue) if item.kind != STOP]
+
+    def _all(self, issue: Issue) -> list[Planned]:
         planned: dict[str, Planned] = {}
         for item in [*self._of_rule(issue), *self._of_notify(issue)]:
-            if issue.muted and item.kind != STOP:
-                continue
             planned.setdefault(item.action, item)
         return sorted(planned.values(), key=lambda item: item.kind != STOP)
 
     def _of_rule(self, issue: Issue) -> list[Planned]:
         entry = self.rules.get(issue.rule)
-        if entry is None or entry.actions is None:
-            if issue.severity == "critical" and issue.stop_worthy and _may_stop(issue):
-                return [self._stop("default: stop for critical issues that are stop-worthy", None)]
-            return []
-        return [
-            item
-            for action in entry.actions
-            if (item := self._entry(action, issue, self.place(action.loc))) is not None
-        ]
+        if entry is not None and entry.actions is not None:
+            return [item for action in entry.actions for item in self._entry(action, issue)]
+        planned = self._of_routes(issue)
+        if issue.severity == "critical" and issue.stop_worthy and _may_stop(issue):
+            where = "default: stop for critical issues that are stop-worthy"
+            planned.append(self._stop(where, None))
+        return planned
 
-    def _entry(self, action: ActionEntry, issue: Issue, where: str) -> Planned | None:
+    def _entry(self, action: ActionEntry, issue: Issue) -> list[Planned]:
+        where = self.place(action.loc)
         if action.kind == STOP:
             options = action.options or StopOptions()
             stops = _may_stop(issue) and _worth_it(issue, options)
-            return self._stop(where, options) if stops else None
+            return [self._stop(where, options)] if stops else []
         if action.receiver is None:
-            return None
-        if issue.state == "resolved" and action.receiver in self.firing_only:
-            return None
-        return Planned(action.receiver, self._kind(action.receiver), where)
+            return self._of_routes(issue)
+        return [Planned(action.receiver, self._kind(action.receiver), where)]
+
+    def _of_routes(self, issue: Issue) -> list[Planned]:
+        found = routed(self.routes, issue_labels(issue), issue.severity, self.place)
+        return [
+            Planned(one.receiver, self._kind(one.receiver), one.decided_by, route=one.route)
+            for one in found
+        ]
 
     def _kind(self, receiver: str) -> str:
         return self.kinds.get(receiver, "webhook")

@@ -1,0 +1,156 @@
+"""The way of an issue through the stages: what is sent to whom, and what holds the rest. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
+
+from tocsin.actions.decision.consequences import Noticed, folded
+from tocsin.actions.decision.inhibitions import WAIT_MS, OpenIssue, could_be_muted, inhibited
+from tocsin.actions.decision.issue_labels import issue_labels
+from tocsin.actions.decision.planned import STOP, Held, Planned
+from tocsin.actions.decision.routing import Routing
+from tocsin.actions.decision.silences import Silence, silenced
+from tocsin.actions.decision.time_windows import TimeWindows
+from tocsin.schemas.configuration.inhibitions import InhibitEntry
+from tocsin.schemas.configuration.receivers import ReceiverConfig
+from tocsin.schemas.records.deliveries import LATE
+from tocsin.schemas.records.issues import Issue, IssueOngoing
+
+NOT_TOLD: Final = "its start was not sent there"
+NOT_RESOLVED: Final = "send_resolved is false: the end of an issue is not sent there"
+
+
+class Known(Protocol):
+    """What is known beside the issue and the configuration."""
+
+    def silences(self) -> Iterable[Silence]:
+        """The silences of `tocsin silence`."""
+        ...
+
+    def open_issues(self, run_id: str, incarnation: str) -> Iterable[OpenIssue]:
+        """The open issues of one training; that in question may be among them."""
+        ...
+
+    def noticed(self, issue_id: str) -> Mapping[str, Noticed]:
+        """What each receiver has been told about an issue, by name."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """The stages of one configuration, in their order: action list and routes, silences,
+    inhibitions, time windows, causes.
+
+    Attributes:
+        routing: who is asked for.
+        receivers: the config file's, for their time windows.
+        silences: the config file's.
+    """
+
+    routing: Routing
+    silences: Sequence[Silence] = ()
+    inhibit: Sequence[InhibitEntry] = ()
+    windows: TimeWindows = field(default_factory=lambda: TimeWindows({}))
+    receivers: Mapping[str, ReceiverConfig] = field(default_factory=dict)
+
+    def decide(self, issue: Issue, known: Known, now_ms: int) -> list[Planned]:
+        """What to do about a state of an issue, stops first, and what holds or forbids it.
+
+        Who was told that an issue has started is told how it ends, whatever holds other notices by
+        then, and nobody else is. One whose notice was held is told of the issue when it next says
+        that it goes on, if nothing holds that notice.
+        """
+        noticed = known.noticed(issue.issue_id)
+        if issue.state == "resolved":
+            return list(self._ended(issue, noticed))
+        planned = self.routing.plan(issue)
+        if isinstance(issue, IssueOngoing) and not issue.muted:
+            if issue.turned_critical:
+                asked = {item.action for item in planned}
+                planned += [item for item in _told(noticed) if item.action not in asked]
+            else:
+                planned += self._late(issue, noticed, known, now_ms)
+        return [self._checked(item, issue, known, now_ms) for item in planned]
+
+    def told(self, noticed: Mapping[str, Noticed]) -> list[Planned]:
+        """Who is told that an issue is over: those who were told that it has started."""
+        quiet = self.routing.firing_only
+        return [item for item in _told(noticed) if item.action not in quiet]
+
+    def held(self, item: Planned, issue: Issue, known: Known, now_ms: int) -> Held | None:
+        """What keeps a notice from being sent now; the first stage that does."""
+        labels = issue_labels(issue)
+        silences = [*self.silences, *known.silences()]
+        if (held := silenced(silences, labels, "notify", now_ms)) is not None:
+            return held
+        if (held := self.inhibited(issue, known)) is not None:
+            return held
+        if (held := self._closed(item, now_ms)) is not None:
+            return held
+        if issue.consequence_of is None:
+            return None
+        return folded(issue, known.noticed(issue.consequence_of).get(item.action))
+
+    def inhibited(self, issue: Issue, known: Known) -> Held | None:
+        """Which open issue of its training explains an issue, after the section `inhibit`."""
+        if not self.inhibit:
+            return None
+        others = known.open_issues(issue.run_id, issue.incarnation)
+        mine = OpenIssue(issue.issue_id, issue_labels(issue))
+        return inhibited(self.inhibit, mine, others, self.routing.place)
+
+    def _checked(self, item: Planned, issue: Issue, known: Known, now_ms: int) -> Planned:
+        if item.forbidden is not None:
+            return item
+        if item.kind == STOP:
+            silences = [*self.silences, *known.silences()]
+            held = silenced(silences, issue_labels(issue), "stop", now_ms)
+            return item if held is None else replace(item, forbidden=held.reason)
+        if (held := self.held(item, issue, known, now_ms)) is not None:
+            return replace(item, held=held)
+        if could_be_muted(self.inhibit, issue_labels(issue)):
+            return replace(item, wait_ms=WAIT_MS)
+        return item
+
+    def _closed(self, item: Planned, now_ms: int) -> Held | None:
+        place = self.routing.place
+        users = []
+        if (route := item.route) is not None:
+            users.append((route.active, route.mute, route.loc))
+        if (receiver := self.receivers.get(item.action)) is not None:
+            users.append((receiver.active, receiver.mute, ("receivers", item.action)))
+        for active, mute, loc in users:
+            if active or mute:
+                held = self.windows.held(active, mute, now_ms, place(loc))
+                if held is not None:
+                    return held
+        return None
+
+    def _ended(self, issue: Issue, noticed: Mapping[str, Noticed]) -> Iterator[Planned]:
+        if issue.muted:
+            return
+        told = set()
+        for item in _told(noticed):
+            told.add(item.action)
+            quiet = item.action in self.routing.firing_only
+            yield replace(item, forbidden=NOT_RESOLVED) if quiet else item
+        for item in self.routing.plan(issue):
+            if item.action not in told:
+                yield replace(item, forbidden=NOT_TOLD)
+
+    def _late(
+        self, issue: Issue, noticed: Mapping[str, Noticed], known: Known, now_ms: int
+    ) -> Iterator[Planned]:
+        for item in self.routing.notices(issue):
+            seen = noticed.get(item.action)
+            if seen is not None and seen.held and self.held(item, issue, known, now_ms) is None:
+                yield replace(item, occasion=LATE)
+
+
+def _told(noticed: Mapping[str, Noticed]) -> Iterator[Planned]:
+    """The receivers that were told of an issue, as they were asked for then."""
+    for action, seen in noticed.items():
+        if seen.told:
+            yield Planned(action, seen.kind, seen.decided_by)

@@ -1,0 +1,114 @@
+"""From a record of the issues topic to what is to be done about it, by what is known here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from tocsin.actions.decision.consequences import Noticed
+from tocsin.actions.decision.decide import Decisions, Known
+from tocsin.actions.decision.inhibitions import OpenIssue
+from tocsin.actions.decision.open_issues import OpenIssues
+from tocsin.actions.decision.planned import STOP, Planned
+from tocsin.actions.decision.silences import Silence
+from tocsin.actions.delivery.feedback import issue_after, planned_after
+from tocsin.actions.delivery.ledger import Ledger
+from tocsin.actions.delivery.records import issue_event, issue_of
+from tocsin.actions.delivery.retry import Decision
+from tocsin.schemas.ids import delivery_id
+from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.events import Data, Event
+from tocsin.schemas.records.feedback import Feedback
+from tocsin.schemas.records.issues import Issue
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """One thing to do about an issue, with the id of its delivery; `event` is what is sent."""
+
+    identity: str
+    planned: Planned
+    issue: Issue
+    event: Event[Data]
+
+
+class Planner(Known):
+    """Asks the decisions, and remembers what they need: who was told, and which issues are open.
+
+    Args:
+        acknowledges: whether a receiver can show that a person takes care of an issue.
+    """
+
+    def __init__(
+        self, decisions: Decisions, ledger: Ledger, acknowledges: Callable[[str], bool]
+    ) -> None:
+        self.open = OpenIssues(decisions.inhibit)
+        self._decisions = decisions
+        self._ledger = ledger
+        self._shows = acknowledges
+
+    @property
+    def needs_issues(self) -> bool:
+        """Whether the open issues must be known from before this process."""
+        return bool(self._decisions.inhibit)
+
+    def intents(
+        self, about: Issue | Feedback, event: Event[Data], now_ms: int
+    ) -> tuple[Issue, list[Intent]]:
+        """What to do about a state of an issue or a person's answer, that is not in the ledger.
+
+        And the issue as it is then.
+        """
+        issue = issue_after(about) if isinstance(about, Feedback) else about
+        self.open.note(issue)
+        if isinstance(about, Feedback):
+            event = issue_event(issue, about.at_ms) if about.closes else event
+            plan = planned_after(about, self.noticed(issue.issue_id), self._decisions, self._shows)
+        else:
+            plan = self._decisions.decide(issue, self, now_ms)
+        return issue, list(self._new(plan, issue, event))
+
+    def withdrawn(
+        self, issue: Issue, started: Collection[str]
+    ) -> Iterator[tuple[Delivery, Decision]]:
+        """What of the ledger is not to be sent any more, after a state of an issue.
+
+        An issue that was read late may be over: what has recovered is not stopped. And a notice may
+        wait about an issue that this one explains.
+        """
+        explains = self.open.explains(issue)
+        for delivery in list(self._ledger.pending(issue.run_id)):
+            if delivery.attempts or delivery.delivery_id in started:
+                continue
+            if delivery.kind == STOP:
+                # Its condition may have come back since the stop was decided: `times` is higher.
+                of_it = delivery.issue_id == issue.issue_id and delivery.issue_times <= issue.times
+                if issue.state == "resolved" and of_it:
+                    why = "the issue was resolved before the stop was sent"
+                    yield delivery, Decision("suppressed", why)
+            elif explains and delivery.issue_state != "resolved":
+                held = self._decisions.inhibited(issue_of(delivery), self)
+                if held is not None:
+                    yield (
+                        delivery.model_copy(update={"held": held.by}),
+                        Decision("suppressed", held.reason),
+                    )
+
+    def silences(self) -> Iterable[Silence]:
+        """See `Known`."""
+        return ()
+
+    def open_issues(self, run_id: str, incarnation: str) -> Iterable[OpenIssue]:
+        """See `Known`."""
+        return self.open.of(run_id, incarnation)
+
+    def noticed(self, issue_id: str) -> Mapping[str, Noticed]:
+        """See `Known`."""
+        return self._ledger.noticed(issue_id)
+
+    def _new(self, plan: Iterable[Planned], issue: Issue, event: Event[Data]) -> Iterator[Intent]:
+        for planned in plan:
+            state = planned.occasion or issue.state
+            identity = delivery_id(issue.issue_id, planned.action, state, issue.times)
+            if not self._ledger.knows(identity):
+                yield Intent(identity, planned, issue, event)
