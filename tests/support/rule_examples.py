@@ -52,7 +52,7 @@ def made_examples(rules: Iterable[str]) -> dict[str, Example]:
             found[rule] += _of(told, rule)
         return told
 
-    files = [path for path in sorted(TESTS.glob("test_*.py")) if _names(path, wanted)]
+    files = [path for path in sorted(TESTS.rglob("test_*.py")) if _names(path, wanted)]
     if files:
         patch = pytest.MonkeyPatch()
         patch.setattr(made_runs, "replay", keeping)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from tocsin.schemas.records.issues import Fact, Issue, Series, Subject
+from tocsin.schemas.records.runs import VERIFIED_STEPS, Checkpoint
 
 
 def plain_line(text: str) -> str:
@@ -53,6 +54,18 @@ def exit_text(how: str | None) -> str:
     if how is None:
         return ""
     return {"edge": "cleanly", "itself": "before the stop"}.get(how, f"by {how}")
+
+
+def checkpoint_text(good: Checkpoint) -> str:
+    """The checkpoint to go back to: `/data/1000.pt (step 1,000), the newest verified one …`."""
+    step = "before the first step" if good.step < 0 else f"step {good.step:,}"
+    which = {
+        True: f"the newest from before the onset that {VERIFIED_STEPS} healthy steps followed",
+        False: "the newest from before the onset; fewer than "
+        f"{VERIFIED_STEPS} healthy steps followed it",
+        None: "the newest from before the onset",
+    }[good.verified]
+    return f"{plain_line(good.path)} ({step}), {which}"
 
 
 def where_text(issue: Issue) -> str:

@@ -7,6 +7,7 @@ from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Final, SupportsFloat
 
 from tocsin.schemas.records.issues import Evidence, Fact, Series, Severity, Subject
+from tocsin.schemas.records.runs import Checkpoint
 
 if TYPE_CHECKING:
     from tocsin.stream_rules.reading.run_facts import RunFacts
@@ -56,6 +57,7 @@ class Finding:
         severity, stop_worthy: override the rule's own. A higher severity raises that of the
             episode, and receivers are notified when it becomes critical.
         remedy: overrides the rule's own.
+        checkpoint: the one to go back to, instead of the newest good one before the first step.
     """
 
     subject: Subject
@@ -69,6 +71,7 @@ class Finding:
     severity: Severity | None = None
     stop_worthy: bool | None = None
     remedy: str | None = None
+    checkpoint: Checkpoint | None = None
     evidence: Evidence = _NO_EVIDENCE
     facts: InitVar[Sequence[Fact]] = ()
     series: InitVar[Series | None] = None

@@ -80,7 +80,8 @@ def test_every_rule_is_described(rule: type[AnyRule]) -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.meta.name)
 def test_only_critical_rules_that_are_meant_to_stop_a_run(rule: type[AnyRule]) -> None:
-    assert rule.meta.stop_worthy == (rule.meta.name in ("nonfinite", "loss_diverged"))
+    meant = ("nonfinite", "loss_diverged", "restart_loop")
+    assert rule.meta.stop_worthy == (rule.meta.name in meant)
 
 
 def test_listed_rules_come_first_then_the_defaults() -> None:

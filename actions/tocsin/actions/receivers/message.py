@@ -15,6 +15,7 @@ from tocsin.actions.delivery.records import issue_of
 from tocsin.schemas.records.events import clip
 from tocsin.schemas.records.issues import Issue, IssueState, Series, Severity
 from tocsin.schemas.text import (
+    checkpoint_text,
     fact_text,
     number_text,
     place_text,
@@ -146,8 +147,7 @@ def _rows(issue: Issue, did: Sequence[str]) -> Iterator[tuple[str, str]]:
     if issue.consequence_of is not None:
         yield "Caused by", evidence.cause or f"issue {issue.consequence_of}"
     if (good := issue.last_good_checkpoint) is not None:
-        step = "before the first step" if good.step < 0 else f"step {good.step:,}"
-        yield "Good checkpoint", f"{good.path} ({step}), the newest from before the onset"
+        yield "Good checkpoint", checkpoint_text(good)
     if did:
         yield "What tocsin did", " ".join(did)
     if issue.remedy and issue.state != "resolved":

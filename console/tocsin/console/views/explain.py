@@ -24,6 +24,7 @@ from tocsin.schemas.records.issues import IssueFiring, Series
 from tocsin.schemas.records.runs import RunView
 from tocsin.schemas.records.runs_view import CommandSeen, RunsView, StateSeen
 from tocsin.schemas.text import (
+    checkpoint_text,
     fact_text,
     number_text,
     place_text,
@@ -142,11 +143,7 @@ def _paragraphs(story: Story) -> Iterator[tuple[str, list[str]]]:
     if issue.remedy:
         yield "What to try", [plain_line(issue.remedy)]
     if (good := issue.last_good_checkpoint) is not None:
-        step = "before the first step" if good.step < 0 else f"step {good.step:,}"
-        yield (
-            "Good checkpoint",
-            [f"{plain_line(good.path)} ({step}), the newest from before the onset"],
-        )
+        yield "Good checkpoint", [checkpoint_text(good)]
     if story.states:
         yield "History", [_state_line(seen) for seen in story.states]
     if story.feedback:

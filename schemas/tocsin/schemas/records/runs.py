@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Field
 
@@ -242,6 +242,10 @@ class PhaseMark(RunData):
     duration_s: float | None = Field(default=None, ge=0, description="seconds; at the end only")
 
 
+VERIFIED_STEPS: Final = 50
+"""Healthy steps after a checkpoint that make it a verified one: what it holds did train on."""
+
+
 class Checkpoint(Model):
     """A checkpoint file that a run has written."""
 
@@ -252,6 +256,10 @@ class Checkpoint(Model):
     size_bytes: Whole | None = None
     finite: bool | None = Field(
         default=None, description="whether what was saved was finite, where known"
+    )
+    verified: bool | None = Field(
+        default=None,
+        description="whether enough healthy steps followed it, where an issue or a stop names it",
     )
 
 

@@ -25,10 +25,12 @@ from tocsin.schemas.records.issues import (
     Severity,
     Subject,
 )
+from tocsin.schemas.records.runs import Checkpoint
 from tocsin.schemas.records.stops import LookCloser
 from tocsin.stream_rules.engine.causes import SAMPLED, Attribution, Known
 from tocsin.stream_rules.engine.recurrence import AGAIN_MS, MAX_HOLD_STEPS, Past
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcome
+from tocsin.stream_rules.reading.restarts import MAX_FAULTS, Fault, fault_of
 from tocsin.stream_rules.reading.run_facts import RunFacts
 from tocsin.stream_rules.rule import RuleMeta
 
@@ -101,6 +103,7 @@ class Episode:
     last_notice: bool = False
     peak: Severity | None = None
     origin: Origin | None = None
+    checkpoint: Checkpoint | None = None
 
     @property
     def gravest(self) -> Severity:
@@ -149,13 +152,15 @@ class Episode:
 class Episodes:
     """The episodes of one rule instance: the open ones by `about`, and how many issues there were.
 
-    `past` are resolved ones that may come again; `notices` counts those sent, by severity.
+    `past` are resolved ones that may come again; `notices` counts those sent, by severity; `faults`
+    are the first issues that were worth a stop, of this incarnation and of earlier ones.
     """
 
     open: dict[str, Episode] = field(default_factory=dict)
     found: int = 0
     past: dict[str, Past] = field(default_factory=dict)
     notices: dict[str, int] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
 
     def apply(
         self,
@@ -170,6 +175,21 @@ class Episodes:
         """What a new outcome makes known, if anything. `severity` is the configuration's; `held`
         says that no run is to be stopped for it yet.
         """
+        reported = self._apply(outcome, at, name, meta, severity, held)
+        fault = None if reported is None else fault_of(reported.issue)
+        if fault and all(fault.incarnation != known.incarnation for known in self.faults):
+            self.faults = [*self.faults, fault][-MAX_FAULTS:]
+        return reported
+
+    def _apply(
+        self,
+        outcome: Outcome,
+        at: Moment,
+        name: str,
+        meta: RuleMeta,
+        severity: Severity | None,
+        held: bool,
+    ) -> Reported | None:
         episode = self.open.get(outcome.about)
         if isinstance(outcome, Clear):
             return self._clear(episode, outcome, at, name, meta) if episode else None
@@ -362,6 +382,7 @@ def _opened(
         severity=severity or finding.severity or meta.severity,
         stop_worthy=meta.stop_worthy if finding.stop_worthy is None else finding.stop_worthy,
         remedy=finding.remedy or meta.remedy,
+        checkpoint=finding.checkpoint,
         first_step=finding.first_step,
         first_rank=finding.first_rank,
         onset_ms=at.now_ms if finding.onset_ms is None else finding.onset_ms,
@@ -456,7 +477,7 @@ def _issue(
         labels=dict(run.labels),
         evidence=episode.evidence.model_copy(update={"cause": clip(episode.why)}),
         consequence_of=episode.cause,
-        last_good_checkpoint=run.checkpoint_before(episode.first_step),
+        last_good_checkpoint=episode.checkpoint or run.checkpoint_before(episode.first_step),
     )
 
 

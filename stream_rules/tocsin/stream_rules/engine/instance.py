@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -18,6 +18,7 @@ from tocsin.stream_rules.engine.causes import Attribution, Known
 from tocsin.stream_rules.engine.episodes import Episodes, Reported
 from tocsin.stream_rules.engine.rule_spec import RuleSpec
 from tocsin.stream_rules.outcomes import Finding, Holds, Moment, Outcome
+from tocsin.stream_rules.reading.restarts import Fault
 from tocsin.stream_rules.reading.state_codec import dump_state, load_state
 from tocsin.stream_rules.reading.tensor_rows import reset_ranks
 from tocsin.stream_rules.rule import AnyRule, Rule
@@ -264,6 +265,15 @@ class Instance:
             return replace(reported, issue=reported.issue.model_copy(update=update))
         meta = self.spec.rule.meta
         return self._shell.episodes.repeat(episode, at, name=self.spec.name, meta=meta)
+
+    @property
+    def faults(self) -> Sequence[Fault]:
+        """Its first issue that was worth a stop, of each incarnation."""
+        return self._shell.episodes.faults
+
+    def remember(self, faults: Iterable[Fault]) -> None:
+        """Begin with the faults of earlier incarnations."""
+        self._shell.episodes.faults = list(faults)
 
     def open_issues(self) -> list[Known]:
         """The instance's open issues that may have a cause."""

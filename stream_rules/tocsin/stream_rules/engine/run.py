@@ -21,8 +21,10 @@ from tocsin.stream_rules.engine.rule_spec import RuleSpec
 from tocsin.stream_rules.engine.run_state import RunState, Value
 from tocsin.stream_rules.outcomes import Moment, Outcome
 from tocsin.stream_rules.reading.other_runs import References
+from tocsin.stream_rules.reading.restarts import fault_of
 from tocsin.stream_rules.reading.state_codec import dump_state, load_state
 from tocsin.stream_rules.rule import AnyRule, Input
+from tocsin.stream_rules.rules.progress.restart_loop import RestartLoop
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +104,26 @@ class RunEngine:
             return []
         at = Moment(now_ms=now_ms, run=self.state, rank=meta.rank, boot=meta.boot, seq=meta.seq)
         reported = self._cold.report(self.instances, at, fails_as=self._failing)
-        return [*reported, *self._dispatch(value, at, offset)]
+        reported += self._dispatch(value, at, offset)
+        return [*reported, *self._restart_loop(at)]
+
+    def _restart_loop(self, at: Moment) -> list[Reported]:
+        """The issue that the incarnation fails as earlier ones did, at its first fault."""
+        restarts = self.state.restarts
+        if restarts.compared or restarts.fault is None:
+            return []
+        restarts.compared = True
+
+        def call(rule: AnyRule) -> Iterable[Outcome]:
+            assert isinstance(rule, RestartLoop)
+            return rule.failed_again(restarts, at)
+
+        return [
+            one
+            for instance in self.instances
+            if instance.spec.rule is RestartLoop and instance.spec.fits(self.state.labels)
+            for one in instance.call(call, at, fails_as=self._failing, input_seen=True)
+        ]
 
     def _dispatch(self, value: Value, at: Moment, offset: int) -> list[Reported]:
         method: Callable[[AnyRule], Iterable[Outcome]]
@@ -195,6 +216,8 @@ class RunEngine:
         for reported in found:
             if reported.issue.state == "resolved":
                 self.state.causes.resolved(reported.issue)
+            if (fault := fault_of(reported.issue)) is not None:
+                self.state.restarts.note(fault)
             fires = reported.issue.state == "firing"
             attributions = self.state.causes.fired(reported.issue) if fires else []
             again: list[Reported] = []
@@ -353,6 +376,8 @@ class RunEngine:
         self._listeners.clear()
         self._fed.clear()
         self._not_before.clear()
+        # None once an incarnation has completed.
+        past = {i.spec.name: i.faults for i in self.instances if self.state.restarts.past}
         self.instances = [Instance(spec) for spec in self._specs]
         for instance in self.instances:
             if instance.rule.other_runs():
@@ -360,6 +385,7 @@ class RunEngine:
         self._timed = [instance for instance in self.instances if instance.has_timer]
         for instance in self.instances:
             saved = self._restored.get(instance.spec.name)
+            instance.remember(past.get(instance.spec.name, ()))
             if saved is None or saved.next_offset <= offset:
                 if unsaved is not None:
                     self._cold.add(instance, unsaved, lost=False)
@@ -376,6 +402,8 @@ class RunEngine:
             except MalformedRecord as error:
                 self._begins_cold(instance, saved, str(error))
         self.state.causes.restored(i for each in self.instances for i in each.open_issues())
+        faults = (fault for instance in self.instances for fault in instance.faults)
+        self.state.restarts.restored(faults, self.state.incarnation)
 
     def _begins_cold(self, instance: Instance, saved: Snapshot, why: str) -> None:
         _cold(saved, why)

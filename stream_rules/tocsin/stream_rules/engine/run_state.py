@@ -12,6 +12,7 @@ from tocsin.schemas.records.fields import MAX_ENTRIES
 from tocsin.schemas.records.frames import Frame, StepFrame, SystemFrame, TensorFrame
 from tocsin.schemas.records.program_facts import OptimizersSeen
 from tocsin.schemas.records.runs import (
+    VERIFIED_STEPS,
     CaptureFigures,
     Checkpoint,
     CheckpointWritten,
@@ -27,6 +28,7 @@ from tocsin.schemas.records.stops import StopAnswer
 from tocsin.schemas.records.wire import Meta
 from tocsin.stream_rules.engine.causes import Causes
 from tocsin.stream_rules.reading.rank_parts import Parts
+from tocsin.stream_rules.reading.restarts import FAILED, Fault, Restarts
 
 QUIET_MS: Final = 60_000
 """A run of which nothing is heard for so long is lost."""
@@ -102,6 +104,7 @@ class RunState:
     """When the run was last asked to capture more (record time)."""
     causes: Causes = field(default_factory=Causes)
     parts: Parts = field(default_factory=Parts)
+    restarts: Restarts = field(default_factory=Restarts)
 
     # -- records in ------------------------------------------------------------------------
 
@@ -148,6 +151,11 @@ class RunState:
         fresh = RunState(run_id=self.run_id, incarnation=_identity(value)[1], past=self.past)
         fresh.started_ms = now_ms
         fresh.looked_ms = self.looked_ms
+        fresh.restarts = self.restarts
+        if self.outcome == "completed":
+            fresh.restarts = Restarts()
+        elif self.ranks:
+            fresh.restarts = self.restarts.after(self.checkpoints, self.incarnation, self.last_step)
         fresh.duplicates, fresh.missing, fresh.late = self.duplicates, self.missing, self.late
         if launched_here and self.launcher is not None:
             fresh.launcher, fresh.labels = self.launcher, self.labels
@@ -242,7 +250,11 @@ class RunState:
         good = [c for c in self.checkpoints if c.finite is not False]
         if step is not None:
             good = [c for c in good if c.step < step]
-        return good[-1] if good else None
+        if not good:
+            return None
+        last = self.last_step or 0 if step is None else step - 1
+        verified = [c for c in good if last - c.step >= VERIFIED_STEPS]
+        return (verified or good)[-1].model_copy(update={"verified": bool(verified)})
 
     # -- inside ----------------------------------------------------------------------------
 
@@ -297,6 +309,9 @@ class RunState:
         if self.outcome is None:
             outcomes = {rank.outcome for rank in self.ranks.values()}
             self.outcome = next((o for o in _WORST if o in outcomes), None)
+        if self.outcome == "failed" and (step := self.last_step) is not None:
+            code = "" if self.exit_code is None else str(self.exit_code)
+            self.restarts.note(Fault(FAILED, "", step, self.incarnation, now_ms, code))
 
     def _rank(self, number: int, now_ms: int) -> RankState:
         rank = self.ranks.get(number)

@@ -95,5 +95,8 @@ class RunFacts(Protocol):
         ...
 
     def checkpoint_before(self, step: int | None) -> Checkpoint | None:
-        """The newest checkpoint that was written before `step`; None: none is known."""
+        """The checkpoint to go back to after a fault at `step`; None: none is known.
+
+        The newest verified one from before that step; without a verified one, the newest.
+        """
         ...

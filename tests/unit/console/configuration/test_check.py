@@ -98,7 +98,7 @@ def test_of_a_good_file_the_settings_in_effect_are_printed(tmp_path: Path) -> No
         "  actions    nonfinite: stop at critical, ml-hook",
         "  actions    loose (runs with env=prod|test-*): nothing",
         "  actions    all others: the terminal of the run",
-        "  stops      critical issues of loss_diverged stop their run",
+        "  stops      critical issues of loss_diverged, restart_loop stop their run",
     ]
 
 

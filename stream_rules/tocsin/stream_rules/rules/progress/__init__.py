@@ -13,6 +13,7 @@ from tocsin.stream_rules.rules.progress.loss_spike import LossSpike
 from tocsin.stream_rules.rules.progress.max_initialization_time import MaxInitializationTime
 from tocsin.stream_rules.rules.progress.overfit import Overfit
 from tocsin.stream_rules.rules.progress.overtraining import Overtraining
+from tocsin.stream_rules.rules.progress.restart_loop import RestartLoop
 from tocsin.stream_rules.rules.progress.stalled_training import StalledTraining
 from tocsin.stream_rules.rules.progress.step_outlier import StepOutlier
 from tocsin.stream_rules.rules.progress.telemetry_lost import TelemetryLost
@@ -29,6 +30,7 @@ RULES: Final[tuple[type[AnyRule], ...]] = (
     TelemetryLost,
     MaxInitializationTime,
     CheckpointStall,
+    RestartLoop,
     ThroughputRegression,
     StepOutlier,
 )
