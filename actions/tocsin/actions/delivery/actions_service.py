@@ -421,7 +421,7 @@ class ActionsService(Service):
         self._started.add(delivery.delivery_id)
         stop = self._ledger.stop_for(delivery)
         did = () if stop is None else (stops.sentence(*stop),)
-        self._queues.start(Notice(delivery, now_ms, did))
+        self._queues.start(Notice(delivery, now_ms, did, self._ledger.handle(delivery)))
 
     async def _is_skipped(self, run_id: str) -> bool:
         try:

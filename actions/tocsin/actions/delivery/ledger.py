@@ -14,6 +14,7 @@ from typing import Final
 
 from tocsin.actions.decision.consequences import Noticed
 from tocsin.actions.decision.planned import STOP
+from tocsin.actions.delivery.message_handles import MessageHandles
 from tocsin.actions.delivery.notice_history import NoticeHistory
 from tocsin.actions.delivery.retry import Decision, Outcome, RetryPolicy, decide
 from tocsin.schemas.ids import delivery_id
@@ -59,6 +60,7 @@ class Ledger:
         self._lines: dict[tuple[str, str], list[str]] = {}
         self._held: dict[tuple[str, str], list[str]] = {}
         self._settled: dict[str, Settled] = {}
+        self._handles = MessageHandles()
         self._stops: dict[tuple[str, str], str] = {}
         self._due: dict[str, list[tuple[int, str]]] = {}
         self._old: list[tuple[int, str]] = []
@@ -167,6 +169,7 @@ class Ledger:
                 "attempts": attempts,
                 "last_attempts": last,
                 "suspended_until_ms": suspended_until_ms,
+                "handle": outcome.handle or old.handle,
             }
         )
         return self.decided(old, decision, now_ms)
@@ -261,9 +264,15 @@ class Ledger:
         for settled in [s for s in self._settled.values() if gone(s.run_id)]:
             self._history.drop(settled.issue_id)
         self._settled = {k: s for k, s in self._settled.items() if not gone(s.run_id)}
+        self._handles.drop(gone)
         self._stops = {k: d for k, d in self._stops.items() if not gone(k[0])}
 
+    def handle(self, delivery: Delivery) -> str | None:
+        """What its receiver calls the message about an earlier state of its issue."""
+        return self._handles.of(delivery)
+
     def _put(self, delivery: Delivery) -> None:
+        self._handles.learn(delivery)
         identity, is_stop = delivery.delivery_id, delivery.kind == STOP
         incarnation = (delivery.run_id, delivery.incarnation)
         if delivery.state in ("pending", "delivered") and is_stop:

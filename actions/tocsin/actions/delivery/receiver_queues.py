@@ -33,11 +33,13 @@ class Notice:
 
     Attributes:
         did: what tocsin has done about the issue so far, one sentence each.
+        handle: what the service calls the message about an earlier state of the issue.
     """
 
     delivery: Delivery
     now_ms: int
     did: Sequence[str] = ()
+    handle: str | None = None
 
 
 Attempt = Callable[[Notice], Awaitable[Outcome]]

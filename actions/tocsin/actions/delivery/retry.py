@@ -50,6 +50,7 @@ class Outcome:
         done: it was delivered, in these words.
         later: it was not, in these words, and may be the next time.
         sent: a stop command is on the bus; the run will answer.
+        handle: what the service calls the message, by which it can be edited and answered.
     """
 
     status: int | None = None
@@ -60,6 +61,7 @@ class Outcome:
     done: str | None = None
     later: str | None = None
     sent: bool = False
+    handle: str | None = None
 
     def text(self) -> str:
         """In a few words; never anything that the peer wrote."""

@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from pydantic import JsonValue, SecretStr
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 TIMEOUT_S: Final = 15.0
 """For one attempt as a whole."""
+
+LONGEST_ANSWER: Final = 64 * 1024
+"""Bytes that are read of an answer."""
 
 
 class HttpPoster:
@@ -54,13 +57,52 @@ class HttpPoster:
         Args:
             tls: whom to trust and who we are, if not the system's authorities and nobody.
         """
+        outcome, _ = await self._exchange("POST", url, body, headers, tls=tls, read=0)
+        return outcome
+
+    async def ask(
+        self,
+        method: Literal["POST", "PATCH"],
+        url: SecretStr,
+        body: Mapping[str, JsonValue],
+        token: SecretStr | None = None,
+    ) -> tuple[Outcome, JsonValue]:
+        """One attempt with JSON, and the JSON that is answered; None if it is none.
+
+        Of an answer only ids may be kept: nothing of it belongs into an outcome.
+        """
+        headers = {} if token is None else {"authorization": f"Bearer {token.get_secret_value()}"}
+        outcome, answer = await self._exchange(
+            method,
+            url,
+            json.dumps(body, ensure_ascii=False).encode(),
+            {"content-type": "application/json; charset=utf-8", **headers},
+            read=LONGEST_ANSWER,
+        )
+        try:
+            return outcome, json.loads(answer)
+        except (ValueError, RecursionError):
+            return outcome, None
+
+    async def _exchange(
+        self,
+        method: str,
+        url: SecretStr,
+        body: bytes,
+        headers: Mapping[str, str],
+        *,
+        tls: ssl.SSLContext | None = None,
+        read: int,
+    ) -> tuple[Outcome, bytes]:
+        """One request, and at most `read` bytes of what is answered to it."""
         import aiohttp
 
         with watching() as tried:
             try:
                 async with (
                     asyncio.timeout(self._timeout_s),
-                    self._open().post(
+                    self._open().request(
+                        method,
                         url.get_secret_value(),
                         data=body,
                         headers={"user-agent": self._software, **headers},
@@ -68,17 +110,18 @@ class HttpPoster:
                         ssl=True if tls is None else tls,
                     ) as response,
                 ):
-                    return Outcome(
+                    outcome = Outcome(
                         status=response.status,
                         phrase=phrase_of(response.status),
                         retry_after=response.headers.get("Retry-After"),
                     )
+                    return outcome, await _start(response, read)
             except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
                 if tried.why_refused is not None:
-                    return Outcome(forbidden=tried.why_refused)
+                    return Outcome(forbidden=tried.why_refused), b""
                 if isinstance(error, aiohttp.InvalidURL):
-                    return Outcome(forbidden="the URL cannot be used")
-                return Outcome(failure=_failure(error))
+                    return Outcome(forbidden="the URL cannot be used"), b""
+                return Outcome(failure=_failure(error)), b""
 
     async def close(self) -> None:
         """Close the connections."""
@@ -139,6 +182,14 @@ class JsonKind(ReceiverKind[ConfigT, JsonTarget]):
     def sender(self, context: ReceiverContext) -> JsonSender:
         """One session for all receivers of the kind."""
         return JsonSender(HttpPoster(context.guard, software=context.software))
+
+
+async def _start(response: aiohttp.ClientResponse, most: int) -> bytes:
+    """At most so many bytes of an answer."""
+    found = b""
+    while len(found) < most and (more := await response.content.read(most - len(found))):
+        found += more
+    return found
 
 
 def http_url(url: SecretStr, receiver: str) -> SecretStr:

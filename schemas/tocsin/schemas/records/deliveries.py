@@ -107,6 +107,12 @@ class Delivery(Data):
     suspended_until_ms: Millis | None = Field(
         default=None, description="its receiver fails and is left alone until then"
     )
+    handle: Word | None = Field(
+        default=None,
+        max_length=100,
+        description="what the receiver calls the message, so that a later state of the issue can "
+        "edit it",
+    )
     event: dict[str, JsonValue] | None = Field(
         default=None,
         description="the issue's CloudEvent, so that a retry needs no other record; "

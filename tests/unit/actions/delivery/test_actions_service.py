@@ -16,6 +16,7 @@ from pydantic import SecretStr
 from standardwebhooks.webhooks import Webhook
 
 from support.certificates import authority
+from support.editable_chats import BOT, editable_chats
 from support.fault_server import FaultServer, fault_server
 from support.issue_records import (
     NOW_MS,
@@ -32,6 +33,8 @@ from support.waiting import SOON_S, until
 from tocsin.actions.delivery.actions_service import ActionsService
 from tocsin.actions.delivery.order import SUPERSEDED
 from tocsin.actions.delivery.retry import RetryPolicy
+from tocsin.actions.receivers.chat import kind as chat_kind
+from tocsin.actions.receivers.chat.editable import Telegram
 from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.actions.service import build_actions_service
 from tocsin.bus.embedded.bus import EmbeddedBus
@@ -807,3 +810,25 @@ rules:
     # What the mail server of the test logs is not ours.
     said = [r.getMessage() for r in caplog.records if not r.name.startswith("mail.")]
     assert "SECRET" not in "\n".join(said)
+
+
+async def test_one_message_is_edited_by_the_worker_that_comes_after_a_restart(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"version: 1\nreceivers: {{ml: {{type: chat, url: 'tgram://{BOT}/42'}}}}\n"
+    chat, problems = check_config(text, "tocsin.yaml", SectionRegistry(ReceiverKinds()))
+    assert chat is not None, problems
+    config = bench.config().model_copy(update={"receivers": chat.receivers})
+    async with editable_chats() as chats:
+        here = Telegram(SecretStr(BOT), "42", base=chats.url)
+        monkeypatch.setattr(chat_kind, "editable_chat", lambda url: here)
+        for found in (issue(), issue(resolved=True)):
+            async with bench.worker(config) as (worker, service):
+                await bench.send(issue_record(found))
+                assert await worker.caught_up(10)
+                assert await service.drain(10)
+
+    first, answer = chats.messages.items()
+    assert first[1].text.startswith("resolved: nonfinite in run-1")
+    assert answer[1].to == first[0]
+    assert [state.handle for state in (await bench.ledger())["ml/firing"]][-1] == first[0]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from support.issue_records import NOW_MS, issue
 from tocsin.actions.delivery.ledger import KEEP_FINAL_MS, Ledger
+from tocsin.actions.delivery.message_handles import MOST, MessageHandles
 from tocsin.actions.delivery.retry import Decision, Outcome
 from tocsin.schemas.ids import delivery_id
 from tocsin.schemas.records.deliveries import Delivery
@@ -129,3 +130,26 @@ def test_memory_is_flat_over_many_deliveries() -> None:
     assert ledger.open() == 0
     assert ledger.next_due_ms() is None
     assert sum(1 for _ in ledger.pending()) == 0
+
+
+def test_a_message_is_known_by_its_handle_after_a_restart() -> None:
+    source, first = Ledger(), delivery("chat")
+    final = attempted(source, source.write(first), Outcome(status=200, handle="C1/2.3"))
+    assert (final.state, final.handle) == ("delivered", "C1/2.3")
+    ledger = Ledger()
+    ledger.read(Delivery.model_validate_json(final.model_dump_json()))
+    assert ledger.handle(delivery("chat")) == "C1/2.3"
+    assert ledger.handle(delivery("ml")) is None
+    assert ledger.handle(delivery("chat", episode="2")) is None
+    ledger.drop({issue_partition(first.run_id)})
+    assert ledger.handle(first) is None
+
+
+def test_no_more_messages_are_remembered_than_a_service_has_room_for() -> None:
+    handles = MessageHandles()
+    lines = [delivery("chat", episode=str(number)) for number in range(2)]
+    for one in lines:
+        handles.learn(one.model_copy(update={"handle": "1"}))
+    for number in range(MOST - 1):
+        handles.learn(lines[0].model_copy(update={"handle": "1", "action": f"chat-{number}"}))
+    assert [handles.of(one) for one in lines] == [None, "1"]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from functools import partial
 from urllib.parse import urlsplit
 
 from tocsin.actions.receivers.chat.apprise_process import AT_ONCE, AppriseProcess
 from tocsin.actions.receivers.chat.config import ChatReceiver
+from tocsin.actions.receivers.chat.editable import editable_chat
 from tocsin.actions.receivers.chat.sender import ChatSender, ChatTarget, escaped
 from tocsin.actions.receivers.chat.urls import chat_fault, is_chat
+from tocsin.actions.receivers.http import HttpPoster
 from tocsin.actions.receivers.kind import Address, ReceiverContext, ReceiverKind
 from tocsin.actions.receivers.templates.template import template_findings, usable_template
 from tocsin.schemas.configuration.problems import Loc, Problem
@@ -21,7 +24,7 @@ class Chat(ReceiverKind[ChatReceiver, ChatTarget]):
     """Sends each issue as a chat message."""
 
     config = ChatReceiver
-    libraries = ("apprise",)
+    libraries = ("apprise", "aiohttp")
     called = "a receiver of chat messages"
     at_once = AT_ONCE
 
@@ -56,11 +59,14 @@ class Chat(ReceiverKind[ChatReceiver, ChatTarget]):
         if (why_not := chat_fault(url.get_secret_value())) is not None:
             raise ConfigurationError(f"receiver {name!r}: {why_not}")
         escape = partial(escaped, url.get_secret_value())
-        return ChatTarget(name, url, usable_template(config.template, escape, name))
+        template = usable_template(config.template, escape, name)
+        return ChatTarget(name, url, template, editable_chat(url))
 
     def load(self) -> None:
-        """Nothing: apprise runs in a process of its own."""
+        """aiohttp alone: apprise runs in a process of its own."""
+        importlib.import_module("aiohttp")
 
     def sender(self, context: ReceiverContext) -> ChatSender:
         """One for all chat receivers."""
-        return ChatSender(AppriseProcess(context.guard))
+        poster = HttpPoster(context.guard, software=context.software)
+        return ChatSender(AppriseProcess(context.guard), poster)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
 from tocsin.actions.delivery.receiver_queues import Notice
-from tocsin.actions.delivery.retry import Outcome
+from tocsin.actions.delivery.retry import RETRIED_STATUSES, Outcome
 from tocsin.actions.receivers.chat.apprise_process import AppriseProcess
+from tocsin.actions.receivers.chat.editable import Ask, EditableChat
+from tocsin.actions.receivers.http import HttpPoster
 from tocsin.actions.receivers.message import Message, message_for
 from tocsin.actions.receivers.templates.template import Template, words_of
 from tocsin.schemas.records.events import clip
@@ -26,31 +28,92 @@ _MARKDOWN: Final = re.compile(r"([\\*_~`|#>\[\]()])")
 
 @dataclass(frozen=True, slots=True)
 class ChatTarget:
-    """A receiver. The URL is secret: most hold a token."""
+    """A receiver. The URL is secret: most hold a token.
+
+    Attributes:
+        editable: where its messages can be edited; None: apprise sends them.
+    """
 
     name: str
     url: SecretStr
     template: Template | None = None
+    editable: EditableChat | None = None
 
 
 class ChatSender:
-    """Sends chat messages. One per service."""
+    """Sends chat messages. One per service; `close` it at the end."""
 
-    def __init__(self, process: AppriseProcess) -> None:
+    def __init__(self, process: AppriseProcess, poster: HttpPoster) -> None:
         self._process = process
+        self._poster = poster
 
     async def send(self, target: ChatTarget, notice: Notice) -> Outcome:
         """One attempt. Raises RecordError: it holds no issue."""
         message = message_for(notice)
         url = target.url.get_secret_value()
         own = words_of(target.template, notice, "")
+        title, body = escaped(url, message.title), escaped(url, body_of(message))
+        if target.editable is not None:
+            text = own or f"{title}\n{body}"
+            return await self._keep_one(target.editable, notice, message, text, url)
         if own:
             return await self._process.deliver(url, "", clip(own, _BODY))
-        title, body = escaped(url, message.title), escaped(url, body_of(message))
         return await self._process.deliver(url, title, body)
 
     async def close(self) -> None:
-        """Close the sender; it keeps nothing open."""
+        """Close the connections."""
+        await self._poster.close()
+
+    async def _keep_one(
+        self, chat: EditableChat, notice: Notice, message: Message, text: str, url: str
+    ) -> Outcome:
+        """Post the message about an issue, or edit it and tell those who have seen it.
+
+        An edit that is made twice changes nothing, so it comes first: an attempt after one that
+        failed half-way tells people once.
+        """
+        text = clip(text, chat.longest)
+        if (handle := notice.handle) is not None:
+            edited = await self._ask(chat, chat.edit(handle, text))
+            if _later(edited):
+                return edited
+            if _good(edited):
+                title = escaped(url, message.title)
+                told = await self._tell(chat, handle, message, text, title)
+                return replace(edited if told is None else told, handle=handle)
+            # It is gone, or may not be edited any more.
+        posted = await self._ask(chat, chat.post(text))
+        if _good(posted) and posted.handle is not None and chat.threads:
+            # It is there; what is missing in its thread must not bring it a second time.
+            evidence = clip(escaped(url, message.text()), chat.longest)
+            await self._ask(chat, chat.post(evidence, to=posted.handle, loud=False))
+        return posted
+
+    async def _tell(
+        self, chat: EditableChat, handle: str, message: Message, text: str, title: str
+    ) -> Outcome | None:
+        """An edit notifies nobody, so what has changed is also said; None: nothing to be said."""
+        worse = message.state != "resolved"
+        if chat.answers:
+            return await self._ask(chat, chat.post(text, to=handle, loud=worse))
+        return await self._ask(chat, chat.post(title)) if worse else None
+
+    async def _ask(self, chat: EditableChat, ask: Ask) -> Outcome:
+        outcome, answer = await self._poster.ask(ask.method, ask.url, ask.body, ask.token)
+        if not _good(outcome):
+            return outcome
+        return chat.refused(answer) or replace(outcome, handle=chat.handle(answer))
+
+
+def _good(outcome: Outcome) -> bool:
+    return outcome.status is not None and 200 <= outcome.status < 300
+
+
+def _later(outcome: Outcome) -> bool:
+    """Whether an attempt may succeed later; where it can never, another way is tried."""
+    status = outcome.status or 0
+    again = status >= 500 or status in RETRIED_STATUSES
+    return outcome.failure is not None or outcome.later is not None or again
 
 
 def body_of(message: Message) -> str:

@@ -40,6 +40,7 @@ from tocsin.actions.receivers.chat.sender import (
 )
 from tocsin.actions.receivers.chat.urls import SEVERAL_TARGETS, chat_fault
 from tocsin.actions.receivers.email.config import EmailReceiver
+from tocsin.actions.receivers.http import HttpPoster
 from tocsin.actions.receivers.message import message_of
 from tocsin.actions.receivers.notify_option import parse_addresses, parse_notify
 from tocsin.schemas.errors import ConfigurationError
@@ -48,6 +49,10 @@ from tocsin.schemas.records.issues import IssueFiring
 EVIL = issue().model_copy(
     update={"reason": "<!channel> <@U123> @everyone <http://evil|x> [a](http://evil) & *b*"}
 )
+
+
+UNUSED = HttpPoster(AddressGuard(private=False))
+"""apprise makes connections of its own."""
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +68,7 @@ async def services(trusted: Authority) -> AsyncIterator[ChatServices]:
 
 def sender(services: ChatServices, trusted: Authority, *, private: bool = True) -> ChatSender:
     place = Place(connect_to=services.connect_to, ca=trusted.ca)
-    return ChatSender(AppriseProcess(AddressGuard(private=private), place=place))
+    return ChatSender(AppriseProcess(AddressGuard(private=private), place=place), UNUSED)
 
 
 async def send(chat: ChatSender, url: str, found: IssueFiring = EVIL) -> Outcome:
@@ -116,7 +121,7 @@ async def test_answers_are_read_where_apprise_does_not_say_them(
 
 async def test_a_strange_certificate_is_refused(services: ChatServices) -> None:
     place = Place(connect_to=services.connect_to)
-    chat = ChatSender(AppriseProcess(AddressGuard(private=True), place=place))
+    chat = ChatSender(AppriseProcess(AddressGuard(private=True), place=place), UNUSED)
     assert (await send(chat, SLACK)).failure == "TLS certificate not accepted"
     assert services.seen == []
 
@@ -139,7 +144,7 @@ async def test_refused_addresses_are_never_connected_to(
     assert services.seen == []
     guard = AddressGuard(private=False, allow=parse_networks(["127.0.0.0/8"]))
     place = Place(connect_to=services.connect_to, ca=trusted.ca)
-    allowed = ChatSender(AppriseProcess(guard, place=place))
+    allowed = ChatSender(AppriseProcess(guard, place=place), UNUSED)
     assert (await send(allowed, SLACK)).status == 200
 
 
@@ -154,7 +159,7 @@ async def test_refused_addresses_are_never_connected_to(
 async def test_a_child_that_fails_is_a_failed_attempt(code: str, wanted: str) -> None:
     command = (sys.executable, "-c", code)
     process = AppriseProcess(AddressGuard(private=True), timeout_s=0.5, command=command)
-    chat = ChatSender(process)
+    chat = ChatSender(process, UNUSED)
     assert (await send(chat, SLACK)).text() == wanted
 
 
