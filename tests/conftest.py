@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from support import cpu_times
+from support import cpu_times, workers
 from support.children import STARTUP, python_path
 from support.kafka_broker import Broker, skip_or_fail, unavailable
 
 _BROKER = pytest.StashKey[Broker]()
+_SERVER = pytest.StashKey[workers.Server]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -27,8 +28,20 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(cpu_times)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    if os.environ.get("TOCSIN_TORTURE") != "1" and not _starts_workers(config):
+    if os.environ.get("TOCSIN_TORTURE") == "1":
+        return
+    if _starts_workers(config):
+        config.stash[_SERVER] = server = workers.Server(config.args)
+        config.option.tx = [server.gateway] * len(config.option.tx)
+    else:
         os.environ["PYTHONPATH"] = python_path(STARTUP)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the process whose forks the workers are."""
+    server = config.stash.get(_SERVER, None)
+    if server is not None:
+        server.stop()
 
 
 def _starts_workers(config: pytest.Config) -> bool:
