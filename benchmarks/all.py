@@ -31,6 +31,7 @@ def main() -> int:
         ["start.py"],
         ["sampler.py"],
         ["stop_latency.py"],
+        ["delivery.py"],
         *([["stop_latency.py", "--bus", kafka]] if kafka else []),
     ]
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Literal
 
 from tocsin.schemas.errors import ConfigurationError
@@ -113,6 +114,7 @@ def issue_partition(run_id: str) -> int:
     return telemetry_partition(run_id) % ISSUE_PARTITIONS
 
 
+@lru_cache(maxsize=16_384)
 def partition_for(key: bytes, partitions: int) -> int:
     """Kafka's default partitioner: positive murmur2 of the key, modulo the partition count."""
     return (murmur2(key) & 0x7FFFFFFF) % partitions

@@ -7,7 +7,6 @@ kept as a few words, so that a repeat of their issue does nothing.
 from __future__ import annotations
 
 import heapq
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -55,7 +54,7 @@ class Ledger:
     def __init__(self, policy: RetryPolicy | None = None) -> None:
         self._policy = policy or RetryPolicy()
         self._pending: dict[str, Delivery] = {}
-        self._open: Counter[str] = Counter()
+        self._of_run: dict[str, dict[str, None]] = {}
         # What is pending about an issue for a receiver; one for each state, so a few.
         self._lines: dict[tuple[str, str], list[str]] = {}
         self._held: dict[tuple[str, str], list[str]] = {}
@@ -68,12 +67,13 @@ class Ledger:
 
     def open(self, run_id: str | None = None) -> int:
         """How many are not final, of one run or of all. From any thread."""
-        return len(self._pending) if run_id is None else self._open[run_id]
+        return len(self._pending if run_id is None else self._of_run.get(run_id, ()))
 
     def pending(self, run_id: str | None = None) -> Iterator[Delivery]:
         """The deliveries without a final state, of one run or of all."""
-        for delivery in list(self._pending.values()):
-            if run_id is None or delivery.run_id == run_id:
+        of_run = self._pending if run_id is None else self._of_run.get(run_id, ())
+        for identity in list(of_run):
+            if (delivery := self._pending.get(identity)) is not None:
                 yield delivery
 
     def line(self, issue_id: str, action: str) -> list[Delivery]:
@@ -257,7 +257,7 @@ class Ledger:
         for delivery in [d for d in self._pending.values() if gone(d.run_id)]:
             self._history.drop(delivery.issue_id)
         self._pending = {k: d for k, d in self._pending.items() if not gone(d.run_id)}
-        self._open = Counter(delivery.run_id for delivery in self._pending.values())
+        self._of_run = {run: ids for run, ids in self._of_run.items() if not gone(run)}
         for lines in (self._lines, self._held):
             for line in [line for line, ids in lines.items() if ids[0] not in self._pending]:
                 del lines[line]
@@ -283,7 +283,7 @@ class Ledger:
             self._history.take(delivery)
         if delivery.final:
             if self._pending.pop(identity, None) is not None:
-                self._open[delivery.run_id] -= 1
+                self._leave_run(delivery)
                 self._leave_line(delivery)
             self._settled[identity] = Settled(
                 delivery.key,
@@ -300,7 +300,7 @@ class Ledger:
         else:
             self._settled.pop(identity, None)
             if identity not in self._pending:
-                self._open[delivery.run_id] += 1
+                self._of_run.setdefault(delivery.run_id, {})[identity] = None
                 if not is_stop:
                     self._lines.setdefault(_line_of(delivery), []).append(identity)
             self._pending[identity] = delivery
@@ -310,6 +310,12 @@ class Ledger:
             held = self._pending.get(one)
             if held is not None and held.next_attempt_ms is not None:
                 self.postpone(held, held.next_attempt_ms)
+
+    def _leave_run(self, delivery: Delivery) -> None:
+        of_run = self._of_run[delivery.run_id]
+        del of_run[delivery.delivery_id]
+        if not of_run:
+            del self._of_run[delivery.run_id]
 
     def _leave_line(self, delivery: Delivery) -> None:
         line = _line_of(delivery)

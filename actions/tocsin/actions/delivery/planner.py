@@ -77,6 +77,8 @@ class Planner(Known):
         wait about an issue that this one explains.
         """
         explains = self.open.explains(issue)
+        if not explains and issue.state != "resolved":
+            return
         for delivery in list(self._ledger.pending(issue.run_id)):
             if delivery.attempts or delivery.delivery_id in started:
                 continue

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from pydantic_core import from_json
+
 from tocsin.actions.decision.planned import Planned
 from tocsin.actions.delivery.ledger import Settled
 from tocsin.bus.port import Outgoing, Partition
@@ -40,7 +42,7 @@ def new_delivery(
         updated_ms=now_ms,
         next_attempt_ms=now_ms + planned.wait_ms,
         give_up_ms=give_up_ms,
-        event=json.loads(payload),
+        event=from_json(payload),
     )
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from tocsin.schemas.records.events import EVENT_TYPES, Data, Model, example
 from tocsin.schemas.records.fields import (
@@ -113,7 +113,8 @@ class Delivery(Data):
         description="what the receiver calls the message, so that a later state of the issue can "
         "edit it",
     )
-    event: dict[str, JsonValue] | None = Field(
+    # JSON that was parsed already: to walk through it once more costs more than all else here.
+    event: dict[str, Any] | None = Field(
         default=None,
         description="the issue's CloudEvent, so that a retry needs no other record; "
         "left out when final",
