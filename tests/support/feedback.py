@@ -8,12 +8,12 @@ from tocsin.console.context import CommandContext
 from tocsin.schemas.topics import issue_partition
 
 
-async def publish_issue(context: CommandContext) -> None:
-    """Set the bus up, with one issue."""
+async def publish_issue(context: CommandContext, run_id: str = "run-1") -> None:
+    """Set the bus up, with one issue of that run."""
     async with context.open_bus() as bus:
         await bus.init(context.topics.specs())
-        sent = issue_record(issue())
+        sent = issue_record(issue(run_id))
         producer = await bus.producer()
-        partition = Partition(context.topics.issues, issue_partition("run-1"))
+        partition = Partition(context.topics.issues, issue_partition(run_id))
         await producer.publish([Outgoing(partition, sent.key, sent.value, sent.headers)])
         await producer.close()

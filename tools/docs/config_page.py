@@ -79,6 +79,26 @@ conf/2.yaml:4:3: 'receivers.ml-hook' was given already in conf/1.yaml:7:3 [dupli
 paths start at the folder. If others can write to the folder or to a file in it, tocsin prints a
 warning, and does not load rules from files.
 
+## Changes while tocsin runs
+
+`tocsin rules`, `tocsin actions` and the helper of `tocsin run` read the configuration again when a
+file has changed, within about five seconds, or at once after SIGHUP.
+
+- At once: receivers, secrets, `routes`, `silences`, `inhibit`, `time_windows`, and the actions of
+  rules. A notice that was decided before is still sent. Inhibitions know the issues that come after
+  the change.
+- For new runs, and at the next start of a job: rules that are added, removed or switched off, and
+  `params`, `preset`, `severity` and `match`. A job that is running keeps its rules until the worker
+  restarts.
+- When the worker restarts: `bus`, rules from files or packages, and rules that compare with another
+  run. The worker prints a warning.
+- At the next start of a job: `capture`, `labels`, `stop`.
+
+A configuration with a problem changes nothing: the worker keeps the old one, prints the problems
+once, and publishes `tocsin.configuration.refused`. `tocsin status` shows it until a configuration
+is applied. The metric `tocsin_config_last_reload_successful` is 0 meanwhile. A file that others can
+write to is not read again.
+
 ## How values are written
 
 The file is YAML 1.2 without anchors, aliases, tags and merge keys; `no` is text, and two equal keys

@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 from tocsin.actions.config import decisions_of, routing_of
 from tocsin.actions.decision.planned import STOP
-from tocsin.actions.delivery.actions_service import ActionsService
+from tocsin.actions.delivery.actions_service import ActionsService, Setup
 from tocsin.actions.delivery.failures import FailureReports
 from tocsin.actions.delivery.receiver_queues import ReceiverQueue
 from tocsin.actions.delivery.retry import RetryPolicy
@@ -76,42 +76,54 @@ def build_actions_service(
         ConfigurationError: a receiver or a network cannot be used.
         MissingExtra: what a receiver needs is not installed.
     """
-    receivers = Receivers(
-        ReceiverContext(
-            secrets=secrets,
-            guard=AddressGuard(private=embedded, allow=parse_networks(allow_cidr)),
-            folder=Path.cwd() if config_path is None else folder_of(config_path),
-            environ=os.environ if environ is None else environ,
-            software=software,
-            commands=frozenset(allow_command),
-        ),
-        kinds or ReceiverKinds(),
-    )
     addresses = None if kept_addresses is None else RunAddresses(kept_addresses)
     named = {address.name: address.config for address in parse_addresses(notify).values()}
     stops = StopPublisher(bus, topics, key)
+    guard = AddressGuard(private=embedded, allow=parse_networks(allow_cidr))
+    known = kinds or ReceiverKinds()
+    opened: Receivers
 
-    routing = routing_of(
-        config,
-        path=config_path,
-        notify=notify,
-        addresses=addresses,
-        stops_off=None if stop else "stops are switched off (--no-stop)",
-    )
+    def set_up(config: Config, secrets: Mapping[str, SecretStr], config_path: Path | None) -> Setup:
+        nonlocal opened
+        receivers = Receivers(
+            ReceiverContext(
+                secrets=secrets,
+                guard=guard,
+                folder=Path.cwd() if config_path is None else folder_of(config_path),
+                environ=os.environ if environ is None else environ,
+                software=software,
+                commands=frozenset(allow_command),
+            ),
+            known,
+        )
+        routing = routing_of(
+            config,
+            path=config_path,
+            notify=notify,
+            addresses=addresses,
+            stops_off=None if stop else "stops are switched off (--no-stop)",
+        )
+        queues = {STOP: stops.queue(), **receivers.open({**config.receivers, **named})}
+        opened = receivers
+        failures = FailureReports.from_config(config)
+        return Setup(decisions_of(config, routing), queues, failures, receivers.close)
 
     def find_queue(name: str) -> ReceiverQueue | None:
         found = None if addresses is None else addresses.find(name)
-        return None if found is None else receivers.open({name: found.config})[name]
+        return None if found is None else opened.open({name: found.config})[name]
 
+    setup = set_up(config, secrets, config_path)
     return ActionsService(
         topics,
-        decisions_of(config, routing),
-        {STOP: stops.queue(), **receivers.open({**config.receivers, **named})},
+        setup.decisions,
+        setup.queues,
         requested_by=f"actions@{socket.gethostname()}"[:200],
         policy=policy,
         metrics=metrics,
         crash=crash,
-        closers=[stops.close, receivers.close],
+        closers=[stops.close],
+        close_receivers=setup.close,
         find_queue=find_queue,
-        failures=FailureReports.from_config(config),
+        set_up=set_up,
+        failures=setup.failures,
     )

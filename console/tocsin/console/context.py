@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from pydantic import SecretStr
@@ -33,6 +34,8 @@ class CommandContext:
     loaded: LoadedConfig
     settings: Settings
     secrets: Mapping[str, SecretStr]
+    read_again: Callable[[], CommandContext] = field(compare=False, repr=False)
+    """Reads what the command was told once more; raises as `read_context` does."""
 
     @property
     def config(self) -> Config:
@@ -84,7 +87,8 @@ def read_context(
     loaded = replace(loaded, config=with_own_names(loaded.config))
     settings = resolve_settings(loaded.config, env, bus=bus, labels=labels)
     secrets = resolve_secrets(loaded.config, env, folder=loaded.folder)
-    return CommandContext(loaded, settings, secrets)
+    again = partial(read_context, config, bus, labels=labels, environ=environ)
+    return CommandContext(loaded, settings, secrets, again)
 
 
 def check_custom_rules(context: CommandContext) -> None:

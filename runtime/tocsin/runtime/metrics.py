@@ -31,6 +31,8 @@ SUSPENDED: Final = "tocsin_receiver_suspended"
 ROUND: Final = "tocsin_round_seconds"
 BUS_LAG: Final = "tocsin_bus_lag_seconds"
 DELIVERY: Final = "tocsin_delivery_seconds"
+RELOAD_SUCCESSFUL: Final = "tocsin_config_last_reload_successful"
+RELOAD_TIMESTAMP: Final = "tocsin_config_last_reload_success_timestamp_seconds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,12 @@ METRICS: Final[Mapping[str, Metric]] = {
         "gauge",
         "1 while a receiver is left alone, because it fails or because it is gone; else 0",
         ("receiver",),
+    ),
+    RELOAD_SUCCESSFUL: Metric(
+        "gauge", "1 if the configuration as it is now is in effect, 0 if it was refused"
+    ),
+    RELOAD_TIMESTAMP: Metric(
+        "gauge", "When a changed configuration was last applied, or the worker started; Unix time"
     ),
     ROUND: Metric(
         "histogram",

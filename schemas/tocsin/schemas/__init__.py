@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         UnknownRecord,
     )
     from tocsin.schemas.ids import check_run_id, delivery_id, incarnation_id, issue_id, new_id
+    from tocsin.schemas.records.configurations import ConfigurationRefused
     from tocsin.schemas.records.dead_letters import DeadLetter
     from tocsin.schemas.records.deliveries import Attempt, Delivery
     from tocsin.schemas.records.events import EVENT_TYPES, Data, Event, EventTypes
@@ -94,6 +95,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointWritten",
     "ConfigurationError",
+    "ConfigurationRefused",
     "Data",
     "DataLoaderSeen",
     "DeadLetter",
@@ -175,6 +177,7 @@ _MODULES = (
     "ids",
     "signing",
     "topics",
+    "records.configurations",
     "records.dead_letters",
     "records.deliveries",
     "records.events",

@@ -68,11 +68,13 @@ class RulesService(Service):
     ) -> None:
         self.inputs = (topics.telemetry,)
         self.restores = (topics.state,)
+        self.specs = tuple(specs)
+        """The instances that new incarnations get."""
         self.engine: Final = PartitionEngine([spec for spec in specs if not spec.custom])
         self._customs: Final = CustomRules(specs, customs) if customs is not None else None
         self._topics: Final = topics
         own = () if self._customs is None else (CUSTOM_KEY,)
-        self._names: Final = (*(spec.name for spec in specs), RUN_KEY, *own)
+        self._names = (*(spec.name for spec in specs), RUN_KEY, *own)
         self._adopt = True
         self._software = software
         self._reported: list[Reported] = []
@@ -80,6 +82,14 @@ class RulesService(Service):
         # Partition -> key -> append time of the newest view, whoever wrote it; oldest first.
         self._views: dict[int, dict[bytes, int]] = {}
         self._views_ms = 0
+
+    def use(self, specs: Sequence[RuleSpec]) -> None:
+        """Give these rules to new incarnations; in the worker's thread. Custom ones stay the same
+        (`specs_at_runtime`)."""
+        self.specs = tuple(specs)
+        self.engine.use([spec for spec in specs if not spec.custom])
+        # States of rules that are gone go with their run.
+        self._names = tuple(dict.fromkeys((*self._names, *(spec.name for spec in specs))))
 
     # -- state comes and goes --------------------------------------------------------------
 

@@ -31,6 +31,10 @@ class OpenIssues:
         # Read at a restart, before it is known how far the group had come.
         self._earlier: dict[int, list[tuple[int, Issue]]] = {}
 
+    def use(self, entries: Sequence[InhibitEntry]) -> None:
+        """Remember what these inhibitions need, from now on."""
+        self._entries = entries
+
     def note(self, issue: Issue) -> None:
         """Take a state of an issue in."""
         labels = issue_labels(issue)

@@ -11,7 +11,11 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
+
+from pydantic import SecretStr
 
 from tocsin.actions.decision.decide import Decisions
 from tocsin.actions.decision.planned import STOP
@@ -33,6 +37,7 @@ from tocsin.runtime import metrics as names
 from tocsin.runtime.leased_runs import Skip
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.service import Attachment, Poison, Service, Tick
+from tocsin.schemas.configuration.file import Config
 from tocsin.schemas.configuration.sections import StopOptions
 from tocsin.schemas.errors import MalformedRecord, RecordError
 from tocsin.schemas.records.deliveries import Delivery
@@ -55,14 +60,44 @@ _NOT_OURS_MS: Final = 2_000
 _AFTER_A_BUG_MS: Final = 60_000
 
 
+async def _nothing() -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What another configuration means for the service.
+
+    Attributes:
+        decisions: what is to be done about an issue.
+        queues: by receiver, and `stop`.
+        failures: reports what could not be delivered.
+        close: closes the receivers.
+    """
+
+    decisions: Decisions
+    queues: Mapping[str, ReceiverQueue]
+    failures: FailureReports
+    close: Callable[[], Awaitable[None]]
+
+
+SetUp = Callable[[Config, Mapping[str, SecretStr], Path | None], Setup]
+"""What a configuration means, with the values of its secrets and its path. May block, and raise
+ConfigurationError."""
+
+InThread = Callable[[Callable[[], None]], Awaitable[None]]
+"""Runs a call in the worker's thread."""
+
+
 class ActionsService(Service):
     """A service for `tocsin.runtime.worker.Worker`; made by `tocsin.actions.service`.
 
     Args:
         decisions: what is to be done about an issue.
         queues: by receiver, and `stop`.
-        closers: called at the end.
+        closers: called at the end, and before them `close_receivers`.
         find_queue: makes the queue of a receiver that is not among them; may block.
+        set_up: what another configuration would mean, for `use`.
         failures: reports what could not be delivered.
     """
 
@@ -80,7 +115,9 @@ class ActionsService(Service):
         metrics: Metrics | None = None,
         crash: Callable[[str], None] = lambda name: None,
         closers: Sequence[Callable[[], Awaitable[None]]] = (),
+        close_receivers: Callable[[], Awaitable[None]] = _nothing,
         find_queue: Callable[[str], ReceiverQueue | None] = lambda name: None,
+        set_up: SetUp | None = None,
         failures: FailureReports = FailureReports(),  # noqa: B008  (frozen)
     ) -> None:
         self.inputs = (topics.issues,)
@@ -89,6 +126,8 @@ class ActionsService(Service):
         self._skip: Skip | None = None
         self._requested_by = requested_by
         self._failures = failures
+        self._close_receivers = close_receivers
+        self.set_up = set_up
         self._metrics = metrics or Metrics()
         self._queues = ReceiverQueues(
             queues, self._report, crash=crash, closers=closers, find=find_queue, metrics=metrics
@@ -202,7 +241,7 @@ class ActionsService(Service):
 
     async def ended(self) -> None:
         """See `Service`."""
-        await self._queues.close()
+        await self._queues.close(self._close_receivers)
 
     # -- what others call --------------------------------------------------------------------
 
@@ -228,7 +267,19 @@ class ActionsService(Service):
         """The deliveries (of one run) that are not final."""
         return list(self._ledger.pending(run_id))
 
+    async def use(self, setup: Setup, in_thread: InThread) -> None:
+        """Go on with another configuration. What was decided by the old one stays decided."""
+        close_old, self._close_receivers = self._close_receivers, setup.close
+        # A receiver is there before anything is decided to be sent to it.
+        self._queues.add(setup.queues)
+        await in_thread(lambda: self._decide_by(setup))
+        self._queues.keep(setup.queues, close_old)
+
     # -- deciding (worker's thread) ------------------------------------------------------------
+
+    def _decide_by(self, setup: Setup) -> None:
+        self._planner.use(setup.decisions)
+        self._failures = setup.failures
 
     def _plan(self, record: Record, now_ms: int) -> None:
         event = read_event(record)

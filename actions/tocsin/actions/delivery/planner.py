@@ -47,6 +47,11 @@ class Planner(Known):
         self._ledger = ledger
         self._shows = acknowledges
 
+    def use(self, decisions: Decisions) -> None:
+        """Decide by another configuration. Of its inhibitions it knows the issues that come."""
+        self._decisions = decisions
+        self.open.use(decisions.inhibit)
+
     @property
     def needs_issues(self) -> bool:
         """Whether the open issues must be known from before this process."""

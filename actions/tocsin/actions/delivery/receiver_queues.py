@@ -107,6 +107,8 @@ class ReceiverQueues:
         self._report = report
         self._crash = crash
         self._closers = closers
+        # Those of receivers that were replaced, once their last attempts have ended.
+        self._closing: set[asyncio.Task[None]] = set()
         self._find = find
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._flying: Counter[str] = Counter()
@@ -151,15 +153,42 @@ class ReceiverQueues:
             self._attempt(self._queues[action], notice), name=f"tocsin-delivery-{identity}"
         )
 
-    async def close(self) -> None:
+    def add(self, queues: Mapping[str, ReceiverQueue]) -> None:
+        """Send to these receivers from now on, too; in the event loop's thread.
+
+        One that was left alone is tried again: it may be what was changed.
+        """
+        self._queues = {**self._queues, **queues}
+        self._circuits.clear()
+
+    def keep(
+        self, queues: Mapping[str, ReceiverQueue], close_old: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Send to no others than these any more; in the event loop's thread.
+
+        Attempts under way end where they began; `close_old` is called after them.
+        """
+        self._queues = dict(queues)
+        closing = asyncio.create_task(self._close_after(set(self._tasks.values()), close_old))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+    async def close(self, close_receivers: Callable[[], Awaitable[None]]) -> None:
         """Cut off what is under way: whoever comes next makes it again."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        for close in self._closers:
+        if waited := [*tasks, *self._closing]:
+            await asyncio.wait(waited)
+        for close in (close_receivers, *self._closers):
             await close()
+
+    async def _close_after(
+        self, attempts: set[asyncio.Task[None]], close: Callable[[], Awaitable[None]]
+    ) -> None:
+        if attempts:
+            await asyncio.wait(attempts)
+        await close()
 
     def _room(self, action: str) -> int:
         queue = self._queues.get(action)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -52,31 +53,33 @@ def status(
 ) -> None:
     """Show runs, their issues, and what was done about each issue."""
     from tocsin.console.context import read_context
-    from tocsin.console.views.bus_view import read_view
+    from tocsin.console.views.bus_view import read_refused, read_view
     from tocsin.console.views.selection import choose_run
     from tocsin.console.views.status import print_status, status_json
     from tocsin.console.views.terminal import standard_output
+    from tocsin.schemas.records.configurations import ConfigurationRefused
     from tocsin.schemas.records.runs_view import RunsView
 
     if run_id is not None:
         check_run_id(run_id)
     context = read_context(config, bus)
 
-    async def read() -> tuple[str, RunsView]:
+    async def read() -> tuple[str, RunsView, Sequence[ConfigurationRefused]]:
         async with context.open_bus(create=False) as opened:
             view = await read_view(opened, context.topics, run_id)
             if run_id is not None and not view.runs and not view.issues:
                 every = await read_view(opened, context.topics)
                 chosen = choose_run(every.runs, run_id).run_id
                 view = await read_view(opened, context.topics, chosen)
-            return opened.url, view
+            return opened.url, view, await read_refused(opened, context.topics)
 
-    url, view = asyncio.run(read())
+    url, view, refused = asyncio.run(read())
     if json_output:
-        typer.echo(status_json(view))
+        typer.echo(status_json(view, refused))
     else:
         print_status(
             view,
+            refused=refused,
             bus_url=url,
             now_ms=unix_ms(),
             console=standard_output(),

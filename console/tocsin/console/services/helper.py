@@ -20,6 +20,12 @@ from typing import Final
 from tocsin.actions.service import build_actions_service
 from tocsin.bus.port import Bus, BusError, From, Lease, Producer
 from tocsin.console.context import CommandContext, read_context
+from tocsin.console.services.reload import (
+    ActionsReload,
+    ConfigurationWatch,
+    RulesReload,
+    reload_signal,
+)
 from tocsin.console.services.workers import SOFTWARE, run_lease
 from tocsin.emitter.launch.enforcer import Enforcer, StopOrder
 from tocsin.emitter.launch.helper import NAME
@@ -138,6 +144,9 @@ class Helper:
             software=SOFTWARE,
             crash=crash,
         )
+        self._rules = build_rules_service(
+            context.topics, context.config, folder=context.loaded.folder
+        )
         self._workers = [
             Worker(
                 bus,
@@ -149,11 +158,19 @@ class Helper:
                 settings=WorkerSettings(software=SOFTWARE),
                 crash=crash,
             )
-            for service in (
-                build_rules_service(context.topics, context.config, folder=context.loaded.folder),
-                self._actions,
-            )
+            for service in (self._rules, self._actions)
         ]
+        rules, actions = self._workers
+        self.watch = ConfigurationWatch(
+            context,
+            prepare=[
+                RulesReload(rules, self._rules, context).prepare,
+                ActionsReload(actions, self._actions).prepare,
+            ],
+            bus=bus,
+            service=f"run {run_id}",
+            was_here=False,
+        )
 
     async def run(self, stopping: asyncio.Event) -> int:
         """Work until the launcher is gone, has ordered to drain, or `stopping` is set.
@@ -168,6 +185,7 @@ class Helper:
         reporting: list[asyncio.Task[None]] = []
         if self._report is not None:
             reporting.append(asyncio.create_task(self._report.run(), name="node-report"))
+        watching = asyncio.create_task(self.watch.run(), name="configuration")
         code = 0
         draining: list[asyncio.Task[bool]] = []
         try:
@@ -193,9 +211,11 @@ class Helper:
                     draining.append(asyncio.create_task(drain, name="drain"))
         finally:
             await self._enforcement.close()
+            self.watch.stop()
+            await asyncio.wait({watching})
             for worker in self._workers:
                 worker.stop()
-            done = await asyncio.gather(*parts, return_exceptions=True)
+            done = await asyncio.gather(*parts, watching, return_exceptions=True)
             for task in (ended, *reporting, *draining):
                 task.cancel()
             await asyncio.wait([ended, *reporting, *draining])
@@ -319,7 +339,8 @@ async def serve(context: CommandContext, arguments: argparse.Namespace) -> int:
                     orders=orders,
                     report=_report(bus, context, arguments),
                 )
-                return await helper.run(stopping)
+                with reload_signal(helper.watch):
+                    return await helper.run(stopping)
             finally:
                 listening.cancel()
                 await lease.release()

@@ -9,13 +9,21 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from importlib.metadata import version
-from typing import Final
+from typing import Final, TypeVar
 
+from tocsin.actions.delivery.actions_service import ActionsService
 from tocsin.actions.service import build_actions_service
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Bus
 from tocsin.console.context import CommandContext, check_custom_rules
 from tocsin.console.services.notify_addresses import kept_addresses
+from tocsin.console.services.reload import (
+    ActionsReload,
+    ConfigurationWatch,
+    Prepare,
+    RulesReload,
+    reload_signal,
+)
 from tocsin.runtime.http import HttpEndpoints, open_metrics
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.service import Service
@@ -24,9 +32,11 @@ from tocsin.runtime.testing import CrashPoints
 from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.key_folder import keys_folder, own_key
-from tocsin.stream_rules.service import build_rules_service
+from tocsin.stream_rules.service import RulesService, build_rules_service
 
 logger = logging.getLogger(__name__)
+
+ServiceT = TypeVar("ServiceT", bound=Service)
 
 SOFTWARE: Final = f"tocsin {version('tocsin')}"
 
@@ -45,10 +55,13 @@ async def run_rules(context: CommandContext, *, http: str | None = None) -> int:
 
     check_custom_rules(context)
 
-    def build(bus: Bus, metrics: Metrics, crash: CrashPoints) -> Service:
+    def build(bus: Bus, metrics: Metrics, crash: CrashPoints) -> RulesService:
         return build_rules_service(context.topics, context.config, folder=context.loaded.folder)
 
-    return await _run(context, build, group=f"{context.topics.prefix}-rules", http=http)
+    def reload(worker: Worker, service: RulesService) -> Prepare:
+        return RulesReload(worker, service, context).prepare
+
+    return await _run(context, build, reload, group=f"{context.topics.prefix}-rules", http=http)
 
 
 async def run_actions(
@@ -67,7 +80,7 @@ async def run_actions(
         ConfigurationError: a CIDR is wrong, or the signing key cannot be made.
     """
 
-    def build(bus: Bus, metrics: Metrics, crash: CrashPoints) -> Service:
+    def build(bus: Bus, metrics: Metrics, crash: CrashPoints) -> ActionsService:
         kept = partial(kept_addresses, bus.path) if isinstance(bus, EmbeddedBus) else None
         return build_actions_service(
             context.topics,
@@ -85,12 +98,16 @@ async def run_actions(
             crash=crash,
         )
 
-    return await _run(context, build, group=f"{context.topics.prefix}-actions", http=http)
+    def reload(worker: Worker, service: ActionsService) -> Prepare:
+        return ActionsReload(worker, service).prepare
+
+    return await _run(context, build, reload, group=f"{context.topics.prefix}-actions", http=http)
 
 
 async def _run(
     context: CommandContext,
-    build: Callable[[Bus, Metrics, CrashPoints], Service],
+    build: Callable[[Bus, Metrics, CrashPoints], ServiceT],
+    reload: Callable[[Worker, ServiceT], Prepare],
     *,
     group: str,
     http: str | None,
@@ -105,9 +122,10 @@ async def _run(
             bus = await _connected(stack, context, stopping)
             if bus is None:
                 return 0
+            service = build(bus, metrics, crash)
             worker = Worker(
                 bus,
-                build(bus, metrics, crash),
+                service,
                 topics=context.topics,
                 group=group,
                 skip=_held_by_its_helper(bus) if context.embedded else None,
@@ -115,12 +133,20 @@ async def _run(
                 settings=WorkerSettings(software=SOFTWARE),
                 crash=crash,
             )
-            parts: list[Part] = [worker]
+            watch = ConfigurationWatch(
+                context,
+                prepare=[reload(worker, service)],
+                bus=bus,
+                service=service.name,
+                metrics=metrics,
+            )
+            parts: list[Part] = [watch, worker]
             if http is not None:
                 host, port = _address(http)
                 parts.append(HttpEndpoints(host, port, metrics, [worker.ready.is_set]))
             logger.info("working on %s as %s", bus.url, group, extra={"action": "start"})
-            return await serve(parts, stopping)
+            with reload_signal(watch):
+                return await serve(parts, stopping)
 
 
 async def _connected(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 from tocsin.bus.port import EARLIEST, Bus, Partition, Record
 from tocsin.bus.reading import read_to_end
+from tocsin.schemas.errors import RecordError
+from tocsin.schemas.records.configurations import KEY_PREFIX, ConfigurationRefused
 from tocsin.schemas.records.runs_view import CommandSeen, RunsView
+from tocsin.schemas.records.wire import read_event
 from tocsin.schemas.topics import (
     ISSUE_PARTITIONS,
     TELEMETRY_PARTITIONS,
@@ -40,6 +44,21 @@ async def read_commands(bus: Bus, topics: Topics, run_id: str) -> Mapping[str, C
     """
     control = Partition(topics.control, issue_partition(run_id))
     return (await _view(bus, run_id, [control])).commands
+
+
+async def read_refused(bus: Bus, topics: Topics) -> Sequence[ConfigurationRefused]:
+    """The configurations that workers refuse now, by worker. Raises what `read_view` does."""
+    found: dict[bytes, ConfigurationRefused] = {}
+    async for record in read_all(bus, [Partition(topics.control, 0)]):
+        if not record.key.startswith(KEY_PREFIX):
+            continue
+        found.pop(record.key, None)
+        if record.value is not None:
+            with contextlib.suppress(RecordError):
+                event = read_event(record)
+                if event is not None and isinstance(event.data, ConfigurationRefused):
+                    found[record.key] = event.data
+    return sorted(found.values(), key=lambda one: one.worker)
 
 
 def view_partitions(topics: Topics, run_id: str | None = None) -> Sequence[Partition]:

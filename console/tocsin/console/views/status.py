@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Final
 
@@ -21,6 +21,7 @@ from tocsin.console.views.issues import (
 )
 from tocsin.console.views.receivers import suspended_lines, suspended_receivers
 from tocsin.console.views.rule_status import in_a_line
+from tocsin.schemas.records.configurations import ConfigurationRefused
 from tocsin.schemas.records.issues import gravest
 from tocsin.schemas.records.runs import RunView
 from tocsin.schemas.records.runs_view import RunsView
@@ -32,9 +33,9 @@ _RULES_OF: Final = 5
 _STATE_STYLE: Mapping[str, str] = {"running": "green", "ended": "", "lost": "yellow"}
 
 
-def status_json(view: RunsView) -> str:
+def status_json(view: RunsView, refused: Sequence[ConfigurationRefused] = ()) -> str:
     """The status for programs: one JSON object with `version`, `runs`, `issues`, `deliveries`,
-    and `suspended_receivers` by name.
+    `suspended_receivers` by name, and `refused_configurations`.
     """
     return json.dumps(
         {
@@ -52,18 +53,27 @@ def status_json(view: RunsView) -> str:
             "suspended_receivers": {
                 name: asdict(one) for name, one in suspended_receivers(view.deliveries).items()
             },
+            "refused_configurations": [one.model_dump(mode="json") for one in refused],
         },
         indent=2,
     )
 
 
 def print_status(
-    view: RunsView, *, bus_url: str, now_ms: int, console: Console, again: Sequence[str] = ()
+    view: RunsView,
+    *,
+    bus_url: str,
+    now_ms: int,
+    console: Console,
+    again: Sequence[str] = (),
+    refused: Sequence[ConfigurationRefused] = (),
 ) -> None:
     """Tables for people, and where to read more; one helpful line where there is nothing to show.
 
     `again` are options with which another command finds the same bus.
     """
+    for line in refused_lines(refused, now_ms):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     if not view.runs:
         console.print(no_runs_line(bus_url), highlight=False, markup=False)
         return
@@ -81,6 +91,18 @@ def print_status(
     if (told := gravest(newest)) is not None:
         command = shlex.join(["tocsin", "why", told.short_id, *again])
         console.print(f"more: {command}", highlight=False, markup=False, soft_wrap=True)
+
+
+def refused_lines(refused: Sequence[ConfigurationRefused], now_ms: int) -> Iterator[str]:
+    """The configurations that workers have refused; a line for each, and one for each problem."""
+    for one in refused:
+        when = ago(one.at_ms, now_ms)
+        yield plain_line(
+            f"{one.worker} refused its new configuration {when}; the old one is in effect:"
+        )
+        yield from (f"  {plain_line(problem)}" for problem in one.problems)
+        if one.more:
+            yield f"  and {one.more:,} more; `tocsin check` prints all"
 
 
 def _runs_table(runs: Sequence[RunView], now_ms: int) -> Table:

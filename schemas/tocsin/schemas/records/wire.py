@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+import tocsin.schemas.records.configurations
 import tocsin.schemas.records.deliveries
 import tocsin.schemas.records.feedback
 import tocsin.schemas.records.issues

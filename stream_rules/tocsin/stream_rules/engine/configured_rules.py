@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import Literal
@@ -71,6 +71,52 @@ def rule_specs(
             if rule.meta.by_default and name not in specs and name not in off:
                 specs[name] = RuleSpec(name=name, rule=rule, params=rule.meta.params())
     return _beside(specs.values())
+
+
+def specs_at_runtime(
+    running: Sequence[RuleSpec],
+    old: Config,
+    new: Config,
+    catalogue: Catalogue | None = None,
+) -> tuple[tuple[RuleSpec, ...], tuple[str, ...]]:
+    """What a running worker makes of a new configuration: its instances, and which rules stay.
+
+    Custom rules are loaded when a worker starts, and records of other runs are read from then on:
+    such instances stay as they are, whatever the new configuration says. The names are of those for
+    which it says something else.
+
+    Raises:
+        ConfigurationError: as `rule_specs` does.
+    """
+    known = {spec.name: spec for spec in running}
+    custom = {spec.name: spec for spec in running if spec.custom}
+    before = {entry.name: entry for entry in custom_entries(old.rules, catalogue)}
+    after = {entry.name: entry for entry in custom_entries(new.rules, catalogue)}
+    later = {
+        name for name in {**before, **after} if _meaning(before, name) != _meaning(after, name)
+    }
+    specs = {
+        spec.name: spec
+        for spec in rule_specs(new.rules, defaults=new.defaults.rules, catalogue=catalogue)
+    }
+    for name, spec in list(specs.items()):
+        earlier = known.get(name)
+        if _others(spec) != (_others(earlier) if earlier else ()):
+            later.add(name)
+            del specs[name]
+            if earlier is not None:
+                specs[name] = earlier
+    return _beside({**specs, **custom}.values()), tuple(sorted(later))
+
+
+def _meaning(entries: Mapping[str, RuleEntry], name: str) -> object:
+    """What an entry says of its rule: its actions are not the rules' business."""
+    entry = entries.get(name)
+    return entry and entry.model_dump(exclude={"actions"})
+
+
+def _others(spec: RuleSpec) -> Collection[str]:
+    return () if spec.custom else tuple(spec.build().other_runs())
 
 
 def with_own_names(config: Config, catalogue: Catalogue | None = None) -> Config:

@@ -63,6 +63,12 @@ class PartitionEngine:
         """What is known of the runs that rules compare others with."""
         self._partitions: dict[int, PartitionState] = {}
 
+    def use(self, specs: Sequence[RuleSpec]) -> None:
+        """Runs that come from now on, and the next incarnations of those here, get these rules."""
+        self._specs = tuple(specs)
+        for _, _, run in self.runs():
+            run.begin_next_with(self._specs)
+
     def apply(self, record: Record, *, was_away: bool = False) -> list[Reported]:
         """Take in one telemetry record; records of one partition in the order of their offsets.
 

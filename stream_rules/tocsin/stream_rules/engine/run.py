@@ -66,7 +66,7 @@ class RunEngine:
         self._timed: list[Instance] = []
         self.earlier: list[Earlier] = []
         self.dirty = self.urgent = self.expired = False
-        self._specs: Final = specs
+        self._specs = specs
         self._references: Final = references or References()
         self._covers = 0
         self._restored: dict[str, Snapshot] = {}
@@ -75,7 +75,13 @@ class RunEngine:
         self._not_before: dict[str, int] = {}
         self._names: dict[Hashable, tuple[str, ...]] = {}
         self._cold = ColdInstances()
-        self._failing: Final = next((s for s in specs if s.rule.meta.name == "rule_failed"), None)
+        self._failing = _failing(specs)
+        # What the next incarnation gets, if not the same.
+        self._next: Sequence[RuleSpec] | None = None
+
+    def begin_next_with(self, specs: Sequence[RuleSpec]) -> None:
+        """From its next incarnation on, the run gets instances of these rules."""
+        self._next = specs
 
     # -- records ---------------------------------------------------------------------------
 
@@ -94,6 +100,9 @@ class RunEngine:
                 if self.urgent and self.state.incarnation:
                     self.earlier.append(Earlier(replace(self.state), self.instances, offset))
                 self.state.begin(value, meta, now_ms)
+                if self._next is not None:
+                    self._specs, self._next = self._next, None
+                    self._failing = _failing(self._specs)
                 self._equip(offset, "the run was under way already" if under_way else None)
             before = (self.state.ended, self.state.stop, self.state.lost)
             self.state.learn(value, meta, now_ms)
@@ -408,6 +417,11 @@ class RunEngine:
     def _begins_cold(self, instance: Instance, saved: Snapshot, why: str) -> None:
         _cold(saved, why)
         self._cold.add(instance, f"its state was lost: {why}", lost=True)
+
+
+def _failing(specs: Iterable[RuleSpec]) -> RuleSpec | None:
+    """The rule that reports rules with an error."""
+    return next((spec for spec in specs if spec.rule.meta.name == "rule_failed"), None)
 
 
 def _timer(at: Moment) -> Callable[[AnyRule], Iterable[Outcome]]:

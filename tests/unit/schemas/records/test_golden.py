@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tocsin.schemas.errors import SignatureError
+from tocsin.schemas.records.configurations import ConfigurationRefused
 from tocsin.schemas.records.dead_letters import DeadLetter
 from tocsin.schemas.records.deliveries import Attempt, Delivery
 from tocsin.schemas.records.events import EVENT_TYPES, Data, Event
@@ -282,6 +283,12 @@ EVENTS: dict[str, Data] = {
     "tocsin.issue.firing-v1": IssueFiring.model_validate(ISSUE_FIELDS),
     "tocsin.issue.ongoing-v1": IssueOngoing.model_validate(ISSUE_FIELDS),
     "tocsin.issue.resolved-v1": IssueResolved.model_validate(ISSUE_FIELDS),
+    "tocsin.configuration.refused-v1": ConfigurationRefused(
+        worker="actions@node-1",
+        at_ms=1795258072300,
+        problems=("tocsin.yaml:5:5: unknown rule 'größe'", "tocsin.yaml:9:1: unknown section 'x'"),
+        more=3,
+    ),
     "tocsin.feedback.acknowledged-v1": FeedbackAcknowledged.model_validate(FEEDBACK),
     "tocsin.feedback.resolved-v1": FeedbackResolved.model_validate(
         FEEDBACK | {"why": "restarted with a lower rate"}

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 
 from tocsin.bus.port import Record
+from tocsin.schemas.configuration.file import Config
+from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.errors import MalformedRecord, RecordError, UnknownRecord
 from tocsin.schemas.ids import issue_id
 from tocsin.schemas.records.frames import Mode
 from tocsin.schemas.records.runs import RunView
 from tocsin.schemas.records.stops import StopAcknowledged, StopExited, StopLeft, StopRefused
-from tocsin.stream_rules.engine.configured_rules import rule_specs
+from tocsin.stream_rules.catalogue import built_in
+from tocsin.stream_rules.engine.configured_rules import RuleSpec, rule_specs, specs_at_runtime
 from tocsin.stream_rules.engine.partitions import PartitionEngine, UnusableRecord
 from tocsin.stream_rules.engine.run import KEEP_MS, MAX_KINDS, RunEngine
 from tocsin.stream_rules.engine.run_state import RunState
@@ -22,6 +25,7 @@ from tocsin.stream_rules.engine.run_view import run_view
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, issues_of, only
 
 NAN = math.nan
+NONFINITE = built_in().get("nonfinite")
 
 
 def fed(run: RunBuilder) -> tuple[PartitionEngine, RunEngine]:
@@ -355,3 +359,53 @@ def test_ranks_of_several_nodes_are_in_the_incarnation_of_one_of_their_launchers
     run.incarnation = agreed
     run.steps([20], rank=1, loss=1.0)
     assert view_of(run).incarnation == "second"
+
+
+def test_new_rules_are_those_of_the_next_incarnation_and_of_new_runs() -> None:
+    run = RunBuilder()
+    run.steps([0, 1], loss=1.0)
+    first = len(run.records)
+    run.steps([2], loss=NAN)
+    run.incarnation, run.boot = "made-2", "boot2"
+    run.steps([3], loss=NAN)
+    engine = PartitionEngine(rule_specs())
+    reported = [one for record in run.records[:first] for one in engine.apply(record)]
+    entry = RuleEntry(name="nonfinite", use="nonfinite", severity="info")
+
+    engine.use(rule_specs([entry]))
+    reported += [one for record in run.records[first:] for one in engine.apply(record)]
+
+    found = [one.issue for one in reported if one.issue.rule == "nonfinite"]
+    assert [(issue.incarnation, issue.severity) for issue in found] == [
+        ("made-1", "critical"),
+        ("made-2", "info"),
+    ]
+
+
+def test_rules_that_need_a_start_stay_as_they_are() -> None:
+    old = Config.model_validate(
+        {
+            "rules": (
+                RuleEntry(name="twin", use="differs_from_run", params={"other_run": "run-a"}),
+                RuleEntry(name="a", use="x.py:A"),
+            )
+        }
+    )
+    mine = RuleSpec(name="a", rule=NONFINITE, params=NONFINITE.meta.params(), custom=True)
+    running = rule_specs(old.rules, customs={"a": mine})
+    entries = (
+        RuleEntry(name="twin", use="differs_from_run", params={"other_run": "run-b"}),
+        RuleEntry(name="a", use="x.py:A", params={"k": 1}),
+        RuleEntry(name="b", use="x.py:B"),
+        RuleEntry(name="nonfinite", use="nonfinite", off=True),
+    )
+
+    specs, later = specs_at_runtime(running, old, Config.model_validate({"rules": entries}))
+    same, nothing = specs_at_runtime(running, old, old)
+
+    by_name = {spec.name: spec for spec in specs}
+    assert later == ("a", "b", "twin")
+    assert list(by_name["twin"].build().other_runs()) == ["run-a"]
+    assert (by_name["a"].rule, by_name["a"].custom) == (mine.rule, True)
+    assert not {"b", "nonfinite"} & set(by_name)
+    assert ({spec.name for spec in same}, nothing) == ({spec.name for spec in running}, ())

@@ -1,0 +1,270 @@
+"""A configuration that changes while a worker runs: taken over, or refused as a whole.
+
+The files are looked at every two seconds, and read when they have been the same twice, since an
+editor may not be done; after SIGHUP they are read at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from tocsin.actions.delivery.actions_service import ActionsService
+from tocsin.bus.port import Bus, BusError, Outgoing, Partition
+from tocsin.console.context import CommandContext
+from tocsin.runtime import metrics as names
+from tocsin.runtime.clock import Clock, SystemClock
+from tocsin.runtime.metrics import Metrics
+from tocsin.runtime.worker import Worker
+from tocsin.schemas.configuration.problems import ConfigProblems
+from tocsin.schemas.configuration.sources import config_files
+from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.records.configurations import MOST_PROBLEMS, ConfigurationRefused
+from tocsin.schemas.records.events import Event, clip
+from tocsin.schemas.records.wire import meta_of
+from tocsin.schemas.topics import Topics
+from tocsin.stream_rules.engine.configured_rules import specs_at_runtime
+from tocsin.stream_rules.service import RulesService
+
+logger = logging.getLogger(__name__)
+
+LOOK_S: Final = 2.0
+"""Between two looks at the files."""
+
+Stamp = tuple[tuple[object, ...], ...]
+
+TakeOver = Callable[[], Awaitable[None]]
+Prepare = Callable[[CommandContext], Awaitable[TakeOver]]
+"""Makes a service ready for a configuration, in the event loop; what it returns takes it over and
+must not fail. Raises ConfigurationError."""
+
+
+class RulesReload:
+    """Takes new rules over for the incarnations that follow."""
+
+    def __init__(self, worker: Worker, service: RulesService, context: CommandContext) -> None:
+        self._worker = worker
+        self._service = service
+        self._config = context.config
+
+    async def prepare(self, context: CommandContext) -> TakeOver:
+        """See `Prepare`."""
+        specs, later = await asyncio.to_thread(
+            specs_at_runtime, self._service.specs, self._config, context.config
+        )
+
+        async def take_over() -> None:
+            self._config = context.config
+            await self._worker.in_thread(self._service.use, specs)
+            if later:
+                logger.warning(
+                    "rules from files, and rules that compare runs, change at the next start of "
+                    "the worker: %s",
+                    ", ".join(later),
+                    extra={"action": "reload"},
+                )
+
+        return take_over
+
+
+class ActionsReload:
+    """Takes receivers, action lists, routes, silences and inhibitions over at once."""
+
+    def __init__(self, worker: Worker, service: ActionsService) -> None:
+        self._worker = worker
+        self._service = service
+
+    async def prepare(self, context: CommandContext) -> TakeOver:
+        """See `Prepare`."""
+        assert self._service.set_up is not None
+        loaded = context.loaded
+        setup = await asyncio.to_thread(
+            self._service.set_up, loaded.config, context.secrets, loaded.path
+        )
+
+        async def take_over() -> None:
+            await self._service.use(setup, self._worker.in_thread)
+
+        return take_over
+
+
+class ConfigurationWatch:
+    """Runs beside a worker, as a part of its process.
+
+    Args:
+        context: as the process was started with.
+        prepare: of each service of the process.
+        service: names the process, for the bus and metrics.
+        was_here: whether an earlier process of this name may have left a refusal on the bus.
+    """
+
+    def __init__(
+        self,
+        context: CommandContext,
+        *,
+        prepare: Sequence[Prepare],
+        bus: Bus,
+        service: str,
+        was_here: bool = True,
+        metrics: Metrics | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._context = context
+        self._prepare = prepare
+        self._bus = bus
+        self._service = service
+        self._worker = clip(f"{service}@{socket.gethostname()}", 300)
+        self._metrics = metrics or Metrics()
+        self._clock = clock or SystemClock()
+        self._asked = asyncio.Event()
+        self._stopping = False
+        self._refused = was_here
+        # What was read last, and what was seen last.
+        self._loaded = self._seen = stamp_of(context.loaded.path)
+
+    def ask(self) -> None:
+        """Have the configuration read again now: the handler of SIGHUP."""
+        self._asked.set()
+
+    def stop(self) -> None:
+        """See `tocsin.runtime.shutdown.Part`."""
+        self._stopping = True
+        self._asked.set()
+
+    async def run(self) -> None:
+        """Look until `stop`."""
+        self._record(ok=True)
+        await self._forget_refusal()
+        while not self._stopping:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._asked.wait()
+            if not self._stopping:
+                await self.look(asked=self._asked.is_set())
+        await self._forget_refusal()
+
+    async def look(self, *, asked: bool = False) -> None:
+        """One look at the files, and what follows from it."""
+        self._asked.clear()
+        seen = await asyncio.to_thread(stamp_of, self._context.loaded.path)
+        settled, self._seen = seen == self._seen, seen
+        if asked or (settled and seen != self._loaded):
+            self._loaded = seen
+            await self._reload()
+
+    async def _reload(self) -> None:
+        try:
+            context = await asyncio.to_thread(self._context.read_again)
+            if context.loaded.shared is not None:
+                raise ConfigurationError(
+                    f"{context.loaded.shared}: a change is applied at the next start only"
+                )
+            ready = [await prepare(context) for prepare in self._prepare]
+        except ConfigurationError as error:
+            await self._refuse(error)
+            return
+        for take_over in ready:
+            await take_over()
+        if context.settings.bus != self._context.settings.bus:
+            logger.warning(
+                "the section 'bus' has changed: that takes effect at the next start of the worker",
+                extra={"action": "reload"},
+            )
+        self._context = context
+        self._record(ok=True)
+        await self._forget_refusal()
+        logger.info("configuration applied", extra={"action": "reload"})
+
+    async def _refuse(self, error: ConfigurationError) -> None:
+        logger.error(
+            "the configuration was refused, the one from before stays in effect:\n%s",
+            error,
+            extra={"action": "reload"},
+        )
+        self._record(ok=False)
+        self._refused = True
+        found = [clip(line) for line in _problems(error)]
+        refused = ConfigurationRefused(
+            worker=self._worker,
+            at_ms=self._clock.now_ms(),
+            problems=tuple(found[:MOST_PROBLEMS]),
+            more=max(0, len(found) - MOST_PROBLEMS),
+        )
+        await self._publish(refused_record(self._context.topics, refused))
+
+    async def _forget_refusal(self) -> None:
+        """Take the record away, if there is one."""
+        if self._refused:
+            self._refused = False
+            key = ConfigurationRefused(worker=self._worker, at_ms=0, problems=("",)).key
+            await self._publish(Outgoing(_partition(self._context.topics), key, None))
+
+    async def _publish(self, record: Outgoing) -> None:
+        try:
+            producer = await self._bus.producer()
+            try:
+                await producer.publish([record])
+            finally:
+                await producer.close()
+        except BusError as error:
+            logger.warning("not on the bus: %s", error, extra={"action": "reload"})
+
+    def _record(self, *, ok: bool) -> None:
+        self._metrics.set(names.RELOAD_SUCCESSFUL, float(ok), service=self._service)
+        if ok:
+            now_s = self._clock.now_ms() / 1000
+            self._metrics.set(names.RELOAD_TIMESTAMP, now_s, service=self._service)
+
+
+@contextlib.contextmanager
+def reload_signal(watch: ConfigurationWatch) -> Iterator[None]:
+    """Within: SIGHUP has the configuration read again. Main thread only."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, watch.ask)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
+
+
+def refused_record(topics: Topics, refused: ConfigurationRefused) -> Outgoing:
+    """The record for the control topic. Pure."""
+    event = Event.of(
+        refused,
+        id=f"{refused.worker}/{refused.at_ms}"[:200],
+        source="/workers",
+        time_ms=refused.at_ms,
+        subject=refused.worker,
+    )
+    return Outgoing(_partition(topics), refused.key, event.encode(), meta_of(event).headers())
+
+
+def stamp_of(path: Path | None) -> Stamp:
+    """What changes when a configuration does: names, and facts about the files. May block."""
+    if path is None:
+        return ()
+    found: list[tuple[object, ...]] = []
+    try:
+        for file in config_files(path):
+            facts = file.stat()
+            found.append((file, facts.st_mtime_ns, facts.st_size, facts.st_ino, facts.st_dev))
+    except (OSError, ConfigurationError) as error:
+        found.append(("unreadable", str(error)))
+    return tuple(found)
+
+
+def _problems(error: ConfigurationError) -> list[str]:
+    """One line each, with its place, and no line of the file."""
+    if isinstance(error, ConfigProblems):
+        return [f"{one.source}:{one.line}:{one.column}: {one.message}" for one in error.problems]
+    return str(error).splitlines()
+
+
+def _partition(topics: Topics) -> Partition:
+    return Partition(topics.control, 0)

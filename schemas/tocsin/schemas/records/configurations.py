@@ -1,0 +1,45 @@
+"""What a worker says of its configuration, for those who look at the bus."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+from pydantic import Field
+
+from tocsin.schemas.records.events import EVENT_TYPES, Data, example
+from tocsin.schemas.records.fields import Millis, Text, Word
+
+MOST_PROBLEMS: Final = 20
+"""Of a configuration with more, the first are named."""
+
+KEY_PREFIX: Final = b"_workers/"
+
+
+@EVENT_TYPES.register
+class ConfigurationRefused(Data):
+    """A worker goes on with its old configuration, since the new one cannot be used.
+
+    On the first partition of the control topic, under the worker's name; its tombstone follows when
+    the worker has taken over a configuration, or has ended.
+    """
+
+    model_config = example(
+        worker="actions@node-1",
+        at_ms=1795258072300,
+        problems=["tocsin.yaml:5:5: unknown rule 'nonfinit'"],
+        more=2,
+    )
+
+    event_type: ClassVar[str] = "tocsin.configuration.refused"
+
+    worker: Word = Field(min_length=1, max_length=300, description="service and host")
+    at_ms: Millis
+    problems: tuple[Text, ...] = Field(
+        min_length=1, max_length=MOST_PROBLEMS, description="each with file, line and column"
+    )
+    more: int = Field(default=0, ge=0, description="how many problems are not listed")
+
+    @property
+    def key(self) -> bytes:
+        """Of its record."""
+        return KEY_PREFIX + self.worker.encode()
