@@ -168,6 +168,7 @@ def _rows(issue: Issue, did: Sequence[str]) -> Iterator[tuple[str, str]]:
     name = issue.rule if issue.rule == issue.use else f"{issue.rule} (of {issue.use})"
     yield "Rule", f"{name}, {issue.severity}"
     yield "Issue", issue.issue_id
+    yield "More", f"tocsin why {issue.short_id}"
 
 
 def _last_values(series: Series) -> str:

@@ -361,13 +361,14 @@ async def test_no_secret_of_an_error_is_logged_or_told(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     told = []
-    for service, operation in (("sns", "publish"), ("lambda", "invoke")):
+    calls = (("sns", "publish"), ("lambda", "invoke"), ("logs", "put_log_events"))
+    for service, operation in calls:
         stubbed = Stubbed()
         stubbed.expect(service).add_client_error(operation, code, "arn:SECRET", 403)  # type: ignore[arg-type]
         sender = (
             partial(SmsSender(UNUSED, stubbed).send, ONE)
             if service == "sns"
-            else partial(AwsSender(stubbed).send, FUNCTION)
+            else partial(AwsSender(stubbed).send, FUNCTION if service == "lambda" else LOG_GROUP)
         )
         outcome = await attempted(ReceiverQueue(sender), notice(issue()))
         assert state(outcome) == "rejected"

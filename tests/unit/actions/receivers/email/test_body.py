@@ -31,6 +31,9 @@ onload = () => {{
     heading: mail.querySelector("h1").innerText, width: mail.documentElement.scrollWidth,
     pixels: picture.naturalWidth, shown: picture.width, scripts: mail.scripts.length,
     bold: mail.querySelectorAll("b").length,
+    background: getComputedStyle(mail.body).backgroundColor,
+    text: getComputedStyle(mail.querySelector(".value")).color,
+    stacked: getComputedStyle(mail.querySelector(".label")).display,
   }});
 }}
 </script>"""
@@ -49,8 +52,18 @@ def test_a_value_that_the_template_lacks_is_a_fault() -> None:
         _page().render(message=message_of(issue()))
 
 
+@pytest.mark.parametrize(
+    ("dark", "colours"),
+    [
+        ((), ("rgb(255, 255, 255)", "rgb(29, 29, 31)")),
+        (("--force-dark-mode",), ("rgb(28, 28, 30)", "rgb(242, 242, 247)")),
+    ],
+    ids=["light", "dark"],
+)
 @pytest.mark.skipif(not BROWSER, reason="there is no Chromium on this machine")
-def test_a_browser_shows_the_mail_with_its_plot(tmp_path: Path) -> None:
+def test_a_browser_shows_the_mail_with_its_plot(
+    tmp_path: Path, dark: tuple[str, ...], colours: tuple[str, str]
+) -> None:
     values = tuple(0.5 + step / 7 for step in range(20))
     series = Series(name="loss", steps=tuple(range(20)), values=values, limit=2.0)
     hostile = "<b>bold</b> <script>document.title = 1</script> " + "w" * 200
@@ -64,7 +77,7 @@ def test_a_browser_shows_the_mail_with_its_plot(tmp_path: Path) -> None:
     page.write_text(_MEASURE.format(page=html.escape(html_of(message, picture))))
     shown = subprocess.run(
         [
-            BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",
+            BROWSER, *dark, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",
             f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=5000",
             page.as_uri(),
         ],
@@ -81,3 +94,5 @@ def test_a_browser_shows_the_mail_with_its_plot(tmp_path: Path) -> None:
     assert found["pixels"] >= 600
     assert 200 < found["shown"] <= 360
     assert found["width"] <= 360, "nothing has to be scrolled sideways"
+    assert found["stacked"] == "block", "a label is above its value, where there is no room"
+    assert (found["background"], found["text"]) == colours
