@@ -113,7 +113,8 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
     "console": (
         {"__init__", "context", "person"},
         {"views", "configuration"},
-        {"watch", "stop", "demo", "services", "catalog", "sagemaker", "feedback", "dead_letters"},
+        {"watch", "stop", "demo", "services", "catalog", "sagemaker"}
+        | {"feedback", "dead_letters", "silences"},
         {"commands"},
         {"__main__"},
     ),

@@ -27,7 +27,7 @@ from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.worker import no_crash
 from tocsin.schemas.configuration.file import Config
 from tocsin.schemas.configuration.sources import folder_of
-from tocsin.schemas.signing import SigningKey
+from tocsin.schemas.signing import SigningKey, TrustedKeys
 from tocsin.schemas.topics import Topics
 
 
@@ -50,6 +50,7 @@ def build_actions_service(
     software: str = "tocsin",
     environ: Mapping[str, str] | None = None,
     kinds: ReceiverKinds | None = None,
+    trusted: Callable[[], TrustedKeys] | None = None,
     crash: Callable[[str], None] = no_crash,
 ) -> ActionsService:
     """The action service for one worker.
@@ -70,6 +71,7 @@ def build_actions_service(
             folder.
         environ: the environment, if not this process's own: `TOCSIN_SMTP` names a mail server.
         kinds: the kinds of receivers, if not those of tocsin and of installed packages.
+        trusted: the keys of those whose silences count, if not `key` alone; may block.
         crash: points at which a test may end the process: `attempting`, `attempted`.
 
     Raises:
@@ -126,4 +128,5 @@ def build_actions_service(
         find_queue=find_queue,
         set_up=set_up,
         failures=setup.failures,
+        trusted=trusted or (lambda: TrustedKeys([key.public])),
     )

@@ -28,6 +28,7 @@ from tocsin.console.commands import (
     node,
     run,
     runs,
+    silence,
     workers,
 )
 from tocsin.console.services.log import print_error
@@ -68,7 +69,8 @@ def _options(
 
 
 for _group in (
-    bus, run, demo, drill, workers, runs, feedback, keys, node, catalog, convert, configuration,
+    bus, run, demo, drill, workers, runs, feedback, silence, keys, node, catalog, convert,
+    configuration,
 ):  # fmt: skip
     # `--help` lists them in this order.
     _group.register(app)

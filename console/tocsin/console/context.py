@@ -57,6 +57,13 @@ class CommandContext:
         """Whether the bus is a file."""
         return self.settings.bus.url.startswith("embedded:")
 
+    def trusted_paths(self, environ: Mapping[str, str]) -> list[Path]:
+        """Files and folders of the keys whose commands count."""
+        from tocsin.emitter.stop.verification import trusted_paths
+
+        configured = self.config.stop.trusted_keys or ()
+        return trusted_paths(environ, tuple(map(self.loaded.locate, configured)))
+
     def open_bus(self, *, create: bool = True) -> Bus:
         """The bus, still to be entered. Raises UnusableBus, MissingExtra."""
         explicit = self.settings.bus_origin != "default"

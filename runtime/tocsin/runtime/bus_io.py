@@ -24,7 +24,7 @@ from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.offsets import Offsets, Positions
 from tocsin.runtime.restore import read_whole
 from tocsin.runtime.service import Service
-from tocsin.schemas.topics import Topics, telemetry_partition
+from tocsin.schemas.topics import ALL_RUNS, Topics, telemetry_partition
 
 T = TypeVar("T")
 
@@ -247,6 +247,7 @@ class Wiring:
             if self._runs is None
             or record.partition.topic not in self._keyed_by_run
             or record.key.partition(b"/")[0] in self._runs
+            or record.key.startswith(b"%s/" % ALL_RUNS.encode())
         ]
 
     def _poll(self, name: str, reader: Reader, max_records: int) -> None:

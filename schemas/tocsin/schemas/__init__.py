@@ -64,6 +64,7 @@ if TYPE_CHECKING:
         RunView,
         StopView,
     )
+    from tocsin.schemas.records.silences import SilenceSet
     from tocsin.schemas.records.snapshots import Snapshot
     from tocsin.schemas.records.stops import (
         LookCloser,
@@ -135,6 +136,7 @@ __all__ = [
     "SignatureError",
     "SignedDatagram",
     "SigningKey",
+    "SilenceSet",
     "Snapshot",
     "Speaker",
     "StepFrame",
@@ -187,6 +189,7 @@ _MODULES = (
     "records.program_facts",
     "records.real",
     "records.runs",
+    "records.silences",
     "records.snapshots",
     "records.stops",
 )

@@ -20,6 +20,9 @@ TELEMETRY_PARTITIONS: Final = 48
 ISSUE_PARTITIONS: Final = 12
 DLQ_PARTITIONS: Final = 6
 
+ALL_RUNS: Final = "_all"
+"""How keys of the control topic begin that are about all runs. No run can have this id."""
+
 _HOUR_MS: Final = 3_600_000
 _DAY_MS: Final = 24 * _HOUR_MS
 _PREFIX: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
@@ -83,7 +86,7 @@ class Topics:
 
     @property
     def control(self) -> str:
-        """Signed commands, key run/incarnation/stop and its siblings; unsigned: run/look_closer."""
+        """Signed commands, key run/incarnation/stop, _all/silence/ID; unsigned: run/look_closer."""
         return f"{self.prefix}.control.v1"
 
     @property

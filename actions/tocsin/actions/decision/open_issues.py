@@ -72,7 +72,7 @@ class OpenIssues:
             if next_offset is not None and offset < next_offset:
                 self.note(issue)
 
-    def forget(self, partitions: Collection[int]) -> None:
+    def release(self, partitions: Collection[int]) -> None:
         """Drop the runs of these partitions."""
         self._of = {
             (run_id, incarnation): found

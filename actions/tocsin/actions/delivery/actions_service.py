@@ -46,6 +46,7 @@ from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.issues import Issue
 from tocsin.schemas.records.runs import RunView
 from tocsin.schemas.records.wire import read_event
+from tocsin.schemas.signing import TrustedKeys
 from tocsin.schemas.topics import (
     ISSUE_PARTITIONS,
     TELEMETRY_PARTITIONS,
@@ -99,6 +100,7 @@ class ActionsService(Service):
         find_queue: makes the queue of a receiver that is not among them; may block.
         set_up: what another configuration would mean, for `use`.
         failures: reports what could not be delivered.
+        trusted: the keys of those whose silences count; may block.
     """
 
     name = "actions"
@@ -119,6 +121,7 @@ class ActionsService(Service):
         find_queue: Callable[[str], ReceiverQueue | None] = lambda name: None,
         set_up: SetUp | None = None,
         failures: FailureReports = FailureReports(),  # noqa: B008  (frozen)
+        trusted: Callable[[], TrustedKeys] = lambda: TrustedKeys(()),
     ) -> None:
         self.inputs = (topics.issues,)
         self._topics = topics
@@ -133,7 +136,7 @@ class ActionsService(Service):
             queues, self._report, crash=crash, closers=closers, find=find_queue, metrics=metrics
         )
         self._ledger = Ledger(policy)
-        self._planner = Planner(decisions, self._ledger, self._queues.acknowledges)
+        self._planner = Planner(decisions, self._ledger, self._queues.acknowledges, trusted)
         issues = (topics.issues,) if self._planner.needs_issues else ()
         self.restores = (topics.actions, *issues)
         # When the issue of a delivery was appended to the bus; not known after a restart.
@@ -159,14 +162,16 @@ class ActionsService(Service):
         self._nudge, self._only, self._skip = to.nudge, to.only_runs, to.skip
 
     def follows(self, partition: int) -> Sequence[Partition]:
-        """The runs of an issue partition, and the ledger, where another worker may write, too."""
+        """The runs of an issue partition, silences, and the ledger, where another worker may
+        write, too."""
         if self._only is not None:
             runs = {telemetry_partition(run) for run in self._only}
         else:
             runs = set(range(TELEMETRY_PARTITIONS))
         mine = sorted(number for number in runs if number % ISSUE_PARTITIONS == partition)
         followed = [Partition(self._topics.runs, number) for number in mine]
-        return [*followed, Partition(self._topics.actions, partition)]
+        others = (self._topics.actions, self._topics.control)
+        return [*followed, *(Partition(topic, partition) for topic in others)]
 
     def restore(self, partition: int, records: Sequence[Record]) -> None:
         """See `Service`."""
@@ -176,7 +181,7 @@ class ActionsService(Service):
 
     def restored(self, partition: int, next_offset: int | None) -> None:
         """See `Service`."""
-        self._planner.open.restored(partition, next_offset)
+        self._planner.open_issues_now.restored(partition, next_offset)
 
     def release(self, partitions: Collection[int]) -> None:
         """See `Service`."""
@@ -184,7 +189,7 @@ class ActionsService(Service):
         mine = {delivery.delivery_id for delivery in self._ledger.pending()}
         self._appended_ms = {one: at for one, at in self._appended_ms.items() if one in mine}
         self._runs.forget(partitions)
-        self._planner.open.forget(partitions)
+        self._planner.release(frozenset(partitions))
 
     def apply(self, records: Sequence[Record], tick: Tick) -> Sequence[Poison]:
         """See `Service`."""
@@ -205,6 +210,7 @@ class ActionsService(Service):
                 poison.append(Poison(record, MalformedRecord(f"{type(error).__name__} (a bug)")))
         self._settle_stops(tick.now_ms)
         self._supersede_all(tick.now_ms)
+        self._outputs += self._planner.set_silences.outdated(tick.now_ms)
         outdated = self._ledger.outdated(tick.now_ms)
         self._outputs += [tombstone(self._topics, settled) for settled in outdated]
         return poison
@@ -393,7 +399,10 @@ class ActionsService(Service):
             self._decide(stop, Decision("pending", stop.reason, stop.give_up_ms), now_ms)
 
     def _follow(self, record: Record, *, restored_in: int | None = None) -> None:
-        """A record of the runs topic or of the ledger; an issue, too, if it is `restored_in`."""
+        """A record of what is followed; an issue, too, if it is `restored_in` a partition."""
+        if record.partition.topic == self._topics.control:
+            self._planner.set_silences.follow(record)
+            return
         if record.value is None:
             self._runs.end(record.key.decode(errors="replace"))
             return
@@ -411,9 +420,9 @@ class ActionsService(Service):
             return
         if event is not None and isinstance(data, RunView):
             self._stops_may_be_final |= self._runs.follow(data, event.time_ms)
-            self._planner.open.follow(data)
+            self._planner.open_issues_now.follow(data)
         elif isinstance(data, Issue) and restored_in is not None:
-            self._planner.open.restore(restored_in, record.offset, data)
+            self._planner.open_issues_now.restore(restored_in, record.offset, data)
         elif isinstance(data, Delivery):
             self._order_unchecked |= self._ledger.read(data)
             if data.final:

@@ -15,11 +15,13 @@ from tocsin.actions.delivery.feedback import issue_after, planned_after
 from tocsin.actions.delivery.ledger import Ledger
 from tocsin.actions.delivery.records import issue_event, issue_of
 from tocsin.actions.delivery.retry import Decision
+from tocsin.actions.delivery.silence_records import SilenceRecords
 from tocsin.schemas.ids import delivery_id
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.issues import Issue
+from tocsin.schemas.signing import TrustedKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +39,18 @@ class Planner(Known):
 
     Args:
         acknowledges: whether a receiver can show that a person takes care of an issue.
+        trusted: the keys of those whose silences count.
     """
 
     def __init__(
-        self, decisions: Decisions, ledger: Ledger, acknowledges: Callable[[str], bool]
+        self,
+        decisions: Decisions,
+        ledger: Ledger,
+        acknowledges: Callable[[str], bool],
+        trusted: Callable[[], TrustedKeys],
     ) -> None:
-        self.open = OpenIssues(decisions.inhibit)
+        self.open_issues_now = OpenIssues(decisions.inhibit)
+        self.set_silences = SilenceRecords(trusted)
         self._decisions = decisions
         self._ledger = ledger
         self._shows = acknowledges
@@ -50,7 +58,7 @@ class Planner(Known):
     def use(self, decisions: Decisions) -> None:
         """Decide by another configuration. Of its inhibitions it knows the issues that come."""
         self._decisions = decisions
-        self.open.use(decisions.inhibit)
+        self.open_issues_now.use(decisions.inhibit)
 
     @property
     def needs_issues(self) -> bool:
@@ -65,7 +73,7 @@ class Planner(Known):
         And the issue as it is then.
         """
         issue = issue_after(about) if isinstance(about, Feedback) else about
-        self.open.note(issue)
+        self.open_issues_now.note(issue)
         if isinstance(about, Feedback):
             event = issue_event(issue, about.at_ms) if about.closes else event
             plan = planned_after(about, self.noticed(issue.issue_id), self._decisions, self._shows)
@@ -81,7 +89,7 @@ class Planner(Known):
         An issue that was read late may be over: what has recovered is not stopped. And a notice may
         wait about an issue that this one explains.
         """
-        explains = self.open.explains(issue)
+        explains = self.open_issues_now.explains(issue)
         if not explains and issue.state != "resolved":
             return
         for delivery in list(self._ledger.pending(issue.run_id)):
@@ -101,13 +109,18 @@ class Planner(Known):
                         Decision("suppressed", held.reason),
                     )
 
+    def release(self, partitions: frozenset[int]) -> None:
+        """Drop the runs of these partitions."""
+        self.open_issues_now.release(partitions)
+        self.set_silences.release(partitions)
+
     def silences(self) -> Iterable[Silence]:
         """See `Known`."""
-        return ()
+        return self.set_silences
 
     def open_issues(self, run_id: str, incarnation: str) -> Iterable[OpenIssue]:
         """See `Known`."""
-        return self.open.of(run_id, incarnation)
+        return self.open_issues_now.of(run_id, incarnation)
 
     def noticed(self, issue_id: str) -> Mapping[str, Noticed]:
         """See `Known`."""

@@ -26,7 +26,7 @@ from tocsin.console.services.reload import (
     RulesReload,
     reload_signal,
 )
-from tocsin.console.services.workers import SOFTWARE, run_lease
+from tocsin.console.services.workers import SOFTWARE, run_lease, trusted_keys
 from tocsin.emitter.launch.enforcer import Enforcer, StopOrder
 from tocsin.emitter.launch.helper import NAME
 from tocsin.emitter.node.publisher import NodePlan, NodeReport
@@ -142,6 +142,7 @@ class Helper:
             stop=stop,
             config_path=context.loaded.path,
             software=SOFTWARE,
+            trusted=trusted_keys(context),
             crash=crash,
         )
         self._rules = build_rules_service(

@@ -24,6 +24,7 @@ from tocsin.console.services.reload import (
     RulesReload,
     reload_signal,
 )
+from tocsin.emitter.stop.verification import read_keys
 from tocsin.runtime.http import HttpEndpoints, open_metrics
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.service import Service
@@ -32,6 +33,7 @@ from tocsin.runtime.testing import CrashPoints
 from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.key_folder import keys_folder, own_key
+from tocsin.schemas.signing import TrustedKeys
 from tocsin.stream_rules.service import RulesService, build_rules_service
 
 logger = logging.getLogger(__name__)
@@ -44,6 +46,11 @@ SOFTWARE: Final = f"tocsin {version('tocsin')}"
 def run_lease(run_id: str) -> str:
     """The lease that a run's own helper holds on an embedded bus; others leave such a run be."""
     return f"run/{run_id}"
+
+
+def trusted_keys(context: CommandContext) -> Callable[[], TrustedKeys]:
+    """Reads the keys of those whose silences count."""
+    return lambda: read_keys(context.trusted_paths(os.environ))
 
 
 async def run_rules(context: CommandContext, *, http: str | None = None) -> int:
@@ -94,6 +101,7 @@ async def run_actions(
             allow_command=allow_command,
             config_path=context.loaded.path,
             metrics=metrics,
+            trusted=trusted_keys(context),
             software=SOFTWARE,
             crash=crash,
         )

@@ -26,7 +26,6 @@ from tocsin.console.stop.progress import (
     unsure_line,
 )
 from tocsin.console.views.bus_view import read_commands
-from tocsin.emitter.stop.verification import trusted_paths
 from tocsin.schemas.configuration.values import parse_duration
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.exit_codes import FAILED
@@ -105,8 +104,7 @@ async def stop_run(
         try:
             await read_beyond(reader, topics, run)
             check_running(run)
-            configured = context.loaded.config.stop.trusted_keys or ()
-            trusted = trusted_paths(environ, tuple(map(context.loaded.locate, configured)))
+            trusted = context.trusted_paths(environ)
             stop = stop_under_way(run) or await find_unanswered(bus, topics, run, trusted)
             command = _command(run, options)
             command_id = command.id if stop is None else stop.command_id

@@ -54,6 +54,7 @@ from tocsin.schemas.records.runs import (
     RunView,
     StopView,
 )
+from tocsin.schemas.records.silences import SilenceSet
 from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.schemas.records.stops import (
     LookCloser,
@@ -295,6 +296,16 @@ EVENTS: dict[str, Data] = {
     ),
     "tocsin.feedback.false_alarm-v1": FeedbackFalseAlarm.model_validate(
         FEEDBACK | {"why": "größe: a warm-up"}
+    ),
+    "tocsin.silence.set-v1": SilenceSet(
+        silence_id="5b0e6a2c-2d5e-4c0e-9a57-1f6f0a4b7c11",
+        match={"run": ("sweep-*",), "rule": ("loss_spike", "nonfinite")},
+        from_ms=1795258012300,
+        until_ms=1795265212300,
+        by="ana@node-1",
+        why="größe: known bad learning rates",
+        mutes=("notify", "stop"),
+        set_ms=1795258012300,
     ),
     "tocsin.delivery-v1": Delivery(
         delivery_id=COMMAND,

@@ -1,0 +1,1 @@
+"""`tocsin silence`: what people know already is not sent again."""

@@ -1,0 +1,179 @@
+"""Silences of people, on either bus: set, listed, ended, and what the action service does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from support.issue_records import issue, issue_record
+from support.waiting import until
+from tocsin.actions.config import decisions_of, routing_of
+from tocsin.actions.delivery.actions_service import ActionsService
+from tocsin.actions.delivery.receiver_queues import Notice, ReceiverQueue
+from tocsin.actions.delivery.retry import Outcome
+from tocsin.bus.port import Bus, Outgoing, Partition
+from tocsin.console.context import CommandContext, read_context
+from tocsin.console.silences.send import (
+    SilenceRequest,
+    add_silence,
+    as_json,
+    expire_silence,
+    list_silences,
+    silence_line,
+)
+from tocsin.console.views.bus_view import read_view
+from tocsin.emitter.stop.verification import read_keys
+from tocsin.runtime.worker import Worker, WorkerSettings
+from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.key_folder import keys_folder
+from tocsin.schemas.monotonic_clock import unix_ms
+from tocsin.schemas.records.deliveries import Delivery
+
+CONFIG = """version: 1
+bus: {{url: "{url}", prefix: {prefix}}}
+receivers: {{chat: {{type: webhook, url: "https://chat.test/"}}}}
+rules: [nonfinite: [chat], loss_spike: [stop]]
+"""
+
+
+@pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
+def context(request: pytest.FixtureRequest, tmp_path: Path) -> CommandContext:
+    url = f"embedded:{tmp_path / 'bus.db'}"
+    if request.param == "kafka":
+        url = request.getfixturevalue("kafka_url")
+    file = tmp_path / "tocsin.yaml"
+    text = CONFIG.format(url=url, prefix=f"t{uuid.uuid4().hex[:8]}")
+    file.write_text(text, encoding="utf-8")
+    return read_context(file, None, environ={})
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """The environments of two people, each with a folder of keys."""
+    ana, ben = ({"XDG_CONFIG_HOME": str(tmp_path / who)} for who in ("ana", "ben"))
+    return ana, ben
+
+
+def request(now_ms: int, **more: object) -> SilenceRequest:
+    fields = {"match": {"run": ("run-*",)}, "until_ms": now_ms + 7_200_000, "by": "ana@node"}
+    return SilenceRequest(**{**fields, "why": "known", "mutes": ("notify", "stop"), **more})  # type: ignore[arg-type]
+
+
+async def test_a_silence_is_set_listed_and_ended(
+    context: CommandContext, people: tuple[dict[str, str], dict[str, str]]
+) -> None:
+    ana, ben = people
+    async with context.open_bus() as bus:
+        await bus.init(context.topics.specs())
+    now_ms = unix_ms()
+    assert await list_silences(context, ana) == []
+
+    made = await add_silence(context, request(now_ms), ana, now_ms)
+    assert await list_silences(context, ana) == [made]
+    assert await list_silences(context, ben) == [], "not signed by a key of his"
+    line = silence_line(made, now_ms)
+    assert line.startswith(f"silence {made.silence_id[:8]} run=run-* until ")
+    assert line.endswith(" UTC, mutes notify and stop, by ana@node: known")
+    assert json.loads(as_json([made]))["silences"][0]["match"] == {"run": ["run-*"]}
+
+    with pytest.raises(ConfigurationError, match="no silence begins with 'x'"):
+        await expire_silence(context, "x", by="ana", environ=ana, now_ms=now_ms + 1)
+    start = made.silence_id[:4]
+    ended = await expire_silence(context, start, by="ana", environ=ana, now_ms=now_ms + 1)
+    changes = {"until_ms": now_ms + 1, "set_ms": now_ms + 1, "ended_by": "ana"}
+    assert ended == made.model_copy(update=changes)
+    assert await list_silences(context, ana) == [ended]
+    with pytest.raises(ConfigurationError, match="has ended at"):
+        await expire_silence(context, start, by="ana", environ=ana, now_ms=now_ms + 2)
+
+
+@asynccontextmanager
+async def working(
+    bus: Bus, context: CommandContext, environ: dict[str, str]
+) -> AsyncIterator[ActionsService]:
+    """An action service whose receiver accepts everything."""
+
+    async def accept(notice: Notice) -> Outcome:
+        return Outcome(status=200)
+
+    service = ActionsService(
+        context.topics,
+        decisions_of(context.config, routing_of(context.config)),
+        {"chat": ReceiverQueue(accept), "stop": ReceiverQueue(accept)},
+        trusted=lambda: read_keys([keys_folder(environ)]),
+    )
+    worker = Worker(
+        bus,
+        service,
+        topics=context.topics,
+        group="actions",
+        settings=WorkerSettings(checkpoint_s=0.05),
+    )
+    task = asyncio.create_task(worker.run())
+    await worker.ready.wait()
+    try:
+        yield service
+    finally:
+        worker.stop()
+        await task
+
+
+async def ledger(context: CommandContext, bus: Bus) -> dict[str, Delivery]:
+    view = await read_view(bus, context.topics)
+    return {one.key: one for one in view.deliveries}
+
+
+async def test_the_action_service_keeps_to_them_after_a_restart_too(
+    context: CommandContext, people: tuple[dict[str, str], dict[str, str]]
+) -> None:
+    ana, ben = people
+    async with context.open_bus() as bus:
+        await bus.init(context.topics.specs())
+        producer = await bus.producer()
+
+        async def publish(episode: str, rule: str) -> str:
+            found = issue(rule=rule, episode=episode)
+            made = issue_record(found)
+            topic = Partition(context.topics.issues, made.partition.number)
+            await producer.publish([Outgoing(topic, made.key, made.value, made.headers)])
+            return f"{found.issue_id}/{'chat' if rule == 'nonfinite' else 'stop'}"
+
+        async def decided(*keys: str) -> list[Delivery]:
+            async with asyncio.timeout(30):
+                while True:
+                    found = await ledger(context, bus)
+                    if all(key in found for key in keys):
+                        return [found[key] for key in keys]
+                    await asyncio.sleep(0.05)
+
+        now_ms = unix_ms()
+        await add_silence(context, request(now_ms, why="forged"), ben, now_ms)
+        made = await add_silence(context, request(now_ms), ana, now_ms)
+        async with working(bus, context, ana):
+            notice, stop = await decided(
+                await publish("1", "nonfinite"), await publish("1", "loss_spike")
+            )
+        assert (notice.state, notice.held) == ("suppressed", "silence")
+        assert stop.state == "suppressed"
+        for delivery in (notice, stop):
+            assert delivery.reason.startswith("silenced by ana@node until ")
+            assert delivery.reason.endswith(f"(silence {made.silence_id[:8]}): known")
+
+        async with working(bus, context, ana) as service:
+            (again,) = await decided(await publish("2", "nonfinite"))
+            assert again.held == "silence"
+            now_ms = unix_ms()
+            start = made.silence_id[:8]
+            await expire_silence(context, start, by="ana", environ=ana, now_ms=now_ms)
+            silences = service._planner.silences
+            await until(lambda: all(one.until_ms <= now_ms for one in silences()))
+            (sent,) = await decided(await publish("3", "nonfinite"))
+            assert sent.held is None
+            assert await service.drain(30)
+        await producer.close()

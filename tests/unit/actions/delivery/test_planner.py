@@ -1,0 +1,151 @@
+"""Issues that others explain, and receivers that were not told: over their time, by the service."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from support.issue_records import NOW_MS, issue, view
+from support.virtual_actions import VirtualActions
+from tocsin.actions.decision.decide import NOT_TOLD
+from tocsin.actions.decision.inhibitions import WAIT_MS
+from tocsin.actions.decision.open_issues import OpenIssues
+from tocsin.actions.delivery.receiver_queues import Notice
+from tocsin.actions.delivery.retry import Outcome
+from tocsin.schemas.configuration.inhibitions import InhibitEntry
+from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.issues import IssueFiring, IssueOngoing
+from tocsin.schemas.topics import issue_partition
+
+INHIBIT = """- loss_spike: [chat]
+inhibit: [{when: {rule: nonfinite}, mute: {rule: loss_spike}}]
+"""
+SPIKE = issue(rule="loss_spike", severity="warning")
+CAUSE = issue()
+GOES_ON = IssueOngoing(**dict(SPIKE))
+OVER = issue(rule="loss_spike", severity="warning", resolved=True)
+
+
+def accept(notice: Notice) -> Outcome:
+    return Outcome(status=200)
+
+
+def virtual(more: str = INHIBIT) -> VirtualActions:
+    return VirtualActions({"chat": accept}, more=more)
+
+
+def became(actions: VirtualActions, found: IssueFiring) -> list[Delivery]:
+    """The newest states of the deliveries about an issue."""
+    return [one for one in actions.last("chat") if one.issue_id == found.issue_id]
+
+
+async def test_a_cause_that_comes_shortly_after_withdraws_the_notice() -> None:
+    actions = virtual()
+    await actions.take(SPIKE)
+    await actions.until(WAIT_MS - 1)
+    assert actions.attempts == []
+    await actions.take(CAUSE)
+    await actions.until(60_000)
+
+    (spike,) = became(actions, SPIKE)
+    assert (spike.state, spike.held, spike.attempts) == ("suppressed", "inhibition", 0)
+    assert spike.reason.startswith("explained by the open issue ")
+    assert [one.state for one in became(actions, CAUSE)] == ["delivered"]
+
+
+async def test_a_cause_that_comes_later_withdraws_nothing_that_was_sent() -> None:
+    actions = virtual()
+    await actions.take(SPIKE)
+    await actions.until(WAIT_MS)
+    await actions.take(CAUSE, OVER)
+    await actions.until(60_000)
+    assert [one.state for one in became(actions, SPIKE)] == ["delivered", "delivered"]
+
+
+async def test_what_outlives_its_cause_is_told_when_it_goes_on() -> None:
+    actions = virtual()
+    await actions.take(CAUSE, SPIKE, GOES_ON)
+    await actions.until(60_000)
+    assert [one.state for one in became(actions, SPIKE)] == ["suppressed"]
+
+    await actions.take(issue(resolved=True), GOES_ON)
+    await actions.until(120_000)
+    _held, late = became(actions, SPIKE)
+    assert (late.state, late.occasion, late.key) == (
+        *("delivered", "late"),
+        f"{SPIKE.issue_id}/chat/late",
+    )
+    await actions.take(GOES_ON, OVER)
+    await actions.until(180_000)
+    assert [one.state for one in became(actions, SPIKE)] == [
+        *("suppressed", "delivered", "delivered")
+    ]
+    assert all(count == 1 for count in actions.finals.values())
+
+
+async def test_who_did_not_get_the_start_does_not_get_the_end() -> None:
+    actions = virtual()
+    await actions.take(CAUSE, SPIKE, OVER)
+    await actions.until(60_000)
+    start, end = became(actions, SPIKE)
+    assert start.held == "inhibition"
+    assert (end.state, end.reason, end.held) == ("suppressed", NOT_TOLD, None)
+
+
+async def test_a_consequence_is_folded_while_its_cause_is_open() -> None:
+    actions = virtual("- loss_spike: [chat]\n")
+    effect = SPIKE.model_copy(update={"consequence_of": CAUSE.issue_id})
+    await actions.take(CAUSE, effect)
+    await actions.until(60_000)
+    (folded,) = became(actions, SPIKE)
+    assert (folded.state, folded.held) == ("suppressed", "cause")
+
+    on = GOES_ON.model_copy(update={"consequence_of": CAUSE.issue_id})
+    await actions.take(on, issue(resolved=True), on)
+    await actions.until(120_000)
+    assert [one.state for one in became(actions, SPIKE)] == ["suppressed", "delivered"]
+
+
+async def test_what_is_muted_at_night_is_told_in_the_morning_if_it_goes_on() -> None:
+    until = datetime.fromtimestamp(NOW_MS / 1000 + 3600, UTC)
+    actions = virtual(f"""- loss_spike: [by_route]
+routes: [{{notify: [chat], mute: night}}]
+time_windows: {{night: {{weekly: ["00:00-{until:%H:%M}"], time_zone: UTC}}}}
+""")
+    await actions.take(SPIKE)
+    (held,) = became(actions, SPIKE)
+    assert (held.state, held.held) == ("suppressed", "time_window")
+    await actions.until(3_600_000)
+    await actions.take(GOES_ON)
+    await actions.until(3_700_000)
+    assert [one.state for one in became(actions, SPIKE)] == ["suppressed", "delivered"]
+
+
+def test_after_a_restart_what_was_read_is_open_and_what_was_not_is_not() -> None:
+    entry = InhibitEntry(when={"rule": ("nonfinite",)}, mute={"rule": ("loss_spike",)})
+    issues = OpenIssues([entry])
+    partition = issue_partition("run-1")
+    over = issue(episode="2", resolved=True)
+    later = issue(episode="3")
+    states = (CAUSE, issue(episode="2"), over, SPIKE, later)
+    for offset, state in enumerate(states):
+        issues.restore(partition, offset, state)
+    assert list(issues.of("run-1", CAUSE.incarnation)) == []
+    issues.restored(partition, 4)
+    known = list(issues.of("run-1", CAUSE.incarnation))
+    assert [one.issue_id for one in known] == [CAUSE.issue_id]
+    assert issues.explains(CAUSE)
+    assert not issues.explains(later)
+    issues.release([partition])
+    assert not issues.explains(CAUSE)
+
+
+def test_open_issues_are_bounded_and_forgotten_with_their_training() -> None:
+    entry = InhibitEntry(when={"severity": ("critical",)}, mute={"severity": ("warning",)})
+    issues = OpenIssues([entry])
+    for number in range(300):
+        issues.note(issue(episode=str(number)))
+    assert len(list(issues.of("run-1", CAUSE.incarnation))) == 256
+    issues.follow(view())
+    assert list(issues.of("run-1", CAUSE.incarnation))
+    issues.follow(view(ended=True))
+    assert not list(issues.of("run-1", CAUSE.incarnation))
