@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from tocsin.actions.decision.issue_labels import issue_labels
@@ -12,6 +13,9 @@ from tocsin.actions.decision.routes import routed
 from tocsin.schemas.configuration.routes import RouteEntry
 from tocsin.schemas.configuration.sections import ActionEntry, RuleEntry, StopOptions
 from tocsin.schemas.records.issues import SEVERITIES, Issue, IssueOngoing
+
+ACTION_FAILED: Final = "action_failed"
+"""The rule of issues that report a receiver; their subject is its name."""
 
 _NOTIFIED: Final = ("warning", "critical")
 
@@ -68,6 +72,8 @@ class Routing:
         planned: dict[str, Planned] = {}
         for item in [*self._of_rule(issue), *self._of_notify(issue)]:
             planned.setdefault(item.action, item)
+        if issue.use == ACTION_FAILED and not planned.keys() - {issue.subject.name}:
+            planned |= self._another(issue)
         return sorted(planned.values(), key=lambda item: item.kind != STOP)
 
     def _of_rule(self, issue: Issue) -> list[Planned]:
@@ -96,6 +102,15 @@ class Routing:
             Planned(one.receiver, self._kind(one.receiver), one.decided_by, route=one.route)
             for one in found
         ]
+
+    def _another(self, issue: Issue) -> dict[str, Planned]:
+        """Who reports that a receiver fails, if the configuration names nobody else for it."""
+        entry = self.rules.get(issue.rule)
+        if entry is not None and entry.actions is not None:
+            return {}
+        why = "default: a receiver that fails is reported by another one"
+        others = (name for name in self.kinds if name != issue.subject.name)
+        return {name: Planned(name, self._kind(name), why) for name in islice(others, 1)}
 
     def _kind(self, receiver: str) -> str:
         return self.kinds.get(receiver, "webhook")

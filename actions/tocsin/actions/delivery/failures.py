@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tocsin.actions.decision.planned import STOP
+from tocsin.actions.decision.routing import ACTION_FAILED
 from tocsin.actions.delivery.circuit import GONE
 from tocsin.actions.delivery.records import failed_letter, issue_of, issue_record
 from tocsin.actions.delivery.retry import Outcome, phrase_of
@@ -18,7 +19,6 @@ from tocsin.schemas.records.events import clip
 from tocsin.schemas.records.issues import Evidence, Fact, IssueFiring, Severity, Subject
 from tocsin.schemas.topics import Topics
 
-RULE: Final = "action_failed"
 VERSION: Final = 1
 _REMEDY: Final = (
     "Check the receiver's address, secret and network path. Then `tocsin bus dlq` lists what was "
@@ -33,14 +33,14 @@ _GONE: Final = Outcome(status=410, phrase=phrase_of(410)).text()
 class FailureReports:
     """Reports what could not be delivered, under the name that the configuration gives the rule."""
 
-    name: str = RULE
+    name: str = ACTION_FAILED
     severity: Severity = "warning"
     off: bool = False
 
     @classmethod
     def from_config(cls, config: Config) -> FailureReports:
         """Read the settings of the rule from the configuration."""
-        entry = next((rule for rule in config.rules if rule.use == RULE), None)
+        entry = next((rule for rule in config.rules if rule.use == ACTION_FAILED), None)
         if entry is None:
             return cls(off=config.defaults.rules != "all")
         return cls(entry.name, entry.severity or "warning", entry.off)
@@ -86,7 +86,7 @@ class FailureReports:
             world_size=about.world_size if about else 1,
             issue_id=issue_id(run, incarnation, self.name, VERSION, delivery.action),
             rule=self.name,
-            use=RULE,
+            use=ACTION_FAILED,
             rule_version=VERSION,
             severity=self.severity,
             subject=Subject(kind="rule", name=delivery.action),

@@ -39,7 +39,12 @@ from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.actions.service import build_actions_service
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Outgoing, Partition, Record
+from tocsin.console.dead_letters.letters import letter_text, letters_json
+from tocsin.console.dead_letters.redrive import read_contents
 from tocsin.console.feedback.send import feedback_record
+from tocsin.console.views.bus_view import read_view
+from tocsin.console.views.explain import story_json, story_lines, story_of
+from tocsin.console.views.status import status_json
 from tocsin.runtime import metrics as names
 from tocsin.runtime.prometheus_metrics import PrometheusMetrics
 from tocsin.runtime.worker import Worker, WorkerSettings
@@ -744,22 +749,60 @@ async def test_two_workers_share_and_nothing_is_sent_twice(bench: Bench) -> None
     assert len(bench.server.ids()) == len(set(bench.server.ids())) == 24
 
 
+POSTED = {
+    "webhook": "sign: {key: {secret: hook}}, headers: {x-key: {secret: hook}}",
+    "pagerduty": "routing_key: {secret: hook}",
+    "incident_io": "token: {secret: hook}",
+    "goalert": "",
+    "alertmanager": "token: {secret: hook}",
+}
+"""The kinds that are posted to, each with all its secrets."""
+
+
 async def test_planted_secrets_are_nowhere(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    config = bench.config("/then/503,307", more="retry: {give_up_after: 1s}")
+    path = "/cycle/503,reset,307,400?token=planted-SECRET-2"
+    receivers = "\n".join(
+        f'  {kind}: {{type: {kind}, url: "{bench.server.url(path)}", {more}}}'
+        for kind, more in POSTED.items()
+    )
+    text = f"""version: 1
+secrets: {{hook: {{env: H}}}}
+receivers:
+{receivers}
+rules:
+  - nonfinite: [{", ".join(POSTED)}]
+"""
+    config, problems = check_config(text, "tocsin.yaml", SectionRegistry(ReceiverKinds()))
+    assert config is not None, problems
     async with bench.worker(config) as (worker, service):
-        await bench.send(issue_record(issue()))
+        await bench.send(issue_record(issue(stop_worthy=False)))
         assert await worker.caught_up(10)
         assert await service.drain(10)
 
+    ledger = await bench.ledger()
+    assert {states[-1].state for states in ledger.values()} == {"rejected"}
+    assert {states[-1].kind for states in ledger.values()} == set(POSTED)
+    assert len([*bench.server.seen]) > len(POSTED), "some were tried again"
     written = [
         record
         for spec in TOPICS.specs()
         for number in range(spec.partitions)
         for record in await bench.read(spec.name, number)
     ]
-    assert len(written) >= 3
-    assert "SECRET" not in caplog.text
+    assert len(written) >= 3 * len(POSTED), "dead letters, too"
+    view, dead = await read_view(bench.bus, TOPICS), await read_contents(bench.bus, TOPICS)
+    story = story_of(view, {}, view.issues[0])
+    shown = [
+        caplog.text,
+        *map(str, story_lines(story)),
+        story_json(view, story),
+        status_json(view),
+        letters_json(dead.letters, dead.ledger),
+        *(line for letter in dead.letters for line in letter_text(letter, dead.ledger)),
+    ]
+    assert len(dead.letters) == len(POSTED)
+    assert "SECRET" not in "\n".join(shown)
     for record in written:
         assert b"SECRET" not in record.key + (record.value or b"")
         assert all(b"SECRET" not in value for _, value in record.headers)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from support.issue_records import issue
 from support.virtual_actions import VirtualActions
 from tocsin.actions.delivery.circuit import GONE, CircuitPolicy
@@ -109,7 +111,8 @@ async def test_it_opens_after_as_many_deliveries_as_are_configured() -> None:
     assert len(ml.ids) == 3
 
 
-async def test_one_that_is_gone_is_asked_no_more_and_others_report_it() -> None:
+@pytest.mark.parametrize("more", [MORE, ""], ids=["configured", "by default"])
+async def test_one_that_is_gone_is_asked_no_more_and_others_report_it(more: str) -> None:
     asked: list[str] = []
 
     def gone(notice: Notice) -> Outcome:
@@ -122,7 +125,7 @@ async def test_one_that_is_gone_is_asked_no_more_and_others_report_it() -> None:
         reports.append(notice.delivery.rule)
         return OK
 
-    actions = VirtualActions({"ml": gone, "other": other}, more=MORE)
+    actions = VirtualActions({"ml": gone, "other": other}, more=more)
     await actions.take(ISSUES[0])
     await actions.take(*ISSUES[1:3])
     await actions.until(HOUR_MS)

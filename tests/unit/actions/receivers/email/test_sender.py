@@ -14,6 +14,7 @@ from email.message import EmailMessage
 from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -204,25 +205,51 @@ async def test_without_trust_or_starttls_nothing_is_sent(
         assert plain.mails == []
 
 
+ACCEPTED = "accepted by the mail server for 1 recipient"
+
+
 @pytest.mark.parametrize(
-    ("reply", "wanted", "text"),
+    ("faults", "texts", "wanted", "mails"),
     [
-        ("421 SECRET: down", "pending", "421 service not available"),
-        ("450 greylisted SECRET", "pending", "450 mailbox not available for now"),
-        ("451 SECRET", "pending", "451 error in processing"),
-        ("550 SECRET", "rejected", "550 mailbox not available"),
-        ("554 SECRET", "rejected", "554 refused"),
+        ({"replies": ["421 SECRET: down"]}, ["421 service not available"], "delivered", 1),
+        ({"replies": ["451 SECRET"] * 2}, ["451 error in processing"] * 2, "delivered", 1),
+        ({"replies": ["452 SECRET"]}, ["452 not enough storage"], "delivered", 1),
+        ({"replies": ["550 SECRET"]}, ["550 mailbox not available"], "rejected", 0),
+        ({"replies": ["554 SECRET"]}, ["554 refused"], "rejected", 0),
+        # Greylisting: the same sender and recipient are let in after some time.
+        (
+            {"recipients": {"me@example.com": ["450 greylisted SECRET"] * 3}},
+            ["450 mailbox not available for now"] * 3,
+            "delivered",
+            1,
+        ),
+        (
+            {"recipients": {"me@example.com": ["550 SECRET"]}},
+            ["550 mailbox not available"],
+            "rejected",
+            0,
+        ),
+        # The mail is there, and its answer is lost: the repeat has the same id.
+        ({"cut": 2}, ["connection reset"] * 2, "delivered", 3),
     ],
+    ids=["421", "451", "452", "550", "554", "greylisting", "unknown", "cut after DATA"],
 )
-async def test_4xx_is_tried_again_and_5xx_is_final(
-    undrawn: Plotter, reply: str, wanted: str, text: str
+async def test_each_fault_of_a_server_has_its_end(
+    undrawn: Plotter, faults: dict[str, Any], texts: list[str], wanted: str, mails: int
 ) -> None:
     sender = EmailSender(plotter=undrawn)
+    outcomes: list[Outcome] = []
     async with smtp_server() as mailbox:
-        mailbox.replies = [reply]
-        outcome = await sender.send(target(mailbox), notice(issue()))
-        assert (state(outcome), outcome.text()) == (wanted, text)
-        assert (await sender.send(target(mailbox), notice(issue()))).done is not None
+        for name, value in faults.items():
+            setattr(mailbox, name, value)
+        while not outcomes or state(outcomes[-1]) == "pending":
+            given = notice(issue(), attempts=len(outcomes))
+            outcomes.append(await sender.send(target(mailbox), given))
+    end = [ACCEPTED] if wanted == "delivered" else []
+    assert [outcome.text() for outcome in outcomes] == [*texts, *end]
+    assert state(outcomes[-1]) == wanted
+    assert len(mailbox.mails) == mails
+    assert len({mail["Message-ID"] for mail in mailbox.mails}) <= 1
 
 
 async def test_a_repeat_goes_only_to_those_who_were_not_reached(undrawn: Plotter) -> None:
