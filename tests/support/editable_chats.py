@@ -1,8 +1,9 @@
-"""Slack, Discord and Telegram as one local server whose messages can be edited and answered.
+"""Chat services as one local server, whose messages can be edited and answered.
 
 Slack: https://docs.slack.dev/reference/methods/chat.update
 Discord: https://docs.discord.com/developers/resources/webhook#edit-webhook-message
 Telegram: https://core.telegram.org/bots/api#editmessagetext
+Mattermost: https://developers.mattermost.com/api-documentation/ (patch a post)
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from aiohttp import web
 TOKEN = "xoxb-1-SECRET"
 HOOK = "4174/SECRET-hook"
 BOT = "123:SECRET_bot"
+ROOM = "c" * 26
+ROOM_TOKEN = "secret" + "a" * 20
 
 
 @dataclass
@@ -52,6 +55,8 @@ class EditableChats:
         body = await request.json()
         if request.path.startswith("/api/webhooks/"):
             return self._discord(request, body)
+        if request.path.startswith("/api/v4/posts"):
+            return self._mattermost(request, body)
         return self._slack(request, body) if "/api/" in request.path else self._tg(request, body)
 
     def _slack(self, request: web.Request, body: dict[str, Any]) -> web.Response:
@@ -83,6 +88,19 @@ class EditableChats:
             return web.json_response({"message": "Unknown Message", "code": 10008}, status=404)
         self.messages[found[1]].text = body["content"]
         return web.json_response({"id": found[1]})
+
+    def _mattermost(self, request: web.Request, body: dict[str, Any]) -> web.Response:
+        assert request.headers["Authorization"] == f"Bearer {ROOM_TOKEN}"
+        if request.method == "PUT":
+            found = re.fullmatch(r"/api/v4/posts/([a-z0-9]{26})/patch", request.path)
+            if found is None or found[1] not in self.messages:
+                return web.json_response({"id": "api.post.patch.app_error"}, status=404)
+            self.messages[found[1]].text = body["message"]
+            return web.json_response({"id": found[1]})
+        assert (request.method, body["channel_id"]) == ("POST", ROOM)
+        key = f"{len(self.messages):026}"
+        self.add(key, body["message"], body.get("root_id"))
+        return web.json_response({"id": key}, status=201)
 
     def _tg(self, request: web.Request, body: dict[str, Any]) -> web.Response:
         assert "parse_mode" not in body

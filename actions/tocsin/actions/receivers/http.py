@@ -24,6 +24,8 @@ from tocsin.schemas.errors import ConfigurationError
 if TYPE_CHECKING:
     import aiohttp
 
+Method = Literal["POST", "PATCH", "PUT"]
+
 TIMEOUT_S: Final = 15.0
 """For one attempt as a whole."""
 
@@ -62,7 +64,7 @@ class HttpPoster:
 
     async def ask(
         self,
-        method: Literal["POST", "PATCH"],
+        method: Method,
         url: SecretStr,
         body: Mapping[str, JsonValue],
         token: SecretStr | None = None,
@@ -86,7 +88,7 @@ class HttpPoster:
 
     async def _exchange(
         self,
-        method: str,
+        method: Method,
         url: SecretStr,
         body: bytes,
         headers: Mapping[str, str],

@@ -1,19 +1,21 @@
 """Chat services that give a message an id, by which it can be edited and answered. Pure.
 
-apprise only sends. Here is what Slack (a bot's token), Discord (a webhook) and Telegram (a bot) are
-asked by their own APIs, so that an issue is one message, which shows its newest state.
+apprise only sends. Here is what Slack and Mattermost (a bot's token), Discord (a webhook) and
+Telegram (a bot) are asked by their own APIs, so that an issue is one message, which shows its
+newest state.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol
+from typing import Final, Protocol
 from urllib.parse import unquote
 
 from pydantic import JsonValue, SecretStr
 
 from tocsin.actions.delivery.retry import Outcome
+from tocsin.actions.receivers.http import Method
 
 SLACK: Final = "https://slack.com"
 DISCORD: Final = "https://discord.com"
@@ -24,6 +26,10 @@ _DISCORD_URL: Final = re.compile(
     r"(?:discord://|https://discord(?:app)?\.com/api/webhooks/)([0-9]+)/([A-Za-z0-9_-]+)/?"
 )
 _TELEGRAM_URL: Final = re.compile(r"tgram://([0-9]+:[A-Za-z0-9_-]+)/(-?[0-9]+)/?")
+_MATTERMOST_URL: Final = re.compile(
+    r"mmost(s?)://([A-Za-z0-9.-]+(?::[0-9]+)?)/([a-z0-9]{26})\?mode=bot&to=([a-z0-9]{26})"
+)
+_MATTERMOST_POST: Final = re.compile(r"[a-z0-9]{26}")
 _SLACK_MESSAGE: Final = re.compile(r"([A-Z0-9]{2,30})/([0-9]{1,20}\.[0-9]{1,10})")
 
 _SLACK_LATER: Final = frozenset(
@@ -41,7 +47,7 @@ _SLACK_NEVER: Final = frozenset(
 class Ask:
     """One request. The URL may hold a token."""
 
-    method: Literal["POST", "PATCH"]
+    method: Method
     url: SecretStr
     body: dict[str, JsonValue]
     token: SecretStr | None = None
@@ -200,6 +206,38 @@ class Telegram:
         return Ask("POST", SecretStr(url), body)
 
 
+@dataclass(frozen=True, slots=True)
+class Mattermost:
+    """A channel of Mattermost. https://developers.mattermost.com/api-documentation/"""
+
+    token: SecretStr
+    channel: str
+    base: str
+    longest: int = 4_000
+    threads: bool = True
+    answers: bool = True
+
+    def post(self, text: str, *, to: str | None = None, loud: bool = True) -> Ask:
+        """See `EditableChat`."""
+        body: dict[str, JsonValue] = {"channel_id": self.channel, "message": text}
+        url = SecretStr(f"{self.base}/api/v4/posts")
+        return Ask("POST", url, body | ({} if to is None else {"root_id": to}), self.token)
+
+    def edit(self, handle: str, text: str) -> Ask:
+        """See `EditableChat`."""
+        url = SecretStr(f"{self.base}/api/v4/posts/{handle}/patch")
+        return Ask("PUT", url, {"message": text}, self.token)
+
+    def handle(self, answer: JsonValue) -> str | None:
+        """See `EditableChat`."""
+        found = str(answer.get("id")) if isinstance(answer, dict) else ""
+        return found if _MATTERMOST_POST.fullmatch(found) else None
+
+    def refused(self, answer: JsonValue) -> Outcome | None:
+        """See `EditableChat`: the status says it."""
+        return None
+
+
 def editable_chat(url: SecretStr) -> EditableChat | None:
     """The chat that a URL of apprise names, if its messages can be edited; options prevent it."""
     text = url.get_secret_value()
@@ -209,6 +247,8 @@ def editable_chat(url: SecretStr) -> EditableChat | None:
         return Discord(SecretStr(f"{found[1]}/{found[2]}"))
     if found := _TELEGRAM_URL.fullmatch(text):
         return Telegram(SecretStr(found[1]), found[2])
+    if found := _MATTERMOST_URL.fullmatch(text):
+        return Mattermost(SecretStr(found[3]), found[4], f"http{found[1]}://{found[2]}")
     return None
 
 

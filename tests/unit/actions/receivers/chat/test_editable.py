@@ -9,7 +9,15 @@ from dataclasses import replace
 import pytest
 from pydantic import SecretStr
 
-from support.editable_chats import BOT, HOOK, TOKEN, EditableChats, editable_chats
+from support.editable_chats import (
+    BOT,
+    HOOK,
+    ROOM,
+    ROOM_TOKEN,
+    TOKEN,
+    EditableChats,
+    editable_chats,
+)
 from support.issue_records import issue
 from support.notices import notice, state
 from tocsin.actions.delivery.retry import Outcome
@@ -18,6 +26,7 @@ from tocsin.actions.receivers.chat.apprise_process import AppriseProcess
 from tocsin.actions.receivers.chat.editable import (
     Discord,
     EditableChat,
+    Mattermost,
     Slack,
     Telegram,
     editable_chat,
@@ -33,6 +42,7 @@ URLS = {
     "slack": f"slack://{TOKEN}/#ml-alerts",
     "discord": f"discord://{HOOK}",
     "telegram": f"tgram://{BOT}/42",
+    "mattermost": f"mmosts://chat.example.com/{ROOM_TOKEN}?mode=bot&to={ROOM}",
 }
 
 
@@ -56,7 +66,7 @@ def chat_sender(*, private: bool) -> ChatSender:
 
 def target(chats: EditableChats, name: str) -> ChatTarget:
     chat = editable_chat(SecretStr(URLS[name]))
-    assert isinstance(chat, Slack | Discord | Telegram)
+    assert isinstance(chat, Slack | Discord | Telegram | Mattermost)
     here: EditableChat = replace(chat, base=chats.url)
     return ChatTarget(name, SecretStr(URLS[name]), editable=here)
 
@@ -89,9 +99,9 @@ async def test_the_first_message_shows_the_newest_state(
     assert first.to is None
     said = [one.text.partition("\n")[0] for one in rest]
     worse, over = "now critical: nonfinite in run-1 at step 3", "resolved: nonfinite in run-1"
-    if name == "slack":
+    if name in ("slack", "mattermost"):
         assert rest[0].text.startswith("WARNING: NaN in the loss"), "evidence is in the thread"
-        assert [one.loud for one in rest] == [False, True, False]
+        assert name == "mattermost" or [one.loud for one in rest] == [False, True, False]
         assert [said[1], said[2].partition(" at ")[0]] == [worse, over]
     elif name == "telegram":
         assert [one.loud for one in rest] == [True, False]
@@ -210,7 +220,7 @@ async def test_no_secret_is_in_an_outcome_or_a_log_and_no_private_address_is_rea
     finally:
         await strict.close()
     assert len(chats.requests) == before
-    assert "SECRET" not in "\n".join([*shown, caplog.text])
+    assert "secret" not in "\n".join([*shown, caplog.text]).replace("SecretStr", "").lower()
 
 
 @pytest.mark.parametrize(
@@ -221,6 +231,8 @@ async def test_no_secret_is_in_an_outcome_or_a_log_and_no_private_address_is_rea
         (f"slack://{TOKEN}/C0123", Slack),
         (f"https://discord.com/api/webhooks/{HOOK}", Discord),
         (f"tgram://{BOT}/-100123", Telegram),
+        (URLS["mattermost"], Mattermost),
+        (f"mmost://chat.example.com/{ROOM_TOKEN}?mode=bot&to=ops", None),
         # apprise knows what these ask for.
         (f"slack://{TOKEN}/#ml?footer=yes", None),
         (f"slack://{TOKEN}/@somebody", None),
