@@ -34,6 +34,7 @@ class VirtualActions:
         states: of each delivery, in their order.
         finals: how many final states each delivery has had.
         attempts: when (milliseconds since the start), and at which receiver.
+        attempted: how many attempts were made. Without `keep` nothing but this and `outputs`.
         outputs: how many records were written to each topic.
     """
 
@@ -46,7 +47,7 @@ class VirtualActions:
         give_up_ms: int = 24 * 3_600_000,
         circuit: CircuitPolicy | None = CircuitPolicy(),  # noqa: B008  (frozen)
         metrics: Metrics | None = None,
-        keep_states: bool = True,
+        keep: bool = True,
     ) -> None:
         receivers = "".join(
             f"  {name}: {{type: webhook, url: https://{name}.test/}}\n" for name in answers
@@ -58,11 +59,12 @@ class VirtualActions:
         assert config is not None, problems
         self.now_ms = NOW_MS
         self.attempts: list[tuple[int, str]] = []
+        self.attempted = 0
         self.states: dict[str, list[Delivery]] = {}
         self.finals: Counter[str] = Counter()
         self.outputs: Counter[str] = Counter()
         self.issues: list[Issue] = []
-        self._keep = keep_states
+        self._keep = keep
         self._offset = 0
         self.service = ActionsService(
             TOPICS,
@@ -104,7 +106,9 @@ class VirtualActions:
 
     def _attempt(self, name: str, answer: Answer) -> Callable[[Notice], Awaitable[Outcome]]:
         async def attempt(notice: Notice) -> Outcome:
-            self.attempts.append((self.now_ms - NOW_MS, name))
+            self.attempted += 1
+            if self._keep:
+                self.attempts.append((self.now_ms - NOW_MS, name))
             return answer(notice)
 
         return attempt
@@ -114,7 +118,7 @@ class VirtualActions:
             tick = Tick(self.now_ms, frozenset(range(ISSUE_PARTITIONS)))
             assert not self.service.apply(records, tick)
             records = []
-            wrote, attempts = False, len(self.attempts)
+            wrote, attempted = False, self.attempted
             for made in self.service.outputs():
                 wrote = True
                 self.outputs[made.partition.topic] += 1
@@ -128,12 +132,11 @@ class VirtualActions:
                             made.headers,
                         )
                     )  # fmt: skip
-                elif made.partition.topic == TOPICS.actions:
+                elif self._keep and made.partition.topic == TOPICS.actions:
                     data = EVENT_TYPES.decode(made.value).data
                     assert isinstance(data, Delivery)
                     self.finals[data.delivery_id] += data.final
-                    if self._keep:
-                        self.states.setdefault(data.delivery_id, []).append(data)
+                    self.states.setdefault(data.delivery_id, []).append(data)
             for record in records:
                 event = read_event(record)
                 assert event is not None
@@ -142,5 +145,5 @@ class VirtualActions:
             await self.service.checkpointed(self.now_ms)
             # The attempts wait for nothing, so each ends in one turn of the event loop.
             await asyncio.sleep(0)
-            if not wrote and len(self.attempts) == attempts:
+            if not wrote and self.attempted == attempted:
                 return

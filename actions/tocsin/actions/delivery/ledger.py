@@ -24,6 +24,9 @@ from tocsin.schemas.topics import issue_partition
 KEEP_FINAL_MS: Final = 90 * 86_400_000
 """After that a final entry is removed from the topic, and from here."""
 
+MOST_FINAL: Final = 100_000
+"""Final entries of notices that a worker keeps; beyond that the oldest are removed before."""
+
 _LAST_ATTEMPTS: Final = 8
 
 
@@ -63,6 +66,7 @@ class Ledger:
         self._stops: dict[tuple[str, str], str] = {}
         self._due: dict[str, list[tuple[int, str]]] = {}
         self._old: list[tuple[int, str]] = []
+        self._old_stops: list[tuple[int, str]] = []
         self._history = NoticeHistory()
 
     def open(self, run_id: str | None = None) -> int:
@@ -230,18 +234,25 @@ class Ledger:
         return first
 
     def outdated(self, now_ms: int) -> list[Settled]:
-        """Final entries that have been kept for long enough; they leave the ledger."""
+        """Final entries that have been kept for long enough, or are too many: they leave the
+        ledger, the oldest first. Stops leave by their age alone.
+        """
+        old_ms = now_ms - KEEP_FINAL_MS
         gone: list[Settled] = []
-        while self._old and self._old[0][0] <= now_ms - KEEP_FINAL_MS:
-            updated_ms, delivery_id = heapq.heappop(self._old)
-            settled = self._settled.get(delivery_id)
-            if settled is not None and settled.updated_ms == updated_ms:
-                del self._settled[delivery_id]
-                gone.append(settled)
-                self._history.drop(settled.issue_id)
-                incarnation = (settled.run_id, settled.incarnation)
-                if settled.stop and self._stops.get(incarnation) == delivery_id:
-                    del self._stops[incarnation]
+        for heap in (self._old, self._old_stops):
+            while heap and (
+                heap[0][0] <= old_ms or (heap is self._old and len(self._settled) > MOST_FINAL)
+            ):
+                updated_ms, identity = heapq.heappop(heap)
+                settled = self._settled.get(identity)
+                # It may have been sent once more since.
+                if settled is not None and settled.updated_ms == updated_ms:
+                    del self._settled[identity]
+                    self._history.drop(settled.issue_id)
+                    gone.append(settled)
+                    incarnation = (settled.run_id, settled.incarnation)
+                    if settled.stop and self._stops.get(incarnation) == identity:
+                        del self._stops[incarnation]
         return gone
 
     def drop(self, partitions: Collection[int]) -> None:
@@ -296,7 +307,8 @@ class Ledger:
                 delivery.redrives,
                 delivery.reason if is_stop else "",
             )
-            heapq.heappush(self._old, (delivery.updated_ms, identity))
+            heap = self._old_stops if is_stop else self._old
+            heapq.heappush(heap, (delivery.updated_ms, identity))
         else:
             self._settled.pop(identity, None)
             if identity not in self._pending:
