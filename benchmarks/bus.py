@@ -21,7 +21,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tocsin.bus import LATEST, Bus, Outgoing, Partition, open_bus
+from tocsin.bus.port import LATEST, Bus, Outgoing, Partition
+from tocsin.bus.urls import open_bus
 from tocsin.schemas.topics import TopicSpec
 
 RECORD_BYTES = 80_000

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.buses import World
-from tocsin.bus import Bus
+from tocsin.bus.port import Bus
 
 
 @pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])

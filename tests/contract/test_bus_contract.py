@@ -21,7 +21,7 @@ from support.buses import (
     until,
 )
 from support.waiting import SOON_S
-from tocsin.bus import (
+from tocsin.bus.port import (
     EARLIEST,
     LATEST,
     Bus,

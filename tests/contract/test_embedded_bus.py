@@ -16,21 +16,21 @@ import pytest
 
 from support.buses import Notes, World, all_values, assigned, collect, partitions, record, until
 from support.waiting import SOON_S
-from tocsin.bus import (
+from tocsin.bus.embedded import groups, leases, tables
+from tocsin.bus.embedded import reader as embedded_reader
+from tocsin.bus.embedded.bus import EmbeddedBus
+from tocsin.bus.embedded.doorbell import Bell, Doorbell, bell_folder, topic_mask
+from tocsin.bus.embedded.tables import APPLICATION_ID
+from tocsin.bus.port import (
     EARLIEST,
     LATEST,
     Bus,
     BusClosed,
     BusUnavailable,
-    EmbeddedBus,
     FencedMember,
     Partition,
     UnusableBus,
 )
-from tocsin.bus.embedded import groups, leases, tables
-from tocsin.bus.embedded import reader as embedded_reader
-from tocsin.bus.embedded.doorbell import Bell, Doorbell, bell_folder, topic_mask
-from tocsin.bus.embedded.tables import APPLICATION_ID
 
 
 @pytest.fixture

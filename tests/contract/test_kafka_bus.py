@@ -12,17 +12,10 @@ import pytest
 from support.buses import World, assigned, collect, partitions, record, until
 from support.kafka_broker import Broker, skip_or_fail, unavailable
 from support.waiting import SOON_S
-from tocsin.bus import (
-    EARLIEST,
-    BusError,
-    BusUnavailable,
-    KafkaSecurity,
-    Partition,
-    Record,
-    UnusableBus,
-    open_bus,
-)
 from tocsin.bus.kafka.clients import KafkaReader
+from tocsin.bus.kafka.security import KafkaSecurity
+from tocsin.bus.port import EARLIEST, BusError, BusUnavailable, Partition, Record, UnusableBus
+from tocsin.bus.urls import open_bus
 
 pytestmark = pytest.mark.kafka
 

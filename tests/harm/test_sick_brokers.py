@@ -17,9 +17,10 @@ import pytest
 from support.captured import said
 from support.kafka_broker import Broker, free_ports, skip_or_fail, unavailable
 from support.waiting import wait_until
-from tocsin.bus import EmbeddedBus, KafkaSecurity, open_bus
-from tocsin.bus.embedded.bus import EmbeddedProducer
+from tocsin.bus.embedded.bus import EmbeddedBus, EmbeddedProducer
+from tocsin.bus.kafka.security import KafkaSecurity
 from tocsin.bus.port import Bus, Outgoing
+from tocsin.bus.urls import open_bus
 from tocsin.emitter.send import sender as sending
 from tocsin.emitter.send.bus_connection import CLOSE_S
 from tocsin.emitter.send.encoding import Address

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from support.somebody import give_away
-from tocsin.bus import UnusableBus, default_place, explicit_place, open_bus
-from tocsin.bus.port import BusError
+from tocsin.bus.embedded.location import default_place, explicit_place
+from tocsin.bus.port import BusError, UnusableBus
+from tocsin.bus.urls import open_bus
 from tocsin.schemas.topics import Topics
 
 LOCAL = "/dev/vda / ext4 rw 0 0\n"

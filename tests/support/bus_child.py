@@ -17,9 +17,9 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 
-from tocsin.bus import BusError, Outgoing, Partition, open_bus
 from tocsin.bus.kafka.bus import KafkaBus
-from tocsin.bus.port import Bus
+from tocsin.bus.port import Bus, BusError, Outgoing, Partition
+from tocsin.bus.urls import open_bus
 
 
 def say(*words: object) -> None:

@@ -17,19 +17,11 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.structs import TopicPartition
 
-from tocsin.bus import (
-    EARLIEST,
-    Bus,
-    Consumer,
-    EmbeddedBus,
-    Outgoing,
-    Partition,
-    Reader,
-    Record,
-    open_bus,
-)
+from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.embedded.log import COMPACTION_LAG_MS
 from tocsin.bus.kafka.bus import KafkaBus
+from tocsin.bus.port import EARLIEST, Bus, Consumer, Outgoing, Partition, Reader, Record
+from tocsin.bus.urls import open_bus
 from tocsin.schemas.topics import Cleanup, TopicSpec
 
 CHILD = Path(__file__).with_name("bus_child.py")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from support.issue_records import issue, issue_record
-from tocsin.bus import Outgoing, Partition
+from tocsin.bus.port import Outgoing, Partition
 from tocsin.console.context import CommandContext
 from tocsin.schemas.topics import issue_partition
 

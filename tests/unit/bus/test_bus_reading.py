@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tocsin.bus import EARLIEST, BusUnavailable, EmbeddedBus, Outgoing, Partition
+from tocsin.bus.embedded.bus import EmbeddedBus
+from tocsin.bus.port import EARLIEST, BusUnavailable, Outgoing, Partition
 from tocsin.bus.reading import read_to_end
 from tocsin.schemas.topics import TopicSpec
 

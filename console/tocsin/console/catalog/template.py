@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pydantic import Field
-from tocsin.schemas import Subject
+from tocsin.schemas.records.issues import Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import Params, RuleMeta, scalar
 from tocsin.stream_rules.rule_bases import SeriesRule, SeriesState

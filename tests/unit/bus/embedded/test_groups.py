@@ -8,9 +8,9 @@ import subprocess
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tocsin.bus import Partition
 from tocsin.bus.embedded.groups import share_out
 from tocsin.bus.embedded.leases import is_live, this_process
+from tocsin.bus.port import Partition
 
 NAMES = st.text("abcdef", min_size=1, max_size=4)
 

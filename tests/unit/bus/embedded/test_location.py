@@ -8,16 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tocsin.bus import (
-    EmbeddedBus,
-    KafkaSecurity,
-    Place,
-    UnusableBus,
-    default_place,
-    explicit_place,
-    open_bus,
-)
 from tocsin.bus.embedded import location as place_module
+from tocsin.bus.embedded.bus import EmbeddedBus
+from tocsin.bus.embedded.location import Place, default_place, explicit_place
+from tocsin.bus.kafka.security import KafkaSecurity
+from tocsin.bus.port import UnusableBus
+from tocsin.bus.urls import open_bus
 from tocsin.schemas.process import private_folders
 
 LOCAL = "/dev/vda / ext4 rw 0 0\n"

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from support.buses import all_values, collect, record
-from tocsin.bus import BusUnavailable, EmbeddedBus, MissingBus, Outgoing, Partition
+from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.embedded.intake import Intake
 from tocsin.bus.embedded.spool import (
     Entry,
@@ -27,7 +27,7 @@ from tocsin.bus.embedded.spool import (
     parse,
     spool_folder,
 )
-from tocsin.bus.port import EARLIEST, UnknownTopic
+from tocsin.bus.port import EARLIEST, BusUnavailable, MissingBus, Outgoing, Partition, UnknownTopic
 from tocsin.schemas.errors import RecordTooLarge
 from tocsin.schemas.topics import TopicSpec
 
