@@ -100,14 +100,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With several workers, let each begin with its part of the end-to-end tests.
 
     Each worker is given an equal run of neighbours first. These tests wait for most of their time
-    and are the longest: at the end of the last run they would be waited for by all.
+    and are the longest: at the end of the last run they would be waited for by all. Tests of
+    compiled models are neighbours: the first of a worker imports the compiler, which takes seconds.
     """
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if workers < 2:
         return
     slow: dict[Path, list[pytest.Item]] = {}
     others: list[pytest.Item] = []
-    for item in items:
+    for item in sorted(items, key=lambda item: "compile" not in item.nodeid):
         if "e2e" in item.path.parts:
             slow.setdefault(item.path, []).append(item)
         else:

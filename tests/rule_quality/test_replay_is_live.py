@@ -52,7 +52,7 @@ async def live(bus: EmbeddedBus, records: Sequence[Record]) -> None:
     ("program", "fault"),
     [
         pytest.param("mlp", "learning_rate_jump", marks=pytest.mark.torture),
-        ("gpt", "nan_in_a_gradient"),
+        ("cnn", "nan_in_a_gradient"),
     ],
 )
 async def test_bit_for_bit(bus: EmbeddedBus, program: str, fault: str) -> None:

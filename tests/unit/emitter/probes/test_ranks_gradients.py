@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 from support.captured import Said, said
+from support.children import python_path
+from support.launches import TESTS
 from support.watched import records
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
 from tocsin.schemas.records.issues import IssueFiring
@@ -73,7 +75,7 @@ def scenario(tmp_path_factory: pytest.TempPathFactory) -> Launch:
     kept = {k: v for k, v in os.environ.items() if not k.startswith("TOCSIN_")}
     done = subprocess.run(
         [sys.executable, "-m", "support.rank_scenarios", str(folder)],
-        env={**kept, "PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1"},
+        env={**kept, "PYTHONPATH": python_path(TESTS), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=150,
