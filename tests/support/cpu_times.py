@@ -61,7 +61,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     if (
         UNIT_S * BUSY < took <= possible
         and "unit" in item.path.parts
-        and not any(item.iter_markers("slow"))
+        and not any(item.get_closest_marker(name) for name in ("slow", "torture"))
         and len(sys.modules) - modules < _IMPORTS
     ):
         pytest.fail(
