@@ -23,7 +23,7 @@ from tocsin.emitter.node.lock import NodeLock
 from tocsin.emitter.node.publisher import LAST_S, NodePlan
 from tocsin.emitter.node.registry import NodeFolder, Registration, job_pids
 from tocsin.emitter.node.sampler import Machine, Node, Packer, Sample, Sampler
-from tocsin.emitter.send.frame_sender import FrameSender
+from tocsin.emitter.send.publisher import SAMPLES, Publisher
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.frames import Speaker, SystemFrame
 from tocsin.schemas.topics import Topics
@@ -46,7 +46,9 @@ class _Copy:
     def __init__(self, found: Sequence[Registration], machine: Machine, plan: NodePlan) -> None:
         newest = found[-1]
         self.run_id: Final = newest.run_id
-        self.sender: Final = FrameSender(Topics(newest.prefix), newest.run_id)
+        self.frames: Final = Publisher(
+            Topics(newest.prefix), newest.run_id, queued=SAMPLES, ends_if_refused=True
+        )
         self.gone = asyncio.Event()
         self._interval_s = plan.interval_s
         self._node = Node(
@@ -82,7 +84,7 @@ class _Copy:
         with self._lock:
             frames = self._packer.flush()
         for frame in frames:
-            self.sender.put(frame)
+            self.frames.publish_frame(frame)
 
     def _packer_of(self, registration: Registration) -> Packer:
         speaker = Speaker(run_id=registration.run_id, incarnation=registration.incarnation)
@@ -183,7 +185,7 @@ class NodeAgent:
                 copy = _Copy(self._known[key], self._machine, self._plan)
                 self._copies[key] = copy
                 logger.info("samples for run %s", run_id, extra={"action": "sample"})
-                publishing = asyncio.create_task(copy.sender.publish(producer), name="publish")
+                publishing = asyncio.create_task(copy.frames.run(producer), name="publish")
                 gone = asyncio.create_task(copy.gone.wait(), name="gone")
                 try:
                     await asyncio.wait({publishing, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -195,7 +197,7 @@ class NodeAgent:
                         task.cancel()
                     await asyncio.wait({publishing, gone})
                     copy.flush()
-                    await copy.sender.rest(producer, timeout_s=LAST_S)
+                    await copy.frames.finish(producer, LAST_S)
                     copy.close()
                 logger.info("run %s has left this node", run_id, extra={"action": "sample"})
         except (BusError, ConfigurationError, OSError, TimeoutError) as error:
@@ -224,4 +226,4 @@ class NodeAgent:
     @staticmethod
     def _hand(taken: tuple[_Copy, SystemFrame]) -> None:
         copy, frame = taken
-        copy.sender.put(frame)
+        copy.frames.publish_frame(frame)

@@ -25,7 +25,7 @@ from tocsin.bus.port import BusError, RunBus
 from tocsin.emitter.node.gpus import Gpus
 from tocsin.emitter.node.registry import Entry, NodeFolder, Registration, job_pids
 from tocsin.emitter.node.sampler import INTERVAL_S, Node, Packer, Sampler
-from tocsin.emitter.send.frame_sender import FrameSender
+from tocsin.emitter.send.publisher import SAMPLES, Publisher
 from tocsin.schemas.configuration.capture import SystemConfig
 from tocsin.schemas.records.frames import Speaker, SystemFrame
 from tocsin.schemas.topics import Topics
@@ -101,12 +101,12 @@ class NodeReport:
             folder="" if folder is None else str(folder),
             visible=visible or "",
         )
-        self._frames = FrameSender(topics, speaker.run_id)
+        self._frames = Publisher(topics, speaker.run_id, queued=SAMPLES, ends_if_refused=True)
 
     async def run(self) -> None:
         """Sample and publish until cancelled; what was sampled by then is published still.
 
-        What the bus does not take is dropped. Cancelled, it ends within about `LAST_S`.
+        What the bus takes too late is dropped. Cancelled, it ends within about `LAST_S`.
         """
         sampling = asyncio.create_task(self._take_turns(), name="sampler")
         try:
@@ -114,11 +114,11 @@ class NodeReport:
                 producer = await self._bus.producer()
                 stack.push_async_callback(producer.close)
                 try:
-                    await self._frames.publish(producer)
+                    await self._frames.run(producer)
                 finally:
                     sampling.cancel()
                     await asyncio.wait({sampling})
-                    await self._frames.rest(producer, timeout_s=LAST_S)
+                    await self._frames.finish(producer, LAST_S)
         except BusError as error:
             logger.warning("the node is not sampled: %s", error, extra={"action": "sample"})
         finally:
@@ -176,7 +176,7 @@ class NodeReport:
     def _sampler(self) -> Sampler[SystemFrame]:
         interval_s = self._plan.interval_s
         packer = Packer(self._speaker, platform.node(), interval_s=interval_s)
-        return Sampler.of(self.node, packer, self._frames.put, interval_s=interval_s)
+        return Sampler.of(self.node, packer, self._frames.publish_frame, interval_s=interval_s)
 
 
 async def _end(task: asyncio.Task[None] | None) -> None:
