@@ -109,7 +109,13 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
         {"testing", "custom"},
         {"service"},
     ),
-    "actions": ({"__init__", "decision"}, {"delivery"}, {"receivers"}, {"config"}, {"service"}),
+    "actions": (
+        {"__init__", "decision"},
+        {"delivery"},
+        {"receivers"},
+        {"config"},
+        {"service", "simulation"},
+    ),
     "console": (
         {"__init__", "context", "person"},
         {"views", "configuration"},

@@ -26,6 +26,7 @@ from tocsin.console.commands import (
     feedback,
     keys,
     node,
+    rehearsal,
     run,
     runs,
     silence,
@@ -70,7 +71,7 @@ def _options(
 
 for _group in (
     bus, run, demo, drill, workers, runs, feedback, silence, keys, node, catalog, convert,
-    configuration,
+    configuration, rehearsal,
 ):  # fmt: skip
     # `--help` lists them in this order.
     _group.register(app)

@@ -88,14 +88,27 @@ def read_context(
         ConfigurationError: a flag, a variable or a secret is wrong.
     """
     env = os.environ if environ is None else environ
-    from tocsin.stream_rules.engine.configured_rules import with_own_names
-
-    loaded = load_config(config, env, registry=section_registry())
-    loaded = replace(loaded, config=with_own_names(loaded.config))
+    loaded = read_configuration(config, environ=env)
     settings = resolve_settings(loaded.config, env, bus=bus, labels=labels)
     secrets = resolve_secrets(loaded.config, env, folder=loaded.folder)
     again = partial(read_context, config, bus, labels=labels, environ=environ)
     return CommandContext(loaded, settings, secrets, again)
+
+
+def read_configuration(
+    config: Path | None, *, environ: Mapping[str, str] | None = None
+) -> LoadedConfig:
+    """Read and check the configuration alone, without its secrets' values.
+
+    Raises:
+        ConfigProblems: the file has problems; all are in the error.
+        ConfigurationError: the file cannot be read, or is not to be trusted.
+    """
+    from tocsin.stream_rules.engine.configured_rules import with_own_names
+
+    env = os.environ if environ is None else environ
+    loaded = load_config(config, env, registry=section_registry())
+    return replace(loaded, config=with_own_names(loaded.config))
 
 
 def check_custom_rules(context: CommandContext) -> None:

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any, Final
 
 from tocsin.actions.delivery.circuit import CircuitPolicy
-from tocsin.actions.delivery.receiver_queues import ReceiverQueue
-from tocsin.actions.receivers.kind import ReceiverContext, Sender
+from tocsin.actions.delivery.receiver_queues import Attempt, ReceiverQueue
+from tocsin.actions.receivers.kind import AnyKind, ReceiverContext, Sender
 from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.schemas.configuration.receivers import ReceiverConfig
 
@@ -42,22 +42,25 @@ class Receivers:
                 kind.load()
                 self._senders[config.type] = kind.sender(self._context)
             send = partial(self._senders[config.type].send, target)
-            queues[name] = ReceiverQueue(
-                send,
-                config.retry.give_up_after // _MS,
-                config.concurrency or kind.at_once,
-                kind.one_alert,
-                kind.acknowledges,
-                CircuitPolicy(
-                    config.circuit_breaker.failures, config.circuit_breaker.probe_every // _MS
-                ),
-            )
+            queues[name] = receiver_queue(kind, config, send)
         return queues
 
     async def close(self) -> None:
         """Close all senders."""
         for sender in self._senders.values():
             await sender.close()
+
+
+def receiver_queue(kind: AnyKind, config: ReceiverConfig, send: Attempt) -> ReceiverQueue:
+    """The queue of a receiver, with what its kind and its configuration say of it. Pure."""
+    return ReceiverQueue(
+        send,
+        config.retry.give_up_after // _MS,
+        config.concurrency or kind.at_once,
+        kind.one_alert,
+        kind.acknowledges,
+        CircuitPolicy(config.circuit_breaker.failures, config.circuit_breaker.probe_every // _MS),
+    )
 
 
 def check_usable(

@@ -9,6 +9,9 @@ from tocsin.bus.port import EARLIEST, Bus, Partition, Record
 from tocsin.bus.reading import read_to_end
 from tocsin.schemas.errors import RecordError
 from tocsin.schemas.records.configurations import KEY_PREFIX, ConfigurationRefused
+from tocsin.schemas.records.events import Data, Event
+from tocsin.schemas.records.feedback import Feedback
+from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.runs_view import CommandSeen, RunsView
 from tocsin.schemas.records.wire import read_event
 from tocsin.schemas.topics import (
@@ -59,6 +62,21 @@ async def read_refused(bus: Bus, topics: Topics) -> Sequence[ConfigurationRefuse
                 if event is not None and isinstance(event.data, ConfigurationRefused):
                     found[record.key] = event.data
     return sorted(found.values(), key=lambda one: one.worker)
+
+
+async def read_issue_events(bus: Bus, topics: Topics) -> Sequence[tuple[int, Event[Data]]]:
+    """All issues and people's answers to them, each with its append time, in the order of these.
+
+    Records that cannot be read are passed over. Raises what `read_view` does.
+    """
+    found: list[tuple[int, Event[Data]]] = []
+    partitions = [Partition(topics.issues, number) for number in range(ISSUE_PARTITIONS)]
+    async for record in read_all(bus, partitions):
+        with contextlib.suppress(RecordError):
+            event = None if record.value is None else read_event(record)
+            if event is not None and isinstance(event.data, IssueFiring | Feedback):
+                found.append((record.append_ms, event))
+    return sorted(found, key=lambda one: one[0])
 
 
 def view_partitions(topics: Topics, run_id: str | None = None) -> Sequence[Partition]:

@@ -88,9 +88,17 @@ def resolve_settings(
     merged = dict(config.labels)
     for pair in filter(None, (part.strip() for part in env.get(LABELS_VARIABLE, "").split(","))):
         merged |= [_label(LABELS_VARIABLE, pair)]
-    for pair in labels:
-        merged |= [_label("--label", pair)]
+    merged |= labels_of("--label", labels)
     return Settings(_with_url(config.bus, url.value), url.origin, merged)
+
+
+def labels_of(origin: str, pairs: Iterable[str]) -> Mapping[str, str]:
+    """Labels that were given as `k=v`.
+
+    Raises:
+        ConfigurationError: one is wrong; the message names the origin.
+    """
+    return dict(_label(origin, pair) for pair in pairs)
 
 
 def resolve_secrets(

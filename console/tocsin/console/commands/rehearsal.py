@@ -1,0 +1,200 @@
+"""The command line: `explain`, `replay` and `diff`, what a configuration would do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tocsin.console.commands.options import BusOption, ConfigOption, JsonOption
+from tocsin.console.commands.runs import SeverityOption
+from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.monotonic_clock import unix_ms
+
+if TYPE_CHECKING:
+    from tocsin.console.configuration.rehearsal import Told
+
+FromOption = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="TIME",
+        help="Only issues since then: 2026-11-20T08:00Z, or 24h ago [default: all].",
+        show_default=False,
+    ),
+]
+ToOption = Annotated[
+    str | None,
+    typer.Option(
+        "--to", metavar="TIME", help="Only issues until then [default: all].", show_default=False
+    ),
+]
+DumpOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--file",
+        metavar="FILE",
+        help="Read the issues from a file, one event in JSON on each line, instead of the bus.",
+        show_default=False,
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    example = "Example: tocsin"
+    app.command(
+        epilog=f"{example} explain --label team=vision --rule nonfinite --severity critical"
+    )(explain)
+    app.command(epilog=f"{example} replay --from 7d --config new.yaml")(replay)
+    app.command(epilog=f"{example} diff tocsin.yaml new.yaml --from 7d")(diff)
+
+
+def explain(
+    rule: Annotated[str, typer.Option("--rule", metavar="R", help="Rule of the issue.")],
+    severity: Annotated[
+        SeverityOption | None,
+        typer.Option(
+            "--severity",
+            metavar="info|warning|critical",
+            help="Severity of the issue [default: the rule's].",
+            show_default=False,
+        ),
+    ] = None,
+    labels: Annotated[
+        list[str] | None,
+        typer.Option("--label", metavar="K=V", help="Label of the run; may be repeated."),
+    ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            "--at",
+            metavar="TIME",
+            help="When: 2026-11-20T08:00Z, or 2h ago [default: now].",
+            show_default=False,
+        ),
+    ] = None,
+    config: ConfigOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Show which lines of the configuration decide about an issue.
+
+    The labels of the configuration apply, too; `run` is the run's id. Other issues, and silences of
+    `tocsin silence`, are not considered.
+    """
+    from tocsin.console.configuration.explanation import as_json, as_text, sample_issue
+    from tocsin.console.configuration.explanation import explain as decide
+    from tocsin.console.context import read_configuration
+    from tocsin.schemas.configuration.settings import labels_of
+    from tocsin.schemas.records.issues import SEVERITIES
+
+    loaded = read_configuration(config)
+    at_ms = unix_ms() if at is None else _time_ms("--at", at)
+    all_labels = {**loaded.config.labels, **labels_of("--label", labels or ())}
+    grave = next((one for one in SEVERITIES if severity is not None and one == severity), None)
+    issue = sample_issue(loaded.config, rule, grave, all_labels, at_ms)
+    steps = decide(loaded.config, issue, path=loaded.path, now_ms=at_ms)
+    typer.echo((as_json if json_output else as_text)(issue, steps, at_ms))
+
+
+def replay(
+    config: ConfigOption = None,
+    bus: BusOption = None,
+    since: FromOption = None,
+    until: ToOption = None,
+    file: DumpOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Show what a configuration would have done about past issues.
+
+    Nothing is sent. The issues are those on the bus, or in a file. Silences of `tocsin silence` are
+    not considered.
+    """
+    from tocsin.console.configuration.rehearsal import rehearse, replay_json, replay_text
+    from tocsin.console.context import read_configuration
+
+    loaded = read_configuration(config)
+    events = _events(config, bus, file, since, until)
+    found = asyncio.run(rehearse(loaded.config, events, path=loaded.path))
+    typer.echo((replay_json if json_output else replay_text)(found, events=len(events)))
+
+
+def diff(
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="Configuration, or folder.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="Configuration, or folder.")],
+    bus: BusOption = None,
+    since: FromOption = None,
+    until: ToOption = None,
+    file: DumpOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Compare two configurations over past issues.
+
+    Nothing is sent. The issues are those on the bus of OLD, or in a file. Prints the notices, stops
+    and suppressions that differ, for each run: `-` with OLD, `+` with NEW.
+    """
+    from tocsin.console.configuration.rehearsal import (
+        diff_json,
+        diff_text,
+        differences,
+        rehearse,
+    )
+    from tocsin.console.context import read_configuration
+
+    before, after = read_configuration(old), read_configuration(new)
+    events = _events(old, bus, file, since, until)
+
+    async def both() -> str:
+        found = differences(
+            await rehearse(before.config, events, path=before.path),
+            await rehearse(after.config, events, path=after.path),
+        )
+        return (diff_json if json_output else diff_text)(found, events=len(events))
+
+    typer.echo(asyncio.run(both()))
+
+
+def _events(
+    config: Path | None, bus: str | None, file: Path | None, since: str | None, until: str | None
+) -> Sequence[Told]:
+    from tocsin.console.configuration.rehearsal import read_dump
+
+    from_ms = 0 if since is None else _time_ms("--from", since)
+    to_ms = None if until is None else _time_ms("--to", until)
+    events = asyncio.run(_on_bus(config, bus)) if file is None else read_dump(file)
+    return [one for one in events if one[0] >= from_ms and (to_ms is None or one[0] <= to_ms)]
+
+
+async def _on_bus(config: Path | None, bus: str | None) -> Sequence[Told]:
+    from tocsin.console.context import read_context
+    from tocsin.console.views.bus_view import read_issue_events
+
+    context = read_context(config, bus)
+    async with context.open_bus(create=False) as opened:
+        return await read_issue_events(opened, context.topics)
+
+
+def _time_ms(option: str, text: str) -> int:
+    """A time, or how long ago, as Unix milliseconds.
+
+    Raises:
+        ConfigurationError: it is neither.
+    """
+    from tocsin.schemas.configuration.values import parse_duration
+
+    try:
+        return unix_ms() - round(1000 * parse_duration(text).total_seconds())
+    except ValueError:
+        pass
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigurationError(
+            f"{option} {text}: expected a time like 2026-11-20T08:00Z, or how long ago, like 24h"
+        ) from None
+    zoned = found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    return round(1000 * zoned.timestamp())
