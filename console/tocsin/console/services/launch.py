@@ -66,6 +66,10 @@ def launch_options(
             "--notify: on Kafka the action workers send the notices; name a receiver in the "
             "configuration that `tocsin actions` reads, or use an embedded bus"
         )
+    if options.allow_command and not context.embedded:
+        raise ConfigurationError(
+            "--allow-command: on Kafka the action workers run commands; give it to `tocsin actions`"
+        )
     _check_receivers(context, options, env)
     if context.embedded:
         check_custom_rules(context)

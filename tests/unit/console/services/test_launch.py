@@ -72,6 +72,27 @@ def test_what_cannot_be_used_is_said_before_anything_starts(
     assert "SECRET" not in str(caught.value)
 
 
+def test_a_program_runs_only_if_the_command_line_allows_it_too(tmp_path: Path) -> None:
+    config = tmp_path / "tocsin.yaml"
+    env = {"XDG_CONFIG_HOME": str(tmp_path), "HOME": str(tmp_path)}
+    page = "receivers: {page: {type: command, run: [/usr/local/bin/page]}}\n"
+
+    def helper(bus: str, *allow: str) -> tuple[str, ...]:
+        config.write_text(f"version: 1\nbus: '{bus}'\n{page}")
+        given = RunOptions(config=config, allow_command=allow)
+        return launch_options(["true"], given, env).helper
+
+    embedded = f"embedded:{tmp_path}/bus.db"
+    with pytest.raises(ConfigurationError, match="--allow-command /usr/local/bin/page"):
+        helper(embedded)
+    assert helper(embedded, "/usr/local/bin/page")[-2:] == (
+        "--allow-command",
+        "/usr/local/bin/page",
+    )
+    with pytest.raises(ConfigurationError, match="give it to `tocsin actions`"):
+        helper("kafka://127.0.0.1:9", "/usr/local/bin/page")
+
+
 def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.util.find_spec
     monkeypatch.setattr(
