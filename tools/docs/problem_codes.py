@@ -28,6 +28,7 @@ PROBLEM_CODES: Final[Mapping[str, str]] = {
     "not_supported_yet": "Known, and left to a later release.",
     "number": "A number that does not fit into 64 bits.",
     "receiver_not_loaded": "A package offers this kind of receiver, and cannot be loaded.",
+    "repeat_before_message": "Notices are repeated before the message that they repeat.",
     "rule_not_loaded": "A rule of your own is not there, cannot be imported, or is no rule.",
     "secret_missing": "A secret is not on this machine; where the file is to be used here.",
     "syntax": "Not YAML.",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from tocsin.actions.decision.decide import Decisions
+from tocsin.actions.decision.notice_times import NoticeTimes
 from tocsin.actions.decision.routing import Routing
 from tocsin.actions.decision.silences import configured
 from tocsin.actions.decision.time_windows import TimeWindows
@@ -17,6 +19,7 @@ from tocsin.schemas.configuration.file import Config, SectionValidator
 from tocsin.schemas.configuration.problems import Loc, Problem, did_you_mean, quoted
 from tocsin.schemas.configuration.receivers import ReceiverConfig
 from tocsin.schemas.configuration.sources import Sources, read_files
+from tocsin.schemas.configuration.values import format_duration
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.issues import Issue
 
@@ -42,6 +45,27 @@ def receiver_problems(kinds: ReceiverKinds) -> SectionValidator:
     return find
 
 
+def repeat_problems(config: Config) -> Iterator[Problem]:
+    """Repeats that would come before the message that they repeat."""
+    users: list[tuple[Loc, timedelta | None, timedelta | None]] = [
+        (("defaults",), config.defaults.group_wait, config.defaults.repeat_interval),
+        *((route.loc, route.group_wait, route.repeat_interval) for route in config.routes),
+    ]
+    for loc, own_wait, own_interval in users:
+        wait = config.defaults.group_wait if own_wait is None else own_wait
+        interval = config.defaults.repeat_interval if own_interval is None else own_interval
+        if own_wait is None and own_interval is None:
+            continue
+        if interval is not None and interval <= wait:
+            key = "group_wait" if own_interval is None else "repeat_interval"
+            message = (
+                f"notices are repeated every {format_duration(interval)}, but wait "
+                f"{format_duration(wait)} for others"
+            )
+            hint = "make repeat_interval longer than group_wait"
+            yield Problem((*loc, key), message, "repeat_before_message", hint)
+
+
 def window_problems(config: Config) -> Iterator[Problem]:
     """The validator of the section `time_windows`: whether this machine knows the time zones."""
     for name, window in config.time_windows.items():
@@ -65,6 +89,7 @@ def decisions_of(config: Config, routing: Routing) -> Decisions:
         inhibit=config.inhibit,
         windows=TimeWindows(config.time_windows),
         receivers=config.receivers,
+        times=NoticeTimes.from_config(config.defaults, config.receivers),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tocsin.actions.config import decisions_of, routing_of
@@ -92,7 +92,8 @@ class Simulation:
 
     def _attempt(self, done: str) -> Callable[[Notice], Awaitable[Outcome]]:
         async def attempt(notice: Notice) -> Outcome:
-            self.sent.append(Sent(self.now_ms, notice))
+            for one in (notice.delivery, *notice.others):
+                self.sent.append(Sent(self.now_ms, replace(notice, delivery=one, others=())))
             return Outcome(done=done)
 
         return attempt

@@ -143,7 +143,7 @@ def section_registry(
     `load` says what is wrong with custom rules; without it they are not loaded.
     """
     # What the services import is not paid by who reads no configuration.
-    from tocsin.actions.config import receiver_problems, window_problems
+    from tocsin.actions.config import receiver_problems, repeat_problems, window_problems
     from tocsin.actions.receivers.registry import ReceiverKinds
     from tocsin.stream_rules.engine.configured_rules import rule_problems
 
@@ -151,5 +151,6 @@ def section_registry(
     registry = SectionRegistry(kinds)
     registry.register("receivers", receiver_problems(kinds))
     registry.register("time_windows", window_problems)
+    registry.register("defaults", repeat_problems)
     registry.register("rules", rule_problems(load=load))
     return registry

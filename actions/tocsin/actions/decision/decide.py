@@ -9,6 +9,7 @@ from typing import Final, Protocol
 from tocsin.actions.decision.consequences import Noticed, folded
 from tocsin.actions.decision.inhibitions import WAIT_MS, OpenIssue, could_be_muted, inhibited
 from tocsin.actions.decision.issue_labels import issue_labels
+from tocsin.actions.decision.notice_times import NoticeTimes
 from tocsin.actions.decision.planned import STOP, Held, Planned
 from tocsin.actions.decision.routing import Routing
 from tocsin.actions.decision.silences import Silence, silenced
@@ -47,6 +48,7 @@ class Decisions:
         routing: who is asked for.
         receivers: the config file's, for their time windows.
         silences: the config file's.
+        times: when notices are sent, and with which others.
     """
 
     routing: Routing
@@ -54,6 +56,7 @@ class Decisions:
     inhibit: Sequence[InhibitEntry] = ()
     windows: TimeWindows = field(default_factory=lambda: TimeWindows({}))
     receivers: Mapping[str, ReceiverConfig] = field(default_factory=dict)
+    times: NoticeTimes = field(default_factory=NoticeTimes)
 
     def decide(self, issue: Issue, known: Known, now_ms: int) -> list[Planned]:
         """What to do about a state of an issue, stops first, and what holds or forbids it.

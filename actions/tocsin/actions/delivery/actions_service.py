@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +23,7 @@ from tocsin.actions.delivery import stop as stops
 from tocsin.actions.delivery.failures import FailureReports
 from tocsin.actions.delivery.followed_runs import FollowedRuns
 from tocsin.actions.delivery.ledger import Ledger
-from tocsin.actions.delivery.order import SUPERSEDED, superseded, waits
+from tocsin.actions.delivery.notices import Change, Notices
 from tocsin.actions.delivery.planner import Intent, Planner
 from tocsin.actions.delivery.receiver_queues import Attempted, Notice, ReceiverQueue, ReceiverQueues
 from tocsin.actions.delivery.records import (
@@ -40,7 +40,7 @@ from tocsin.runtime.service import Attachment, Poison, Service, Tick
 from tocsin.schemas.configuration.file import Config
 from tocsin.schemas.configuration.sections import StopOptions
 from tocsin.schemas.errors import MalformedRecord, RecordError
-from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.deliveries import REPEAT, Delivery
 from tocsin.schemas.records.events import clip
 from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.issues import Issue
@@ -148,8 +148,12 @@ class ActionsService(Service):
         self._owned: frozenset[int] = frozenset()
         self._now_ms = 0
         self._stops_may_be_final = False
-        # Deliveries with an attempt whose result is not in the ledger yet.
-        self._started: set[str] = set()
+        # Deliveries with an attempt whose result is not in the ledger yet; with what is under way
+        # in the same message, the one that stands for it.
+        self._started: dict[str, Sequence[str]] = {}
+        self._notices = Notices(
+            self._ledger, self._planner, self._runs, self._queues, self._started
+        )
         self._order_unchecked = False
         self._unsaved = False
         self._draining = 0
@@ -270,8 +274,8 @@ class ActionsService(Service):
             self._draining -= 1
 
     def unfinished(self, run_id: str | None = None) -> list[Delivery]:
-        """The deliveries (of one run) that are not final."""
-        return list(self._ledger.pending(run_id))
+        """The deliveries (of one run) that are not final, without repeats."""
+        return [one for one in self._ledger.pending(run_id) if one.occasion != REPEAT]
 
     async def use(self, setup: Setup, in_thread: InThread) -> None:
         """Go on with another configuration. What was decided by the old one stays decided."""
@@ -298,8 +302,8 @@ class ActionsService(Service):
         if self._only is not None and about.run_id not in self._only:
             return
         issue, intents = self._planner.intents(about, event, now_ms)
-        for delivery, decision in self._planner.withdrawn(issue, self._started):
-            self._decide(delivery, decision, now_ms)
+        self._change(self._planner.withdrawn(issue, self._started), now_ms)
+        self._change(self._notices.answered(about, event), now_ms)
         for intent in intents:
             self._intend(intent, record.append_ms, now_ms)
 
@@ -328,17 +332,20 @@ class ActionsService(Service):
             self._decide(delivery, Decision("suppressed", why_not), now_ms)
         else:
             self._appended_ms[identity] = append_ms
-            self._put_out(self._ledger.write(delivery))
+            self._change(self._notices.begun(delivery, intent, now_ms), now_ms)
             self._supersede(delivery, now_ms)
 
+    def _change(self, changes: Iterable[Change], now_ms: int) -> None:
+        for entry, decision in changes:
+            if decision is None:
+                self._put_out(self._ledger.write(entry))
+            else:
+                self._decide(entry, decision, now_ms)
+
     def _supersede(self, delivery: Delivery, now_ms: int) -> None:
-        """Withdraw what the newest state of its issue makes wrong, where an issue is one alert."""
-        line = self._ledger.line(delivery.issue_id, delivery.action)
-        if len(line) < 2 or (queue := self._queues.get(delivery.action)) is None:
-            return
-        if queue.one_alert:
-            for old in superseded(line, self._started):
-                self._decide(old, Decision("suppressed", SUPERSEDED), now_ms)
+        queue = self._queues.get(delivery.action)
+        if queue is not None and queue.one_alert:
+            self._change(self._notices.superseded(delivery), now_ms)
 
     def _supersede_all(self, now_ms: int) -> None:
         """What another worker left: it may have ended while an earlier state was under way."""
@@ -354,14 +361,15 @@ class ActionsService(Service):
 
     def _settle_safely(self, result: Attempted, now_ms: int) -> None:
         """Settle one attempt; a fault of ours in it counts as a failed attempt of it alone."""
-        self._started.discard(result.delivery_id)
-        try:
-            self._settle(result, now_ms)
-        except Exception:
-            logger.exception("attempt not settled", extra={"action": "actions"})
-            delivery = self._ledger.get(result.delivery_id)
-            if delivery is not None:
-                self._ledger.postpone(delivery, now_ms + _AFTER_A_BUG_MS)
+        for identity in self._started.pop(result.delivery_id, (result.delivery_id,)):
+            self._started.pop(identity, None)
+            try:
+                self._settle(replace(result, delivery_id=identity), now_ms)
+            except Exception:
+                logger.exception("attempt not settled", extra={"action": "actions"})
+                delivery = self._ledger.get(identity)
+                if delivery is not None:
+                    self._ledger.postpone(delivery, now_ms + _AFTER_A_BUG_MS)
 
     def _settle(self, result: Attempted, now_ms: int) -> None:
         before = self._ledger.get(result.delivery_id)
@@ -369,6 +377,7 @@ class ActionsService(Service):
             return
         if result.instead is not None:
             self._decide(before, result.instead, now_ms)
+            self._change(self._notices.continued(before, now_ms, result.instead), now_ms)
             return
         if result.outcome is None:
             self._give_up(before, now_ms)
@@ -386,6 +395,8 @@ class ActionsService(Service):
         if result.works_again:
             self._ledger.recall(delivery.action, now_ms)
         self._supersede(delivery, now_ms)
+        if delivery.final:
+            self._change(self._notices.continued(before, now_ms), now_ms)
         self._stops_may_be_final = self._stops_may_be_final or delivery.kind == STOP
 
     def _give_up(self, stop: Delivery, now_ms: int) -> None:
@@ -464,24 +475,29 @@ class ActionsService(Service):
         if not mine or await self._is_skipped(delivery.run_id):
             self._ledger.postpone(delivery, now_ms + _NOT_OURS_MS)
             return
-        line = self._ledger.line(delivery.issue_id, delivery.action)
-        if waits(delivery, line, self._started):
-            self._ledger.hold(delivery)
+        if delivery.delivery_id in self._started:
+            return
+        if (waiting := self._notices.waits_for(delivery)) is not None:
+            self._ledger.hold(delivery, waiting)
             return
         late = now_ms > delivery.created_ms + stops.NOT_AFTER_MS
         if delivery.kind == STOP and (delivery.attempts > 0 or late):
             self._report(Attempted(delivery.delivery_id, None, now_ms))
             return
-        if (instead := self._queues.gate(delivery, now_ms)) is not None:
+        instead = self._notices.instead(delivery, now_ms) or self._queues.gate(delivery, now_ms)
+        if instead is not None:
             if instead.next_attempt_ms is not None:
                 self._ledger.postpone(delivery, instead.next_attempt_ms)
             else:
                 self._report(Attempted(delivery.delivery_id, None, now_ms, instead=instead))
             return
-        self._started.add(delivery.delivery_id)
+        together = self._ledger.message(delivery)
+        identities = tuple(one.delivery_id for one in together)
+        self._started |= dict.fromkeys(identities, identities)
         stop = self._ledger.stop_for(delivery)
         did = () if stop is None else (stops.sentence(*stop),)
-        self._queues.start(Notice(delivery, now_ms, did, self._ledger.handle(delivery)))
+        handle = self._ledger.handle(delivery)
+        self._queues.start(Notice(delivery, now_ms, did, handle, together[1:]))
 
     async def _is_skipped(self, run_id: str) -> bool:
         try:

@@ -14,7 +14,7 @@ from tocsin.bus.port import Outgoing
 from tocsin.schemas.configuration.file import Config
 from tocsin.schemas.errors import RecordError
 from tocsin.schemas.ids import issue_id
-from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.deliveries import REPEAT, Delivery
 from tocsin.schemas.records.events import clip
 from tocsin.schemas.records.issues import Evidence, Fact, IssueFiring, Severity, Subject
 from tocsin.schemas.topics import Topics
@@ -61,6 +61,9 @@ class FailureReports:
         one. Another delivery to the same receiver gives the same issue, by its id: one is enough.
         """
         if delivery.state not in ("expired", "rejected"):
+            return []
+        if delivery.occasion == REPEAT and delivery.reason != _GONE:
+            # The next repeat takes its place.
             return []
         letter = failed_letter(topics, delivery, before, now_ms)
         if delivery.state == "rejected" and delivery.reason != _GONE:

@@ -38,6 +38,11 @@ class FollowedRuns:
             if telemetry_partition(run_id) % ISSUE_PARTITIONS in partitions:
                 del self._view.seen[run_id]
 
+    def has_ended(self, run_id: str, incarnation: str) -> bool:
+        """Whether a training has ended or is lost, or another one of its run has started."""
+        run = self._view.seen.get(run_id)
+        return run is not None and (not run.running or run.incarnation != incarnation)
+
     def why_no_stop(self, issue: Issue, delivery_id: str, age_ms: int) -> str | None:
         """Why a run is not stopped for an issue; None if it is to be."""
         run = self._view.seen.get(issue.run_id)

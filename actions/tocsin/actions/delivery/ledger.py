@@ -7,17 +7,18 @@ kept as a few words, so that a repeat of their issue does nothing.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from tocsin.actions.decision.consequences import Noticed
 from tocsin.actions.decision.planned import STOP
 from tocsin.actions.delivery.message_handles import MessageHandles
 from tocsin.actions.delivery.notice_history import NoticeHistory
+from tocsin.actions.delivery.pending_index import PendingIndex
 from tocsin.actions.delivery.retry import Decision, Outcome, RetryPolicy, decide
 from tocsin.schemas.ids import delivery_id
-from tocsin.schemas.records.deliveries import Attempt, Delivery, DeliveryState
+from tocsin.schemas.records.deliveries import REPEAT, Attempt, Delivery, DeliveryState
 from tocsin.schemas.records.events import clip
 from tocsin.schemas.topics import issue_partition
 
@@ -57,9 +58,21 @@ class Ledger:
     def __init__(self, policy: RetryPolicy | None = None) -> None:
         self._policy = policy or RetryPolicy()
         self._pending: dict[str, Delivery] = {}
-        self._of_run: dict[str, dict[str, None]] = {}
         # What is pending about an issue for a receiver; one for each state, so a few.
-        self._lines: dict[tuple[str, str], list[str]] = {}
+        self._lines = PendingIndex(lambda one: _line_of(one) if one.kind != STOP else None)
+        self._groups = PendingIndex(lambda one: (one.action, one.group) if one.group else None)
+        self._repeats = PendingIndex(lambda one: one.issue_id if one.occasion == REPEAT else None)
+        self._of_run = PendingIndex(lambda one: one.run_id)
+        self._repeats_of_run = PendingIndex(
+            lambda one: one.run_id if one.occasion == REPEAT else None
+        )
+        self._indexes: Sequence[PendingIndex[Any]] = (
+            self._lines,
+            self._groups,
+            self._repeats,
+            self._of_run,
+            self._repeats_of_run,
+        )
         self._held: dict[tuple[str, str], list[str]] = {}
         self._settled: dict[str, Settled] = {}
         self._handles = MessageHandles()
@@ -70,19 +83,37 @@ class Ledger:
         self._history = NoticeHistory()
 
     def open(self, run_id: str | None = None) -> int:
-        """How many are not final, of one run or of all. From any thread."""
-        return len(self._pending if run_id is None else self._of_run.get(run_id, ()))
+        """How many are not final, of one run or of all, without repeats. From any thread."""
+        if run_id is None:
+            return len(self._pending) - self._repeats.total
+        return self._of_run.count(run_id) - self._repeats_of_run.count(run_id)
 
     def pending(self, run_id: str | None = None) -> Iterator[Delivery]:
         """The deliveries without a final state, of one run or of all."""
-        of_run = self._pending if run_id is None else self._of_run.get(run_id, ())
+        of_run = self._pending if run_id is None else self._of_run.get(run_id)
         for identity in list(of_run):
             if (delivery := self._pending.get(identity)) is not None:
                 yield delivery
 
     def line(self, issue_id: str, action: str) -> list[Delivery]:
         """The notices about one issue to one receiver that are not final; none of stops."""
-        return [self._pending[one] for one in self._lines.get((issue_id, action), ())]
+        return [self._pending[one] for one in self._lines.get((issue_id, action))]
+
+    def group(self, action: str, group: str) -> list[Delivery]:
+        """The notices of a group to one receiver that are not final."""
+        return [self._pending[one] for one in self._groups.get((action, group))]
+
+    def message(self, delivery: Delivery) -> list[Delivery]:
+        """What is sent in one message with a pending delivery: that first, then the others."""
+        if delivery.sent_as is None:
+            return [delivery]
+        group = self.group(delivery.action, delivery.group)
+        others = (one for one in group if one.sent_as == delivery.sent_as)
+        return [delivery, *(one for one in others if one.delivery_id != delivery.delivery_id)]
+
+    def repeats(self, issue_id: str) -> list[Delivery]:
+        """The repeats of an issue's notices that are not final."""
+        return [self._pending[one] for one in self._repeats.get(issue_id)]
 
     def noticed(self, issue_id: str) -> Mapping[str, Noticed]:
         """What each receiver has been told about an issue, by name."""
@@ -155,7 +186,8 @@ class Ledger:
         attempts = old.attempts + 1
         decision = decide(
             outcome,
-            delivery_id=old.delivery_id,
+            # So all that is in one message is tried again at one time.
+            delivery_id=old.message_id,
             attempts=attempts,
             now_ms=now_ms,
             give_up_ms=old.give_up_ms,
@@ -219,9 +251,11 @@ class Ledger:
             if one.action == action and (one.next_attempt_ms or now_ms) < now_ms:
                 self.postpone(one, now_ms)
 
-    def hold(self, delivery: Delivery) -> None:
-        """Put one that `due` returned back when another one of its `line` has a new state."""
-        self._held.setdefault(_line_of(delivery), []).append(delivery.delivery_id)
+    def hold(self, delivery: Delivery, behind: Delivery) -> None:
+        """Put one that `due` returned back when another one of the line of `behind` has a new
+        state; that is what it waits for, or is sent together with what does.
+        """
+        self._held.setdefault(_line_of(behind), []).append(delivery.delivery_id)
 
     def next_due_ms(self, full: Collection[str] = ()) -> int | None:
         """When the next attempt is due, of receivers that are not `full`."""
@@ -268,10 +302,10 @@ class Ledger:
         for delivery in [d for d in self._pending.values() if gone(d.run_id)]:
             self._history.drop(delivery.issue_id)
         self._pending = {k: d for k, d in self._pending.items() if not gone(d.run_id)}
-        self._of_run = {run: ids for run, ids in self._of_run.items() if not gone(run)}
-        for lines in (self._lines, self._held):
-            for line in [line for line, ids in lines.items() if ids[0] not in self._pending]:
-                del lines[line]
+        for index in self._indexes:
+            index.keep(self._pending)
+        for line in [line for line, ids in self._held.items() if ids[0] not in self._pending]:
+            del self._held[line]
         for settled in [s for s in self._settled.values() if gone(s.run_id)]:
             self._history.drop(settled.issue_id)
         self._settled = {k: s for k, s in self._settled.items() if not gone(s.run_id)}
@@ -294,8 +328,8 @@ class Ledger:
             self._history.take(delivery)
         if delivery.final:
             if self._pending.pop(identity, None) is not None:
-                self._leave_run(delivery)
-                self._leave_line(delivery)
+                for index in self._indexes:
+                    index.remove(delivery)
             self._settled[identity] = Settled(
                 delivery.key,
                 delivery.run_id,
@@ -312,9 +346,8 @@ class Ledger:
         else:
             self._settled.pop(identity, None)
             if identity not in self._pending:
-                self._of_run.setdefault(delivery.run_id, {})[identity] = None
-                if not is_stop:
-                    self._lines.setdefault(_line_of(delivery), []).append(identity)
+                for index in self._indexes:
+                    index.add(delivery)
             self._pending[identity] = delivery
             if delivery.next_attempt_ms is not None:
                 self.postpone(delivery, delivery.next_attempt_ms)
@@ -322,18 +355,6 @@ class Ledger:
             held = self._pending.get(one)
             if held is not None and held.next_attempt_ms is not None:
                 self.postpone(held, held.next_attempt_ms)
-
-    def _leave_run(self, delivery: Delivery) -> None:
-        of_run = self._of_run[delivery.run_id]
-        del of_run[delivery.delivery_id]
-        if not of_run:
-            del self._of_run[delivery.run_id]
-
-    def _leave_line(self, delivery: Delivery) -> None:
-        line = _line_of(delivery)
-        left = [one for one in self._lines.pop(line, ()) if one != delivery.delivery_id]
-        if left:
-            self._lines[line] = left
 
     def _scheduled(self, due_ms: int, delivery_id: str) -> Delivery | None:
         """The delivery of a place in the schedule, if the place still counts."""

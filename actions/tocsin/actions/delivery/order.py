@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final, get_args
 
-from tocsin.schemas.records.deliveries import ACKNOWLEDGED, Delivery
+from tocsin.schemas.records.deliveries import ACKNOWLEDGED, REPEAT, Delivery
 from tocsin.schemas.records.issues import IssueState
 
 SUPERSEDED: Final = "superseded: a later state of the issue is sent instead"
@@ -18,6 +18,8 @@ _STATES: Final[Sequence[IssueState]] = get_args(IssueState)
 
 
 _FIRST: Final = (0, 0, False)
+_FOLLOW: Final = frozenset({ACKNOWLEDGED, REPEAT})
+"""Occasions of notices that follow the one of the same state, and do not replace it."""
 
 
 def waits(delivery: Delivery, line: Iterable[Delivery], started: Collection[str]) -> bool:
@@ -41,7 +43,7 @@ def superseded(line: Sequence[Delivery], started: Collection[str]) -> list[Deliv
     set the alert back: one that has ended would stay open for good. What is under way (`started`)
     cannot be taken back; ask again when the attempt has ended.
     """
-    states = (_position(one) for one in line if one.occasion != ACKNOWLEDGED)
+    states = (_position(one) for one in line if one.occasion not in _FOLLOW)
     newest = max(states, default=_FIRST)
     return [one for one in line if _position(one) < newest and one.delivery_id not in started]
 
@@ -53,6 +55,5 @@ def follows(other: Delivery, delivery: Delivery) -> bool:
 
 
 def _position(delivery: Delivery) -> tuple[int, int, bool]:
-    # An acknowledgement follows the state that it is about, and does not replace it.
     state = _STATES.index(delivery.issue_state)
-    return delivery.issue_times, state, delivery.occasion == ACKNOWLEDGED
+    return delivery.issue_times, state, delivery.occasion in _FOLLOW

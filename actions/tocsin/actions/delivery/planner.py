@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from tocsin.actions.decision.consequences import Noticed
 from tocsin.actions.decision.decide import Decisions, Known
 from tocsin.actions.decision.inhibitions import OpenIssue
+from tocsin.actions.decision.notice_times import NoticeTimes
 from tocsin.actions.decision.open_issues import OpenIssues
-from tocsin.actions.decision.planned import STOP, Planned
+from tocsin.actions.decision.planned import STOP, Held, Planned
 from tocsin.actions.decision.silences import Silence
 from tocsin.actions.delivery.feedback import issue_after, planned_after
 from tocsin.actions.delivery.ledger import Ledger
@@ -113,6 +114,22 @@ class Planner(Known):
         """Drop the runs of these partitions."""
         self.open_issues_now.release(partitions)
         self.set_silences.release(partitions)
+
+    def times_of(self, intent: Intent) -> NoticeTimes:
+        """When a notice is sent, and with which others.
+
+        By its route; the end of an issue by that which notifies of such an issue.
+        """
+        times, planned = self._decisions.times, intent.planned
+        if planned.route is None and intent.issue.state == "resolved":
+            notices = self._decisions.routing.notices(intent.issue)
+            planned = next((one for one in notices if one.action == planned.action), planned)
+        return times.of(planned.route)
+
+    def held(self, delivery: Delivery, now_ms: int) -> Held | None:
+        """What keeps a notice that is due later from being sent then."""
+        planned = Planned(delivery.action, delivery.kind, delivery.decided_by)
+        return self._decisions.held(planned, issue_of(delivery), self, now_ms)
 
     def silences(self) -> Iterable[Silence]:
         """See `Known`."""

@@ -34,12 +34,14 @@ class Notice:
     Attributes:
         did: what tocsin has done about the issue so far, one sentence each.
         handle: what the service calls the message about an earlier state of the issue.
+        others: what is delivered in the same message.
     """
 
     delivery: Delivery
     now_ms: int
     did: Sequence[str] = ()
     handle: str | None = None
+    others: Sequence[Delivery] = ()
 
 
 Attempt = Callable[[Notice], Awaitable[Outcome]]
@@ -54,6 +56,7 @@ class ReceiverQueue:
         one_alert: it keeps one alert per issue: no earlier state may follow a later one.
         acknowledges: it shows that somebody takes care of an alert.
         circuit: when it is left alone for a while; None: never.
+        groups: it is sent the issues of a group in one message.
     """
 
     attempt: Attempt
@@ -62,6 +65,7 @@ class ReceiverQueue:
     one_alert: bool = False
     acknowledges: bool = False
     circuit: CircuitPolicy | None = None
+    groups: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 
+from pydantic import JsonValue
 from pydantic_core import from_json
 
-from tocsin.actions.decision.planned import Planned
+from tocsin.actions.decision.planned import STOP, Planned
 from tocsin.actions.delivery.ledger import Settled
 from tocsin.bus.port import Outgoing, Partition
 from tocsin.schemas.errors import MalformedRecord
 from tocsin.schemas.records.dead_letters import DeadLetter
-from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.deliveries import DRILL, NEW, RESOLVED, WORSE, Delivery
 from tocsin.schemas.records.events import EVENT_TYPES, Data, Event, clip
 from tocsin.schemas.records.issues import Issue, IssueFiring
 from tocsin.schemas.records.wire import meta_of
@@ -30,7 +31,7 @@ def new_delivery(
         rule=issue.rule,
         issue_state=issue.state,
         issue_times=issue.times,
-        occasion=planned.occasion,
+        occasion="" if planned.kind == STOP else planned.occasion or occasion_of(issue),
         severity=issue.severity,
         action=planned.action,
         kind=planned.kind,
@@ -44,6 +45,15 @@ def new_delivery(
         give_up_ms=give_up_ms,
         event=from_json(payload),
     )
+
+
+def occasion_of(issue: Issue) -> str:
+    """Why receivers are notified of a state of an issue."""
+    if issue.labels.get("drill") == "true":
+        return DRILL
+    if issue.state == "resolved":
+        return RESOLVED
+    return WORSE if issue.turned_critical else NEW
 
 
 def delivery_record(topics: Topics, delivery: Delivery) -> Outgoing:
@@ -96,6 +106,13 @@ def tombstone(topics: Topics, settled: Settled) -> Outgoing:
     """The end of an entry."""
     partition = Partition(topics.actions, issue_partition(settled.run_id))
     return Outgoing(partition, settled.key.encode(), None)
+
+
+def event_of(delivery: Delivery) -> dict[str, JsonValue]:
+    """The CloudEvent of a notice, with why it is sent: `occasion`, and `decidedby` which line."""
+    why: dict[str, JsonValue] = {"occasion": delivery.occasion, "decidedby": delivery.decided_by}
+    event: dict[str, JsonValue] = dict(delivery.event or {})
+    return event | {name: value for name, value in why.items() if value}
 
 
 def issue_of(delivery: Delivery) -> Issue:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from pydantic import JsonValue
 
+from tocsin.actions.delivery import records
 from tocsin.actions.delivery.receiver_queues import Notice
 from tocsin.actions.delivery.retry import Outcome, phrase_of
 from tocsin.actions.receivers.kind import ConfigT, ReceiverContext, ReceiverKind
@@ -137,8 +138,7 @@ class AwsKind(ReceiverKind[ConfigT, AwsTarget]):
 
 def event_of(notice: Notice) -> dict[str, JsonValue]:
     """The issue's CloudEvent; its `deliveryid` is the same in each attempt."""
-    delivery = notice.delivery
-    return {**(delivery.event or {}), "deliveryid": delivery.delivery_id}
+    return {**records.event_of(notice.delivery), "deliveryid": notice.delivery.delivery_id}
 
 
 def event_text(notice: Notice) -> str:

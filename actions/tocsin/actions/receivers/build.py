@@ -42,7 +42,7 @@ class Receivers:
                 kind.load()
                 self._senders[config.type] = kind.sender(self._context)
             send = partial(self._senders[config.type].send, target)
-            queues[name] = receiver_queue(kind, config, send)
+            queues[name] = receiver_queue(kind, config, send, target)
         return queues
 
     async def close(self) -> None:
@@ -51,8 +51,13 @@ class Receivers:
             await sender.close()
 
 
-def receiver_queue(kind: AnyKind, config: ReceiverConfig, send: Attempt) -> ReceiverQueue:
-    """The queue of a receiver, with what its kind and its configuration say of it. Pure."""
+def receiver_queue(
+    kind: AnyKind, config: ReceiverConfig, send: Attempt, target: object = None
+) -> ReceiverQueue:
+    """The queue of a receiver, with what its kind and its configuration say of it. Pure.
+
+    `target` is the kind's; None if it is not known, as where nothing is sent.
+    """
     return ReceiverQueue(
         send,
         config.retry.give_up_after // _MS,
@@ -60,6 +65,7 @@ def receiver_queue(kind: AnyKind, config: ReceiverConfig, send: Attempt) -> Rece
         kind.one_alert,
         kind.acknowledges,
         CircuitPolicy(config.circuit_breaker.failures, config.circuit_breaker.probe_every // _MS),
+        kind.groups(target),
     )
 
 

@@ -130,6 +130,13 @@ class ReceiverKind(Generic[ConfigT, TargetT]):
         """
         raise NotImplementedError
 
+    def groups(self, target: TargetT | None) -> bool:
+        """Whether a sender puts several issues into one message there: `Notice.others`.
+
+        `target` is None where it is not known.
+        """
+        return False
+
     def sender(self, context: ReceiverContext) -> Sender[TargetT]:
         """The sender of a service."""
         raise NotImplementedError

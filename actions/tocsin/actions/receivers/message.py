@@ -6,14 +6,15 @@ Nothing here is escaped: a channel escapes what it is handed, in the way of that
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
 from tocsin.actions.delivery.receiver_queues import Notice
 from tocsin.actions.delivery.records import issue_of
+from tocsin.schemas.records.deliveries import REPEAT, Delivery
 from tocsin.schemas.records.events import clip
-from tocsin.schemas.records.issues import Issue, IssueState, Series, Severity
+from tocsin.schemas.records.issues import SEVERITIES, Issue, IssueState, Series, Severity
 from tocsin.schemas.text import (
     checkpoint_text,
     fact_text,
@@ -30,6 +31,16 @@ _VALUES: Final = 8
 _NAMED: Final = 5
 _LABELS: Final = 20
 _LABEL_WIDTH: Final = 18
+ALSO: Final = "Also "
+"""How the labels of the rows start that are about other issues of the message."""
+
+_WHY_SENT: Final = {
+    "new": "a new issue",
+    "worse": "the issue is worse than before",
+    "resolved": "the issue is over",
+    "drill": "a drill",
+    "late": "the issue continues; what held its first notice does so no more",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +98,30 @@ def iso_time(ms: int) -> str:
 
 
 def message_for(notice: Notice) -> Message:
-    """The message of a notice.
+    """The message of a notice, about one issue or several: the gravest in full, a row for each
+    other one.
 
     Raises:
         RecordError: the notice holds no issue.
     """
-    return message_of(issue_of(notice.delivery), notice.did)
+    found = gravest_first(notice)
+    issue, delivery = found[0]
+    message = message_of(issue, notice.did)
+    if delivery.occasion == REPEAT:
+        message = replace(message, headline=f"Repeated: {message.headline}")
+    if notice.others:
+        message = _of_several(message, [one for one, _ in found])
+    return replace(message, rows=(*message.rows, *_why_sent(delivery)))
+
+
+def gravest_first(notice: Notice) -> list[tuple[Issue, Delivery]]:
+    """What a notice is about, the most severe first, a cause before what followed from it.
+
+    Raises:
+        RecordError: the notice holds no issue.
+    """
+    found = [(issue_of(one), one) for one in (notice.delivery, *notice.others)]
+    return sorted(found, key=lambda pair: (*_rank(pair[0]), pair[1].delivery_id))
 
 
 def message_of(issue: Issue, did: Sequence[str] = ()) -> Message:
@@ -126,6 +155,44 @@ def message_of(issue: Issue, did: Sequence[str] = ()) -> Message:
         series=issue.evidence.series,
         first_step=issue.first_step,
     )
+
+
+def _rank(issue: Issue) -> tuple[int, bool, int]:
+    """The gravest first, a cause before what followed from it, then that which started first."""
+    grave = SEVERITIES.index(issue.severity)
+    return -grave, issue.consequence_of is not None, issue.onset_ms
+
+
+def _of_several(message: Message, issues: Sequence[Issue]) -> Message:
+    """A message about the first of these issues, with a row for each of the others."""
+    first, *others = issues
+    runs = len({issue.run_id for issue in issues})
+    where = f"in {message.run_id}" if runs == 1 else f"in {runs} runs"
+    at = "" if first.first_step is None else f" at step {first.first_step:,}"
+    what = f"{len(issues)} issues {where}, the most severe: {plain_line(first.rule)}{at}"
+    rows = []
+    for issue in others:
+        parts = [plain_line(issue.reason) or f"{plain_line(issue.rule)} fired", where_text(issue)]
+        parts += [fact_text(fact) for fact in issue.evidence.facts[:1]]
+        parts += [f"run {issue.run_id}"] if runs > 1 else []
+        text = f"{issue.rule}: {'; '.join(parts)}; issue {issue.short_id}"
+        rows.append(Row(f"{ALSO}{issue.severity}", clip(plain_line(text), _LINE)))
+    return replace(
+        message,
+        subject=clip(f"[tocsin] {what}", _SUBJECT),
+        title=clip(f"{message.word.lower()}: {what}", _SUBJECT),
+        headline=f"{len(issues)} issues, the most severe: {message.headline}",
+        rows=(*rows, *message.rows),
+    )
+
+
+def _why_sent(delivery: Delivery) -> Iterator[Row]:
+    why = _WHY_SENT.get(delivery.occasion, delivery.occasion)
+    if delivery.occasion == REPEAT:
+        why = f"{why} {delivery.repeat}: nobody has acknowledged or resolved it"
+    by = f"decided by {delivery.decided_by}" if delivery.decided_by else ""
+    if text := "; ".join(filter(None, (why, by))):
+        yield Row("Why sent", clip(plain_line(text), _LINE))
 
 
 def _rows(issue: Issue, did: Sequence[str]) -> Iterator[tuple[str, str]]:

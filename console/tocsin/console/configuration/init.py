@@ -156,6 +156,12 @@ defaults:
   #mode: enforce
   # Whether receivers are notified when an issue resolves, too.
   #send_resolved: true
+  # Issues with the same run and rule (or severity, or a label) are one message if the first one may
+  # wait for others, for example 5s. 0s: each issue has its own message.
+  #group_by: [run, rule]
+  #group_wait: 0s
+  # Repeat a notice until the issue is over or somebody answers it (tocsin ack). Default: never.
+  #repeat_interval: 4h
 
 # Hours of the week by name, for receivers and routes. Hours without days are on each day, and days
 # without hours are whole days. Default time zone: UTC.
@@ -170,8 +176,8 @@ receivers:
   #ml-mail: {type: email, to: [vision@example.com]}
   # All keys. starttls: encrypt, or do not send (default, except to a server on this machine); tls:
   # encrypt from the first byte. send_resolved: also notify when an issue resolves (default:
-  # defaults.send_resolved). active, mute: time windows in which it is notified, or is not. All
-  # receivers have these three keys.
+  # defaults.send_resolved). active, mute: time windows in which it is notified, or is not. urgent:
+  # repeat notices so often at first, until somebody answers. All receivers have these keys.
   #vision-mail:
   #  type: email
   #  to: [vision@example.com, ana@example.com]
@@ -188,6 +194,7 @@ receivers:
   #  active: office-hours
   #  mute: [nights]
   #  retry: {give_up_after: 24h}
+  #  urgent: {every: 5m, for: 1h, severity: critical}
   # A chat message: slack://TOKEN_A/TOKEN_B/TOKEN_C, discord://ID/TOKEN, tgram://BOT_TOKEN/CHAT_ID
   # and others, or a webhook URL of Slack or Discord. Such a URL is a secret.
   #vision-chat: {type: chat, url: {secret: slack-url}}
@@ -238,6 +245,9 @@ routes:
   #  notify: {critical: [vision-chat, vision-mail], default: [vision-chat]}
   #  active: office-hours
   #  mute: [nights]
+  #  group_by: [run, team]
+  #  group_wait: 30s
+  #  repeat_interval: 1h
   #- {name: rest, notify: [ml-hook]}
 
 # Issues that explain others: while an issue that matches `when` is open, issues of its run that

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Protocol
+from typing import Protocol, Self
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
-from tocsin.schemas.configuration.sections import Section
-from tocsin.schemas.configuration.values import Duration, Names
+from tocsin.schemas.configuration.sections import SHORTEST_REPEAT, Section
+from tocsin.schemas.configuration.values import Duration, Names, format_duration
+from tocsin.schemas.records.issues import Severity
 
 
 class RetryConfig(Section):
@@ -34,6 +35,23 @@ class CircuitBreakerConfig(Section):
     duration."""
 
 
+class UrgentConfig(Section):
+    """Notices that repeat until somebody acknowledges or resolves the issue."""
+
+    every: Duration = Field(examples=["60s"])
+    """How often to repeat. Unit: a duration."""
+    lasting: Duration = Field(default=timedelta(hours=1), alias="for", examples=["1h"])
+    """How long to repeat so often; after that, as `repeat_interval` says. Unit: a duration."""
+    severity: Severity = Field(default="critical", examples=["warning"])
+    """Which issues are urgent: those of this severity and above."""
+
+    @model_validator(mode="after")
+    def _not_too_often(self) -> Self:
+        if self.every < SHORTEST_REPEAT:
+            raise ValueError(f"expected 'every' of at least {format_duration(SHORTEST_REPEAT)}")
+        return self
+
+
 class ReceiverConfig(Section):
     """One receiver. Each kind derives a model of its own, whose `type` is the kind's name."""
 
@@ -51,6 +69,8 @@ class ReceiverConfig(Section):
     """Attempts at the same time, at most. The default depends on the kind: 16 for most."""
     circuit_breaker: CircuitBreakerConfig = Field(default_factory=CircuitBreakerConfig)
     """When to leave it alone for a while."""
+    urgent: UrgentConfig | None = Field(default=None, examples=[{"every": "60s", "for": "1h"}])
+    """How often to repeat notices until somebody answers; absent: as `repeat_interval` says."""
 
 
 class UnreadReceiver(ReceiverConfig):

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, WithJsonSchema
 
 from tocsin.schemas.configuration.matches import Match, covers
 from tocsin.schemas.configuration.problems import Loc, Problem
-from tocsin.schemas.configuration.sections import Entry
+from tocsin.schemas.configuration.sections import Entry, GroupBy, GroupWait, RepeatInterval
 from tocsin.schemas.configuration.values import NAME_PATTERN, Name, Names
 from tocsin.schemas.records.issues import Severity
 
@@ -69,6 +69,13 @@ class RouteEntry(Entry):
     """Time windows; it notifies only while one of them is open."""
     mute: Names = Field(default=(), examples=["maintenance"])
     """Time windows; it does not notify while one of them is open."""
+    group_by: GroupBy | None = Field(default=None, examples=[["run", "team"]])
+    """What the issues of one message have in common; absent: `defaults.group_by`."""
+    group_wait: GroupWait | None = Field(default=None, examples=["30s"])
+    """How long the first issue of a group waits for others; absent: `defaults.group_wait`. Unit: a
+    duration."""
+    repeat_interval: RepeatInterval | None = Field(default=None, examples=["1h"])
+    """How often to repeat a notice; absent: `defaults.repeat_interval`. Unit: a duration."""
 
     _listed: bool = PrivateAttr(default=False)
 

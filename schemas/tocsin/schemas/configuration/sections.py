@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -30,6 +31,7 @@ from tocsin.schemas.configuration.values import (
     Duration,
     FilePath,
     Secret,
+    format_duration,
 )
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.issues import Severity
@@ -70,6 +72,28 @@ def _prefix(value: object) -> str:
         return Topics(str(value)).prefix
     except ConfigurationError as err:
         raise ValueError(str(err)) from err
+
+
+SHORTEST_REPEAT: Final = timedelta(seconds=10)
+LONGEST_GROUP_WAIT: Final = timedelta(minutes=10)
+
+
+def _repeat_interval(value: timedelta) -> timedelta:
+    if value < SHORTEST_REPEAT:
+        raise ValueError(f"expected at least {format_duration(SHORTEST_REPEAT)}")
+    return value
+
+
+def _group_wait(value: timedelta) -> timedelta:
+    if value > LONGEST_GROUP_WAIT:
+        raise ValueError(f"expected at most {format_duration(LONGEST_GROUP_WAIT)}")
+    return value
+
+
+GroupWait = Annotated[Duration, AfterValidator(_group_wait)]
+RepeatInterval = Annotated[Duration, AfterValidator(_repeat_interval)]
+GroupBy = Annotated[tuple[str, ...], Field(strict=False)]
+"""Labels, and `run`, `rule`, `severity` of the issue."""
 
 
 class Section(Documented):
@@ -177,14 +201,21 @@ class SecretSource(Section):
 class DefaultsConfig(Section):
     """Defaults for rules without their own settings."""
 
-    LATER_KEYS = frozenset({"group_by", "group_wait", "repeat_interval"})
-
     rules: Literal["all", "none"] = Field(default="all", examples=["none"])
     """Which rules run without being listed: `all` or `none`."""
     mode: Literal["enforce"] = Field(default="enforce", examples=["enforce"])
     """Effect of a stop action: `enforce` stops the job."""
     send_resolved: bool = Field(default=True, examples=[False])
     """Whether receivers are notified when an issue resolves, too."""
+    group_by: GroupBy = Field(default=("run", "rule"), examples=[["run"], ["run", "team"]])
+    """What the issues of one message have in common: `run`, `rule`, `severity`, or labels of the
+    run. Applies to receivers for people: mail, chat and SMS."""
+    group_wait: GroupWait = Field(default=timedelta(0), examples=["2s"])
+    """How long the first issue of a group waits for others, at most 10m. `0s`: each issue has a
+    message of its own. A stop never waits. Unit: a duration."""
+    repeat_interval: RepeatInterval | None = Field(default=None, examples=["4h"])
+    """How often to repeat a notice while the issue is active and nobody has acknowledged it, at
+    least 10s; absent: never. Unit: a duration."""
 
 
 class StopTrust(Section):

@@ -21,8 +21,13 @@ from tocsin.schemas.records.fields import (
 from tocsin.schemas.records.issues import IssueState, Severity
 
 DeliveryState = Literal["pending", "delivered", "rejected", "suppressed", "expired"]
+NEW: Final = "new"
+WORSE: Final = "worse"
+REPEAT: Final = "repeat"
+RESOLVED: Final = "resolved"
 ACKNOWLEDGED: Final = "acknowledged"
 LATE: Final = "late"
+DRILL: Final = "drill"
 HeldBy = Literal["silence", "inhibition", "time_window", "cause"]
 """What keeps a notice from being sent; as soon as it does so no more, the issue may be told."""
 
@@ -36,6 +41,15 @@ class Attempt(Model):
     result: Word = Field(max_length=300, examples=["503 Service Unavailable"])
     retry: bool = Field(description="whether it is worth another attempt")
     duration_ms: Whole = 0
+
+
+class Repeats(Model):
+    """How often a notice is repeated while its issue is active and nobody has answered it."""
+
+    every_ms: Positive | None = Field(default=None, description="None: not, but for the urgent")
+    urgent_every_ms: Positive | None = Field(default=None, description="until `urgent_until_ms`")
+    urgent_until_ms: Millis = 0
+    wait_ms: Whole = Field(default=0, description="within which time repeats are one message")
 
 
 @EVENT_TYPES.register
@@ -77,10 +91,21 @@ class Delivery(Data):
     occasion: str = Field(
         default="",
         max_length=32,
-        description="`acknowledged`: it says that a person takes care of the issue; `late`: it is "
-        "the first notice, because an earlier one was held; empty: it is about the issue's state",
+        description="why it is sent: the issue is `new`, `worse`, `resolved` or `acknowledged` by "
+        "a person, this is a `repeat`, a `drill`, or `late`: the first notice, because an earlier "
+        "one was held; empty in entries of earlier releases",
     )
     severity: Severity | None = Field(default=None, description="of the issue in this state")
+    group: Word = Field(
+        default="", max_length=500, description="what it has in common with others of its message"
+    )
+    sent_as: Id | None = Field(
+        default=None,
+        description="the id of the message, if it is sent together with others; else that of the "
+        "delivery",
+    )
+    repeat: Whole = Field(default=0, description="which repeat it is; 0 in other notices")
+    repeats: Repeats | None = None
     action: str = Field(max_length=100, description="the receiver's name, or `stop`")
     kind: str = Field(max_length=32, description="webhook, stop, …")
     state: DeliveryState
@@ -125,11 +150,20 @@ class Delivery(Data):
         """`issue/action`, with the occasion or the issue's state and time where they are not the
         first.
         """
-        about = self.occasion or self.issue_state
+        about: str = self.issue_state
+        if self.occasion in (ACKNOWLEDGED, LATE):
+            about = self.occasion
+        elif self.occasion == REPEAT:
+            about = f"{self.issue_state}/repeat/{self.repeat}"
         suffix = "" if about == "firing" else f"/{about}"
         if self.issue_times > 1:
             suffix = f"/{about}/{self.issue_times}"
         return f"{self.issue_id}/{self.action}{suffix}"
+
+    @property
+    def message_id(self) -> str:
+        """The id of the message that it is sent in; the same in each attempt."""
+        return self.sent_as or self.delivery_id
 
     @property
     def final(self) -> bool:

@@ -52,7 +52,7 @@ from tocsin.schemas.configuration.file import Config, SectionRegistry, check_con
 from tocsin.schemas.configuration.sections import ActionEntry, RuleEntry
 from tocsin.schemas.ids import delivery_id
 from tocsin.schemas.records.dead_letters import DeadLetter
-from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.deliveries import ACKNOWLEDGED, Delivery
 from tocsin.schemas.records.events import EVENT_TYPES
 from tocsin.schemas.records.feedback import (
     FeedbackAcknowledged,
@@ -159,7 +159,8 @@ receivers:
             assert isinstance(data, Delivery)
             if data.run_id == run:
                 again = f"/{data.issue_times}" if data.issue_times > 1 else ""
-                key = f"{data.action}/{data.occasion or data.issue_state}{again}"
+                about = data.occasion if data.occasion == ACKNOWLEDGED else data.issue_state
+                key = f"{data.action}/{about}{again}"
                 found.setdefault(key, []).append(data)
         return found
 

@@ -6,7 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.issue_records import NOW_MS, issue
-from tocsin.actions.receivers.message import message_of
+from support.notices import notice
+from tocsin.actions.delivery.receiver_queues import Notice
+from tocsin.actions.receivers.chat.sender import body_of
+from tocsin.actions.receivers.message import message_for, message_of
 from tocsin.schemas.records.issues import Evidence, Fact, IssueFiring, Series, Subject
 from tocsin.schemas.records.runs import Checkpoint
 
@@ -41,6 +44,60 @@ def full(*, resolved: bool = False) -> IssueFiring:
             ),
         }
     )
+
+
+def group(*issues: IssueFiring, occasion: str = "new") -> Notice:
+    """A notice about several issues, the last one as the one that came due."""
+    notices = [notice(one) for one in issues]
+    *others, last = (
+        one.delivery.model_copy(update={"occasion": occasion, "decided_by": "tocsin.yaml:14:3"})
+        for one in notices
+    )
+    return Notice(last, NOW_MS, ("It asked the run to stop.",), others=others)
+
+
+def test_a_message_of_several_issues_hides_none_of_them() -> None:
+    spike = issue(rule="loss_spike", severity="warning").model_copy(
+        update={"evidence": Evidence(facts=(Fact(name="loss", value=7.1, limit=5.0),))}
+    )
+    followed = issue(rule="overfit").model_copy(update={"consequence_of": issue().issue_id})
+    message = message_for(group(full(), followed, spike))
+
+    assert message.subject == "[tocsin] 3 issues in run-1, the most severe: nonfinite at step 1,200"
+    assert message.title == "critical: 3 issues in run-1, the most severe: nonfinite at step 1,200"
+    assert message.headline.startswith("3 issues, the most severe: NaN in 12 of")
+    assert message.issue_id == issue().issue_id
+    text = message.text()
+    assert "overfit: NaN in the loss at step 1; loss" in text
+    assert f"step 3; issue {followed.short_id}" in text
+    assert "loss_spike: NaN in the loss" in text
+    assert "loss 7.1 (limit 5)" in text
+    assert "Also warning:" in text
+    assert text.splitlines()[-1] == "Why sent:         a new issue; decided by tocsin.yaml:14:3"
+
+
+def test_a_chat_message_names_some_issues_and_counts_the_others() -> None:
+    body = body_of(message_for(group(*(issue(episode=str(one)) for one in range(9)))))
+    assert body.startswith("9 issues, the most severe: ")
+    assert body.count("Also critical: ") == 5
+    assert "and 3 more: tocsin issues" in body
+    assert "Why sent: a new issue" in body
+
+
+def test_a_message_of_issues_of_several_runs_names_each() -> None:
+    message = message_for(group(issue(), issue(run="run-2", resolved=False)))
+    assert message.subject == "[tocsin] 2 issues in 2 runs, the most severe: nonfinite at step 3"
+    assert "run run-2" in message.text() or message.run_id == "run-2"
+
+
+def test_a_message_says_why_it_is_sent() -> None:
+    for occasion, words in (
+        ("worse", "the issue is worse than before; decided by"),
+        ("repeat", "repeat 0: nobody has acknowledged or resolved it; decided by"),
+        ("drill", "drill; decided by"),
+    ):
+        assert words in message_for(group(issue(), occasion=occasion)).text()
+    assert "Why sent" not in message_for(notice(issue())).text()
 
 
 def test_the_last_notice_says_so() -> None:

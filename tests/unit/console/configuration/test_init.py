@@ -159,7 +159,9 @@ def test_every_rule_has_its_parameters_at_their_defaults() -> None:
 def test_the_values_of_the_sections_are_the_defaults_where_there_are_any() -> None:
     data: Any = load(FULL, source="").data
 
-    assert data["defaults"] == {"rules": "all", "mode": "enforce", "send_resolved": True}
+    defaults = {"rules": "all", "mode": "enforce", "send_resolved": True}
+    defaults |= {"group_by": ["run", "rule"], "group_wait": "0s"}
+    assert data["defaults"] == {**defaults, "repeat_interval": "4h"}
     assert data["bus"]["prefix"] == Config().bus.prefix
 
 

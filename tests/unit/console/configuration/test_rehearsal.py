@@ -128,7 +128,7 @@ def test_past_issues_are_replayed_in_virtual_time_and_no_receiver_is_made() -> N
     assert text[0] == "run gpt-1"
     assert [" ".join(line.split()[3:8]) for line in text[1:-1]] == [
         "stopped nonfinite critical firing →",
-        "sent nonfinite critical firing →",
+        "sent nonfinite critical new →",
         "suppressed loss_spike warning firing →",
         "sent nonfinite critical resolved →",
     ]

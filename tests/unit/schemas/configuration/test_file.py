@@ -271,7 +271,6 @@ def test_the_whole_language_is_known_and_what_is_missing_says_so() -> None:
     assert {problem.code for problem in problems} == {"not_supported_yet"}
     assert all("not supported yet" in problem.message for problem in problems)
     assert [(problem.line, problem.column) for problem in problems] == [
-        *((10, 39), (10, 62), (10, 78)),
         (15, 1),
         *((24, 39), (24, 56), (24, 74)),
         *((33, 1), (34, 1)),

@@ -66,6 +66,10 @@ class Chat(ReceiverKind[ChatReceiver, ChatTarget]):
         """aiohttp alone: apprise runs in a process of its own."""
         importlib.import_module("aiohttp")
 
+    def groups(self, target: ChatTarget | None) -> bool:
+        """Whether its messages stay as they are: one that is edited is about one issue."""
+        return target is None or target.editable is None
+
     def sender(self, context: ReceiverContext) -> ChatSender:
         """One for all chat receivers."""
         poster = HttpPoster(context.guard, software=context.software)

@@ -14,14 +14,15 @@ from tocsin.actions.delivery.retry import RETRIED_STATUSES, Outcome
 from tocsin.actions.receivers.chat.apprise_process import AppriseProcess
 from tocsin.actions.receivers.chat.editable import Ask, EditableChat
 from tocsin.actions.receivers.http import HttpPoster
-from tocsin.actions.receivers.message import Message, message_for
+from tocsin.actions.receivers.message import ALSO, Message, message_for
 from tocsin.actions.receivers.templates.template import Template, words_of
 from tocsin.schemas.records.events import clip
 
 _BODY: Final = 1_500
+_OTHERS: Final = 5
 _ROWS: Final = frozenset(
     {"Where first", "Since", "Over since", "Seen again", "How bad", "What followed", "Caused by",
-     "Good checkpoint", "What tocsin did", "What to try", "Labels", "Issue"}
+     "Good checkpoint", "What tocsin did", "What to try", "Labels", "Issue", "Why sent"}
 )  # fmt: skip
 _MARKDOWN: Final = re.compile(r"([\\*_~`|#>\[\]()])")
 
@@ -119,6 +120,10 @@ def _later(outcome: Outcome) -> bool:
 def body_of(message: Message) -> str:
     """The message in few lines: chat is read on telephones. Pure."""
     lines = [message.headline]
+    others = [row for row in message.rows if row.label.startswith(ALSO)]
+    lines += [f"{row.label}: {clip(row.value, 150)}" for row in others[:_OTHERS]]
+    if len(others) > _OTHERS:
+        lines.append(f"and {len(others) - _OTHERS} more: tocsin issues")
     lines += [f"{row.label}: {clip(row.value, 300)}" for row in message.rows if row.label in _ROWS]
     return clip("\n".join(lines), _BODY)
 

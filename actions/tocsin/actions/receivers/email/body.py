@@ -53,7 +53,7 @@ class Envelope:
     Attributes:
         sent_ms: when the notice was decided: each attempt says the same time.
         delivery_id: what its Message-ID is made of: each attempt has the same.
-        answers: the delivery id of the mail that it answers.
+        answers: the delivery ids of the mails that it answers; mail readers put it to them.
         id_domain: the part of Message-IDs behind the `@`.
     """
 
@@ -61,7 +61,7 @@ class Envelope:
     to: Sequence[str]
     delivery_id: str
     sent_ms: int
-    answers: str | None = None
+    answers: Sequence[str] = ()
     id_domain: str = ID_DOMAIN
 
 
@@ -75,10 +75,10 @@ def mail_of(message: Message, envelope: Envelope, picture: bytes | None = None) 
     mail["Subject"] = again + message.subject
     mail["Date"] = format_datetime(datetime.fromtimestamp(envelope.sent_ms // 1000, UTC))
     mail["Message-ID"] = _id(envelope.delivery_id, envelope.id_domain)
-    if envelope.answers is not None:
-        first = _id(envelope.answers, envelope.id_domain)
-        mail["In-Reply-To"] = first
-        mail["References"] = first
+    if envelope.answers:
+        answered = [_id(one, envelope.id_domain) for one in envelope.answers]
+        mail["In-Reply-To"] = answered[0]
+        mail["References"] = " ".join(answered)
     # Out-of-office programs shall not answer.
     mail["Auto-Submitted"] = "auto-generated"
     if message.word == "CRITICAL":

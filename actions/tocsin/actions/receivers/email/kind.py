@@ -52,6 +52,10 @@ class Email(ReceiverKind[EmailReceiver, EmailTarget]):
         )
         return EmailTarget(name=name, to=config.to, server=server, sender=config.sender)
 
+    def groups(self, target: EmailTarget | None) -> bool:
+        """See `ReceiverKind`."""
+        return True
+
     def sender(self, context: ReceiverContext) -> EmailSender:
         """One for all receivers of mail."""
         # What mail is made with takes longer to import than all else here.

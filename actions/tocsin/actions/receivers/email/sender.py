@@ -64,20 +64,23 @@ class EmailSender:
             RecordError: the notice holds no issue.
         """
         delivery, message = notice.delivery, message_for(notice)
-        first = delivery_id(delivery.issue_id, delivery.action, "firing")
+        identity = delivery.message_id
+        firsts = (
+            delivery_id(one.issue_id, one.action, "firing") for one in (delivery, *notice.others)
+        )
         envelope = Envelope(
             sender=target.sender or f"tocsin@{self._host}",
             to=target.to,
-            delivery_id=delivery.delivery_id,
-            sent_ms=delivery.created_ms,
-            answers=first if first != delivery.delivery_id else None,
+            delivery_id=identity,
+            sent_ms=min(one.created_ms for one in (delivery, *notice.others)),
+            answers=tuple(first for first in firsts if first != identity),
             id_domain=target.sender.rpartition("@")[2] if target.sender else ID_DOMAIN,
         )
         mail = mail_of(message, envelope, await self._picture(message)).as_bytes()
-        missing = self._reached.missing(delivery.delivery_id, target.to)
-        outcome = await self._hand_over(target, delivery.delivery_id, envelope, missing, mail)
+        missing = self._reached.missing(identity, target.to)
+        outcome = await self._hand_over(target, identity, envelope, missing, mail)
         if outcome.done is not None or outcome.forbidden is not None:
-            self._reached.discard(delivery.delivery_id)
+            self._reached.discard(identity)
         return outcome
 
     async def close(self) -> None:

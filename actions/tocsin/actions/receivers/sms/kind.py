@@ -58,6 +58,10 @@ class Sms(ReceiverKind[SmsReceiver, SmsTarget]):
         """boto3 alone: apprise runs in a process of its own."""
         importlib.import_module("boto3")
 
+    def groups(self, target: SmsTarget | None) -> bool:
+        """See `ReceiverKind`."""
+        return True
+
     def sender(self, context: ReceiverContext) -> SmsSender:
         """One for all receivers of short messages."""
         return SmsSender(AppriseProcess(context.guard))

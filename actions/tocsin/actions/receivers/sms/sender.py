@@ -108,7 +108,7 @@ class SmsSender:
 
     async def send(self, target: SmsTarget, notice: Notice) -> Outcome:
         """One attempt, to all numbers that were not reached. Raises RecordError: no issue."""
-        identity = notice.delivery.delivery_id
+        identity = notice.delivery.message_id
         standard = sms_text(message_for(notice))
         text = short(words_of(target.template, notice, standard))
         missing = self._reached.missing(identity, target.to)

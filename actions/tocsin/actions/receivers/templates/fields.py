@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from tocsin.actions.delivery.receiver_queues import Notice
-from tocsin.actions.delivery.records import issue_of
-from tocsin.actions.receivers.message import message_of
+from tocsin.actions.receivers.message import Message, gravest_first, message_for, message_of
+from tocsin.schemas.records.deliveries import NEW
 from tocsin.schemas.records.issues import Issue, IssueFiring, IssueResolved, Subject
 from tocsin.schemas.text import number_text, plain_line, time_text, where_text
 
@@ -25,14 +25,25 @@ class _Texts(dict[str, str]):
 
 
 def fields_of(notice: Notice) -> dict[str, Value]:
-    """The fields of a notice. Raises RecordError: it holds no issue."""
-    delivery = notice.delivery
-    return fields_of_issue(issue_of(delivery), notice.did, delivery.delivery_id)
+    """The fields of a notice, of its gravest issue; title, headline, rows and text are about all.
+
+    Raises:
+        RecordError: it holds no issue.
+    """
+    issue, delivery = gravest_first(notice)[0]
+    message = message_for(notice)
+    return fields_of_issue(issue, notice.did, delivery.message_id, delivery.occasion, message)
 
 
-def fields_of_issue(issue: Issue, did: Sequence[str], delivery: str) -> dict[str, Value]:
+def fields_of_issue(
+    issue: Issue,
+    did: Sequence[str],
+    delivery: str,
+    occasion: str = NEW,
+    message: Message | None = None,
+) -> dict[str, Value]:
     """All of them, whatever the issue lacks: a missing number is an empty text."""
-    message = message_of(issue, did)
+    message = message or message_of(issue, did)
     evidence = issue.evidence
     return {
         "caused_by": issue.consequence_of or "",
@@ -48,6 +59,7 @@ def fields_of_issue(issue: Issue, did: Sequence[str], delivery: str) -> dict[str
         "headline": message.headline,
         "issue": issue.issue_id,
         "labels": _Texts((key, plain_line(value)) for key, value in issue.labels.items()),
+        "occasion": occasion,
         "reason": plain_line(issue.reason),
         "remedy": plain_line(issue.remedy),
         "rows": tuple(_Texts(label=row.label, value=row.value) for row in message.rows),

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from pydantic import JsonValue
 
 from tocsin.actions.delivery.receiver_queues import Notice
-from tocsin.actions.delivery.records import issue_of
+from tocsin.actions.delivery.records import event_of, issue_of
 from tocsin.actions.receivers.alertmanager.alert import annotations_of, began_ms, labels_of
 from tocsin.actions.receivers.message import iso_time, message_for
 from tocsin.actions.receivers.templates.fields import fields_of
@@ -40,12 +40,12 @@ BodyOf = Callable[[Notice], Body]
 
 def structured(notice: Notice) -> Body:
     """A CloudEvent in structured mode: all of it is in the body."""
-    return Body(_json(notice.delivery.event or {}), "application/cloudevents+json; charset=utf-8")
+    return Body(_json(event_of(notice.delivery)), "application/cloudevents+json; charset=utf-8")
 
 
 def binary(notice: Notice) -> Body:
     """A CloudEvent in binary mode: its data is the body, its attributes are headers."""
-    event = notice.delivery.event or {}
+    event = event_of(notice.delivery)
     headers = {
         f"ce-{name}": quote(str(value), safe=_AS_IS)
         for name, value in event.items()

@@ -21,10 +21,10 @@ import pytest
 from pydantic import SecretStr
 
 from support.certificates import Authority, authority
-from support.issue_records import issue
+from support.issue_records import NOW_MS, issue
 from support.notices import attempted, notice, state
 from support.smtp_server import Mailbox, smtp_server
-from tocsin.actions.delivery.receiver_queues import ReceiverQueue
+from tocsin.actions.delivery.receiver_queues import Notice, ReceiverQueue
 from tocsin.actions.delivery.retry import Outcome
 from tocsin.actions.receivers.drawing import from_json, to_json
 from tocsin.actions.receivers.email.body import csv_of
@@ -109,6 +109,28 @@ async def test_a_mail_has_text_html_picture_and_values() -> None:
     assert rows[1] == ["0", "2.5", "5.0"]
     assert rows[-1] == ["19", "NaN", "5.0"]
     assert found["text/csv"].get_filename() == "last_values.csv"
+
+
+async def test_a_mail_of_a_group_answers_the_mails_of_its_issues(undrawn: Plotter) -> None:
+    given = [notice(issue()).delivery, notice(issue(rule="loss_spike")).delivery]
+    first, second = (
+        one.model_copy(update={"group": "run=run-1", "sent_as": given[0].delivery_id})
+        for one in given
+    )
+    async with smtp_server() as mailbox:
+        for notices in ((first, second), (second, first)):
+            sent = Notice(notices[0], NOW_MS, others=notices[1:])
+            await EmailSender(plotter=undrawn).send(target(mailbox), sent)
+        await EmailSender(plotter=undrawn).send(
+            target(mailbox), notice(issue(rule="loss_spike", resolved=True))
+        )
+
+    mail, again, over = mailbox.mails
+    assert mail["Message-ID"] == again["Message-ID"] == f"<{first.delivery_id}@example.com>"
+    assert mail["Date"] == again["Date"]
+    assert mail["Subject"].startswith("[tocsin] 2 issues in run-1, the most severe: ")
+    # Mail readers put what refers to the same id into one thread.
+    assert over["In-Reply-To"] in mail["References"]
 
 
 async def test_each_attempt_has_the_same_id_and_a_resolve_answers_its_firing(

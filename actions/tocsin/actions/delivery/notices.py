@@ -1,0 +1,139 @@
+"""The notices of an issue in the ledger: in which message, and with which repeats. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from typing import Final
+
+from tocsin.actions.delivery.followed_runs import FollowedRuns
+from tocsin.actions.delivery.grouping import next_repeat, placed
+from tocsin.actions.delivery.ledger import Ledger
+from tocsin.actions.delivery.order import SUPERSEDED, superseded, waits
+from tocsin.actions.delivery.planner import Intent, Planner
+from tocsin.actions.delivery.receiver_queues import ReceiverQueues
+from tocsin.actions.delivery.retry import Decision
+from tocsin.schemas.records.deliveries import LATE, NEW, REPEAT, WORSE, Delivery
+from tocsin.schemas.records.events import Data, Event
+from tocsin.schemas.records.feedback import Feedback
+from tocsin.schemas.records.issues import Issue, IssueOngoing, IssueResolved
+
+Change = tuple[Delivery, Decision | None]
+"""An entry as it is to be written, or an entry of the ledger and what is decided about it."""
+
+_ENDED: Final = Decision("suppressed", "the run has ended")
+
+
+class Notices:
+    """Decides on entries of a ledger; whoever has it writes them.
+
+    Args:
+        started: the deliveries that are under way.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        planner: Planner,
+        runs: FollowedRuns,
+        queues: ReceiverQueues,
+        started: Collection[str],
+    ) -> None:
+        self._ledger = ledger
+        self._planner = planner
+        self._runs = runs
+        self._queues = queues
+        self._started = started
+
+    def begun(self, entry: Delivery, intent: Intent, now_ms: int) -> Iterator[Change]:
+        """A new notice, in its message, and its first repeat; the repeats before it end.
+
+        To be written one by one: what comes later depends on it.
+        """
+        times, issue = self._planner.times_of(intent), intent.issue
+        queue = self._queues.get(entry.action)
+        wait_ms = times.wait_ms if queue is not None and queue.groups else 0
+        group = times.group(issue) if wait_ms else ""
+        repeated = entry.occasion in (NEW, WORSE, LATE)
+        if repeated:
+            repeats = times.repeats(entry.action, issue, now_ms, wait_ms)
+            entry = entry.model_copy(update={"repeats": repeats})
+            yield from self._withdrawn(issue, "a newer notice is sent", entry.action)
+        first = self._placed(entry, group, wait_ms, now_ms)
+        yield first, None
+        if repeated and (repeat := next_repeat(first, now_ms)) is not None:
+            yield self._placed(repeat, group, wait_ms, now_ms), None
+
+    def continued(
+        self, before: Delivery, now_ms: int, instead: Decision | None = None
+    ) -> Iterator[Change]:
+        """The next repeat after one that was made, or that was held (`instead`).
+
+        `before` is its entry while it was pending.
+        """
+        if before.occasion != REPEAT or instead is _ENDED:
+            return
+        if (repeat := next_repeat(before, now_ms)) is not None:
+            wait_ms = before.repeats.wait_ms if before.repeats is not None else 0
+            yield self._placed(repeat, before.group, wait_ms, now_ms), None
+
+    def answered(self, about: Issue | Feedback, event: Event[Data]) -> Iterator[Change]:
+        """What a state of an issue, or an answer to it, makes of the repeats of its notices."""
+        issue = about.issue if isinstance(about, Feedback) else about
+        if isinstance(about, Feedback):
+            yield from self._withdrawn(issue, about.text)
+        elif isinstance(about, IssueResolved):
+            yield from self._withdrawn(issue, "the issue is over")
+        elif isinstance(about, IssueOngoing):
+            newest = json.loads(event.encode())
+            for repeat in self._ledger.repeats(issue.issue_id):
+                if repeat.delivery_id not in self._started:
+                    yield repeat.model_copy(update={"event": newest}), None
+
+    def superseded(self, delivery: Delivery) -> Iterator[Change]:
+        """What the newest state of an issue makes wrong, where an issue is one alert."""
+        line = self._ledger.line(delivery.issue_id, delivery.action)
+        if len(line) > 1:
+            for old in superseded(line, self._started):
+                yield old, Decision("suppressed", SUPERSEDED)
+
+    def instead(self, delivery: Delivery, now_ms: int) -> Decision | None:
+        """What becomes of a repeat that is due without an attempt; None: send it."""
+        if delivery.occasion != REPEAT:
+            return None
+        if self._runs.has_ended(delivery.run_id, delivery.incarnation):
+            return _ENDED
+        held = self._planner.held(delivery, now_ms)
+        return None if held is None else Decision("suppressed", held.reason)
+
+    def waits_for(self, delivery: Delivery) -> Delivery | None:
+        """Which of a message is not to be sent yet: the notice before it is not under way."""
+        together = self._ledger.message(delivery)
+        for one in together:
+            line = self._ledger.line(one.issue_id, one.action)
+            before = [other for other in line if other not in together]
+            repeats = one.occasion == REPEAT and bool(before)
+            if repeats or waits(one, before, self._started):
+                return one
+        return None
+
+    def _withdrawn(self, issue: Issue, why: str, action: str | None = None) -> Iterator[Change]:
+        for repeat in self._ledger.repeats(issue.issue_id):
+            # An answer to an earlier time of the issue is none to this one.
+            if repeat.issue_times > issue.times or action not in (None, repeat.action):
+                continue
+            if repeat.delivery_id in self._started:
+                yield repeat.model_copy(update={"repeats": None}), None
+            else:
+                yield repeat, Decision("suppressed", why)
+
+    def _placed(self, entry: Delivery, group: str, wait_ms: int, now_ms: int) -> Delivery:
+        if not group:
+            return entry
+        others = self._ledger.group(entry.action, group)
+        line = self._ledger.line(entry.issue_id, entry.action)
+        if entry.occasion != REPEAT and any(one.attempts == 0 for one in line):
+            # It waits for an earlier notice. Nothing that has a message already may wait for it:
+            # two messages could wait for each other.
+            others = []
+        return placed(entry, group, others, wait_ms=wait_ms, now_ms=now_ms)
