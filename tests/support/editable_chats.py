@@ -108,7 +108,13 @@ class EditableChats:
         if method == "editMessageText":
             there = self.messages.get(str(body["message_id"]))
             if there is None or there.text == body["text"]:
-                return web.json_response({"ok": False, "error_code": 400}, status=400)
+                why = "message to edit not found" if there is None else "message is not modified"
+                wrong = {
+                    "ok": False,
+                    "error_code": 400,
+                    "description": f"Bad Request: {why}: SECRET",
+                }
+                return web.json_response(wrong, status=400)
             there.text = body["text"]
             return web.json_response({"ok": True, "result": {"message_id": body["message_id"]}})
         assert method == "sendMessage"

@@ -85,6 +85,10 @@ class EditableChat(Protocol):
         """Why an answer with a good status is none; None if it is one."""
         ...
 
+    def unchanged(self, answer: JsonValue) -> bool:
+        """Whether an edit was refused because the message has this text already."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Slack:
@@ -128,6 +132,10 @@ class Slack:
             return Outcome(later=f"Slack: {error}")
         return Outcome(forbidden=f"Slack: {error}" if error in _SLACK_NEVER else "Slack refused it")
 
+    def unchanged(self, answer: JsonValue) -> bool:
+        """See `EditableChat`: it takes such an edit."""
+        return False
+
     def _ask(self, method: str, body: dict[str, JsonValue]) -> Ask:
         return Ask("POST", SecretStr(f"{self.base}/api/{method}"), body, self.token)
 
@@ -157,6 +165,10 @@ class Discord:
     def refused(self, answer: JsonValue) -> Outcome | None:
         """See `EditableChat`: the status says it."""
         return None
+
+    def unchanged(self, answer: JsonValue) -> bool:
+        """See `EditableChat`: it takes such an edit."""
+        return False
 
     def _url(self, path: str) -> SecretStr:
         return SecretStr(f"{self.base}/api/webhooks/{self.webhook.get_secret_value()}{path}")
@@ -198,6 +210,11 @@ class Telegram:
         """See `EditableChat`: the status says it."""
         return None
 
+    def unchanged(self, answer: JsonValue) -> bool:
+        """See `EditableChat`: an attempt after one that failed half-way makes such an edit."""
+        said = answer.get("description") if isinstance(answer, dict) else None
+        return isinstance(said, str) and "message is not modified" in said
+
     def _text(self, text: str) -> dict[str, JsonValue]:
         return {"chat_id": self.chat, "text": text, "link_preview_options": {"is_disabled": True}}
 
@@ -236,6 +253,10 @@ class Mattermost:
     def refused(self, answer: JsonValue) -> Outcome | None:
         """See `EditableChat`: the status says it."""
         return None
+
+    def unchanged(self, answer: JsonValue) -> bool:
+        """See `EditableChat`: it takes such an edit."""
+        return False
 
 
 def editable_chat(url: SecretStr) -> EditableChat | None:

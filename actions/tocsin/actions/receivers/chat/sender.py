@@ -102,7 +102,7 @@ class ChatSender:
     async def _ask(self, chat: EditableChat, ask: Ask) -> Outcome:
         outcome, answer = await self._poster.ask(ask.method, ask.url, ask.body, ask.token)
         if not _good(outcome):
-            return outcome
+            return Outcome(status=200) if chat.unchanged(answer) else outcome
         return chat.refused(answer) or replace(outcome, handle=chat.handle(answer))
 
 

@@ -156,6 +156,21 @@ async def test_a_failed_edit_is_tried_again_before_anything_is_said(
     assert (await send(sender, to, WORSE, handle)).handle == handle
 
 
+@pytest.mark.parametrize("name", ["slack", "telegram", "mattermost"])
+async def test_an_answer_that_fails_is_given_once_the_edit_has_been_made(
+    chats: EditableChats, sender: ChatSender, name: str
+) -> None:
+    to = target(chats, name)
+    handle = (await send(sender, to, FIRED)).handle
+    written = len(chats.messages)
+    chats.answers = [None, 503]
+    assert state(await send(sender, to, WORSE, handle)) == "pending"
+    again = await send(sender, to, WORSE, handle)
+    assert (state(again), again.handle) == ("delivered", handle)
+    assert len(chats.messages) == written + 1
+    assert list(chats.messages.values())[-1].to == handle or name == "slack"
+
+
 async def test_a_thread_that_fails_does_not_bring_the_message_twice(
     chats: EditableChats, sender: ChatSender
 ) -> None:
