@@ -79,7 +79,21 @@ class Child:
         """Whether this process has started it, rather than one that was forked into this."""
         return os.getpid() == self._pid
 
-    def _close(self) -> None:
+    def close(self, timeout_s: float = KILL_S) -> None:
+        """EOF, and SIGKILL if it is still there after `timeout_s`; nothing in a fork of ours.
+
+        Nobody else may hold its stdin any more: it would see no EOF.
+        """
+        if not self.is_ours:
+            return
+        self._close_stdin()
+        try:
+            self._popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            self._popen.wait()
+
+    def _close_stdin(self) -> None:
         if self._popen.stdin is not None:
             with contextlib.suppress(OSError):
                 self._popen.stdin.close()
@@ -114,18 +128,6 @@ class HelperChild(Child):
         except subprocess.TimeoutExpired:
             return None
 
-    def close(self, timeout_s: float = KILL_S) -> None:
-        """EOF, and SIGKILL if it is still there after `timeout_s`.
-
-        Nobody else may hold `orders` any more: it would see no EOF.
-        """
-        self._close()
-        try:
-            self._popen.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self._popen.kill()
-            self._popen.wait()
-
     def _order(self, order: str) -> None:
         stdin = self._popen.stdin
         if stdin is not None:
@@ -139,7 +141,7 @@ _started: Final[weakref.WeakSet[Child]] = weakref.WeakSet()
 def _in_child() -> None:
     # A forked worker that outlives us would hold the pipe open, and the child would never end.
     for child in _started:
-        child._close()
+        child._close_stdin()
 
 
 os.register_at_fork(after_in_child=_in_child)

@@ -8,7 +8,6 @@ launcher. The process takes in what the training writes, too, so `services=False
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +18,6 @@ from tocsin.schemas.process.own_python import python_command
 from tocsin.schemas.records.frames import Speaker
 
 MODULE: Final = "tocsin.emitter.launch.listener_process"
-CLOSE_S: Final = 2.0
 
 
 class ListenerChild(Child):
@@ -45,14 +43,3 @@ class ListenerChild(Child):
             super().__init__(command, folder / "listener.log", passed)
         finally:
             endpoint.hand_over()
-
-    def close(self) -> None:
-        """End it; waits for at most `CLOSE_S`."""
-        if not self.is_ours:
-            return
-        self._close()
-        try:
-            self._popen.wait(CLOSE_S)
-        except subprocess.TimeoutExpired:
-            self._popen.kill()
-            self._popen.wait()

@@ -64,7 +64,7 @@ def test_a_forked_worker_that_outlives_the_training_does_not_keep_the_helper(
         signal.pause()
         os._exit(0)
     try:
-        helper._close()  # what the kernel does when the training is killed
+        helper._close_stdin()  # what the kernel does when the training is killed
         assert helper._popen.wait(20) == 0
     finally:
         os.kill(worker, signal.SIGKILL)
