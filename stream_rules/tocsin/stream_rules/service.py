@@ -17,6 +17,7 @@ from tocsin.runtime.service import Attachment, Poison, Service, Tick
 from tocsin.schemas.configuration.file import Config
 from tocsin.schemas.errors import ConfigurationError, RecordError
 from tocsin.schemas.records.events import Data, Event
+from tocsin.schemas.records.issues import issue_event
 from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.schemas.records.stops import LookCloser, look_closer_key
 from tocsin.schemas.records.wire import meta_of
@@ -260,13 +261,7 @@ class RulesService(Service):
 
     def _issue(self, reported: Reported) -> Outgoing:
         issue = reported.issue
-        event: Event[Data] = Event.of(
-            issue,
-            id=reported.event_id,
-            source=f"/runs/{issue.run_id}/rules/{issue.rule}",
-            time_ms=issue.at_ms,
-            subject=issue.subject.name[:400],
-        )
+        event = issue_event(issue, event_id=reported.event_id, time_ms=issue.at_ms)
         partition = Partition(self._topics.issues, issue_partition(issue.run_id))
         headers = meta_of(event, rank=issue.rank).headers()
         return Outgoing(partition, issue.run_id.encode(), event.encode(), headers)

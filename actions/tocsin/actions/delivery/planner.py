@@ -14,7 +14,7 @@ from tocsin.actions.decision.planned import STOP, Held, Planned
 from tocsin.actions.decision.silences import Silence
 from tocsin.actions.delivery.feedback import issue_after, planned_after
 from tocsin.actions.delivery.ledger import Ledger
-from tocsin.actions.delivery.records import issue_event, issue_of
+from tocsin.actions.delivery.records import issue_of, unpublished_event
 from tocsin.actions.delivery.retry import Decision
 from tocsin.actions.delivery.silence_records import SilenceRecords
 from tocsin.schemas.ids import delivery_id
@@ -76,7 +76,7 @@ class Planner(Known):
         issue = issue_after(about) if isinstance(about, Feedback) else about
         self.open_issues_now.note(issue)
         if isinstance(about, Feedback):
-            event = issue_event(issue, about.at_ms) if about.closes else event
+            event = unpublished_event(issue, about.at_ms) if about.closes else event
             plan = planned_after(about, self.noticed(issue.issue_id), self._decisions, self._shows)
         else:
             plan = self._decisions.decide(issue, self, now_ms)

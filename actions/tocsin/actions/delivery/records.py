@@ -14,7 +14,7 @@ from tocsin.schemas.errors import MalformedRecord
 from tocsin.schemas.records.dead_letters import DeadLetter
 from tocsin.schemas.records.deliveries import DRILL, NEW, RESOLVED, WORSE, Delivery
 from tocsin.schemas.records.events import EVENT_TYPES, Data, Event, clip
-from tocsin.schemas.records.issues import Issue, IssueFiring
+from tocsin.schemas.records.issues import Issue, IssueFiring, issue_event
 from tocsin.schemas.records.wire import meta_of
 from tocsin.schemas.topics import DLQ_PARTITIONS, Topics, issue_partition, partition_for
 
@@ -65,20 +65,14 @@ def delivery_record(topics: Topics, delivery: Delivery) -> Outgoing:
 
 def issue_record(topics: Topics, issue: IssueFiring, time_ms: int) -> Outgoing:
     """An issue that the action service opens itself, as a rule's is on the bus."""
-    event = issue_event(issue, time_ms)
+    event = unpublished_event(issue, time_ms)
     partition = Partition(topics.issues, issue_partition(issue.run_id))
     return Outgoing(partition, issue.run_id.encode(), event.encode(), meta_of(event).headers())
 
 
-def issue_event(issue: IssueFiring, time_ms: int) -> Event[Data]:
+def unpublished_event(issue: IssueFiring, time_ms: int) -> Event[Data]:
     """The event of an issue's state that no rule has published."""
-    return Event.of(
-        issue,
-        id=f"{issue.issue_id}/{issue.state}/0",
-        source=f"/runs/{issue.run_id}/rules/{issue.rule}",
-        time_ms=time_ms,
-        subject=issue.subject.name[:400],
-    )
+    return issue_event(issue, event_id=f"{issue.issue_id}/{issue.state}/0", time_ms=time_ms)
 
 
 def failed_letter(

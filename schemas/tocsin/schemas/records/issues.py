@@ -7,7 +7,7 @@ from typing import ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tocsin.schemas.records.events import EVENT_TYPES, Model, example
+from tocsin.schemas.records.events import EVENT_TYPES, Data, Event, Model, example
 from tocsin.schemas.records.fields import (
     Id,
     Labels,
@@ -242,6 +242,17 @@ class IssueResolved(IssueFiring):
 
     event_type: ClassVar[str] = "tocsin.issue.resolved"
     state: ClassVar[IssueState] = "resolved"
+
+
+def issue_event(issue: IssueFiring, *, event_id: str, time_ms: int) -> Event[Data]:
+    """A state of an issue as the event that its rule publishes."""
+    return Event.of(
+        issue,
+        id=event_id,
+        source=f"/runs/{issue.run_id}/rules/{issue.rule}",
+        time_ms=time_ms,
+        subject=issue.subject.name[:400],
+    )
 
 
 def gravest(issues: Sequence[IssueFiring]) -> IssueFiring | None:
