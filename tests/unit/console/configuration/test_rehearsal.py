@@ -129,7 +129,7 @@ def test_past_issues_are_replayed_in_virtual_time_and_no_receiver_is_made() -> N
     assert [" ".join(line.split()[3:8]) for line in text[1:-1]] == [
         "stopped nonfinite critical firing →",
         "sent nonfinite critical new →",
-        "suppressed loss_spike warning firing →",
+        "suppressed loss_spike warning new →",
         "sent nonfinite critical resolved →",
     ]
     assert "explained by the open issue" in text[3]
