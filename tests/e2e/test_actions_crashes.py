@@ -52,9 +52,9 @@ async def process(
         environment[CRASH_AT] = crash_at
     if kill_after_cpu_s is not None:
         environment[KILL_AFTER_CPU_S] = str(kill_after_cpu_s)
-    words = (f"embedded:{bus}", urls, str(keys), "run-1", "20")
+    words = (f"embedded:{bus}", urls, str(keys), "run-1", "120")
     child = Forked([sys.executable, "-m", "support.actions_process", *words], env=environment)
-    return await asyncio.to_thread(child.wait, 60)
+    return await asyncio.to_thread(child.wait, 150)
 
 
 async def read(bus: EmbeddedBus, topic: str) -> list[Record]:
@@ -136,6 +136,7 @@ SEED = int(os.environ.get("TOCSIN_KILL_SEED", "1"))
 
 
 @pytest.mark.torture
+@pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("number", range(ROUNDS))
 async def test_random_kills_lose_and_invent_nothing(tmp_path: Path, number: int) -> None:
     chance = random.Random(f"{SEED}/{number}")

@@ -23,6 +23,7 @@ QUARTERS = 4
 OK = Outcome(status=200, phrase="OK")
 
 
+@pytest.mark.timeout(7_200)
 @pytest.mark.parametrize(
     ("issues", "most_final"),
     [(1_600, 100), pytest.param(1_000_000, 20_000, marks=pytest.mark.torture)],
