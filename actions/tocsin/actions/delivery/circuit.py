@@ -13,7 +13,10 @@ from typing import Final
 from tocsin.actions.delivery.retry import Decision, Outcome, is_temporary
 from tocsin.schemas.records.deliveries import Delivery
 
-GONE: Final = "the receiver answered 410 Gone: it is disabled until the service restarts"
+GONE: Final = (
+    "the receiver answered 410 Gone: it is disabled until its configuration is read again, "
+    "by a reload or a restart"
+)
 
 _NO_ROOM_MS: Final = 1_000
 

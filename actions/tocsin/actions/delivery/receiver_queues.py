@@ -163,6 +163,8 @@ class ReceiverQueues:
         One that was left alone is tried again: it may be what was changed.
         """
         self._queues = {**self._queues, **queues}
+        for action in self._circuits:
+            self._metrics.set(names.SUSPENDED, 0.0, receiver=action)
         self._circuits.clear()
 
     def keep(

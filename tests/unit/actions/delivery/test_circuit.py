@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from support.issue_records import issue
+from support.notices import notice
 from support.virtual_actions import VirtualActions
 from tocsin.actions.delivery.circuit import GONE, CircuitPolicy
-from tocsin.actions.delivery.receiver_queues import Notice
-from tocsin.actions.delivery.retry import Outcome
+from tocsin.actions.delivery.receiver_queues import Notice, ReceiverQueue, ReceiverQueues
+from tocsin.actions.delivery.retry import Decision, Outcome
 from tocsin.runtime import metrics as names
 from tocsin.runtime.prometheus_metrics import PrometheusMetrics
 
@@ -138,3 +141,20 @@ async def test_one_that_is_gone_is_asked_no_more_and_others_report_it(more: str)
     assert "410 Gone" in report.reason
     assert sorted(reports) == ["action_failed", "nonfinite", "nonfinite", "nonfinite"]
     assert actions.outputs["tocsin.dlq.v1"] == 3, "each can be sent once more"
+
+
+async def test_one_that_is_gone_is_tried_again_when_its_configuration_is_read_again() -> None:
+    async def gone(notice: Notice) -> Outcome:
+        return Outcome(status=410, phrase="Gone")
+
+    metrics = PrometheusMetrics()
+    ml = ReceiverQueue(gone, circuit=CircuitPolicy())
+    queues = ReceiverQueues({"ml": ml}, lambda _: None, crash=lambda _: None, metrics=metrics)
+    given = notice(ISSUES[0], kind="ml")
+    queues.start(given)
+    await asyncio.sleep(0)
+    assert queues.gate(given.delivery, given.now_ms) == Decision("rejected", GONE)
+    assert metrics.value(names.SUSPENDED, receiver="ml") == 1
+    queues.add({"ml": ml})
+    assert queues.gate(given.delivery, given.now_ms) is None
+    assert metrics.value(names.SUSPENDED, receiver="ml") == 0
