@@ -166,7 +166,7 @@ async def test_what_failed_is_sent_once_more_and_never_twice(bus: Bus, topics: T
             assert found.ledger[first].redrives == 1
 
             result = await again(bus, topics)
-            assert result.sent == [one for one in rejected if one != first]
+            assert set(result.sent) == {one for one in rejected if one != first}
             assert result.skipped == {first: "it is delivered already"}
             await contents(
                 bus, topics, lambda one: {d.state for d in one.ledger.values()} == {"delivered"}
