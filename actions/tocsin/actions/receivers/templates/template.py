@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MOST_OUTPUT: Final = 64 * 1024
+_MOST_OUTPUT: Final = 64 * 1024
 """Characters of a filled template."""
 _MOST_FILTERED: Final = 16 * 1024
 """Characters that a filter returns."""
@@ -68,8 +68,10 @@ class Template:
         try:
             for piece in self.pieces(fields):
                 length += len(piece)
-                if length > MOST_OUTPUT:
-                    raise MalformedRecord(f"the filled template is over {MOST_OUTPUT:,} characters")
+                if length > _MOST_OUTPUT:
+                    raise MalformedRecord(
+                        f"the filled template is over {_MOST_OUTPUT:,} characters"
+                    )
                 out.append(piece)
         # Such as a comparison of text with a number; an error's own words may quote the run's.
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:

@@ -18,7 +18,7 @@ from tocsin.actions.receivers.message import iso_time, message_for
 from tocsin.actions.receivers.templates.fields import fields_of
 from tocsin.actions.receivers.templates.template import Template
 
-JSON: Final = "application/json; charset=utf-8"
+_JSON: Final = "application/json; charset=utf-8"
 _NOT_OVER: Final = "0001-01-01T00:00:00Z"
 """The end of an alert that is firing: what Alertmanager itself sends."""
 _AS_IS: Final = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
@@ -51,7 +51,7 @@ def binary(notice: Notice) -> Body:
         for name, value in event.items()
         if name not in ("data", "datacontenttype")
     }
-    return Body(_json(event.get("data")), JSON, headers)
+    return Body(_json(event.get("data")), _JSON, headers)
 
 
 def alertmanager_v4(receiver: str, notice: Notice) -> Body:
@@ -87,7 +87,7 @@ def alertmanager_v4(receiver: str, notice: Notice) -> Body:
         "externalURL": "",
         "alerts": [alert],
     }
-    return Body(_json(group), JSON)
+    return Body(_json(group), _JSON)
 
 
 def templated(template: Template, content_type: str, notice: Notice) -> Body:
