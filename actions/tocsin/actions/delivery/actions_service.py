@@ -190,6 +190,7 @@ class ActionsService(Service):
     def release(self, partitions: Collection[int]) -> None:
         """See `Service`."""
         self._ledger.drop(partitions)
+        self._notices.release()
         mine = {delivery.delivery_id for delivery in self._ledger.pending()}
         self._appended_ms = {one: at for one, at in self._appended_ms.items() if one in mine}
         self._runs.forget(partitions)

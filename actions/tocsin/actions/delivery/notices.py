@@ -17,9 +17,12 @@ from tocsin.schemas.records.deliveries import LATE, NEW, REPEAT, WORSE, Delivery
 from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.issues import Issue, IssueOngoing, IssueResolved
+from tocsin.schemas.topics import issue_partition
 
 Change = tuple[Delivery, Decision | None]
 """An entry as it is to be written, or an entry of the ledger and what is decided about it."""
+
+_MOST_BEGUN: Final = 10_000
 
 _ENDED: Final = Decision("suppressed", "the run has ended")
 
@@ -44,6 +47,13 @@ class Notices:
         self._runs = runs
         self._queues = queues
         self._started = started
+        # A message is joined only here, where it was begun, and by runs of one partition: what
+        # another worker has, or gets, it may send without what has joined here meanwhile.
+        self._begun: dict[str, None] = {}
+
+    def release(self) -> None:
+        """Partitions go to another worker: nothing joins the messages that were begun."""
+        self._begun.clear()
 
     def begun(self, entry: Delivery, intent: Intent, now_ms: int) -> Iterator[Change]:
         """A new notice, in its message, and its first repeat; the repeats before it end.
@@ -130,10 +140,19 @@ class Notices:
     def _placed(self, entry: Delivery, group: str, wait_ms: int, now_ms: int) -> Delivery:
         if not group:
             return entry
-        others = self._ledger.group(entry.action, group)
+        number = issue_partition(entry.run_id)
+        others = [
+            one
+            for one in self._ledger.group(entry.action, group)
+            if one.sent_as in self._begun and issue_partition(one.run_id) == number
+        ]
         line = self._ledger.line(entry.issue_id, entry.action)
         if entry.occasion != REPEAT and any(one.attempts == 0 for one in line):
             # It waits for an earlier notice. Nothing that has a message already may wait for it:
             # two messages could wait for each other.
             others = []
-        return placed(entry, group, others, wait_ms=wait_ms, now_ms=now_ms)
+        found = placed(entry, group, others, wait_ms=wait_ms, now_ms=now_ms)
+        self._begun[found.message_id] = None
+        if len(self._begun) > _MOST_BEGUN:
+            del self._begun[next(iter(self._begun))]
+        return found

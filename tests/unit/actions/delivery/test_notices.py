@@ -13,6 +13,7 @@ from tocsin.actions.delivery.retry import Outcome
 from tocsin.console.feedback.send import feedback_record
 from tocsin.schemas.configuration.receivers import UrgentConfig
 from tocsin.schemas.records.feedback import FeedbackAcknowledged, FeedbackFalseAlarm
+from tocsin.schemas.topics import issue_partition
 
 Make = Callable[[NoticeTimes], VirtualNotices]
 TOGETHER = NoticeTimes(group_by=("run",), wait_ms=2_000)
@@ -88,6 +89,17 @@ def test_an_issue_that_comes_after_a_crash_does_not_join_what_was_attempted(make
     first, again, other = worker.sent
     assert (first.message_id, first.keys) == (again.message_id, again.keys)
     assert other.message_id != first.message_id
+
+
+def test_a_message_has_issues_of_runs_of_one_partition(make: Make) -> None:
+    worker = make(NoticeTimes(group_by=("rule",), wait_ms=2_000))
+    runs = [f"run-{number}" for number in range(24)]
+    for run in runs:
+        worker.issue(issue(run=run, stop_worthy=False))
+    worker.advance(3_000)
+    # The partitions may go to different workers before the messages are due.
+    assert len(worker.sent) == len({issue_partition(run) for run in runs})
+    assert sum(len(one.keys) for one in worker.sent) == len(runs)
 
 
 def test_two_messages_do_not_wait_for_each_other(make: Make) -> None:

@@ -27,7 +27,8 @@ class Message:
     sort: str
     due_ms: int
     keys: set[str]
-    own: bool = False
+    closed: bool = False
+    """The worker that began it is dead: nothing joins it."""
 
 
 @dataclass
@@ -48,10 +49,15 @@ class Model:
         )
         for one in self.waiting:
             joins = one.sort == sort and abs(one.due_ms - due_ms) <= WAIT_MS
-            if joins and not alone and one.due_ms > self.now_ms:
+            if joins and not alone and not one.closed and one.due_ms > self.now_ms:
                 one.keys.add(key)
                 return
         self.waiting.append(Message(sort, due_ms, {key}))
+
+    def close_all(self) -> None:
+        """Nothing joins what waits now."""
+        for one in self.waiting:
+            one.closed = True
 
     def end_repeats(self, issue_id: str) -> None:
         """An issue is over, or somebody has answered it."""
@@ -151,12 +157,14 @@ class Notices(RuleBasedStateMachine):
     @rule()
     def a_worker_dies(self) -> None:
         """Another one continues from the ledger."""
+        self.model.close_all()
         self.worker.restart()
 
     @precondition(lambda self: self.worker.unsaved is not None)
     @rule()
     def a_result_is_lost(self) -> None:
         """A worker dies when a message was sent, before the ledger has that: it is sent again."""
+        self.model.close_all()
         self.worker.lose_results()
 
     @invariant()
