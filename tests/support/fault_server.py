@@ -73,7 +73,8 @@ async def fault_server(context: ssl.SSLContext | None = None) -> AsyncIterator[F
         await state.answers.wait()
         what, _, query = path.partition("?")
         parts = what.strip("/").split("/")
-        status = parts[-1]
+        # An Alertmanager is posted to a path behind its URL.
+        status = parts[1] if parts[0] == "status" else parts[-1]
         if parts[0] in ("then", "cycle"):
             statuses = status.split(",")
             turn = counts.get(path, 0)
