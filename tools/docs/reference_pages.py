@@ -98,6 +98,7 @@ CODES: Final[tuple[tuple[str, int | str, str], ...]] = (
     ("`tocsin drill`", exit_codes.FAILED, "A receiver did not accept the message."),
     ("`tocsin demo`", exit_codes.FAILED, "A scenario did not end as it should."),
     ("`tocsin watch`", f"{exit_codes.SIGNALLED} + n", "Signal n ended it; 0 after Ctrl-C."),
+    ("`tocsin test`", exit_codes.FAILED, "A test failed."),
     ("`tocsin fmt --check`", exit_codes.FAILED, "A file is not formatted."),
     ("`tocsin check`", exit_codes.WRONG_USAGE, "The configuration has a problem."),
     (

@@ -1,4 +1,4 @@
-"""The command line: `explain`, `replay` and `diff`, what a configuration would do."""
+"""The command line: `explain`, `test`, `replay` and `diff`, what a configuration would do."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import typer
 from tocsin.console.commands.options import BusOption, ConfigOption, JsonOption
 from tocsin.console.commands.runs import SeverityOption
 from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.exit_codes import FAILED
 from tocsin.schemas.monotonic_clock import unix_ms
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def register(app: typer.Typer) -> None:
     app.command(
         epilog=f"{example} explain --label team=vision --rule nonfinite --severity critical"
     )(explain)
+    app.command("test", epilog=f"{example} test tocsin_test.yaml --junit report.xml")(run_tests)
     app.command(epilog=f"{example} replay --from 7d --config new.yaml")(replay)
     app.command(epilog=f"{example} diff tocsin.yaml new.yaml --from 7d")(diff)
 
@@ -99,6 +101,50 @@ def explain(
     issue = sample_issue(loaded.config, rule, grave, all_labels, at_ms)
     steps = decide(loaded.config, issue, path=loaded.path, now_ms=at_ms)
     typer.echo((as_json if json_output else as_text)(issue, steps, at_ms))
+
+
+def run_tests(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="FILE",
+            help="Files of tests [default: *_test.yaml in this folder].",
+            show_default=False,
+        ),
+    ] = None,
+    junit: Annotated[
+        Path | None,
+        typer.Option(
+            "--junit", metavar="FILE", help="Write a report for CI systems.", show_default=False
+        ),
+    ] = None,
+    update: Annotated[
+        bool, typer.Option("--update", help="Write the golden files instead of comparing them.")
+    ] = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Run the unit tests of a configuration.
+
+    Virtual time, no network, and nothing is sent. The exit code is 0 if all tests pass, 1 if not.
+    """
+    from tocsin.console.configuration.scenarios import read_scenarios
+    from tocsin.console.configuration.trials import as_json, as_junit, as_text, try_file
+    from tocsin.console.context import read_configuration
+
+    found = files or sorted(Path().glob("*_test.yaml"))
+    if not found:
+        raise ConfigurationError("no file of tests: expected *_test.yaml here, or name one")
+    tried = []
+    for path in found:
+        scenarios = read_scenarios(path)
+        loaded = read_configuration(scenarios.locate(scenarios.file.config))
+        assert loaded.path is not None
+        tried.append(try_file(scenarios, loaded.config, path=loaded.path, update=update))
+    if junit is not None:
+        junit.write_text(as_junit(tried), encoding="utf-8")
+    typer.echo(as_json(tried) if json_output else "\n".join(map(as_text, tried)))
+    failed = any(trial.failures for one in tried for trial in one.trials)
+    raise typer.Exit(FAILED if failed else 0)
 
 
 def replay(
