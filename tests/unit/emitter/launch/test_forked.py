@@ -73,6 +73,7 @@ def test_numpy_starts_no_threads_where_a_fork_follows(tmp_path: Path) -> None:
         "import os\n"
         "with importing():\n"
         "    import gc, numpy; assert not gc.isenabled()\n"
-        "print(can_fork(), gc.isenabled(), 'OPENBLAS_NUM_THREADS' in os.environ)"
+        "print(can_fork(), gc.isenabled(), 'OPENBLAS_NUM_THREADS' in os.environ)\n"
+        "print(gc.get_freeze_count() > 0)"
     )
-    assert run(code, tmp_path) == "True True False\n"
+    assert run(code, tmp_path) == "True True False\nTrue\n"

@@ -85,6 +85,12 @@ def _follow(spec: ModuleSpec, name: str) -> None:
 
 
 def _loaded(name: str, module: ModuleType) -> None:
+    import gc
+
+    # Beside torch's objects a collection of all takes a fifth of a second, and what we import would
+    # bring one more of them.
+    collecting = gc.isenabled()
+    gc.disable()
     try:
         from tocsin.emitter.hooks import on_import
 
@@ -100,6 +106,9 @@ def _loaded(name: str, module: ModuleType) -> None:
             )
     except Exception as error:
         _tell(f"this training is not watched: {error!r}")
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _hand_on() -> None:
