@@ -22,7 +22,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     options = ["--nitpicky", "--fail-on-warning", "--keep-going", "--quiet"]
     command = [sys.executable, "-m", "sphinx", *options, str(DOCS), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     return folder
 

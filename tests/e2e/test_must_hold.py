@@ -123,7 +123,8 @@ def test_status_says_what_was_found_and_done(one_folder: OneFolder) -> None:
     (run,) = facts["runs"]
     assert run["labels"] == {"a": "b"}
     assert (run["state"], run["outcome"], run["stop"]["state"]) == ("ended", "stopped", "exited")
-    assert {issue["issue_id"] for issue in facts["issues"] if issue["severity"] != "info"} == {
+    # A busy machine may be slow enough for another rule.
+    assert {issue["issue_id"] for issue in facts["issues"] if issue["rule"] == "nonfinite"} == {
         launch.stopped_by("nonfinite")["id"] for launch in (one_folder.first, one_folder.again)
     }
     assert {(d["action"], d["state"]) for d in facts["deliveries"]} == {

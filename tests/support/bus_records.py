@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 
+from support.waiting import HANGS_S
 from tocsin.bus.port import EARLIEST, Bus, BusClosed, Outgoing, Partition, Record
 from tocsin.bus.reading import read_to_end
 from tocsin.runtime.worker import Worker
@@ -50,7 +51,7 @@ async def data_of(bus: Bus, topic: str, number: int) -> list[Data]:
     return found
 
 
-async def work(worker: Worker, timeout_s: float = 60.0) -> bool:
+async def work(worker: Worker, timeout_s: float = HANGS_S) -> bool:
     """Run it over all that is there; False: it died on the way."""
     task = asyncio.create_task(worker.run())
     caught_up = asyncio.create_task(worker.caught_up(timeout_s))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from support.children import python_path
+from support.waiting import HANGS_S
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Partition
 from tocsin.emitter.hooks import state, torch_patches
@@ -122,7 +123,7 @@ def captured(folder: Path, **more: str) -> Iterator[state.Hooks]:
 
 
 def run_with_hook(
-    folder: Path, script: str, *, timeout_s: float = 90.0, **more: str
+    folder: Path, script: str, *, timeout_s: float = HANGS_S, **more: str
 ) -> subprocess.CompletedProcess[str]:
     """Run Python text as a launched job would; without capture if TOCSIN_RUN_ID is ''."""
     path = folder / "train.py"

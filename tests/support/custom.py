@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from support.waiting import HANGS_S
 from tocsin.bus.port import Record
 from tocsin.runtime.service import Attachment, Tick
 from tocsin.schemas.configuration.file import check_config
@@ -61,7 +62,7 @@ class Customs:
         self.told += self.service._reported
         self.service._reported.clear()
 
-    def settle(self, timeout_s: float = 60.0) -> list[Reported]:
+    def settle(self, timeout_s: float = HANGS_S) -> list[Reported]:
         """Rounds until all is answered. Everything told so far."""
         deadline = time.monotonic() + timeout_s
         while not self.service.settled():

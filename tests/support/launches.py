@@ -15,7 +15,7 @@ from typing import Any
 from support.children import python_path
 from support.forking import Forked
 from support.stops import StopSigner
-from support.waiting import wait_until
+from support.waiting import HANGS_S, wait_until
 
 TESTS = Path(__file__).parent.parent
 SCRIPTS = TESTS / "e2e" / "scripts"
@@ -28,7 +28,7 @@ class Launched:
     folder: Path
     process: subprocess.Popen[str]
 
-    def wait(self, timeout_s: float = 60.0) -> int:
+    def wait(self, timeout_s: float = HANGS_S) -> int:
         """The exit code; the output is in `out` and `err` then."""
         self.out, self.err = self.process.communicate(timeout=timeout_s)
         return self.process.returncode

@@ -22,6 +22,7 @@ import pytest
 from support import forking
 from support.forking import Forked
 from support.receiver import Receiver
+from support.waiting import HANGS_S
 from tocsin.bus.port import Partition
 from tocsin.bus.urls import open_bus
 from tocsin.console.views.bus_view import read_all
@@ -132,7 +133,7 @@ class Running:
         """What the job has printed so far."""
         return "".join(self._printed["stdout"])
 
-    def finish(self, timeout_s: float = 90) -> Finished:
+    def finish(self, timeout_s: float = HANGS_S) -> Finished:
         """Wait for its end; on a timeout kill it and fail with what it had printed."""
         try:
             self.process.wait(timeout_s)
@@ -188,7 +189,7 @@ class Site:
         )
         return Running(process, summary)
 
-    def run(self, *command: str, timeout_s: float = 90, **options: Any) -> Finished:
+    def run(self, *command: str, timeout_s: float = HANGS_S, **options: Any) -> Finished:
         """Run `tocsin run … -- command` to its end."""
         return self.start(*command, **options).finish(timeout_s)
 
@@ -196,7 +197,9 @@ class Site:
         """Run one of the shipped trainings on one thread."""
         return self.run(sys.executable, "-m", module, "--threads", "1", *arguments, **options)
 
-    def tocsin(self, *arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    def tocsin(
+        self, *arguments: str, timeout_s: float = HANGS_S
+    ) -> subprocess.CompletedProcess[str]:
         """Run another command of tocsin to its end."""
         return forking.run(
             [sys.executable, "-m", "tocsin.console", *arguments],
@@ -261,7 +264,7 @@ def kafka_site_in(folder: Path, kafka_url: str, receiver: Receiver) -> Site:
     return site
 
 
-def end(process: subprocess.Popen[str], timeout_s: float = 15) -> int:
+def end(process: subprocess.Popen[str], timeout_s: float = 60) -> int:
     """SIGTERM, then SIGKILL; its exit code."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import TypeVar
 
+from support.waiting import HANGS_S
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.embedded.spool import has_spools
 from tocsin.bus.port import EARLIEST, Partition
@@ -56,7 +57,7 @@ def _values(folder: Path, run_id: str, kind: str) -> list[object]:
     return asyncio.run(read())
 
 
-def wait_for(folder: Path, kind: type[D], count: int, *, timeout_s: float = 60.0) -> list[D]:
+def wait_for(folder: Path, kind: type[D], count: int, *, timeout_s: float = HANGS_S) -> list[D]:
     """Until that many were said."""
     deadline = time.monotonic() + timeout_s
     while True:

@@ -9,9 +9,12 @@ from collections.abc import Callable
 SOON_S = 30.0
 """A bound where the fault would be to wait for minutes or for ever: a busy machine keeps it."""
 
+HANGS_S = 200.0
+"""After that long something hangs, also on a machine with ten times as much to do."""
+
 
 def wait_until(
-    condition: Callable[[], object], timeout_s: float = 30.0, what: str = "it is so"
+    condition: Callable[[], object], timeout_s: float = HANGS_S, what: str = "it is so"
 ) -> None:
     """Look every 10 ms until `condition()` is true; less often if a look takes long.
 
@@ -27,7 +30,7 @@ def wait_until(
 
 
 async def until(
-    condition: Callable[[], object], timeout_s: float = 30.0, what: str = "it is so"
+    condition: Callable[[], object], timeout_s: float = HANGS_S, what: str = "it is so"
 ) -> None:
     """The same on an event loop."""
     deadline = time.monotonic() + timeout_s

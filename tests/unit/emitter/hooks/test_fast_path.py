@@ -206,8 +206,11 @@ def test_a_larger_optimizer_of_a_training_before_has_no_part_in_this_one(tmp_pat
     assert sorted(said(tmp_path / "b").steps()) == list(range(5))
 
 
-def told(folder: Path, step: Loop, steps: int) -> list[tuple[int, dict[str, float]]]:
-    """What is said of each step, without what depends on the clock."""
+def told(folder: Path, step: Loop, steps: int) -> dict[int, dict[str, float]]:
+    """What is said of each step, without what depends on the clock.
+
+    By step: what is sent of it may be one row or two, as the sender gets its turn.
+    """
     folder.mkdir()
     with captured(folder, TOCSIN_CAPTURE=NOTHING) as hooks:
         for number in range(steps):
@@ -215,10 +218,10 @@ def told(folder: Path, step: Loop, steps: int) -> list[tuple[int, dict[str, floa
             if number == 4:
                 hurry(hooks)
         assert hooks.isolation.off == {}
-    return [
-        (number, {name: value for name, value in cells.items() if not name.endswith("_s")})
-        for number, _, cells in said(folder).rows
-    ]
+    return {
+        number: {name: value for name, value in cells.items() if not name.endswith("_s")}
+        for number, cells in said(folder).steps().items()
+    }
 
 
 @pytest.mark.parametrize(
