@@ -120,7 +120,7 @@ async def worker(bus: Path, mailbox: Mailbox, keys: Path, crash_at: str | None =
     environ.pop(CRASH_AT, None)
     if crash_at is not None:
         environ[CRASH_AT] = crash_at
-    command = (str(bus), "mailto:me@example.com", str(keys), "run-1", "30")
+    command = (f"embedded:{bus}", "mailto:me@example.com", str(keys), "run-1", "30")
     child = Forked([sys.executable, "-m", "support.actions_process", *command], env=environ)
     return await asyncio.to_thread(child.wait, 60)
 
