@@ -292,7 +292,7 @@ def test_the_step_of_an_optimizer_inside_of_another_is_part_of_that(
         # Which number a new one has depends on whether those before it are gone yet.
         return [
             (number, {re.sub(r"optimizer\d+", "optimizer", name): cells[name] for name in cells})
-            for number, cells in told(tmp_path / way, nested(), 30)
+            for number, cells in told(tmp_path / way, nested(), 30).items()
         ]
 
     short = of("quick")
