@@ -148,3 +148,16 @@ def test_every_branch_is_described(rule: type[AnyRule]) -> None:
     for name, meaning in rule.meta.branches.items():
         assert re.fullmatch("[a-z][a-z0-9_]*", name)
         assert meaning
+
+
+def test_the_rules_that_a_match_names_are_known() -> None:
+    rules = """
+  - {name: mine, use: nonfinite}
+routes: [{match: {rule: [mine, nonfinte]}, notify: []}]
+inhibit: [{when: {rule: ExplodingTensor}, mute: {rule: "vanishing_*"}}]
+silences: [{match: {rule: loss_spike}, until: 2030-01-01T00:00:00Z}]
+"""
+    assert problems(rules) == [
+        (5, 32, "unknown rule 'nonfinte'"),
+        (6, 25, "unknown rule 'ExplodingTensor'"),
+    ]

@@ -155,6 +155,7 @@ def rule_problems(
 
     def validate(config: Config) -> Iterable[Problem]:
         yield from _problems(config.rules, known)
+        yield from _unmatched_names(config, known)
         customs = custom_entries(config.rules, known)
         if load is not None and customs:
             yield from load(customs)
@@ -198,6 +199,22 @@ def _problems(entries: Iterable[RuleEntry], catalogue: Catalogue) -> Iterator[Pr
             model.model_validate(_parameters(rule, entry))
         except ValidationError as error:
             yield from problems_of_model(error, model, entry.at("params"))
+
+
+def _unmatched_names(config: Config, catalogue: Catalogue) -> Iterator[Problem]:
+    """Names in the matches of routes, silences and inhibitions that no issue's rule can have."""
+    # Issues have the rule's own name, where the file has an alias.
+    own = {*catalogue.names(), *(entry.name for entry in config.rules)} - {*catalogue.aliases()}
+    for entry in (*config.routes, *config.inhibit, *config.silences):
+        for key in entry.MATCHES:
+            for index, name in enumerate(getattr(entry, key).get("rule", ())):
+                if name in own or set("*?[") & set(name):
+                    continue
+                hint = did_you_mean(name, own)
+                if name in catalogue.aliases():
+                    hint = catalogue.get(name).meta.name
+                loc = (*entry.loc, key, "rule", index)
+                yield Problem(loc, f"unknown rule {name!r}", "unknown_rule", hint)
 
 
 class _CustomRules:

@@ -142,7 +142,9 @@ def test_past_issues_are_replayed_in_virtual_time_and_no_receiver_is_made() -> N
 def test_two_configurations_are_compared_run_by_run() -> None:
     dump((0, issue("gpt-1")), (5, issue("gpt-2", "overfit", severity="warning")))
     Path("new.yaml").write_text(
-        CONFIG.replace("[stop, chat]", "[chat, pager]").replace("{rule: overfit}", "{rule: x}")
+        CONFIG.replace("[stop, chat]", "[chat, pager]").replace(
+            "{rule: overfit}", "{rule: disk_full}"
+        )
     )
 
     found = said("diff", "tocsin.yaml", "new.yaml", "--file", "issues.jsonl")
