@@ -75,10 +75,13 @@ class Circuit:
     def attempted(self, delivery_id: str, outcome: Outcome, now_ms: int) -> bool:
         """Take in what came of an attempt; whether that closed the circuit.
 
-        Any answer but a temporary failure shows that the receiver works.
+        Any answer but a temporary failure shows that the receiver works; what we refuse to send
+        ourselves shows nothing.
         """
         if self._probe == delivery_id:
             self._probe = None
+        if outcome.forbidden is not None:
+            return False
         if outcome.status == HTTPStatus.GONE:
             self.gone = True
         if is_temporary(outcome):

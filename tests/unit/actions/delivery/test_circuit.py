@@ -101,6 +101,18 @@ async def test_one_delivery_that_it_cannot_process_holds_up_no_other() -> None:
     assert states == ["pending", *["delivered"] * (len(ISSUES) - 1)]
 
 
+async def test_what_is_not_sent_does_not_show_that_a_receiver_works() -> None:
+    sick = ISSUES[5].issue_id
+    refused = Outcome(forbidden="the ledger's entry holds no issue")
+    actions = VirtualActions({"ml": lambda n: refused if n.delivery.issue_id == sick else DOWN})
+    for one in ISSUES[:7]:
+        await actions.take(one)
+    assert actions.attempted == 5, "the circuit is open"
+    await actions.until(HOUR_MS)
+    assert actions.attempted <= 5 + 1 + HOUR_MS / 30_000
+    assert {one.state for one in actions.last("ml")} == {"pending", "rejected"}
+
+
 async def test_it_opens_after_as_many_deliveries_as_are_configured() -> None:
     ml = Receiver(down=True)
     circuit = CircuitPolicy(failures=2, probe_every_ms=5_000)
