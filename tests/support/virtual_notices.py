@@ -10,6 +10,7 @@ from support.issue_records import TOPICS, issue_record
 from tocsin.actions.decision.decide import Decisions
 from tocsin.actions.decision.notice_times import NoticeTimes
 from tocsin.actions.decision.routing import Routing
+from tocsin.actions.decision.silences import Silence
 from tocsin.actions.delivery.actions_service import ActionsService
 from tocsin.actions.delivery.receiver_queues import Notice, ReceiverQueue
 from tocsin.actions.delivery.retry import Outcome
@@ -47,6 +48,7 @@ class VirtualNotices:
     """The next ones; when there is none, each message is delivered."""
     ledger: list[Outgoing] = field(default_factory=list)
     one_alert: bool = False
+    silences: tuple[Silence, ...] = ()
     unsaved: int | None = None
     """How long the ledger was when the first message of this moment was sent, if nothing was read
     since."""
@@ -107,7 +109,9 @@ class VirtualNotices:
         entries = {rule: RuleEntry(name=rule, use=rule, actions=actions) for rule in self.rules}
         queue = ReceiverQueue(self._attempt, groups=not self.one_alert, one_alert=self.one_alert)
         routing = Routing(entries, kinds={RECEIVER: "email"})
-        return ActionsService(TOPICS, Decisions(routing, times=self.times), {RECEIVER: queue})
+        return ActionsService(
+            TOPICS, Decisions(routing, times=self.times, silences=self.silences), {RECEIVER: queue}
+        )
 
     async def _attempt(self, notice: Notice) -> Outcome:
         deliveries = (notice.delivery, *notice.others)

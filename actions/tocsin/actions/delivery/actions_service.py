@@ -492,7 +492,7 @@ class ActionsService(Service):
             else:
                 self._report(Attempted(delivery.delivery_id, None, now_ms, instead=instead))
             return
-        together = self._ledger.message(delivery)
+        together = self._notices.message(delivery, now_ms)
         identities = tuple(one.delivery_id for one in together)
         self._started |= dict.fromkeys(identities, identities)
         stop = self._ledger.stop_for(delivery)

@@ -92,5 +92,8 @@ def next_repeat(before: Delivery, now_ms: int) -> Delivery | None:
             # The next repeat takes its place.
             "give_up_ms": sent_ms + 2 * every_ms,
             "sent_as": None,
+            "suspended_until_ms": None,
+            "redrives": 0,
+            "handle": None,
         }
     )

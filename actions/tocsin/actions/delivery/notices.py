@@ -116,6 +116,14 @@ class Notices:
         held = self._planner.held(delivery, now_ms)
         return None if held is None else Decision("suppressed", held.reason)
 
+    def message(self, delivery: Delivery, now_ms: int) -> list[Delivery]:
+        """What is sent now in one message with a delivery: that first.
+
+        Not a repeat of which something else becomes: each is asked about when its turn comes.
+        """
+        delivery, *others = self._ledger.message(delivery)
+        return [delivery, *(one for one in others if self.instead(one, now_ms) is None)]
+
     def waits_for(self, delivery: Delivery) -> Delivery | None:
         """Which of a message is not to be sent yet: the notice before it is not under way."""
         together = self._ledger.message(delivery)

@@ -9,6 +9,7 @@ import pytest
 from support.issue_records import TOPICS, feedback, issue, issue_record, view
 from support.virtual_notices import START_MS, VirtualNotices
 from tocsin.actions.decision.notice_times import NoticeTimes
+from tocsin.actions.decision.silences import Silence
 from tocsin.actions.delivery.retry import Outcome
 from tocsin.console.feedback.send import feedback_record
 from tocsin.schemas.configuration.receivers import UrgentConfig
@@ -168,6 +169,23 @@ def test_repeats_of_a_group_are_one_message(make: Make) -> None:
     worker.issue(issue(rule="loss_spike"))
     worker.advance(22_000)
     assert ids(worker) == [(2, 2), (12, 2), (22, 2)]
+
+
+def test_a_silenced_repeat_is_left_out_and_comes_again_after_the_silence(make: Make) -> None:
+    worker = make(NoticeTimes(group_by=("run",), wait_ms=2_000, repeat_ms=10_000))
+    silence = Silence(
+        match={"rule": ("loss_spike",)}, from_ms=START_MS + 5_000, until_ms=START_MS + 15_000,
+        mutes=["notify"], by="ana", why="known", decided_by="tocsin.yaml:9:3",
+    )  # fmt: skip
+    worker.silences = (silence,)
+    worker.restart()
+    worker.issue(issue())
+    worker.issue(issue(rule="loss_spike"))
+    worker.advance(23_000)
+
+    assert ids(worker) == [(2, 2), (12, 1), (22, 2)]
+    held = [one for one in worker.entries().values() if one.state == "suppressed"]
+    assert [one.reason.startswith("silenced by ana until") for one in held] == [True]
 
 
 def test_a_repeat_has_what_the_issue_says_by_then(make: Make) -> None:
