@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -95,7 +95,10 @@ async def test_a_silence_is_set_listed_and_ended(
 
 @asynccontextmanager
 async def working(
-    bus: Bus, context: CommandContext, environ: dict[str, str]
+    bus: Bus,
+    context: CommandContext,
+    environ: dict[str, str],
+    only_runs: Collection[str] | None = None,
 ) -> AsyncIterator[ActionsService]:
     """An action service whose receiver accepts everything."""
 
@@ -112,7 +115,8 @@ async def working(
         bus,
         service,
         topics=context.topics,
-        group="actions",
+        group="actions" if only_runs is None else "helper",
+        only_runs=only_runs,
         settings=WorkerSettings(checkpoint_s=0.05),
     )
     task = asyncio.create_task(worker.run())
@@ -165,7 +169,8 @@ async def test_the_action_service_keeps_to_them_after_a_restart_too(
             assert delivery.reason.startswith("silenced by ana@node until ")
             assert delivery.reason.endswith(f"(silence {made.silence_id[:8]}): known")
 
-        async with working(bus, context, ana) as service:
+        # As the helper of one run has them: what is about all runs is about its run, too.
+        async with working(bus, context, ana, {"run-1"}) as service:
             (again,) = await decided(await publish("2", "nonfinite"))
             assert again.held == "silence"
             now_ms = unix_ms()

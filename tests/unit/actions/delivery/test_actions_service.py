@@ -49,6 +49,7 @@ from tocsin.runtime import metrics as names
 from tocsin.runtime.prometheus_metrics import PrometheusMetrics
 from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.configuration.file import Config, SectionRegistry, check_config
+from tocsin.schemas.configuration.inhibitions import InhibitEntry
 from tocsin.schemas.configuration.sections import ActionEntry, RuleEntry
 from tocsin.schemas.ids import delivery_id
 from tocsin.schemas.records.dead_letters import DeadLetter
@@ -878,3 +879,21 @@ async def test_one_message_is_edited_by_the_worker_that_comes_after_a_restart(
     assert first[1].text.startswith("resolved: nonfinite in run-1")
     assert answer[1].to == first[0]
     assert [state.handle for state in (await bench.ledger())["ml/firing"]][-1] == first[0]
+
+
+async def test_after_a_restart_an_open_issue_still_explains_others(bench: Bench) -> None:
+    entry = InhibitEntry(when={"rule": ("nonfinite",)}, mute={"rule": ("loss_spike",)})
+    told = ActionEntry(kind="receiver", receiver="ml")
+    spike = RuleEntry(name="loss_spike", use="loss_spike", actions=(told,))
+    config = bench.config()
+    config = config.model_copy(update={"rules": (*config.rules, spike), "inhibit": (entry,)})
+    for states in ([issue()], [issue(rule="loss_spike"), issue(resolved=True)]):
+        async with bench.worker(config) as (worker, service):
+            await bench.send(*map(issue_record, states))
+            assert await worker.caught_up(10)
+            assert await service.drain(10)
+
+    held = [
+        states[-1] for states in (await bench.ledger()).values() if states[-1].rule == "loss_spike"
+    ]
+    assert [(one.state, one.held) for one in held] == [("suppressed", "inhibition")]
