@@ -193,7 +193,7 @@ class ActionsService(Service):
         self._notices.release()
         mine = {delivery.delivery_id for delivery in self._ledger.pending()}
         self._appended_ms = {one: at for one, at in self._appended_ms.items() if one in mine}
-        self._runs.forget(partitions)
+        self._runs.release(partitions)
         self._planner.release(frozenset(partitions))
 
     def apply(self, records: Sequence[Record], tick: Tick) -> Sequence[Poison]:

@@ -32,7 +32,7 @@ class FollowedRuns:
         """The bus keeps this run no more."""
         self._view.seen.pop(run_id, None)
 
-    def forget(self, partitions: Collection[int]) -> None:
+    def release(self, partitions: Collection[int]) -> None:
         """Drop the runs of these partitions of the issues topic."""
         for run_id in list(self._view.seen):
             if telemetry_partition(run_id) % ISSUE_PARTITIONS in partitions:

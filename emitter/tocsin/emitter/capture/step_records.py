@@ -69,7 +69,7 @@ class Reporter:
         self.odd_streak = 0
         self.last_odd: int | None = None
         self._training = training
-        self._agenda = schedule
+        self._schedule = schedule
         self._finite: bool | None = None
         self._finite_step = -1
         plan = training.settings.plan("losses")
@@ -116,7 +116,7 @@ class Reporter:
             self.last_odd = draft.step
             if self.odd_streak <= AT_ONCE:
                 # The newest step, not this one: from a GPU its numbers may have come late.
-                self._agenda.alarmed(max(draft.step, self._training.next_step - 1))
+                self._schedule.alarmed(max(draft.step, self._training.next_step - 1))
         if draft.readings:
             self._send_gradients(draft, odd)
         if draft.local is not None:
@@ -130,10 +130,10 @@ class Reporter:
             for table in draft.weights.tables():
                 self._send(draft, table, urgent=bool(rows_.nonfinite.any()))
         for name, pending in draft.probed:
-            with self._agenda.costs(name, more=True):
+            with self._schedule.costs(name, more=True):
                 for table in pending.tables():
-                    known = self._agenda.has(table.collection)
-                    every = self._agenda.interval(table.collection if known else name, draft.step)
+                    known = self._schedule.has(table.collection)
+                    every = self._schedule.interval(table.collection if known else name, draft.step)
                     self._send(draft, table, every=every)
 
     def _is_loss_due(self, step: int) -> bool:
@@ -170,12 +170,12 @@ class Reporter:
         frame = table.frame(
             self._training.speaker,
             draft.step,
-            every=self._agenda.interval(table.collection, draft.step) if every is None else every,
+            every=self._schedule.interval(table.collection, draft.step) if every is None else every,
             at_us=draft.at_us,
         )
         self._training.frame(frame, urgent=urgent)
         if every is None:
-            self._agenda.spent(table.collection, time.thread_time() - began, more=True)
+            self._schedule.spent(table.collection, time.thread_time() - began, more=True)
 
     def finite_at(self, step: int) -> bool:
         """Whether the weights after this step are finite, from what was seen so far."""

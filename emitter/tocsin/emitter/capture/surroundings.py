@@ -44,9 +44,9 @@ class Around:
         self.named: Final = NamedLosses()
         self.checks: Final = SourceChecks(isolation)
         self.others: Final = OtherOptimizers()
-        self._fed: Final = (self.others, self.named, self.loaders, self.data, self.checks)
+        self._lasting: Final = (self.others, self.named, self.loaders, self.data, self.checks)
         """Those that the hooks feed: they are there before a training begins."""
-        self._probes: tuple[Probe, ...] = self._fed
+        self._probes: tuple[Probe, ...] = self._lasting
         self.marks_evaluations = True
         """Whether evaluations are marked here; a framework's callback knows better when."""
         self.thread = 0
@@ -58,14 +58,14 @@ class Around:
         self.phases.report = None
         for probe in self._probes:
             self._isolation.run("clean-up", probe.reset)
-        self._probes = self._fed
+        self._probes = self._lasting
         self.thread = 0
 
     def begin(self, training: Training, optimizers: Optimizers) -> None:
         """A training begins on this thread, with these optimizers."""
         self.thread = threading.get_ident()
         root = optimizers.root
-        self._probes = (*self._fed, *(probe() for probe in PROBES))
+        self._probes = (*self._lasting, *(probe() for probe in PROBES))
         for probe in self._probes:
             self._isolation.run(probe.name, probe.begin, training, optimizers)
 

@@ -291,12 +291,12 @@ class Hooks(LoopState):
                 return False  # somebody fetches ahead; the loop is left on its own thread
             if evaluating:
                 if capture.evaluations.on:
-                    capture.evaluations.fed(batch)
+                    capture.evaluations.on_batch(batch)
                 return True
             if capture.evaluations.busy:
                 capture.evaluations.over()
             if capture.inputs.on:
-                capture.inputs.fed(batch, capture.training.next_step)
+                capture.inputs.on_batch(batch, capture.training.next_step)
         return evaluating
 
     def on_last_batch(self) -> None:

@@ -123,7 +123,7 @@ class EvaluationBatches:
         """Whether the next step has something to end here."""
         return (self._began or bool(self._waiting)) and not self._isolation.rests(PROBE)
 
-    def fed(self, batch: object) -> None:
+    def on_batch(self, batch: object) -> None:
         """A data loader has given a batch of an evaluation."""
         self._isolation.run(PROBE, self._begin, batch)
 
@@ -153,7 +153,7 @@ class EvaluationBatches:
         batches = self._batches()
         if batches is not None:
             number = batches.another()
-            batches.inputs.fed(batch, number)
+            batches.inputs.on_batch(batch, number)
             if (said := batches.inputs.drain()) is not None:
                 self._keep(batches, step, said)
             self._arm(batches, step, number)

@@ -122,7 +122,7 @@ class GradientReader:
     """Reads the gradients of a training's optimizers."""
 
     def __init__(self, schedule: CaptureSchedule, optimizers: Optimizers) -> None:
-        self._agenda = schedule
+        self._schedule = schedule
         self._optimizers = optimizers
         self._blocks: dict[int, BlockReader] = {}
         self._mixed: dict[int, bool] = {}
@@ -136,7 +136,7 @@ class GradientReader:
         `odd`: the loss is not finite; `at_once`: then, or if a block is not finite, all rows are
         read in this step.
         """
-        schedule, optimizer = self._agenda, watched.optimizer()
+        schedule, optimizer = self._schedule, watched.optimizer()
         due = schedule.due(step).get(GRADIENTS, ())
         exact = step < schedule.exact_until or schedule.is_due(NORMS, step)
         reading = Reading(parts=watched.parts)

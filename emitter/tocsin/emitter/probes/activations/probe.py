@@ -32,7 +32,7 @@ class ActivationProbe:
         mode: Mode = "train",
     ) -> None:
         """`plans` are the collections that are made of activations."""
-        self._agenda = schedule
+        self._schedule = schedule
         self._isolation = isolation
         self._mode: Mode = mode
         on = tuple(plan for plan in plans if plan.schedule(mode) is not None)
@@ -53,7 +53,7 @@ class ActivationProbe:
         seen = isolation.run(ACTIVATIONS, activations.drain)
         each_s = (isolation.spent.get(ACTIVATIONS, 0.0) - self._spent_s) / max(1, len(due))
         for plan in due:
-            self._agenda.spent(plan.name, each_s)
+            self._schedule.spent(plan.name, each_s)
         if activations.blind:
             isolation.switch_off(ACTIVATIONS, activations.reason)
         if seen is None or not due:
@@ -66,7 +66,7 @@ class ActivationProbe:
         self, step: int, root: nn.Module | None, also: tuple[CollectionPlan, ...] = ()
     ) -> bool:
         """Have that step looked at, if something is due, or `also`; whether it is."""
-        due = self._agenda.due(step).get(ACTIVATIONS, ())
+        due = self._schedule.due(step).get(ACTIVATIONS, ())
         # The second step always is: a training of a few steps has said something, too.
         if step == 1 and self._mode == "train":
             also = self._first

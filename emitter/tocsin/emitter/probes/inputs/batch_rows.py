@@ -43,18 +43,18 @@ class InputProbe:
         mode: Mode = "train",
     ) -> None:
         """`plans` are the collections that are made of inputs."""
-        self._agenda = schedule
+        self._schedule = schedule
         self._isolation = isolation
         self.on: Final = any(plan.schedule(mode) is not None for plan in plans)
         """Whether there is any."""
         self._rows: tuple[str, Pending] | None = None
 
-    def fed(self, batch: object, step: int) -> None:
+    def on_batch(self, batch: object, step: int) -> None:
         """A data loader has given a batch, which that step will use."""
-        plans = self._agenda.due(step).get(INPUTS, ())
+        plans = self._schedule.due(step).get(INPUTS, ())
         if not plans or self._rows is not None or is_recording():
             return
-        with self._agenda.costs(*(plan.name for plan in plans)):
+        with self._schedule.costs(*(plan.name for plan in plans)):
             rows = self._isolation.run(INPUTS, read_inputs, batch, plans)
         if rows is not None:
             self._rows = (plans[0].name, rows)
