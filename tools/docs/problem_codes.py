@@ -43,6 +43,7 @@ PROBLEM_CODES: Final[Mapping[str, str]] = {
     "unknown_preset": "A preset that the rule does not have.",
     "unknown_receiver": "An action or a route names a receiver that there is not.",
     "unknown_rule": "A rule that there is not.",
+    "unknown_run": "A test of `tocsin test` is about a run that is not listed under `runs`.",
     "unknown_secret": "A secret that the section `secrets` does not name.",
     "unknown_time_window": "A time window that the section `time_windows` does not name.",
     "unknown_time_zone": "A time zone that this machine does not know.",
@@ -53,6 +54,7 @@ PROBLEM_CODES: Final[Mapping[str, str]] = {
 
 WARNING_CODES: Final[Mapping[str, str]] = {
     "no_rules": "No rule is on.",
+    "stop_without_input": "A rule with a stop action reads only what is not captured.",
     "unused_receiver": "No rule or route names this receiver.",
 }
 """The file works with them, though hardly as meant."""

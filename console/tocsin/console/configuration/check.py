@@ -371,6 +371,23 @@ def _missing_keys(config: Config, environ: Mapping[str, str], folder: Path) -> I
             yield Problem(("stop", "trusted_keys", index), why, "no_trusted_key", hint)
 
 
+def _stops_without_input(
+    config: Config, specs: Iterable[RuleSpec]
+) -> Iterator[tuple[ActionEntry, str, Sequence[str]]]:
+    """Stop actions of rules that read only collections which the configuration switches off."""
+    captured = set(capture_settings(config.capture.model_dump_json()).collections)
+    off = set(capture_settings(Config().capture.model_dump_json()).collections) - captured
+    by_name = {spec.name: spec for spec in specs if not spec.custom}
+    for entry in config.rules:
+        spec = by_name.get(entry.name)
+        inputs = [one for one in spec.rule.meta.inputs if not one.beside] if spec else []
+        if not inputs or any(one.kind != "tensors" or one.pattern not in off for one in inputs):
+            continue
+        for action in entry.actions or ():
+            if action.kind == "stop":
+                yield action, entry.name, sorted({one.pattern for one in inputs})
+
+
 def _warnings(
     config: Config, sources: Sources, customs: Mapping[str, RuleSpec]
 ) -> Sequence[PlacedProblem]:
@@ -385,7 +402,12 @@ def _warnings(
             message = f"nothing is sent to the receiver {name!r}: no rule or route names it"
             hint = f"rules: [nonfinite: [stop, {name}]]"
             found.append(warning(("receivers", name), "unused_receiver", message, hint))
-    if not rule_specs(config.rules, defaults=config.defaults.rules, customs=customs):
+    specs = rule_specs(config.rules, defaults=config.defaults.rules, customs=customs)
+    for action, rule, collections in _stops_without_input(config, specs):
+        message = f"{rule!r} never stops a run: {' and '.join(collections)} are not captured"
+        hint = f"capture: {{collections: {{{collections[0]}: {{every: 10}}}}}}"
+        found.append(warning(action.loc, "stop_without_input", message, hint))
+    if not specs:
         message = "no rule is on: nothing is watched"
         found.append(warning(("defaults", "rules"), "no_rules", message, "rules: all"))
     return hide_lines(sources, found)

@@ -270,3 +270,24 @@ def test_json_has_everything_but_lines_of_the_file(tmp_path: Path) -> None:
             "hint": None,
         }
     ]
+
+
+def test_a_stop_of_a_rule_whose_input_is_not_captured_is_warned_of(tmp_path: Path) -> None:
+    rules = "rules:\n  - dead_relu: [stop]\n  - vanishing_gradient: [stop]\n  - nonfinite: [stop]\n"
+    off = "capture: {collections: {activations: off}}\n"
+
+    without = check_file(written(tmp_path, f"version: 1\n{off}{rules}"), {}, tmp_path)
+    captured = check_file(written(tmp_path, f"version: 1\n{rules}"), {}, tmp_path)
+
+    assert [
+        (one.line, one.column, one.code, one.message, one.hint) for one in without.warnings
+    ] == [
+        (
+            4,
+            17,
+            "stop_without_input",
+            "'dead_relu' never stops a run: activations are not captured",
+            "capture: {collections: {activations: {every: 10}}}",
+        )
+    ]
+    assert list(captured.warnings) == []
