@@ -18,7 +18,7 @@ from tocsin.console.views.stop_history import (
     history_lines,
     stop_history,
 )
-from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.deliveries import ACKNOWLEDGED, LATE, REPEAT, Delivery
 from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.issues import IssueFiring, Series
 from tocsin.schemas.records.runs import RunView
@@ -202,6 +202,15 @@ def _state_line(seen: StateSeen) -> str:
     return f"{when}  {seen.state}{at}"
 
 
+def _occasion(delivery: Delivery) -> str:
+    """What sets a delivery apart from the first one to its receiver; empty for that."""
+    if delivery.occasion == REPEAT:
+        return f"repeat {delivery.repeat:,}"
+    if delivery.occasion in (ACKNOWLEDGED, LATE):
+        return delivery.occasion
+    return "" if delivery.issue_state == "firing" else delivery.issue_state
+
+
 def _feedback_line(feedback: Feedback) -> str:
     return f"{time_text(feedback.at_ms)}  {plain_line(feedback.text)}"
 
@@ -211,7 +220,8 @@ def _done_lines(story: Story) -> Iterator[str]:
         yield "no notice was sent and nothing was stopped: the configuration requests neither"
         return
     for delivery in story.deliveries:
-        about = "" if delivery.issue_state == "firing" else f" ({delivery.issue_state})"
+        what = _occasion(delivery)
+        about = f" ({what})" if what else ""
         attempts = (
             f", {delivery.attempts:,} attempt{'s' * (delivery.attempts != 1)}"
             if delivery.attempts
@@ -223,6 +233,8 @@ def _done_lines(story: Story) -> Iterator[str]:
         )
         by = plain_line(delivery.decided_by) or "unknown"
         yield f"{'':<{_LABEL}}decided by {by}"
+        if delivery.group:
+            yield f"{'':<{_LABEL}}in one message with others of {plain_line(delivery.group)}"
         if delivery.state != "delivered" or delivery.attempts > 1:
             for attempt in delivery.last_attempts:
                 result = plain_line(attempt.result)

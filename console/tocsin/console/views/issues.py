@@ -11,7 +11,7 @@ from typing import Final, Literal
 from rich.table import Table
 from rich.text import Text
 
-from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.deliveries import REPEAT, Delivery
 from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.issues import IssueFiring, Severity
 from tocsin.schemas.records.runs_view import RunsView
@@ -72,7 +72,9 @@ def issue_table(view: RunsView, wanted: IssueFilter, *, ids: bool = True) -> Tab
         return None
     done: dict[str, list[str]] = {}
     for delivery in view.deliveries:
-        done.setdefault(delivery.issue_id, []).append(f"{delivery.action}: {delivery.state}")
+        # `tocsin why` lists the repeats: there may be many.
+        if delivery.occasion != REPEAT:
+            done.setdefault(delivery.issue_id, []).append(f"{delivery.action}: {delivery.state}")
     table = Table(box=None)
     if ids:
         table.add_column("issue", no_wrap=True)

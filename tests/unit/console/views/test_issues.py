@@ -125,6 +125,17 @@ def test_what_people_answered_is_shown_and_closes_an_issue() -> None:
     assert known.verdict(known.issues[1]) is None
 
 
+def test_repeats_and_groups_are_explained_and_not_listed() -> None:
+    repeat = HOOK.model_copy(
+        update={"delivery_id": "d-r", "occasion": "repeat", "repeat": 2, "group": "run=run-1"}
+    )
+    known = runs_view(view(), FIRING, HOOK, repeat)
+    text = told(story_of(known, {}, FIRING))
+    assert "hook (repeat 2) pending: 503, 2 attempts" in text
+    assert "in one message with others of run=run-1" in text
+    assert listed(IssueFilter(), known)[1].endswith("  hook: pending")
+
+
 def test_the_precision_of_a_rule_is_that_of_the_issues_that_people_answered() -> None:
     found = [issue(rule="loss_spike", episode=str(number)) for number in range(4)]
     known = runs_view(
