@@ -122,14 +122,14 @@ class Planner(Known):
         """
         times, planned = self._decisions.times, intent.planned
         if planned.route is None and intent.issue.state == "resolved":
-            notices = self._decisions.routing.notices(intent.issue)
-            planned = next((one for one in notices if one.action == planned.action), planned)
+            planned = self._as_asked(planned, intent.issue)
         return times.of(planned.route)
 
     def held(self, delivery: Delivery, now_ms: int) -> Held | None:
         """What keeps a notice that is due later from being sent then."""
+        issue = issue_of(delivery)
         planned = Planned(delivery.action, delivery.kind, delivery.decided_by)
-        return self._decisions.held(planned, issue_of(delivery), self, now_ms)
+        return self._decisions.held(self._as_asked(planned, issue), issue, self, now_ms)
 
     def silences(self) -> Iterable[Silence]:
         """See `Known`."""
@@ -142,6 +142,11 @@ class Planner(Known):
     def noticed(self, issue_id: str) -> Mapping[str, Noticed]:
         """See `Known`."""
         return self._ledger.noticed(issue_id)
+
+    def _as_asked(self, planned: Planned, issue: Issue) -> Planned:
+        """What the configuration says now of notifying a receiver, with the route that does."""
+        notices = self._decisions.routing.notices(issue)
+        return next((one for one in notices if one.action == planned.action), planned)
 
     def _new(self, plan: Iterable[Planned], issue: Issue, event: Event[Data]) -> Iterator[Intent]:
         for planned in plan:

@@ -120,6 +120,18 @@ time_windows: {{night: {{weekly: ["00:00-{until:%H:%M}"], time_zone: UTC}}}}
     assert [one.state for one in became(actions, SPIKE)] == ["suppressed", "delivered"]
 
 
+async def test_a_route_that_is_muted_at_night_repeats_nothing_then() -> None:
+    opened = datetime.fromtimestamp(NOW_MS / 1000 + 1800, UTC)
+    actions = virtual(f"""- loss_spike: [by_route]
+routes: [{{notify: [chat], mute: night}}]
+defaults: {{repeat_interval: 1h}}
+time_windows: {{night: {{weekly: ["{opened:%H:%M}-24:00"], time_zone: UTC}}}}
+""")
+    await actions.take(SPIKE)
+    await actions.until(7_200_000)
+    assert [name for _, name in actions.attempts] == ["chat"]
+
+
 def test_after_a_restart_what_was_read_is_open_and_what_was_not_is_not() -> None:
     entry = InhibitEntry(when={"rule": ("nonfinite",)}, mute={"rule": ("loss_spike",)})
     issues = OpenIssues([entry])
