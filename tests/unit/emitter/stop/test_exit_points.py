@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -338,6 +339,22 @@ def test_after_a_bad_loss_there_is_a_round_at_each_edge_for_a_while() -> None:
         agreement.alert()
         rounds_of(10)
     assert rounds_of(300) < 30
+
+
+@pytest.mark.parametrize(("alerted", "most"), [(True, 2), (False, 34)])
+def test_so_many_edges_after_a_command_all_leave(*, alerted: bool, most: int) -> None:
+    """Whenever between two rounds one of them hears it, and however short the steps are."""
+    waited = set()
+    for offset in range(40):
+        agreement = Agreement(Peers(), clock=Ticking(0.001))
+        assert not any(agreement.at_edge(False) for _ in range(200))
+        if alerted:
+            agreement.alert()
+            assert not any(agreement.at_edge(False) for _ in range(33))
+        assert not any(agreement.at_edge(False) for _ in range(offset))
+        waited.add(next(edges for edges in itertools.count(1) if agreement.at_edge(True)))
+    assert max(waited) <= most
+    assert (len(waited) == 1) == alerted
 
 
 def test_the_alert_of_one_rank_hastens_all() -> None:
