@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 if TYPE_CHECKING:
     from tocsin.emitter.hooks.state import Hooks
@@ -19,14 +20,15 @@ if TYPE_CHECKING:
 
 def install(hooks: Hooks) -> None:
     """Put the hook into torch."""
-    module = torch.nn.utils.clip_grad
+    module, passed = torch.nn.utils.clip_grad, hooks.quick.passed
     original = module.clip_grad_norm_
 
     @functools.wraps(original)
     def clip_grad_norm_(
         parameters: object, max_norm: float, norm_type: float = 2.0, *args: object, **kwargs: object
     ) -> object:
-        if torch.compiler.is_compiling() or hooks.asleep or hooks.quick.passed.on or norm_type != 2:
+        # First of all what a compiler sees as a constant.
+        if is_dynamo_compiling() or passed.on or norm_type != 2 or hooks.asleep or is_compiling():
             return original(parameters, max_norm, norm_type, *args, **kwargs)
         if isinstance(parameters, Iterator):
             listed = list(parameters)

@@ -32,6 +32,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 import torch
+from torch.compiler import is_dynamo_compiling
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -107,35 +108,33 @@ def _optimizers() -> None:
 def _before_step(
     optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> None:
-    if torch.compiler.is_compiling():
+    if is_dynamo_compiling():
         _before_step_apart(optimizer, args, kwargs)
-    elif hooks.threads.any and hooks.threads.ignores(optimizer):
         return
-    elif not hooks.asleep:
-        try:
-            if passed.on and passed.before(optimizer):
-                return
-            if hooks.quick.before(optimizer, len(args) + len(kwargs)):
-                return
-        # The isolation, without its cost.
-        except Exception as error:
-            _not_quick(error)
-        hooks.isolation.run(
-            "steps", hooks.before_step, optimizer, closure=_has_closure(args, kwargs)
-        )
+    try:
+        if passed.on and passed.before(optimizer):
+            return
+        if hooks.asleep or (hooks.threads.any and hooks.threads.ignores(optimizer)):
+            return
+        if hooks.quick.before(optimizer, len(args) + len(kwargs)):
+            return
+    # The isolation, without its cost.
+    except Exception as error:
+        _not_quick(error)
+    hooks.isolation.run("steps", hooks.before_step, optimizer, closure=_has_closure(args, kwargs))
 
 
 def _after_step(
     optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> None:
-    if torch.compiler.is_compiling():
+    if is_dynamo_compiling():
         _after_step_apart(optimizer, args, kwargs)
-        return
-    if hooks.capture is None:
         return
     try:
         if passed.on or passed.inside:
             made: bool | None = passed.after(optimizer)
+        elif hooks.capture is None:
+            return
         else:
             if hooks.isolation.off:
                 hooks.isolation.stepped()
@@ -164,7 +163,7 @@ _after_step_apart = torch._disable_dynamo(_after_step)
 def _not_quick(error: Exception) -> None:
     """The quick way has failed: the next step goes the long one."""
     hooks.quick.until = passed.inside = 0
-    passed.on = False
+    passed.on = passed.quiet = False
     hooks.isolation.run(PROBE, _fail, error)
 
 
@@ -191,19 +190,23 @@ def _backward() -> None:
 
     @functools.wraps(original)
     def backward(*args: object, **kwargs: object) -> None:
+        try:
+            over = passed.on and passed.backward()
+        # The isolation, without its cost: at each step.
+        except Exception as error:
+            over = False
+            _not_quick(error)
+        if over:
+            original(*args, **kwargs)
+            return
         if not hooks.asleep:
             tensors = args[0] if args else kwargs.get("tensors")
-            over = False
             try:
-                over = passed.on and passed.backward()
-                usual = over or hooks.quick.backward(tensors)
-            # The isolation, without its cost: at each step.
+                usual = hooks.quick.backward(tensors)
+            # The same.
             except Exception as error:
                 usual = False
                 _not_quick(error)
-            if over:
-                original(*args, **kwargs)
-                return
             if not usual:
                 hooks.isolation.run("losses", hooks.on_backward, tensors)
         if hooks.asleep:

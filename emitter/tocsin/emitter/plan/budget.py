@@ -43,9 +43,8 @@ UNMEASURED: Final = 2.0
 """How many times what the hooks measure themselves they cost there: the calls around them, and what
 the step loses of the processor's caches, are the rest (`benchmarks/short_steps.py`)."""
 
-FAR_OVER: Final = 2.0
-"""Times its allowance that looking at a step costs before steps that are not short are passed over,
-too: an optimizer for each of many tensors, for one."""
+FOR_HOOKS_S: Final = 8e-6
+"""What a step costs that is passed over, seconds: our hooks return at once, from memory."""
 
 REMEMBERED: Final = 7
 """Passes whose median is what one costs."""
@@ -88,6 +87,9 @@ class Budget:
         self._spent_s = 0.0
         self.looks_every = 1
         """Steps between two that are looked at, where nothing is due."""
+        self.allowed_s = math.inf
+        """What a step may cost, seconds, by the newest step times; without end where nothing is
+        measured."""
 
     def add(self, name: str, seconds: float, *, more: bool = False) -> None:
         """A pass of this collection has cost that much; with `more`: its last one, so much more."""
@@ -111,27 +113,28 @@ class Budget:
         """
         if self._fixed or not step_s:
             return False
-        looks = self.looks_every
-        self._choose_looks(median(step_s), base_s)
+        looks, step_time_s = self.looks_every, median(step_s)
+        self.allowed_s = max(self._share * step_time_s, LEAST_S)
+        self._choose_looks(base_s)
         if self._spent_s < ALLOWANCE_S:
             return False
         before = [share.interval for share in self.shares.values()]
         if self.looks_every > 1:
-            base_s *= UNMEASURED / self.looks_every
-        self._choose(median(step_s), base_s)
+            base_s = FOR_HOOKS_S + base_s * UNMEASURED / self.looks_every
+        self._choose(base_s)
         after = [share.interval for share in self.shares.values()]
         return before == after and looks == self.looks_every
 
-    def _choose_looks(self, step_s: float, base_s: float) -> None:
-        allowed = max(self._share * step_s, LEAST_S)
-        if allowed > LEAST_S and base_s <= FAR_OVER * allowed:
+    def _choose_looks(self, base_s: float) -> None:
+        allowed = self.allowed_s
+        if allowed > LEAST_S and base_s <= allowed:
             self.looks_every = 1
             return
         wanted = UNMEASURED * base_s / (FOR_LOOKS * allowed)
-        self.looks_every = min(MOST_PASSED, _step_to(self.looks_every, wanted, 1))
+        self.looks_every = min(MOST_PASSED, round_interval(self.looks_every, wanted, 1))
 
-    def _choose(self, step_s: float, base_s: float) -> None:
-        allowed = max(self._share * step_s, LEAST_S)
+    def _choose(self, base_s: float) -> None:
+        allowed = self.allowed_s
         left = max(allowed - base_s, LEFT * allowed)
         open_ = {name: share for name, share in self.shares.items() if share.costs}
         while open_:
@@ -145,7 +148,7 @@ class Budget:
                 share.dealt_s = left * share.weight / weight
             if not content:
                 for share in open_.values():
-                    share.interval = _step_to(
+                    share.interval = round_interval(
                         share.interval, share.cost_s / share.dealt_s, share.floor
                     )
                 return
@@ -155,7 +158,7 @@ class Budget:
                 left -= share.cost_s / share.floor
 
 
-def _step_to(current: int, wanted: float, floor: int) -> int:
+def round_interval(current: int, wanted: float, floor: int) -> int:
     """The round interval for this one; the current, unless it is too short or 2.5 times too long:
     it should not change with every breath.
     """

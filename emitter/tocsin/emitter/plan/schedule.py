@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
@@ -72,7 +72,14 @@ class CaptureSchedule:
     In another than train its steps are that mode's batches.
     """
 
-    def __init__(self, settings: CaptureSettings, mode: Mode = "train") -> None:
+    def __init__(
+        self,
+        settings: CaptureSettings,
+        mode: Mode = "train",
+        held_up: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """`held_up`: which share of the time since it was asked last went to other processes."""
+        self._held_up: Final = held_up
         self._plans: dict[str, tuple[CollectionPlan, Schedule]] = {}
         weights: dict[str, tuple[int, float]] = {
             BLOCKS: (1, _BLOCKS_WEIGHT),
@@ -238,7 +245,8 @@ class CaptureSchedule:
         if count < self._review_steps:
             return False
         base_s = max(0.0, spent_s - self._reviewed_s - self._tiers_s) / count
-        settled = self.budget.review(self.times, base_s)
+        ours = 1 - self._held_up()
+        settled = self.budget.review([ours * time_s for time_s in self.times], base_s)
         longer = min(2 * count, round(REVIEW_S * count / max(1e-9, sum(self.times))))
         self._review_steps = max(REVIEW_STEPS, longer) if settled else REVIEW_STEPS
         self.times.clear()

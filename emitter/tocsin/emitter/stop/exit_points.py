@@ -392,6 +392,11 @@ def asks(step: int) -> bool:
     return rank.awake
 
 
+def listening() -> Rank | None:
+    """The rank of the training of this process: who passes edges by quickly asks it himself."""
+    return _rank
+
+
 def alert() -> None:
     """Something went wrong in this rank that a stop may follow. On the training's thread."""
     rank = _rank

@@ -33,6 +33,7 @@ from tocsin.emitter.process.environment import (
 )
 from tocsin.emitter.process.identity import Identity, Who, who_speaks
 from tocsin.emitter.process.isolation import Isolation, switched_off
+from tocsin.emitter.process.run_queue import RunQueue
 from tocsin.emitter.process.stderr import print_line
 from tocsin.emitter.send.encoding import Address
 from tocsin.emitter.send.outbox import StepRow
@@ -93,12 +94,13 @@ class Training:
         self.next_step = 0
         self.activity = 0
         """Backward calls and batches of data loaders so far: that something goes on."""
+        self.activity_at_step = 0
+        """The same when the last step ended."""
         self.is_evaluating: Callable[[], bool] = lambda: False
         self.skipped_tensors: Callable[[], int] = lambda: 0
         self.phases: list[str] = []
-        self.schedule: Final = CaptureSchedule(settings)
+        self.schedule: Final = CaptureSchedule(settings, held_up=RunQueue().share)
         self.left = False
-        self._activity_at_step = 0
         self._labels = parse_labels(environ.get(LABELS, ""))
         self._launched = bool(environ.get(LAUNCHER))
         self._wall_before = 0.0
@@ -182,7 +184,7 @@ class Training:
         """Count a step of the primary optimizer; return its number."""
         step = self.next_step
         self.next_step = step + 1
-        self._activity_at_step = self.activity
+        self.activity_at_step = self.activity
         if step <= 1:
             # The first step pays for imports and names once: that is not what watching costs.
             self._wall_before = self.isolation.seconds
@@ -190,15 +192,8 @@ class Training:
             self._stepping_s += step_time_s
         return step
 
-    def passed(self) -> int:
-        """Count a step that is passed over; return its number."""
-        step = self.next_step
-        self.next_step = step + 1
-        self._activity_at_step = self.activity
-        return step
-
     def passed_together(self, seconds: float) -> None:
-        """Steps that were counted so have taken that long."""
+        """Steps that were counted without `stepped` have taken that long."""
         self._stepping_s += seconds
 
     def check(self, edge: exit_points.Edge) -> None:
@@ -256,7 +251,7 @@ class Training:
         return Heartbeat(
             **self.who,
             last_step=self.last_step,
-            steps_in_flight=self.activity > self._activity_at_step,
+            steps_in_flight=self.activity > self.activity_at_step,
             busy=None if busy is None else clip(busy, 100),
             forward_calls=self.activity,
             capture=self.figures(),

@@ -157,7 +157,9 @@ def test_a_stop_takes_effect_behind_the_step_in_progress(
             raise StopTraining("enough", step=13, issue_id=None)
 
         assert hooks.quick.passed.on
-        monkeypatch.setattr(exit_points, "asks", lambda step: True)
+        rank = exit_points.listening()
+        assert rank is not None
+        rank.awake = True
         monkeypatch.setattr(Training, "check", leave)
         with pytest.raises(StopTraining):
             step(13)

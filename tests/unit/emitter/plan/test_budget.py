@@ -80,7 +80,8 @@ def test_it_is_never_blind_where_the_step_itself_is_over_the_budget() -> None:
         (1e-3, 1e-6, 1),  # costs next to nothing
         (1e-3, 20e-6, 5),
         (1e-3, 1e-3, MOST_PASSED),
-        (5e-3, 40e-6, 1),  # no short step: 25 µs are allowed, and it is not far over them
+        (5e-3, 25e-6, 1),  # no short step: 25 µs are allowed
+        (5e-3, 40e-6, 10),
         (20e-3, 2e-3, MOST_PASSED),  # twenty times what is allowed
     ],
 )

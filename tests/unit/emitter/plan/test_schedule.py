@@ -16,7 +16,7 @@ from tocsin.emitter.plan.schedule import (
     REVIEW_STEPS,
     CaptureSchedule,
 )
-from tocsin.emitter.plan.settings import capture_settings
+from tocsin.emitter.plan.settings import CaptureSettings, capture_settings
 
 
 def schedule(**collections: object) -> CaptureSchedule:
@@ -139,6 +139,13 @@ def test_what_was_spent_before_the_first_step_is_not_the_steps(
     for step in range(2 * REVIEW_STEPS + 1):
         made.stepped(0.1, spent_s=33.0 + step * 1e-5)
     assert base == pytest.approx([1e-5, 1e-5])
+
+
+def test_a_step_that_others_hold_up_may_not_cost_more() -> None:
+    made = CaptureSchedule(CaptureSettings(), held_up=lambda: 0.75)
+    for _ in range(REVIEW_STEPS + 1):
+        made.stepped(0.04, spent_s=0.0)
+    assert made.budget.allowed_s == pytest.approx(0.005 * 0.01)
 
 
 def test_intervals_that_stay_are_chosen_less_often_where_steps_are_short() -> None:

@@ -19,6 +19,7 @@ from typing import Final
 
 import torch
 from torch import nn
+from torch.compiler import is_dynamo_compiling
 
 from tocsin.emitter.probes.activations.compiled import (
     IN_GRAPHS,
@@ -183,7 +184,7 @@ def _watched_call(base: type[nn.Module], seer: Seer) -> Callable[..., object]:
         module = self
         result = base.__call__(self, *args, **kwargs)
         # First of all, so that a compiler sees a constant and nothing that changes.
-        if torch.compiler.is_dynamo_compiling():
+        if is_dynamo_compiling():
             seer.traced(result, args)
             return result
         if seer.due:
@@ -202,7 +203,7 @@ def _watched_attention(original: Callable[..., object], seer: Seer) -> Callable[
         **kwargs: object,
     ) -> object:
         result = original(query, key, value, *args, **kwargs)
-        if torch.compiler.is_dynamo_compiling():
+        if is_dynamo_compiling():
             if IN_GRAPHS and not torch.compiler.is_exporting():
                 slot = take_slot(True)
                 if slot != NONE:
@@ -229,7 +230,7 @@ def _watched_softmax(original: Callable[..., object], seer: Seer) -> Callable[..
     @functools.wraps(original)
     def softmax(input: object, *args: object, **kwargs: object) -> object:
         result = original(input, *args, **kwargs)
-        if not torch.compiler.is_dynamo_compiling() and seer.due:
+        if not is_dynamo_compiling() and seer.due:
             dim = args[0] if args else kwargs.get("dim")
             current.isolation.run("attention", _see_softmax, seer, result, dim)
         return result

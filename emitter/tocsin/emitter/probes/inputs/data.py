@@ -5,12 +5,13 @@ call of `torch.nn.functional.cross_entropy` (which `CrossEntropyLoss` makes) wit
 targets. Of up to 1,000 classes labels and predictions are counted; the targets of more are tokens.
 
 In training each tenth step is looked at, one loss call of it, fewer where that would cost more than
-0.1 % of the time, but each hundredth at least, and from step 1000 on two in a second where that is
-less often; in an evaluation as many batches as may cost 0.5 % of it, at least one. Where capture is
-paced by steps it is each tenth step, and each batch. A look takes a sample of at most 4,096 rows;
-on a GPU the ids are copied without waiting. Behind the steps 10, 20, 50, then each 100 steps, and
-at the end of an evaluation, the counts are sent as the collections `labels`, `confusion`, `tokens`
-and `input_channels`, and begin at zero again.
+0.1 % of the time, but each hundredth at least; from step 1,000 on fewer where it would cost more
+than its part of what a step may (`tocsin.emitter.probes.spacing`); in an evaluation as many batches
+as may cost 0.5 % of it, at least one. Where capture is paced by steps it is each tenth step, and
+each batch. A look takes a sample of at most 4,096 rows; on a GPU the ids are copied without
+waiting. Behind the steps 10, 20, 50, then each 100 steps, and at the end of an evaluation, the
+counts are sent as the collections `labels`, `confusion`, `tokens` and `input_channels`, and begin
+at zero again.
 
 In a compiled graph a loss is not seen; nothing of ours is in there.
 """
@@ -31,6 +32,7 @@ from tocsin.emitter.probes.inputs.label_counts import MAX_CLASSES, ClassCounts, 
 from tocsin.emitter.probes.inputs.named_data import NamedData
 from tocsin.emitter.probes.inputs.token_counts import TokenShares
 from tocsin.emitter.probes.probe import Probe
+from tocsin.emitter.probes.spacing import LATE, Spacing
 from tocsin.emitter.statistics.async_copy import HostCopy, is_recording
 from tocsin.emitter.statistics.readable import NUMBERS, readable
 from tocsin.emitter.statistics.tables import Table
@@ -51,11 +53,6 @@ TRAIN_SHARE: Final = 0.001
 """Of the time of training that looking may cost."""
 
 INTERVALS: Final = (EVERY, 20, 50, AT_LEAST_EVERY)
-
-LATE: Final = 1000
-LATE_INTERVALS: Final = (1000, 500, 200)
-LATE_APART_S: Final = 0.5
-"""From the step `LATE` on where steps are short: a look and its record cost some 500 µs."""
 
 SEND_EVERY: Final = 100
 """Steps between two records of what was counted in training."""
@@ -129,10 +126,12 @@ class DataProbe(Probe):
     def begin(self, training: Training, optimizers: Optimizers) -> None:
         """A training begins."""
         self._by_steps = training.settings.pacing == "steps"
+        self._late.begin(training, self.name)
 
     def reset(self) -> None:
         """Another training begins."""
         self._by_steps = False
+        self._late = Spacing(EVERY)
         self.due = True
         """Whether the next loss of a step of training is looked at."""
         self._named = False
@@ -285,6 +284,9 @@ class DataProbe(Probe):
         """Steps to the look after the next."""
         if self._by_steps:
             return EVERY
+        late = self._late.looked(step)
+        if step >= LATE:
+            return late
         now = time.perf_counter()
         last, self._armed_at = self._armed_at, (step, now)
         if last is None or not self._costs or step == last[0]:
@@ -293,10 +295,7 @@ class DataProbe(Probe):
         # The cheapest of the last: a first look pays for much that comes once.
         wanted = round(min(self._costs) / max(1e-9, TRAIN_SHARE * step_s))
         # Round ones, so that it is not one step for this look and the next for another.
-        every = next((every for every in INTERVALS if every >= wanted), AT_LEAST_EVERY)
-        if step < LATE or every < AT_LEAST_EVERY:
-            return every
-        return next((e for e in LATE_INTERVALS if e * step_s <= LATE_APART_S), AT_LEAST_EVERY)
+        return next((every for every in INTERVALS if every >= wanted), AT_LEAST_EVERY)
 
     def close(self, training: Training) -> None:
         """The training is over: send what was counted."""

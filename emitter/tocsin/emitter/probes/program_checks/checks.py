@@ -104,8 +104,9 @@ class SourceChecks(Probe):
         """A training begins, with these optimizers."""
         self._training, self._optimizers = training, optimizers
         self.modes.begin(training, optimizers.root)
-        by_steps = training.settings.pacing == "steps"
-        self.losses.spacing.by_steps = self._graphs.spacing.by_steps = by_steps
+        self.losses.spacing.begin(training, LOSSES)
+        self._graphs.spacing.begin(training, GRAPHS)
+        self._missing.spacing.begin(training, GRADIENTS)
 
     # -- what the hooks see ----------------------------------------------------------------------
 

@@ -14,15 +14,13 @@ from typing import Final
 import torch
 
 from tocsin.emitter.probes.losses import only
-from tocsin.emitter.probes.program_checks.spacing import LATE, Spacing
+from tocsin.emitter.probes.spacing import LATE, Spacing
 from tocsin.emitter.statistics.async_copy import is_recording
 
 EVERY: Final = 10
-"""Steps between two marks."""
+"""Steps between two marks, or up to `MOST_EVERY` where steps are short: one costs some 20 µs."""
 
-LATE_EVERY: Final = 50
-EVERY_S: Final = 0.05
-"""Each `LATE_EVERY` steps where `EVERY` take less than that: a mark costs some 20 µs."""
+MOST_EVERY: Final = 100
 
 MARKS: Final = 20
 """Marks that are remembered."""
@@ -56,7 +54,7 @@ class KeptGraphs:
         self.next_look = LOOK_EVERY
         self._marks: deque[tuple[int, weakref.ref[_Mark]]] = deque(maxlen=MARKS)
         self._told = False
-        self.spacing = Spacing(EVERY, LATE_EVERY, EVERY_S)
+        self.spacing = Spacing(EVERY, MOST_EVERY)
 
     def backward(self, tensors: object, step: int) -> None:
         """A backward call of a step that is to be marked is about to begin."""

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from tocsin.emitter.probes.program_checks.spacing import Spacing
 from tocsin.emitter.probes.program_checks.token_targets import PendingTargets, StepTokens
+from tocsin.emitter.probes.spacing import Spacing
 from tocsin.emitter.statistics.async_copy import HostCopy, is_recording
 from tocsin.emitter.statistics.readable import NUMBERS, is_readable, readable
 from tocsin.schemas.records.events import clip
@@ -32,12 +32,9 @@ IGNORED: Final = -100
 FUNCTIONS: Final = (*OF_CLASSES, *OF_PROBABILITIES, *OF_NUMBERS)
 
 AT: Final = (0, 1, 2, 3, 4, 5, 8, 12, 20, 30, 50, 75, 100)
-"""Steps that are looked at; then each 200th, and of short ones fewer."""
+"""Steps that are looked at; then each `APART`-th, and of short ones fewer."""
 
 APART: Final = 200
-LATE_APART: Final = 1000
-APART_S: Final = 0.25
-"""Each 1000th, later on, where 200 take less than a quarter of a second."""
 
 CALLS: Final = 4
 """Calls of one step that are looked at."""
@@ -79,7 +76,7 @@ class LossInputs:
         self.wakes = 0
         """The step behind which there is something to do."""
         self._calls = 0
-        self.spacing = Spacing(APART, LATE_APART, APART_S)
+        self.spacing = Spacing(APART)
         self._waiting: deque[_Look] = deque(maxlen=MAX_WAITING)
 
     def see(

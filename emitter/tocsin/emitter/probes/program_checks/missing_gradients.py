@@ -2,9 +2,9 @@
 
 A parameter that an optimizer is to train and whose `.grad` is None at its step was not reached by
 the backward pass. That is looked at in the first ten steps, at each tenth of the first 200 and each
-fiftieth after them, and at each step once one is found: at most `MORE` such steps in a training,
-since parameters that often have none, as those of experts, are found again and again. Whether the
-module that it belongs to was called is known from
+fiftieth after them, fewer where steps are short, and at each step once one is found: at most `MORE`
+such steps in a training, since parameters that often have none, as those of experts, are found
+again and again. Whether the module that it belongs to was called is known from
 `tocsin.emitter.probes.program_checks.module_calls`.
 """
 
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from tocsin.emitter.probes.program_checks.module_calls import Calls
+from tocsin.emitter.probes.spacing import Spacing
 from tocsin.emitter.statistics.tables import Table
 
 NO_GRADIENT: Final = "no_gradient"
@@ -26,7 +27,7 @@ FIRST: Final = 10
 """Steps that are all looked at."""
 
 APART: Final = 10
-"""Steps between two looks after them, and after `EARLY` steps `LATER_APART`."""
+"""Steps between two looks after them, and after `EARLY` steps `LATER_APART` or more."""
 
 EARLY: Final = 200
 LATER_APART: Final = 50
@@ -71,6 +72,7 @@ class MissingGradients:
         self._told: frozenset[str] | None = None
         self._looks = 0
         self._more = MORE
+        self.spacing = Spacing(LATER_APART)
         self.trainable = 0
         self.next = 0
         """The step that is looked at next."""
@@ -121,7 +123,7 @@ class MissingGradients:
         self._first = False
         self._looks += 1
         young = any(a.steps <= ENOUGH for a in self._absent.values())
-        apart = APART if step < EARLY else LATER_APART
+        apart = APART if step < EARLY else self.spacing.looked(step)
         if step + 1 < FIRST:
             apart = 1
         elif young and self._more:

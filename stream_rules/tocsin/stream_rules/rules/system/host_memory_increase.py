@@ -187,7 +187,7 @@ def _of_graphs(rank: int, kept: int, step: int) -> Finding:
         about=_GRAPHS,
         branch=_GRAPHS,
         subject=Subject(kind="rank", name=f"rank {rank}"),
-        reason=f"the graphs of {kept} of the last 20 losses that were checked, ten steps apart, "
+        reason=f"the graphs of {kept} of the last 20 losses that were checked "
         "are still in memory: each step adds one",
         first_step=max(0, step - 10 * kept),
         first_rank=rank,

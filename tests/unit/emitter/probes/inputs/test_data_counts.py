@@ -20,6 +20,7 @@ from tocsin.emitter.probes.inputs.input_channels import InputChannels, look
 from tocsin.emitter.probes.inputs.label_counts import ClassCounts
 from tocsin.emitter.probes.inputs.named_data import check_data
 from tocsin.emitter.probes.inputs.token_counts import TokenShares
+from tocsin.emitter.process.isolation import Isolation
 from tocsin.emitter.training.training import Training
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.frames import Speaker, TensorFrame
@@ -33,6 +34,7 @@ class Sink:
         self.last_step = 7
         self.settings = CaptureSettings(pacing=pacing)
         self.schedule = CaptureSchedule(self.settings)
+        self.isolation = Isolation()
         self.frames: list[TensorFrame] = []
 
     def frame(self, frame: TensorFrame) -> None:
@@ -310,19 +312,21 @@ def test_short_steps_are_looked_at_less_often(monkeypatch: pytest.MonkeyPatch) -
     assert sink.schedule.intervals()["labels"] == 100
 
 
-@pytest.mark.parametrize(("step_s", "apart"), [(0.0004, 1000), (0.0009, 500), (0.01, 100)])
-def test_late_looks_at_short_steps_are_two_in_a_second(
-    monkeypatch: pytest.MonkeyPatch, step_s: float, apart: int
+@pytest.mark.parametrize(
+    ("step_s", "cost_s", "apart"),
+    [(0.0004, 400e-6, 500), (0.0004, 900e-6, 1000), (0.1, 900e-6, 100)],
+)
+def test_late_looks_at_short_steps_are_as_far_apart_as_they_cost(
+    step_s: float, cost_s: float, apart: int
 ) -> None:
-    clock = [0.0]
-    monkeypatch.setattr("tocsin.emitter.probes.inputs.data.time.perf_counter", lambda: clock[0])
-    monkeypatch.setattr("tocsin.emitter.probes.inputs.data.time.thread_time", Ticks(0.001))
     probe, sink = DataProbe(), Sink()
+    sink.schedule.budget.review([step_s] * 32, 0.0)
+    probe.begin(cast(Training, sink), cast(Optimizers, None))
     batch = torch.zeros(6, 4), torch.zeros(6, dtype=torch.int64)
     for step in range(6001):
-        clock[0] += step_s
         if probe.due:
             probe.cross_entropy(batch, {}, "train")
+            sink.isolation.spent["labels"] = sink.isolation.spent.get("labels", 0.0) + cost_s
         probe.stepped(cast(Training, sink), step)
     sent = [(f.step, f.every) for f in sink.frames if f.collection == "labels"]
     assert [step for step, _ in sent if 300 <= step < 1000] == list(range(300, 1000, 100))

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import random
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import cast
 
 import pytest
 import torch
@@ -22,9 +20,7 @@ from tocsin.emitter.hooks import torch_patches
 from tocsin.emitter.hooks.torch_patches import hooks
 from tocsin.emitter.probes.activations.compiled import slots
 from tocsin.emitter.probes.activations.watch import activations
-from tocsin.emitter.probes.program_checks.kept_graphs import KeptGraphs
-from tocsin.emitter.probes.program_checks.loss_inputs import LossInputs, made_by
-from tocsin.emitter.training.training import Training
+from tocsin.emitter.probes.program_checks.loss_inputs import made_by
 from tocsin.schemas.records.program_facts import LayerInputsSeen, LossInputsSeen, ModeSeen
 
 STEPS = 14
@@ -489,44 +485,6 @@ def test_graphs_that_are_kept_are_counted(
     found = column(watched(lambda: keeping(how)), "graphs_kept")
     assert found[0] == (50, 4.0)
     assert found[-1] == (150, 14.0)
-
-
-@pytest.mark.parametrize(("step_s", "apart"), [(0.001, 50), (0.01, 10)])
-def test_late_marks_of_short_steps_are_rarer(
-    monkeypatch: pytest.MonkeyPatch, step_s: float, apart: int
-) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(
-        "tocsin.emitter.probes.program_checks.spacing.time.perf_counter", lambda: clock[0]
-    )
-    graphs, marked = KeptGraphs(), []
-    for step in range(1500):
-        clock[0] = step * step_s
-        if step >= graphs.next_mark:
-            marked.append(step)
-            graphs.backward(torch.ones((), requires_grad=True).exp(), step)
-    early = [b - a for a, b in itertools.pairwise(marked) if a < 1000]
-    late = [b - a for a, b in itertools.pairwise(marked) if a >= 1000]
-    assert set(early) == {10}
-    assert set(late) == {apart}
-
-
-@pytest.mark.parametrize(("step_s", "apart"), [(0.0005, 1000), (0.01, 200)])
-def test_late_looks_at_what_losses_are_given_are_rarer_where_steps_are_short(
-    monkeypatch: pytest.MonkeyPatch, step_s: float, apart: int
-) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(
-        "tocsin.emitter.probes.program_checks.spacing.time.perf_counter", lambda: clock[0]
-    )
-    losses, looked = LossInputs(), []
-    for step in range(5001):
-        clock[0] = step * step_s
-        if losses.due:
-            looked.append(step)
-        losses.stepped(cast(Training, None), step)  # nothing is told: no loss has come by
-    assert [step for step in looked if 100 <= step <= 1000] == [100, 200, 400, 600, 800, 1000]
-    assert {b - a for a, b in itertools.pairwise(looked) if a >= 2000} == {apart}
 
 
 def test_graphs_that_go_with_their_step_are_no_news(
