@@ -112,6 +112,7 @@ secrets:
   #incident-io-token: {env: TOCSIN_INCIDENT_IO_TOKEN}
   #goalert-url: {env: TOCSIN_GOALERT_URL}
   #alertmanager-token: {env: TOCSIN_ALERTMANAGER_TOKEN}
+  #twilio-token: {env: TOCSIN_TWILIO_TOKEN}
 
 # The bus carries all records: one SQLite file (embedded:PATH, no server, one machine) or Kafka (a
 # fleet). Default: embedded:.tocsin/bus.db; --bus and TOCSIN_BUS override this.
@@ -177,7 +178,9 @@ receivers:
   # All keys. starttls: encrypt, or do not send (default, except to a server on this machine); tls:
   # encrypt from the first byte. send_resolved: also notify when an issue resolves (default:
   # defaults.send_resolved). active, mute: time windows in which it is notified, or is not. urgent:
-  # repeat notices so often at first, until somebody answers. All receivers have these keys.
+  # repeat notices so often at first, until somebody answers. concurrency: attempts at the same
+  # time. circuit_breaker: after so many failures in a row, try it so often only. All receivers have
+  # these keys from send_resolved on.
   #vision-mail:
   #  type: email
   #  to: [vision@example.com, ana@example.com]
@@ -195,20 +198,47 @@ receivers:
   #  mute: [nights]
   #  retry: {give_up_after: 24h}
   #  urgent: {every: 5m, for: 1h, severity: critical}
+  #  concurrency: 4
+  #  circuit_breaker: {failures: 5, probe_every: 30s}
   # A chat message: slack://TOKEN_A/TOKEN_B/TOKEN_C, discord://ID/TOKEN, tgram://BOT_TOKEN/CHAT_ID
   # and others, or a webhook URL of Slack or Discord. Such a URL is a secret.
   #vision-chat: {type: chat, url: {secret: slack-url}}
-  # With the machine's AWS credentials: a text message through SNS, a call of a Lambda function, a
-  # message to an SQS queue, an event on an EventBridge bus.
+  # With the machine's AWS credentials: a text message through SNS, a line in a log group of
+  # CloudWatch, a call of a Lambda function, a message to an SQS queue, an event on an EventBridge
+  # bus.
   #on-call: {type: sms, to: ["+4915112345678"], region: eu-central-1, sender_id: tocsin}
+  #ml-log: {type: cloudwatch, log_group: /ml/alerts, log_stream: tocsin, namespace: ml/training}
   #ml-lambda: {type: lambda, function: ml-alerts, region: eu-central-1}
   #ml-queue:
   #  type: sqs
   #  queue: https://sqs.eu-central-1.amazonaws.com/123456789012/ml-alerts
   #  region: eu-central-1
   #ml-events: {type: eventbridge, event_bus: ml-alerts, region: eu-central-1}
-  # A webhook: posts each issue as a CloudEvent.
+  # A text message through Twilio.
+  #on-call-2:
+  #  type: sms
+  #  to: ["+4915112345678"]
+  #  twilio:
+  #    account: AC00000000000000000000000000000000
+  #    token: {secret: twilio-token}
+  #    sender: "+14155550100"
+  # A program of this machine, which --allow-command must name too; the issue is its input.
+  #ml-page:
+  #  type: command
+  #  run: [/usr/local/bin/page, --team, vision]
+  #  environment: {TOCSIN_TEAM: vision}
+  #  timeout: 30s
+  # A webhook: posts each issue as a CloudEvent; body: alertmanager-v4 posts what Alertmanager does.
   #ml-hook: {type: webhook, url: "https://hooks.example.com/ml"}
+  #vision-hook: {type: webhook, url: "https://hooks.example.com/vision", body: alertmanager-v4}
+  # A text of your own; language: fields (default) or jinja.
+  #chat-hook:
+  #  type: webhook
+  #  url: https://hooks.example.com/chat
+  #  template:
+  #    text: '{"text": "{word} {run}: {headline}"}'
+  #    language: fields
+  #    content_type: application/json
   # All keys: the URL from a secret, headers, a signature (Standard Webhooks; while you replace a
   # key, previous_key signs as well), and how long to retry (ms, s, m, h or d; default 24h).
   #signed-hook:
