@@ -5,19 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from support.action_worker import ledger, working
 from support.issue_records import issue, issue_record
 from support.waiting import until
-from tocsin.actions.config import decisions_of, routing_of
-from tocsin.actions.delivery.actions_service import ActionsService
-from tocsin.actions.delivery.receiver_queues import Notice, ReceiverQueue
-from tocsin.actions.delivery.retry import Outcome
-from tocsin.bus.port import Bus, Outgoing, Partition
+from tocsin.bus.port import Outgoing, Partition
 from tocsin.console.context import CommandContext, read_context
 from tocsin.console.silences.send import (
     SilenceRequest,
@@ -27,11 +22,7 @@ from tocsin.console.silences.send import (
     list_silences,
     silence_line,
 )
-from tocsin.console.views.bus_view import read_view
-from tocsin.emitter.stop.verification import read_keys
-from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.schemas.key_folder import keys_folder
 from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.records.deliveries import Delivery
 
@@ -91,46 +82,6 @@ async def test_a_silence_is_set_listed_and_ended(
     assert await list_silences(context, ana) == [ended]
     with pytest.raises(ConfigurationError, match="has ended at"):
         await expire_silence(context, start, by="ana", environ=ana, now_ms=now_ms + 2)
-
-
-@asynccontextmanager
-async def working(
-    bus: Bus,
-    context: CommandContext,
-    environ: dict[str, str],
-    only_runs: Collection[str] | None = None,
-) -> AsyncIterator[ActionsService]:
-    """An action service whose receiver accepts everything."""
-
-    async def accept(notice: Notice) -> Outcome:
-        return Outcome(status=200)
-
-    service = ActionsService(
-        context.topics,
-        decisions_of(context.config, routing_of(context.config)),
-        {"chat": ReceiverQueue(accept), "stop": ReceiverQueue(accept)},
-        trusted=lambda: read_keys([keys_folder(environ)]),
-    )
-    worker = Worker(
-        bus,
-        service,
-        topics=context.topics,
-        group="actions" if only_runs is None else "helper",
-        only_runs=only_runs,
-        settings=WorkerSettings(checkpoint_s=0.05),
-    )
-    task = asyncio.create_task(worker.run())
-    await worker.ready.wait()
-    try:
-        yield service
-    finally:
-        worker.stop()
-        await task
-
-
-async def ledger(context: CommandContext, bus: Bus) -> dict[str, Delivery]:
-    view = await read_view(bus, context.topics)
-    return {one.key: one for one in view.deliveries}
 
 
 async def test_the_action_service_keeps_to_them_after_a_restart_too(

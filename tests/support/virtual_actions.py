@@ -8,13 +8,14 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from support.issue_records import NOW_MS, TOPICS, issue_record
 from tocsin.actions.config import decisions_of, routing_of
+from tocsin.actions.decision.planned import STOP
 from tocsin.actions.delivery.actions_service import ActionsService
 from tocsin.actions.delivery.circuit import CircuitPolicy
 from tocsin.actions.delivery.failures import FailureReports
 from tocsin.actions.delivery.receiver_queues import Notice, ReceiverQueue
 from tocsin.actions.delivery.retry import Outcome
 from tocsin.actions.receivers.registry import ReceiverKinds
-from tocsin.bus.port import Record
+from tocsin.bus.port import Outgoing, Record
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.service import Attachment, Tick
 from tocsin.schemas.configuration.file import SectionRegistry, check_config
@@ -22,6 +23,7 @@ from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import EVENT_TYPES
 from tocsin.schemas.records.issues import Issue
 from tocsin.schemas.records.wire import read_event
+from tocsin.schemas.signing import TrustedKeys
 from tocsin.schemas.topics import ISSUE_PARTITIONS
 
 Answer = Callable[[Notice], Outcome]
@@ -48,13 +50,14 @@ class VirtualActions:
         circuit: CircuitPolicy | None = CircuitPolicy(),  # noqa: B008  (frozen)
         metrics: Metrics | None = None,
         keep: bool = True,
+        stops: Answer | None = None,
+        trusted: TrustedKeys = TrustedKeys(()),  # noqa: B008  (nobody changes it)
     ) -> None:
         receivers = "".join(
             f"  {name}: {{type: webhook, url: https://{name}.test/}}\n" for name in answers
         )
-        text = (
-            f"version: 1\nreceivers:\n{receivers}rules:\n- {rule}: [{', '.join(answers)}]\n{more}"
-        )
+        listed = ", ".join(["stop"] * (stops is not None) + list(answers))
+        text = f"version: 1\nreceivers:\n{receivers}rules:\n- {rule}: [{listed}]\n{more}"
         config, problems = check_config(text, "tocsin.yaml", SectionRegistry(ReceiverKinds()))
         assert config is not None, problems
         self.now_ms = NOW_MS
@@ -71,10 +74,11 @@ class VirtualActions:
             decisions_of(config, routing_of(config)),
             {
                 name: ReceiverQueue(self._attempt(name, answer), give_up_ms, circuit=circuit)
-                for name, answer in answers.items()
+                for name, answer in {**answers, **({} if stops is None else {STOP: stops})}.items()
             },
             metrics=metrics,
             failures=FailureReports.from_config(config),
+            trusted=lambda: trusted,
         )
         self.service.attached(Attachment(nudge=lambda: None))
 
@@ -90,6 +94,17 @@ class VirtualActions:
                 )
             )
         await self._round(records)
+
+    async def follow(self, *records: Record | Outgoing) -> None:
+        """Read records of other topics from the bus."""
+        await self._round(
+            [
+                one
+                if isinstance(one, Record)
+                else Record(one.partition, 1, self.now_ms, one.key, one.value, one.headers)
+                for one in records
+            ]
+        )
 
     async def until(self, passed_ms: int) -> None:
         """Go on to a time, counted from the start, attempt by attempt."""
@@ -137,7 +152,7 @@ class VirtualActions:
                     assert isinstance(data, Delivery)
                     self.finals[data.delivery_id] += data.final
                     self.states.setdefault(data.delivery_id, []).append(data)
-            for record in records:
+            for record in [one for one in records if one.partition.topic == TOPICS.issues]:
                 event = read_event(record)
                 assert event is not None
                 assert isinstance(event.data, Issue)

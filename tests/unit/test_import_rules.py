@@ -81,7 +81,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
         {"errors", "exit_codes", "monotonic_clock", "process"},
         {"ids", "topics", "signing"},
         {"records", "key_folder"},
-        {"text"},
+        {"text", "stops_switch"},
         {"configuration"},
         {"__init__"},
     ),

@@ -11,6 +11,7 @@ from tocsin.actions.decision.decide import Decisions
 from tocsin.actions.decision.notice_times import NoticeTimes
 from tocsin.actions.decision.routing import Routing
 from tocsin.actions.decision.silences import configured
+from tocsin.actions.decision.stop_guards import StopGuards
 from tocsin.actions.decision.time_windows import TimeWindows
 from tocsin.actions.receivers.notify_option import parse_addresses
 from tocsin.actions.receivers.registry import ReceiverKinds
@@ -81,8 +82,8 @@ def window_problems(config: Config) -> Iterator[Problem]:
             yield Problem(loc, message, "unknown_time_zone", hint)
 
 
-def decisions_of(config: Config, routing: Routing) -> Decisions:
-    """All stages of a configuration, with its routing."""
+def decisions_of(config: Config, routing: Routing, *, limited: bool = True) -> Decisions:
+    """All stages of a configuration, with its routing. `limited`: whether its limits apply."""
     return Decisions(
         routing,
         silences=configured(config.silences, routing.place),
@@ -90,6 +91,9 @@ def decisions_of(config: Config, routing: Routing) -> Decisions:
         windows=TimeWindows(config.time_windows),
         receivers=config.receivers,
         times=NoticeTimes.from_config(config.defaults, config.receivers),
+        guards=StopGuards(
+            config.defaults.mode, config.limits.stops if limited else None, routing.place
+        ),
     )
 
 

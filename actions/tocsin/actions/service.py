@@ -108,7 +108,8 @@ def build_actions_service(
         queues = {STOP: stops.queue(), **receivers.open({**config.receivers, **named})}
         opened = receivers
         failures = FailureReports.from_config(config)
-        return Setup(decisions_of(config, routing), queues, failures, receivers.close)
+        decisions = decisions_of(config, routing, limited=not embedded)
+        return Setup(decisions, queues, failures, receivers.close)
 
     def find_queue(name: str) -> ReceiverQueue | None:
         found = None if addresses is None else addresses.find(name)

@@ -30,6 +30,7 @@ from tocsin.console.commands import (
     run,
     runs,
     silence,
+    stops,
     workers,
 )
 from tocsin.console.services.log import print_error
@@ -70,7 +71,7 @@ def _options(
 
 
 for _group in (
-    bus, run, demo, drill, workers, runs, feedback, silence, keys, node, catalog, convert,
+    bus, run, demo, drill, workers, runs, stops, feedback, silence, keys, node, catalog, convert,
     configuration, rehearsal,
 ):  # fmt: skip
     # `--help` lists them in this order.

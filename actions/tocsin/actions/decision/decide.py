@@ -13,6 +13,7 @@ from tocsin.actions.decision.notice_times import NoticeTimes
 from tocsin.actions.decision.planned import STOP, Held, Planned
 from tocsin.actions.decision.routing import Routing
 from tocsin.actions.decision.silences import Silence, silenced
+from tocsin.actions.decision.stop_guards import Fleet, StopGuards
 from tocsin.actions.decision.time_windows import TimeWindows
 from tocsin.schemas.configuration.inhibitions import InhibitEntry
 from tocsin.schemas.configuration.receivers import ReceiverConfig
@@ -38,17 +39,26 @@ class Known(Protocol):
         """What each receiver has been told about an issue, by name."""
         ...
 
+    def stops_off(self) -> str:
+        """Why all stops are switched off; empty if they are not."""
+        ...
+
+    def fleet(self, issue: Issue, now_ms: int) -> Fleet:
+        """What limits of stops count, for the run of an issue."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
     """The stages of one configuration, in their order: action list and routes, silences,
-    inhibitions, time windows, causes.
+    inhibitions, time windows, causes; for stops silences, the switch, the mode, limits.
 
     Attributes:
         routing: who is asked for.
         receivers: the config file's, for their time windows.
         silences: the config file's.
         times: when notices are sent, and with which others.
+        guards: what may keep a stop from being sent.
     """
 
     routing: Routing
@@ -57,6 +67,7 @@ class Decisions:
     windows: TimeWindows = field(default_factory=lambda: TimeWindows({}))
     receivers: Mapping[str, ReceiverConfig] = field(default_factory=dict)
     times: NoticeTimes = field(default_factory=NoticeTimes)
+    guards: StopGuards = field(default_factory=StopGuards)
 
     def decide(self, issue: Issue, known: Known, now_ms: int) -> list[Planned]:
         """What to do about a state of an issue, stops first, and what holds or forbids it.
@@ -75,7 +86,8 @@ class Decisions:
                 planned += [item for item in _told(noticed) if item.action not in asked]
             else:
                 planned += self._late(issue, noticed, known, now_ms)
-        return [self._checked(item, issue, known, now_ms) for item in planned]
+        checked = [self._checked(item, issue, known, now_ms) for item in planned]
+        return [*checked, *self._asked(checked)]
 
     def told(self, noticed: Mapping[str, Noticed]) -> list[Planned]:
         """Who is told that an issue is over: those who were told that it has started."""
@@ -104,13 +116,22 @@ class Decisions:
         mine = OpenIssue(issue.issue_id, issue_labels(issue))
         return inhibited(self.inhibit, mine, others, self.routing.place)
 
+    def _asked(self, planned: Sequence[Planned]) -> Iterator[Planned]:
+        """The receiver that gets the question whether to stop, unless it gets the issue anyway."""
+        for item in planned:
+            via = None if item.asks is None or item.options is None else item.options.approve.via
+            if via is not None and all(via != other.action for other in planned):
+                yield Planned(via, self.routing.kind_of(via), item.decided_by)
+
     def _checked(self, item: Planned, issue: Issue, known: Known, now_ms: int) -> Planned:
         if item.forbidden is not None:
             return item
         if item.kind == STOP:
             silences = [*self.silences, *known.silences()]
             held = silenced(silences, issue_labels(issue), "stop", now_ms)
-            return item if held is None else replace(item, forbidden=held.reason)
+            if held is not None:
+                return replace(item, held=held)
+            return self.guards.guarded(item, lambda: known.fleet(issue, now_ms), known.stops_off())
         if (held := self.held(item, issue, known, now_ms)) is not None:
             return replace(item, held=held)
         if could_be_muted(self.inhibit, issue_labels(issue)):

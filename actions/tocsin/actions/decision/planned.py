@@ -43,6 +43,7 @@ class Planned:
         held: why it is not sent now; likewise.
         wait_ms: how long it waits, since another issue may come that explains it.
         occasion: as the ledger's entry has it.
+        asks: of a stop, why people must approve it; None: they need not.
     """
 
     action: str
@@ -54,6 +55,7 @@ class Planned:
     held: Held | None = None
     wait_ms: int = 0
     occasion: str = ""
+    asks: str | None = None
 
     @property
     def why_not(self) -> str | None:

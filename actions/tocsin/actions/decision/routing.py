@@ -94,12 +94,12 @@ class Routing:
             return [self._stop(where, options)] if stops else []
         if action.receiver is None:
             return self._of_routes(issue)
-        return [Planned(action.receiver, self._kind(action.receiver), where)]
+        return [Planned(action.receiver, self.kind_of(action.receiver), where)]
 
     def _of_routes(self, issue: Issue) -> list[Planned]:
         found = routed(self.routes, issue_labels(issue), issue.severity, self.place)
         return [
-            Planned(one.receiver, self._kind(one.receiver), one.decided_by, route=one.route)
+            Planned(one.receiver, self.kind_of(one.receiver), one.decided_by, route=one.route)
             for one in found
         ]
 
@@ -110,9 +110,10 @@ class Routing:
             return {}
         why = "default: a receiver that fails is reported by another one"
         others = (name for name in self.kinds if name != issue.subject.name)
-        return {name: Planned(name, self._kind(name), why) for name in islice(others, 1)}
+        return {name: Planned(name, self.kind_of(name), why) for name in islice(others, 1)}
 
-    def _kind(self, receiver: str) -> str:
+    def kind_of(self, receiver: str) -> str:
+        """The kind of a receiver, by its name."""
         return self.kinds.get(receiver, "webhook")
 
     def _stop(self, decided_by: str, options: StopOptions | None) -> Planned:
@@ -121,7 +122,7 @@ class Routing:
     def _of_notify(self, issue: Issue) -> list[Planned]:
         if issue.severity not in _NOTIFIED:
             return []
-        named = [*((name, self._kind(name)) for name in self.notify), *self.notify_of(issue)]
+        named = [*((name, self.kind_of(name)) for name in self.notify), *self.notify_of(issue)]
         return [Planned(name, kind, "--notify: issues from warning up") for name, kind in named]
 
 

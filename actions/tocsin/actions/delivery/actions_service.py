@@ -20,6 +20,8 @@ from pydantic import SecretStr
 from tocsin.actions.decision.decide import Decisions
 from tocsin.actions.decision.planned import STOP
 from tocsin.actions.delivery import stop as stops
+from tocsin.actions.delivery.approvals import asked
+from tocsin.actions.delivery.control_records import ControlRecords
 from tocsin.actions.delivery.failures import FailureReports
 from tocsin.actions.delivery.followed_runs import FollowedRuns
 from tocsin.actions.delivery.ledger import Ledger
@@ -32,6 +34,7 @@ from tocsin.actions.delivery.records import (
     tombstone,
 )
 from tocsin.actions.delivery.retry import Decision, RetryPolicy, too_late
+from tocsin.actions.delivery.stop_decisions import StopDecisions
 from tocsin.bus.port import BusUnavailable, Outgoing, Partition, Record
 from tocsin.runtime import metrics as names
 from tocsin.runtime.leased_runs import Skip
@@ -136,18 +139,21 @@ class ActionsService(Service):
             queues, self._report, crash=crash, closers=closers, find=find_queue, metrics=metrics
         )
         self._ledger = Ledger(policy)
-        self._planner = Planner(decisions, self._ledger, self._queues.acknowledges, trusted)
+        self._control = ControlRecords(trusted)
+        self._runs = FollowedRuns()
+        self._planner = Planner(
+            decisions, self._ledger, self._queues.acknowledges, self._control, self._runs
+        )
+        self._stops = StopDecisions(self._ledger, self._runs, self._control)
         issues = (topics.issues,) if self._planner.needs_issues else ()
         self.restores = (topics.actions, *issues)
         # When the issue of a delivery was appended to the bus; not known after a restart.
         self._appended_ms: dict[str, int] = {}
-        self._runs = FollowedRuns()
         self._outputs: list[Outgoing] = []
         self._inbox: deque[Attempted] = deque()
         self._nudge: Callable[[], None] = lambda: None
         self._owned: frozenset[int] = frozenset()
         self._now_ms = 0
-        self._stops_may_be_final = False
         # Deliveries with an attempt whose result is not in the ledger yet; with what is under way
         # in the same message, the one that stands for it.
         self._started: dict[str, Sequence[str]] = {}
@@ -172,7 +178,8 @@ class ActionsService(Service):
             runs = {telemetry_partition(run) for run in self._only}
         else:
             runs = set(range(TELEMETRY_PARTITIONS))
-        mine = sorted(number for number in runs if number % ISSUE_PARTITIONS == partition)
+        whole = self._planner.needs_all_runs
+        mine = sorted(number for number in runs if whole or number % ISSUE_PARTITIONS == partition)
         followed = [Partition(self._topics.runs, number) for number in mine]
         others = (self._topics.actions, self._topics.control)
         return [*followed, *(Partition(topic, partition) for topic in others)]
@@ -181,7 +188,7 @@ class ActionsService(Service):
         """See `Service`."""
         for record in records:
             self._follow(record, restored_in=partition)
-        self._stops_may_be_final = True
+        self._stops.may_be_final = True
 
     def restored(self, partition: int, next_offset: int | None) -> None:
         """See `Service`."""
@@ -193,7 +200,9 @@ class ActionsService(Service):
         self._notices.release()
         mine = {delivery.delivery_id for delivery in self._ledger.pending()}
         self._appended_ms = {one: at for one, at in self._appended_ms.items() if one in mine}
-        self._runs.release(partitions)
+        if not self._planner.needs_all_runs:
+            self._runs.release(partitions)
+        self._control.release(frozenset(partitions))
         self._planner.release(frozenset(partitions))
 
     def apply(self, records: Sequence[Record], tick: Tick) -> Sequence[Poison]:
@@ -215,7 +224,7 @@ class ActionsService(Service):
                 poison.append(Poison(record, MalformedRecord(f"{type(error).__name__} (a bug)")))
         self._settle_stops(tick.now_ms)
         self._supersede_all(tick.now_ms)
-        self._outputs += self._planner.set_silences.outdated(tick.now_ms)
+        self._outputs += self._control.silences.outdated(tick.now_ms)
         outdated = self._ledger.outdated(tick.now_ms)
         self._outputs += [tombstone(self._topics, settled) for settled in outdated]
         return poison
@@ -314,7 +323,10 @@ class ActionsService(Service):
         queue = self._queues.get(planned.action)
         if planned.kind == STOP:
             options = planned.options or StopOptions()
-            why_not = why_not or self._why_no_stop(identity, issue, now_ms - append_ms)
+            if why_not is None and planned.asks is None:
+                for question, decision in self._stops.needless(issue):
+                    self._decide(question, decision, now_ms)
+            why_not = why_not or self._stops.why_not(identity, issue, now_ms - append_ms)
             command = stops.stop_command(
                 issue, identity, options, requested_by=self._requested_by, now_ms=now_ms
             )
@@ -329,6 +341,8 @@ class ActionsService(Service):
         delivery = new_delivery(
             identity, issue, planned, payload, now_ms=now_ms, give_up_ms=give_up_ms
         )
+        if planned.asks is not None and planned.options is not None:
+            delivery = asked(delivery, planned.options.approve, planned.asks, now_ms)
         if why_not is not None:
             self._decide(delivery, Decision("suppressed", why_not), now_ms)
         else:
@@ -355,11 +369,6 @@ class ActionsService(Service):
             for delivery in self._ledger.pending():
                 self._supersede(delivery, now_ms)
 
-    def _why_no_stop(self, identity: str, issue: Issue, age_ms: int) -> str | None:
-        if other := self._ledger.other_stop(issue.run_id, issue.incarnation, identity):
-            return other
-        return self._runs.why_no_stop(issue, identity, age_ms)
-
     def _settle_safely(self, result: Attempted, now_ms: int) -> None:
         """Settle one attempt; a fault of ours in it counts as a failed attempt of it alone."""
         for identity in self._started.pop(result.delivery_id, (result.delivery_id,)):
@@ -381,7 +390,7 @@ class ActionsService(Service):
             self._change(self._notices.continued(before, now_ms, result.instead), now_ms)
             return
         if result.outcome is None:
-            self._give_up(before, now_ms)
+            self._decide(before, self._stops.gave_up(before, now_ms), now_ms)
             return
         delivery = self._ledger.attempted(
             before,
@@ -398,22 +407,12 @@ class ActionsService(Service):
         self._supersede(delivery, now_ms)
         if delivery.final:
             self._change(self._notices.continued(before, now_ms), now_ms)
-        self._stops_may_be_final = self._stops_may_be_final or delivery.kind == STOP
-
-    def _give_up(self, stop: Delivery, now_ms: int) -> None:
-        """A stop whose time is up, or after which the run has ended."""
-        if stop.attempts > 0 and self._settle_stop(stop, now_ms):
-            return
-        why = "no answer from the run" + (", and never sent" if stop.attempts == 0 else "")
-        if now_ms >= stop.give_up_ms or stop.attempts == 0:
-            self._decide(stop, Decision("expired", why), now_ms)
-        else:
-            self._decide(stop, Decision("pending", stop.reason, stop.give_up_ms), now_ms)
+        self._stops.may_be_final |= delivery.kind == STOP
 
     def _follow(self, record: Record, *, restored_in: int | None = None) -> None:
         """A record of what is followed; an issue, too, if it is `restored_in` a partition."""
         if record.partition.topic == self._topics.control:
-            self._planner.set_silences.follow(record)
+            self._control.follow(record)
             return
         if record.value is None:
             self._runs.end(record.key.decode(errors="replace"))
@@ -431,7 +430,7 @@ class ActionsService(Service):
         ):
             return
         if event is not None and isinstance(data, RunView):
-            self._stops_may_be_final |= self._runs.follow(data, event.time_ms)
+            self._stops.may_be_final |= self._runs.follow(data, event.time_ms)
             self._planner.open_issues_now.follow(data)
         elif isinstance(data, Issue) and restored_in is not None:
             self._planner.open_issues_now.restore(restored_in, record.offset, data)
@@ -441,19 +440,13 @@ class ActionsService(Service):
                 self._appended_ms.pop(data.delivery_id, None)
 
     def _settle_stops(self, now_ms: int) -> None:
-        """What the runs' newest views mean for the stops that were sent."""
-        if not self._stops_may_be_final:
-            return
-        self._stops_may_be_final = False
-        for delivery in self._ledger.sent_stops():
-            self._settle_stop(delivery, now_ms)
-
-    def _settle_stop(self, delivery: Delivery, now_ms: int) -> bool:
-        decision = self._runs.decide_stop(delivery, now_ms)
-        if decision is None:
-            return False
-        self._decide(delivery, decision, now_ms)
-        return True
+        for stop, decision in self._stops.settled(now_ms):
+            self._decide(stop, decision, now_ms)
+        for before, (stop, ending) in self._stops.answered(now_ms):
+            if ending is None:
+                self._put_out(self._ledger.write(stop), before)
+            else:
+                self._decide(stop, ending, now_ms)
 
     def _decide(self, delivery: Delivery, decision: Decision, now_ms: int) -> None:
         self._put_out(self._ledger.decided(delivery, decision, now_ms), delivery)
@@ -478,14 +471,20 @@ class ActionsService(Service):
             return
         if delivery.delivery_id in self._started:
             return
+        if delivery.waits_for_people:
+            # Its time was not up when the answers were last settled.
+            self._ledger.postpone(delivery, now_ms)
+            return
         if (waiting := self._notices.waits_for(delivery)) is not None:
             self._ledger.hold(delivery, waiting)
             return
-        late = now_ms > delivery.created_ms + stops.NOT_AFTER_MS
+        late = now_ms > stops.sent_from_ms(delivery) + stops.NOT_AFTER_MS
         if delivery.kind == STOP and (delivery.attempts > 0 or late):
             self._report(Attempted(delivery.delivery_id, None, now_ms))
             return
         instead = self._notices.instead(delivery, now_ms) or self._queues.gate(delivery, now_ms)
+        if delivery.kind == STOP:
+            instead = self._stops.switched_off(delivery) or instead
         if instead is not None:
             if instead.next_attempt_ms is not None:
                 self._ledger.postpone(delivery, instead.next_attempt_ms)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from tocsin.actions.decision.stop_guards import HOUR_MS, TEAM, Fleet
 from tocsin.actions.delivery import stop as stops
 from tocsin.actions.delivery.retry import Decision
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.issues import Issue
 from tocsin.schemas.records.runs import RunView
-from tocsin.schemas.records.runs_view import RunsView
+from tocsin.schemas.records.runs_view import RunSeen, RunsView
 from tocsin.schemas.topics import ISSUE_PARTITIONS, telemetry_partition
 
 
@@ -51,6 +52,38 @@ class FollowedRuns:
             run = None
         return stops.why_no_stop(run, issue.incarnation, delivery_id=delivery_id, age_ms=age_ms)
 
+    def fleet(self, run_id: str, stopped: Collection[tuple[str, str]], now_ms: int) -> Fleet:
+        """What limits of stops count, without the run in question.
+
+        Args:
+            stopped: run and incarnation of stops that were decided here within the hour, of which
+                the runs may say nothing yet.
+        """
+        mine = self._view.seen.get(run_id)
+        team = None if mine is None else _team(mine)
+        running = sum(run.running for run in self._view.seen.values())
+        of = {name for name, _ in stopped if name != run_id}
+        for name, run in self._view.seen.items():
+            asked_ms = None if run.stop is None else run.stop.states.get("requested")
+            if name != run_id and asked_ms is not None and asked_ms > now_ms - HOUR_MS:
+                of.add(name)
+        teams = [_team(self._view.seen[name]) for name in of if name in self._view.seen]
+        return Fleet(
+            running=max(1, running),
+            stops=len(of),
+            team_stops=0 if team is None else teams.count(team),
+            age_ms=None if mine is None or mine.view is None else now_ms - mine.view.started_ms,
+        )
+
+    def why_over(self, stop: Delivery) -> str | None:
+        """Why there is nothing left to stop; None if the run may still be running."""
+        run = self._view.seen.get(stop.run_id)
+        return None if run is None else stops.why_over(run, stop.incarnation)
+
     def decide_stop(self, stop: Delivery, now_ms: int) -> Decision | None:
         """What the run's newest view makes of a stop that was sent; None if it says nothing."""
         return stops.decide_stop(self._view.seen.get(stop.run_id), stop, now_ms)
+
+
+def _team(run: RunSeen) -> str | None:
+    return None if run.view is None else run.view.labels.get(TEAM)

@@ -124,6 +124,30 @@ class Ledger:
         found = (self._pending.get(identity) for identity in self._stops.values())
         return [stop for stop in found if stop is not None and stop.attempts > 0]
 
+    def stops_since(self, since_ms: int) -> list[tuple[str, str]]:
+        """Run and incarnation of the stops that were sent, or are about to be, since then."""
+        found: list[tuple[str, str]] = []
+        for training, identity in self._stops.items():
+            pending = self._pending.get(identity)
+            if pending is not None:
+                counts = not pending.waits_for_people and pending.updated_ms >= since_ms
+            else:
+                counts = self._settled[identity].updated_ms >= since_ms
+            if counts:
+                found.append(training)
+        return found
+
+    def waiting_stops(self, run_id: str = "", incarnation: str = "") -> list[Delivery]:
+        """The stops that are not sent before people approve: of one training, or of all."""
+        found = (self._pending.get(identity) for identity in self._stops.values())
+        return [
+            stop
+            for stop in found
+            if stop is not None
+            and stop.waits_for_people
+            and (not run_id or (stop.run_id, stop.incarnation) == (run_id, incarnation))
+        ]
+
     def get(self, delivery_id: str) -> Delivery | None:
         """A delivery that is not final."""
         return self._pending.get(delivery_id)
@@ -132,13 +156,15 @@ class Ledger:
         """Whether there is an entry."""
         return delivery_id in self._pending or delivery_id in self._settled
 
-    def stop_for(self, notice: Delivery) -> tuple[DeliveryState, str] | None:
-        """State and reason of the stop for a notice's issue; None if there is none."""
+    def stop_for(self, notice: Delivery) -> tuple[DeliveryState, str, bool] | None:
+        """State and reason of the stop for a notice's issue, and whether it waits for people; None
+        if there is none."""
         for state in ("firing", "ongoing"):
             identity = delivery_id(notice.issue_id, STOP, state, notice.issue_times)
             found = self._pending.get(identity) or self._settled.get(identity)
             if found is not None:
-                return found.state, found.reason
+                waits = isinstance(found, Delivery) and found.waits_for_people
+                return found.state, found.reason, waits
         return None
 
     def other_stop(self, run_id: str, incarnation: str, delivery_id: str) -> str | None:
@@ -146,7 +172,10 @@ class Ledger:
         other = self._stops.get((run_id, incarnation))
         if other is None or other == delivery_id:
             return None
-        if other in self._pending:
+        pending = self._pending.get(other)
+        if pending is not None and pending.waits_for_people:
+            return "people are asked already whether to stop the run, for another issue"
+        if pending is not None:
             return "the run is being stopped already, for another issue"
         return "the run was stopped already, for another issue"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from tocsin.actions.decision.consequences import Noticed
 from tocsin.actions.decision.decide import Decisions, Known
@@ -12,17 +13,18 @@ from tocsin.actions.decision.notice_times import NoticeTimes
 from tocsin.actions.decision.open_issues import OpenIssues
 from tocsin.actions.decision.planned import STOP, Held, Planned
 from tocsin.actions.decision.silences import Silence
+from tocsin.actions.decision.stop_guards import HOUR_MS, Fleet
+from tocsin.actions.delivery.control_records import ControlRecords
 from tocsin.actions.delivery.feedback import issue_after, planned_after
+from tocsin.actions.delivery.followed_runs import FollowedRuns
 from tocsin.actions.delivery.ledger import Ledger
 from tocsin.actions.delivery.records import issue_of, unpublished_event
 from tocsin.actions.delivery.retry import Decision
-from tocsin.actions.delivery.silence_records import SilenceRecords
 from tocsin.schemas.ids import delivery_id
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.issues import Issue
-from tocsin.schemas.signing import TrustedKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +40,14 @@ class Intent:
 class Planner(Known):
     """Asks the decisions, and remembers what they need: who was told, and which issues are open.
 
+    Attributes:
+        needs_all_runs: whether limits of stops count all runs of the bus. Those that a later
+            configuration adds count the runs that are followed.
+
     Args:
         acknowledges: whether a receiver can show that a person takes care of an issue.
-        trusted: the keys of those whose silences count.
+        control: what people have decided.
+        runs: the runs that are followed.
     """
 
     def __init__(
@@ -48,13 +55,16 @@ class Planner(Known):
         decisions: Decisions,
         ledger: Ledger,
         acknowledges: Callable[[str], bool],
-        trusted: Callable[[], TrustedKeys],
+        control: ControlRecords,
+        runs: FollowedRuns,
     ) -> None:
         self.open_issues_now = OpenIssues(decisions.inhibit)
-        self.set_silences = SilenceRecords(trusted)
+        self.needs_all_runs: Final = decisions.guards.counts_runs
         self._decisions = decisions
         self._ledger = ledger
         self._shows = acknowledges
+        self._control = control
+        self._runs = runs
 
     def use(self, decisions: Decisions) -> None:
         """Decide by another configuration. Of its inhibitions it knows the issues that come."""
@@ -113,7 +123,6 @@ class Planner(Known):
     def release(self, partitions: frozenset[int]) -> None:
         """Drop the runs of these partitions."""
         self.open_issues_now.release(partitions)
-        self.set_silences.release(partitions)
 
     def times_of(self, intent: Intent) -> NoticeTimes:
         """When a notice is sent, and with which others.
@@ -133,11 +142,19 @@ class Planner(Known):
 
     def silences(self) -> Iterable[Silence]:
         """See `Known`."""
-        return self.set_silences
+        return self._control.silences
 
     def open_issues(self, run_id: str, incarnation: str) -> Iterable[OpenIssue]:
         """See `Known`."""
         return self.open_issues_now.of(run_id, incarnation)
+
+    def stops_off(self) -> str:
+        """See `Known`."""
+        return self._control.switch.off
+
+    def fleet(self, issue: Issue, now_ms: int) -> Fleet:
+        """See `Known`."""
+        return self._runs.fleet(issue.run_id, self._ledger.stops_since(now_ms - HOUR_MS), now_ms)
 
     def noticed(self, issue_id: str) -> Mapping[str, Noticed]:
         """See `Known`."""

@@ -7,18 +7,17 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from tocsin.actions.decision.silences import Silence
+from tocsin.actions.delivery.signed_records import signed_records
 from tocsin.bus.port import Outgoing, Partition, Record
 from tocsin.schemas.errors import RecordError, SignatureError
-from tocsin.schemas.records.events import Event, clip
+from tocsin.schemas.records.events import clip
 from tocsin.schemas.records.silences import SILENCES, SilenceSet
 from tocsin.schemas.records.wire import (
-    meta_of,
     read_event,
     read_signature,
-    signature_headers,
 )
 from tocsin.schemas.signing import SigningKey, TrustedKeys
-from tocsin.schemas.topics import ISSUE_PARTITIONS, Topics
+from tocsin.schemas.topics import Topics
 
 logger = logging.getLogger(__name__)
 
@@ -42,14 +41,8 @@ def read_silence(record: Record, trusted: TrustedKeys) -> SilenceSet | None:
 
 
 def silence_records(topics: Topics, silence: SilenceSet, key: SigningKey) -> list[Outgoing]:
-    """The signed records of a silence: one for each partition, with equal bytes."""
-    event = Event.of(silence, id=silence.silence_id, source="/people", time_ms=silence.set_ms)
-    name, value = silence.key.encode(), event.encode()
-    headers = meta_of(event).headers() + signature_headers(key.sign(name, value))
-    return [
-        Outgoing(Partition(topics.control, number), name, value, headers)
-        for number in range(ISSUE_PARTITIONS)
-    ]
+    """The signed records of a silence, one for each partition."""
+    return signed_records(topics, silence, silence.key, key, now_ms=silence.set_ms)
 
 
 class SilenceRecords:

@@ -6,7 +6,7 @@ import json
 import uuid
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Final
+from typing import Final, cast
 
 from pydantic import JsonValue
 
@@ -43,8 +43,13 @@ _SENTENCES: Final[Mapping[DeliveryState, str]] = {
 }
 
 
-def sentence(state: DeliveryState, reason: str) -> str:
-    """What notices report of a stop, with the reason of its delivery where it did not work."""
+def sentence(state: DeliveryState, reason: str, waits: bool = False) -> str:
+    """What notices report of a stop, with the reason of its delivery where it did not work.
+
+    `waits`: people must approve it.
+    """
+    if waits:
+        return f"It asks whether to stop the run: {reason.rstrip('.')}."
     text = _SENTENCES[state]
     why = reason.rstrip(".") if state not in ("pending", "delivered") else ""
     return f"{text}: {why}." if why else f"{text}."
@@ -83,6 +88,25 @@ def stop_command(
     )
 
 
+def renewed(stop: Delivery, now_ms: int) -> Event[StopRequested]:
+    """The command of a stop that was approved: it is valid from now on.
+
+    Raises:
+        MalformedRecord: the ledger's entry holds no stop command.
+    """
+    command = _command_of(stop.event or {})
+    data = command.data.model_copy(
+        update={"requested_ms": now_ms, "not_after_ms": now_ms + NOT_AFTER_MS}
+    )
+    return Event.of(data, id=command.id, source="/actions", time_ms=now_ms, subject=command.subject)
+
+
+def sent_from_ms(stop: Delivery) -> int:
+    """When a stop was decided, or approved where people were asked."""
+    approval = stop.approval
+    return (approval.decided_ms if approval is not None else None) or stop.created_ms
+
+
 def give_up_ms(options: StopOptions, now_ms: int) -> int:
     """When a stop that was not confirmed is given up: after its last use and all escalation."""
     return now_ms + NOT_AFTER_MS + 4 * (options.grace // timedelta(milliseconds=1)) + _CONFIRM_MS
@@ -94,13 +118,18 @@ def signed_record(topics: Topics, event: dict[str, JsonValue], key: SigningKey) 
     Raises:
         MalformedRecord: that is no stop command.
     """
-    command = EVENT_TYPES.decode(json.dumps(event).encode())
-    if not isinstance(command.data, StopRequested):
-        raise MalformedRecord("the ledger's entry holds no stop command")
+    command = _command_of(event)
     name, value = command.data.key.encode(), command.encode()
     headers = meta_of(command).headers() + signature_headers(key.sign(name, value))
     partition = Partition(topics.control, issue_partition(command.data.run_id))
     return Outgoing(partition, name, value, headers)
+
+
+def _command_of(event: dict[str, JsonValue]) -> Event[StopRequested]:
+    command = EVENT_TYPES.decode(json.dumps(event).encode())
+    if not isinstance(command.data, StopRequested):
+        raise MalformedRecord("the ledger's entry holds no stop command")
+    return cast("Event[StopRequested]", command)
 
 
 def is_behind(run: RunSeen, issue: Issue) -> bool:
@@ -111,7 +140,7 @@ def is_behind(run: RunSeen, issue: Issue) -> bool:
     return run.incarnation != issue.incarnation and run.as_of_ms <= issue.at_ms
 
 
-def _why_over(run: RunSeen, incarnation: str) -> str | None:
+def why_over(run: RunSeen, incarnation: str) -> str | None:
     """Why an incarnation cannot be stopped any more; None if it may still run."""
     if run.incarnation != incarnation:
         return "another incarnation of the run has begun"
@@ -129,7 +158,7 @@ def why_no_stop(
         if age_ms > NOT_AFTER_MS:
             return "nothing is known of the run, and the issue is more than 10 minutes old"
         return None
-    if (over := _why_over(run, incarnation)) is not None:
+    if (over := why_over(run, incarnation)) is not None:
         return over
     stop = run.stop
     if stop is not None and stop.command_id != delivery_id:
@@ -158,7 +187,7 @@ def decide_stop(run: RunSeen | None, delivery: Delivery, now_ms: int) -> Decisio
             return Decision("rejected", f"the run refused: {mine.reason or 'no reason given'}")
         if mine.state == "expired":
             return Decision("expired", mine.reason or "no rank answered")
-    over = _why_over(run, delivery.incarnation)
+    over = why_over(run, delivery.incarnation)
     if over is None:
         return None
     if delivery.next_attempt_ms is None or now_ms < delivery.next_attempt_ms:

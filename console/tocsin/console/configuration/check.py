@@ -20,7 +20,7 @@ from tocsin.schemas.configuration.file import (
 from tocsin.schemas.configuration.problems import Loc, PlacedProblem, Problem, split_lines
 from tocsin.schemas.configuration.redaction import hide_lines
 from tocsin.schemas.configuration.routes import RouteEntry
-from tocsin.schemas.configuration.sections import ActionEntry, RuleEntry
+from tocsin.schemas.configuration.sections import ActionEntry, RuleEntry, StopMode
 from tocsin.schemas.configuration.settings import missing_secrets, resolve_settings
 from tocsin.schemas.configuration.sources import (
     Sources,
@@ -44,6 +44,11 @@ NO_FILE: Final = "defaults"
 _TERMINAL: Final = "the terminal of the run"
 _AUTO: Final = "auto"
 
+_EFFECTS: Final[Mapping[StopMode, str]] = {
+    "enforce": "stop their run",
+    "ask": "stop their run when people approve (mode: ask)",
+    "shadow": "are recorded, and stop nothing (mode: shadow)",
+}
 _SHORT: Final = 10
 """How many rules are named where nobody has asked for the names."""
 
@@ -73,6 +78,7 @@ class EffectiveConfig:
         secrets: name → where its value comes from.
         rule_actions: the instances with an action list of their own.
         stopping: instances without one whose critical issues stop their run.
+        mode: what becomes of stops without a mode of their own.
         routes: whom each route notifies of what, in words.
         budget: what capture may cost, as a percentage of the step time.
         captured: the collections, each with its schedule while training, or its modes, in words.
@@ -87,6 +93,7 @@ class EffectiveConfig:
     receivers: Mapping[str, str]
     rule_actions: Sequence[RuleActions]
     stopping: Sequence[str]
+    mode: StopMode
     routes: Sequence[str]
     budget: str
     captured: Mapping[str, str]
@@ -199,6 +206,7 @@ def effective_config(
             _rule_actions(entries[spec.name], spec) for spec in specs if spec.name in entries
         ],
         stopping=[spec.name for spec in specs if spec.name not in entries and _stops(spec)],
+        mode=config.defaults.mode,
         routes=[_route(route) for route in config.routes],
         budget=format_percent(capture.budget),
         captured={name: _schedules(capture.plans[name]) for name in capture.collections},
@@ -318,7 +326,8 @@ def _summary(effective: EffectiveConfig, *, verbose: bool) -> Iterator[str]:
     for route in effective.routes:
         yield row("route", route)
     if effective.stopping:
-        yield row("stops", f"critical issues of {', '.join(effective.stopping)} stop their run")
+        names = ", ".join(effective.stopping)
+        yield row("stops", f"critical issues of {names} {_EFFECTS[effective.mode]}")
 
 
 def _rules(effective: EffectiveConfig, *, verbose: bool) -> Iterator[str]:

@@ -14,12 +14,13 @@ from tocsin.actions.decision.inhibitions import OpenIssue, could_be_muted, could
 from tocsin.actions.decision.issue_labels import issue_labels
 from tocsin.actions.decision.planned import Planned
 from tocsin.actions.decision.silences import Silence
+from tocsin.actions.decision.stop_guards import Fleet
 from tocsin.schemas.configuration.file import Config
 from tocsin.schemas.configuration.matches import labels_fit
 from tocsin.schemas.configuration.problems import did_you_mean
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.ids import issue_id
-from tocsin.schemas.records.issues import IssueFiring, Severity, Subject
+from tocsin.schemas.records.issues import Issue, IssueFiring, Severity, Subject
 from tocsin.schemas.text import plain_line, time_text
 from tocsin.stream_rules.catalogue import built_in
 from tocsin.stream_rules.engine.configured_rules import rule_specs
@@ -38,7 +39,8 @@ class Step:
 
 
 class _NothingElse(Known):
-    """No other issue is open, nobody was told of anything, and no silence is on the bus."""
+    """No other issue is open, nobody was told of anything, no silence is on the bus, and no run was
+    stopped."""
 
     def silences(self) -> Iterable[Silence]:
         return ()
@@ -48,6 +50,12 @@ class _NothingElse(Known):
 
     def noticed(self, issue_id: str) -> Mapping[str, Noticed]:
         return {}
+
+    def stops_off(self) -> str:
+        return ""
+
+    def fleet(self, issue: Issue, now_ms: int) -> Fleet:
+        return Fleet()
 
 
 def sample_issue(
@@ -163,7 +171,8 @@ def _routes(config: Config, issue: IssueFiring, decisions: Decisions) -> Iterato
 
 def _action(one: Planned) -> Step:
     stage = "stop" if one.kind == "stop" else "notice"
-    to = "the run is stopped" if one.kind == "stop" else f"to {one.action}"
+    asks = "" if one.asks is None else f" when people approve ({one.asks})"
+    to = f"the run is stopped{asks}" if one.kind == "stop" else f"to {one.action}"
     if (why_not := one.why_not) is not None:
         return Step(stage, f"{to}: suppressed: {why_not}", one.decided_by)
     wait = f" after {one.wait_ms / 1000:g} s, for an issue that explains it" if one.wait_ms else ""

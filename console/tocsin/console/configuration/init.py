@@ -153,7 +153,7 @@ capture:
 defaults:
   # Whether rules that are not listed below run: all or none.
   #rules: all
-  # The effect of a stop: enforce stops the job.
+  # The effect of a stop: enforce stops the job, ask waits for `tocsin approve`, shadow records it.
   #mode: enforce
   # Whether receivers are notified when an issue resolves, too.
   #send_resolved: true
@@ -285,6 +285,16 @@ routes:
 inhibit:
   #- {name: nan, when: {rule: nonfinite}, mute: {rule: [loss_spike, "vanishing*"]}, equal: [run]}
 
+# How many runs of the bus may be stopped; on Kafka only. on_exceed: notify_only sends no stop, ask
+# waits for people.
+limits:
+  #stops:
+  #  per_hour: 3
+  #  per_team_per_hour: 2
+  #  max_fraction_of_running: 10%
+  #  min_job_age: 5m
+  #  on_exceed: ask
+
 # Issues that are known, and notify nobody for some time. mutes: notify, stop or both. `tocsin
 # silence` adds one without a change of this file.
 silences:
@@ -313,7 +323,8 @@ _INSTANCE: Final = """
   # severity (info, warning, critical), and a stop with all its options. checkpoint:
   # protect_last_good names the newest checkpoint from before the onset, skip does not. grace: the
   # time before SIGTERM, and again before SIGKILL (ms, s, m, h or d; at most 1d; default 30s). at:
-  # the lowest severity at which an issue stops its run.
+  # the lowest severity at which an issue stops its run. approve: whom mode ask asks besides those
+  # who are notified, and for how long.
   #- name: exploding-in-prod
   #  use: exploding_gradient
   #  match: {env: prod, team: [vision, "speech-*"]}
@@ -321,7 +332,12 @@ _INSTANCE: Final = """
   #  severity: critical
   #  actions:
   #    - ml-hook
-  #    - stop: {mode: enforce, at: critical, checkpoint: protect_last_good, grace: 30s}
+  #    - stop:
+  #        mode: ask
+  #        at: critical
+  #        checkpoint: protect_last_good
+  #        grace: 30s
+  #        approve: {via: vision-chat, timeout: 10m, on_timeout: skip, quorum: 1}
 """
 
 

@@ -74,7 +74,7 @@ def issue_table(view: RunsView, wanted: IssueFilter, *, ids: bool = True) -> Tab
     for delivery in view.deliveries:
         # `tocsin why` lists the repeats: there may be many.
         if delivery.occasion != REPEAT:
-            done.setdefault(delivery.issue_id, []).append(f"{delivery.action}: {delivery.state}")
+            done.setdefault(delivery.issue_id, []).append(f"{delivery.action}: {_state(delivery)}")
     table = Table(box=None)
     if ids:
         table.add_column("issue", no_wrap=True)
@@ -167,3 +167,7 @@ def feedback_facts(feedback: Feedback) -> dict[str, object]:
 def delivery_facts(delivery: Delivery) -> dict[str, object]:
     """One delivery as JSON values; the issue's own event, which it repeats, is left out."""
     return delivery.model_dump(mode="json", exclude_none=True, exclude={"event"})
+
+
+def _state(delivery: Delivery) -> str:
+    return "waits for approval" if delivery.waits_for_people else delivery.state

@@ -23,7 +23,14 @@ from tocsin.emitter.launch.job import Job
 from tocsin.emitter.launch.summary import StopFigures
 from tocsin.emitter.stop import datagrams
 from tocsin.emitter.stop.processes import Members
-from tocsin.emitter.stop.verification import Facts, SignedCommand, Verdict, read_keys, refusal
+from tocsin.emitter.stop.verification import (
+    NO_STOP,
+    Facts,
+    SignedCommand,
+    Verdict,
+    read_keys,
+    refusal,
+)
 from tocsin.schemas.exit_codes import SIGNALLED, STOPPED
 from tocsin.schemas.records.events import Data, clip
 from tocsin.schemas.records.runs import Role
@@ -128,7 +135,7 @@ class Stopper:
             self._run_id,
             members.incarnation,
             read_keys(self._key_paths),
-            stops_off=self._stops_off,
+            stops_off=NO_STOP if self._stops_off else "",
             over=over,
         )
 

@@ -369,8 +369,8 @@ class _Launch:
         if isinstance(news, IssueFiring) and (news.state != "ongoing" or news.turned_critical):
             self.note(messages.issue_line(news), wrong=news.severity != "info")
         elif isinstance(news, Delivery):
-            undelivered = news.state in ("rejected", "expired")
-            self.note(messages.delivery_line(news), wrong=undelivered)
+            wrong = news.kind == "stop" or news.state in ("rejected", "expired")
+            self.note(messages.delivery_line(news), wrong=wrong)
         elif isinstance(news, RunView):
             self._judged_at = time.monotonic()
             if news.capture is not None:

@@ -22,7 +22,7 @@ from tocsin.schemas.records.stops import (
     StopRefused,
     StopRequested,
 )
-from tocsin.schemas.text import number_text, plain_line
+from tocsin.schemas.text import number_text, plain_line, time_text
 
 PREFIX = "tocsin: "
 
@@ -44,9 +44,18 @@ def issue_line(issue: Issue) -> str:
 
 
 def delivery_line(delivery: Delivery) -> str | None:
-    """What became of a notice; None while nothing has, and for stops: those have their own."""
-    if not delivery.final or delivery.kind == "stop":
+    """What became of a notice, or why a stop is not sent (now); None while there is nothing."""
+    if delivery.waits_for_people and delivery.approval is not None:
+        until = time_text(delivery.approval.until_ms)
+        command = f"tocsin approve {delivery.delivery_id[:SHORT_ID]}"
+        then = (
+            "stopped then" if delivery.approval.on_timeout == "stop" else "not stopped without it"
+        )
+        return f"  stop the job? `{command}` stops it; waits until {until}, {then}"
+    if not delivery.final:
         return None
+    if delivery.kind == "stop":
+        return f"  not stopped: {plain_line(delivery.reason)}" if delivery.held else None
     about = f"{delivery.rule} -> {delivery.action}: {delivery.state} ({delivery.reason})"
     return f"  {plain_line(about)}"
 

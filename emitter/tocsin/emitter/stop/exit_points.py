@@ -30,6 +30,7 @@ from tocsin.emitter.stop.exception import StopTraining as StopTraining
 from tocsin.emitter.stop.exception import take_over as take_over
 from tocsin.emitter.stop.exception import taken_over
 from tocsin.emitter.stop.verification import (
+    NO_STOP,
     STOP,
     Facts,
     Memory,
@@ -165,7 +166,7 @@ class Rank:
             speaker.run_id,
             speaker.incarnation,
             read_keys(trusted_paths(os.environ)),
-            stops_off=os.environ.get(STOP) == "off",
+            stops_off=NO_STOP if os.environ.get(STOP) == "off" else "",
         )
         verdict = decide(signed, facts, self._memory, self._now_ms())
         if verdict.why is not None:

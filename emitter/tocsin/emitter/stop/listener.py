@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -28,6 +29,7 @@ from tocsin.emitter.stop.exit_points import Emit
 from tocsin.emitter.stop.processes import Members, Trainer
 from tocsin.emitter.stop.unwatched import LINES
 from tocsin.emitter.stop.verification import (
+    NO_STOP,
     STOP,
     UNKNOWN_MS,
     Facts,
@@ -39,10 +41,12 @@ from tocsin.emitter.stop.verification import (
     refusal,
     trusted_paths,
 )
+from tocsin.schemas.errors import RecordError, SignatureError
 from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.records.frames import Speaker
 from tocsin.schemas.records.stops import StopAcknowledged, StopRequested
 from tocsin.schemas.records.wire import read_signature
+from tocsin.schemas.stops_switch import StopsSwitch
 from tocsin.schemas.topics import Topics, issue_partition
 
 logger = logging.getLogger(__name__)
@@ -100,6 +104,7 @@ class Listener:
         self._looks = looks
         self._now_ms = now_ms
         self._memory = Memory()
+        self._switch = StopsSwitch()
         self._refused = 0
 
     async def listen(self, bus: RunBus) -> None:
@@ -166,6 +171,12 @@ class Listener:
 
         It was there before this listener if `earlier`, and lay unread for at most `waited_ms`.
         """
+        try:
+            if self._switch.apply(record, lambda: self._hands.facts().keys):
+                return None
+        except (SignatureError, RecordError):
+            self.counts["switch_refused"] += 1
+            return None
         if record.value is None or not record.key.startswith(self._prefix):
             return None
         if self._looks is not None and record.key == self._looks.key:
@@ -173,9 +184,9 @@ class Listener:
         if not record.key.endswith(b"/stop"):
             return None
         signed = SignedCommand(record.key, record.value, read_signature(record.headers))
-        verdict = decide(
-            signed, self._hands.facts(), self._memory, self._now_ms(), waited_ms=waited_ms
-        )
+        facts = self._hands.facts()
+        facts = replace(facts, stops_off=facts.stops_off or self._switch.off)
+        verdict = decide(signed, facts, self._memory, self._now_ms(), waited_ms=waited_ms)
         self.counts[verdict.reason] += 1
         command = verdict.command
         if verdict.why is not None:
@@ -265,7 +276,7 @@ class ThreadListener:
             self._speaker.run_id,
             self.members.incarnation,
             read_keys(trusted_paths(self._environ)),
-            stops_off=self._environ.get(STOP) == "off",
+            stops_off=NO_STOP if self._environ.get(STOP) == "off" else "",
         )
 
     def obey(self, signed: SignedCommand, command: StopRequested) -> None:

@@ -33,6 +33,8 @@ Reason = Literal["obey", "repeated", "already_stopping", "already_ended"] | Why
 STOP_KEYS: Final = "TOCSIN_STOP_KEYS"
 STOP: Final = "TOCSIN_STOP"
 
+NO_STOP: Final = "the run was started with --no-stop"
+
 SKEW_MS: Final = 86_400_000
 """So far the clocks of sender and reader may be apart where it is known how long a command lay."""
 
@@ -100,12 +102,13 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known where it is decided. `over` says why nothing is left to stop, or is empty."""
+    """What is known where it is decided. `stops_off` says why nothing is stopped, and `over` why
+    nothing is left to stop; each is empty otherwise."""
 
     run_id: str
     incarnation: str
     keys: TrustedKeys
-    stops_off: bool = False
+    stops_off: str = ""
     over: str = ""
 
 
@@ -172,7 +175,7 @@ def decide(
     if (expired := _expired(command, now_ms, waited_ms)) is not None:
         return verdict("expired", expired)
     if facts.stops_off:
-        return verdict("stops_off", "the run was started with --no-stop")
+        return verdict("stops_off", facts.stops_off)
     if command.incarnation in memory.obeyed:
         return verdict("already_stopping")
     if facts.over:

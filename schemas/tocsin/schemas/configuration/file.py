@@ -25,6 +25,7 @@ from tocsin.schemas.configuration.entries import (
     parse_time_windows,
 )
 from tocsin.schemas.configuration.inhibitions import InhibitEntry, inhibit_problems
+from tocsin.schemas.configuration.limits import LimitsConfig
 from tocsin.schemas.configuration.matches import MATCH_SCHEMA
 from tocsin.schemas.configuration.problems import (
     ConfigProblems,
@@ -113,6 +114,8 @@ class Config(Section):
     """Issues that explain others, which then notify nobody."""
     silences: tuple[SilenceEntry, ...] = ()
     """Issues that are known, of which nobody is notified for some time."""
+    limits: LimitsConfig = Field(default_factory=LimitsConfig)
+    """How much tocsin may stop by itself."""
     stop: StopTrust = Field(default_factory=StopTrust)
     """Public keys whose stop commands a training obeys."""
 
@@ -370,6 +373,7 @@ def _parse(raw: Plain, problems: list[Problem], models: ReceiverModels | None) -
         "routes": parse_entries(RouteEntry, raw.get("routes"), "routes", problems),
         "inhibit": parse_entries(InhibitEntry, raw.get("inhibit"), "inhibit", problems),
         "silences": parse_entries(SilenceEntry, raw.get("silences"), "silences", problems),
+        "limits": _section(LimitsConfig, raw.get("limits"), "limits", problems),
         "stop": _section(StopTrust, raw.get("stop"), "stop", problems),
     }
     return Config.model_validate({key: value for key, value in given.items() if key in raw})

@@ -32,6 +32,9 @@ class NamedParts:
             for action in rule.actions or ():
                 if action.receiver is not None and action.receiver not in known:
                     yield _unknown_receiver(action.receiver, action.loc, known, ACTION_WORDS)
+                via = None if action.options is None else action.options.approve.via
+                if via is not None and via not in known:
+                    yield _unknown_receiver(via, (*action.loc, "stop", "approve", "via"), known)
                 if action.kind == "by_route" and not self._raw.get("routes"):
                     message = "expected the section 'routes': by_route notifies by it"
                     yield Problem(action.loc, message, "no_routes", "a receiver's name")

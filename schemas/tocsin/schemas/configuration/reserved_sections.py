@@ -12,9 +12,8 @@ from tocsin.schemas.configuration.validation import expected, not_supported_yet,
 _LISTS: Final[Mapping[str, tuple[str, ...]]] = {
     "policy": ("match", "may_stop_on"),
 }
-_STOPS: Final = ("per_hour", "max_fraction_of_running", "min_job_age", "on_exceed")
 
-LATER_SECTIONS: Final = frozenset({*_LISTS, "limits", "targets"})
+LATER_SECTIONS: Final = frozenset({*_LISTS, "targets"})
 
 
 def later_section(key: str, raw: Plain) -> Iterator[Problem]:
@@ -36,10 +35,6 @@ def _wrong(key: str, raw: Plain, loc: Loc) -> Iterator[Problem]:
             return
         for index, entry in enumerate(raw):
             yield from _keys(entry, (*loc, index), _LISTS[key])
-    elif key == "limits":
-        yield from _keys(raw, loc, ("stops",))
-        if isinstance(raw, dict) and raw.get("stops") is not None:
-            yield from _keys(raw["stops"], (*loc, "stops"), _STOPS)
     elif not isinstance(raw, dict):
         yield expected("a mapping of names", raw, loc)
     else:

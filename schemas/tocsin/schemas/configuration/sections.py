@@ -30,6 +30,7 @@ from tocsin.schemas.configuration.problems import Loc
 from tocsin.schemas.configuration.values import (
     Duration,
     FilePath,
+    Name,
     Secret,
     format_duration,
 )
@@ -198,13 +199,18 @@ class SecretSource(Section):
         return self
 
 
+StopMode = Literal["enforce", "ask", "shadow"]
+"""What becomes of a stop that the configuration asks for."""
+
+
 class DefaultsConfig(Section):
     """Defaults for rules without their own settings."""
 
     rules: Literal["all", "none"] = Field(default="all", examples=["none"])
     """Which rules run without being listed: `all` or `none`."""
-    mode: Literal["enforce"] = Field(default="enforce", examples=["enforce"])
-    """Effect of a stop action: `enforce` stops the job."""
+    mode: StopMode = Field(default="enforce", examples=["shadow"])
+    """Effect of a stop action: `enforce` stops the job; `ask` stops it when people approve;
+    `shadow` only records that the job would have been stopped."""
     send_resolved: bool = Field(default=True, examples=[False])
     """Whether receivers are notified when an issue resolves, too."""
     group_by: GroupBy = Field(default=("run", "rule"), examples=[["run"], ["run", "team"]])
@@ -227,16 +233,39 @@ class StopTrust(Section):
     """Files of public keys. Absent: those in `~/.config/tocsin/keys`."""
 
 
+class ApproveOptions(Section):
+    """Who must agree before a stop is sent. People answer with `tocsin approve`."""
+
+    timeout: Duration = Field(
+        default=timedelta(minutes=10), examples=["10m"], validate_default=True
+    )
+    """How long it waits for answers; at most 7d."""
+    on_timeout: Literal["skip", "stop"] = Field(default="skip", examples=["stop"])
+    """What happens if they do not come: `skip` does not stop the job, `stop` does."""
+    quorum: int = Field(default=1, ge=1, le=16, examples=[2])
+    """How many people must approve. One who rejects is enough for no stop."""
+    via: Name | None = Field(default=None, examples=["vision-chat"])
+    """A receiver that gets the question, even if it would get no notice of the issue."""
+
+    @model_validator(mode="after")
+    def _bounded_timeout(self) -> Self:
+        if not timedelta(seconds=1) <= self.timeout <= timedelta(days=7):
+            raise ValueError("expected a timeout from 1s to 7d")
+        return self
+
+
 class StopOptions(Section):
     """When a stop action stops a job, and how."""
 
-    LATER_KEYS = frozenset({"approve", "escalate", "target"})
+    LATER_KEYS = frozenset({"escalate", "target"})
 
     at: Severity | None = Field(default=None, examples=["warning"])
     """Stop at issues of this severity and above. Absent: at stop-worthy issues, for a rule that
     may stop by default; at all issues, for any other rule."""
-    mode: Literal["enforce"] | None = Field(default=None, examples=["enforce"])
-    """`enforce` stops the job; absent: `defaults.mode`."""
+    mode: StopMode | None = Field(default=None, examples=["ask"])
+    """`enforce`, `ask` or `shadow`; absent: `defaults.mode`."""
+    approve: ApproveOptions = ApproveOptions()
+    """Who is asked with `mode: ask`, and for how long."""
     checkpoint: Literal["protect_last_good", "skip"] = Field(
         default="protect_last_good", examples=["skip"]
     )
@@ -294,8 +323,6 @@ class RuleEntry(Section):
 
 
 LATER_VALUES: Final[Mapping[tuple[type[BaseModel], str], frozenset[str]]] = {
-    (DefaultsConfig, "mode"): frozenset({"ask", "shadow"}),
-    (StopOptions, "mode"): frozenset({"ask", "shadow"}),
     (StopOptions, "checkpoint"): frozenset({"save"}),
     (SaslConfig, "mechanism"): frozenset({"OAUTHBEARER", "GSSAPI"}),
 }

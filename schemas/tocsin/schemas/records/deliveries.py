@@ -28,8 +28,19 @@ RESOLVED: Final = "resolved"
 ACKNOWLEDGED: Final = "acknowledged"
 LATE: Final = "late"
 DRILL: Final = "drill"
-HeldBy = Literal["silence", "inhibition", "time_window", "cause"]
-"""What keeps a notice from being sent; as soon as it does so no more, the issue may be told."""
+HeldBy = Literal[
+    "silence",
+    "inhibition",
+    "time_window",
+    "cause",
+    "shadow",
+    "limit",
+    "switch",
+    "rejected",
+    "unanswered",
+]
+"""What keeps a notice or a stop from being sent. As soon as it no longer keeps a notice, the issue
+may be sent."""
 
 FINAL_STATES: Final = frozenset({"delivered", "rejected", "suppressed", "expired"})
 
@@ -50,6 +61,19 @@ class Repeats(Model):
     urgent_every_ms: Positive | None = Field(default=None, description="until `urgent_until_ms`")
     urgent_until_ms: Millis = 0
     wait_ms: Whole = Field(default=0, description="within which time repeats are one message")
+
+
+class Approval(Model):
+    """The question whether a run is to be stopped, and the answers so far."""
+
+    why: Text = Field(description="why people are asked: the mode, or the limit")
+    until_ms: Millis = Field(description="how long it waits for answers")
+    on_timeout: Literal["skip", "stop"] = "skip"
+    quorum: Positive = 1
+    by: Many[Word] = Field(default=(), max_length=16, description="who has approved")
+    decided_ms: Millis | None = Field(
+        default=None, description="when the stop was released; None while it waits"
+    )
 
 
 @EVENT_TYPES.register
@@ -138,6 +162,9 @@ class Delivery(Data):
         description="what the receiver calls the message, so that a later state of the issue can "
         "edit it",
     )
+    approval: Approval | None = Field(
+        default=None, description="of a stop that people must approve before it is sent"
+    )
     # JSON that was parsed already: to walk through it once more costs more than all else here.
     event: dict[str, Any] | None = Field(
         default=None,
@@ -164,6 +191,12 @@ class Delivery(Data):
     def message_id(self) -> str:
         """The id of the message that it is sent in; the same in each attempt."""
         return self.sent_as or self.delivery_id
+
+    @property
+    def waits_for_people(self) -> bool:
+        """Whether it is a stop that is not sent before people approve."""
+        asked = self.approval is not None and self.approval.decided_ms is None
+        return asked and self.state == "pending"
 
     @property
     def final(self) -> bool:

@@ -19,6 +19,7 @@ import tocsin.schemas.records.issues
 import tocsin.schemas.records.program_facts
 import tocsin.schemas.records.runs
 import tocsin.schemas.records.silences
+import tocsin.schemas.records.stop_control
 import tocsin.schemas.records.stops  # noqa: F401  (importing these registers their event types)
 from tocsin.schemas.errors import MalformedRecord, RecordError, UnknownRecord
 from tocsin.schemas.records.events import EVENT_TYPES, Data, Event

@@ -12,6 +12,7 @@ from tocsin.actions.decision.decide import NOT_RESOLVED, NOT_TOLD, Decisions, Kn
 from tocsin.actions.decision.inhibitions import WAIT_MS, OpenIssue
 from tocsin.actions.decision.issue_labels import issue_labels
 from tocsin.actions.decision.silences import Silence
+from tocsin.actions.decision.stop_guards import Fleet
 from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.schemas.configuration.file import SectionRegistry, check_config
 from tocsin.schemas.records.issues import Issue, IssueOngoing
@@ -35,6 +36,8 @@ class Here(Known):
     silenced: list[Silence] = field(default_factory=list)
     opened: list[OpenIssue] = field(default_factory=list)
     notices: dict[str, dict[str, Noticed]] = field(default_factory=dict)
+    off: str = ""
+    runs: Fleet = field(default_factory=Fleet)
 
     def silences(self) -> Iterable[Silence]:
         return self.silenced
@@ -44,6 +47,12 @@ class Here(Known):
 
     def noticed(self, issue_id: str) -> Mapping[str, Noticed]:
         return self.notices.get(issue_id, {})
+
+    def stops_off(self) -> str:
+        return self.off
+
+    def fleet(self, issue: Issue, now_ms: int) -> Fleet:
+        return self.runs
 
 
 def decisions(text: str) -> Decisions:

@@ -21,6 +21,7 @@ from tocsin.actions.decision.open_issues import OpenIssues
 from tocsin.actions.decision.planned import Planned
 from tocsin.actions.decision.routing import Routing
 from tocsin.actions.decision.silences import Silence
+from tocsin.actions.decision.stop_guards import Fleet
 from tocsin.actions.decision.time_windows import TimeWindows
 from tocsin.actions.delivery.notice_history import NoticeHistory
 from tocsin.actions.delivery.records import new_delivery
@@ -253,6 +254,12 @@ class Here(Known):
 
     def noticed(self, issue_id: str) -> Mapping[str, Noticed]:
         return self.history.of(issue_id)
+
+    def stops_off(self) -> str:
+        return ""
+
+    def fleet(self, issue: Issue, now_ms: int) -> Fleet:
+        return Fleet()
 
 
 def stages(setup: Setup) -> tuple[Decisions, Here]:

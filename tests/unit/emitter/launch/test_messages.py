@@ -165,6 +165,14 @@ def test_the_lines_for_people() -> None:
     done = "  nonfinite -> chat: delivered (accepted)"
     assert messages.delivery_line(delivery("delivered")) == done
     assert messages.delivery_line(delivery("delivered", kind="stop")) is None
+    approval = {"why": "mode: ask", "until_ms": 1_800_000_000_000}
+    asked = delivery(kind="stop", delivery_id="7f8a4a1c-9f3b", approval=approval)
+    assert messages.delivery_line(asked) == (
+        "  stop the job? `tocsin approve 7f8a4a1c` stops it; waits until 2027-01-15 08:00:00 UTC, "
+        "not stopped without it"
+    )
+    shadow = delivery("suppressed", kind="stop", held="shadow", reason="mode: shadow: not sent")
+    assert messages.delivery_line(shadow) == "  not stopped: mode: shadow: not sent"
     figures = CaptureFigures(overhead_percent=0.31, records=5, dropped=0)
     end = "1,200 steps watched, 0 issues, overhead 0.3 %"
     assert end_line(1200, [], figures) == end

@@ -130,7 +130,7 @@ def test_a_command_is_in_time_by_what_it_waited_and_not_by_two_clocks(
 
 def test_stops_that_are_off_are_refused(signer: StopSigner) -> None:
     signed = signer.sign(signer.command("r1", "i1"))
-    assert reason_of(signed, facts_of(signer, stops_off=True)) == "stops_off"
+    assert reason_of(signed, facts_of(signer, stops_off="off")) == "stops_off"
 
 
 def test_a_replay_has_no_effect(signer: StopSigner) -> None:

@@ -56,6 +56,7 @@ from tocsin.schemas.records.runs import (
 )
 from tocsin.schemas.records.silences import SilenceSet
 from tocsin.schemas.records.snapshots import Snapshot
+from tocsin.schemas.records.stop_control import StopAnswered, StopsSwitched
 from tocsin.schemas.records.stops import (
     LookCloser,
     SignedDatagram,
@@ -296,6 +297,18 @@ EVENTS: dict[str, Data] = {
     ),
     "tocsin.feedback.false_alarm-v1": FeedbackFalseAlarm.model_validate(
         FEEDBACK | {"why": "größe: a warm-up"}
+    ),
+    "tocsin.stops.switched-v1": StopsSwitched(
+        off=True, by="ana@node-1", why="the new rule is wrong", at_ms=1795258012300
+    ),
+    "tocsin.stop.answered-v1": StopAnswered(
+        run_id=RUN,
+        incarnation=INCARNATION,
+        delivery_id=COMMAND,
+        verdict="reject",
+        by="ana@node-1",
+        why="a known spike",
+        at_ms=1795258012300,
     ),
     "tocsin.silence.set-v1": SilenceSet(
         silence_id="5b0e6a2c-2d5e-4c0e-9a57-1f6f0a4b7c11",

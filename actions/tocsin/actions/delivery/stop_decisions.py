@@ -1,0 +1,71 @@
+"""What becomes of stops over time, by what runs and people say. The ledger's entries decide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tocsin.actions.delivery.approvals import Settled
+from tocsin.actions.delivery.control_records import ControlRecords
+from tocsin.actions.delivery.followed_runs import FollowedRuns
+from tocsin.actions.delivery.ledger import Ledger
+from tocsin.actions.delivery.retry import Decision
+from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.issues import Issue
+
+NEEDS_NOBODY = "another issue stops the run, which nobody needs to approve"
+
+
+class StopDecisions:
+    """Decides; whoever asks writes the decisions into the ledger.
+
+    Attributes:
+        may_be_final: whether something is known since the last call of `settled`.
+    """
+
+    def __init__(self, ledger: Ledger, runs: FollowedRuns, control: ControlRecords) -> None:
+        self.may_be_final = False
+        self._ledger = ledger
+        self._runs = runs
+        self._control = control
+
+    def why_not(self, identity: str, issue: Issue, age_ms: int) -> str | None:
+        """Why a run is not stopped for an issue of that age; None if it is to be."""
+        if other := self._ledger.other_stop(issue.run_id, issue.incarnation, identity):
+            return other
+        return self._runs.why_no_stop(issue, identity, age_ms)
+
+    def settled(self, now_ms: int) -> Iterator[tuple[Delivery, Decision]]:
+        """What the runs' newest views mean for the stops that were sent, and for questions."""
+        if not self.may_be_final:
+            return
+        self.may_be_final = False
+        for stop in self._ledger.sent_stops():
+            if (decision := self._runs.decide_stop(stop, now_ms)) is not None:
+                yield stop, decision
+        for stop in self._ledger.waiting_stops():
+            if (over := self._runs.why_over(stop)) is not None:
+                yield stop, Decision("suppressed", over)
+
+    def answered(self, now_ms: int) -> Iterator[tuple[Delivery, Settled]]:
+        """What people's answers mean, and that none came in time."""
+        return self._control.approvals.settle(self._ledger, now_ms)
+
+    def needless(self, issue: Issue) -> Iterator[tuple[Delivery, Decision]]:
+        """The questions about a training that is stopped without one."""
+        for stop in self._ledger.waiting_stops(issue.run_id, issue.incarnation):
+            yield stop, Decision("suppressed", NEEDS_NOBODY)
+
+    def switched_off(self, delivery: Delivery) -> Decision | None:
+        """What becomes of a stop while all stops are switched off."""
+        off = self._control.switch.off
+        return Decision("suppressed", off) if off else None
+
+    def gave_up(self, stop: Delivery, now_ms: int) -> Decision:
+        """What becomes of a stop whose time is up, or after which the run has ended."""
+        decision = self._runs.decide_stop(stop, now_ms) if stop.attempts > 0 else None
+        if decision is not None:
+            return decision
+        if now_ms >= stop.give_up_ms or stop.attempts == 0:
+            why = "no answer from the run" + (", and never sent" if stop.attempts == 0 else "")
+            return Decision("expired", why)
+        return Decision("pending", stop.reason, stop.give_up_ms)

@@ -1,0 +1,128 @@
+"""The command line: `approve` and `stops`, people's hands on the stops that rules ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Annotated
+
+import typer
+
+from tocsin.console.commands.options import BusOption, ConfigOption, JsonOption
+from tocsin.schemas.monotonic_clock import unix_ms
+
+WhyOption = Annotated[
+    str,
+    typer.Option("--why", metavar="TEXT", help="Reason, shown to others.", show_default=False),
+]
+ByOption = Annotated[
+    str | None, typer.Option("--by", metavar="NAME", help="Your name [default: USER@HOST].")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command(epilog="Example: tocsin approve 7f8a4a1c")(approve)
+    group = typer.Typer(
+        help="Switch all stops off and on, and report what they did.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+    )
+    example = "Example: tocsin stops"
+    group.command("off", epilog=f'{example} off --why "the new rule is wrong"')(stops_off)
+    group.command("on", epilog=f"{example} on")(stops_on)
+    group.command("show", epilog=f"{example} show --json")(stops_show)
+    app.add_typer(group, name="stops")
+
+
+def approve(
+    stop: Annotated[
+        str,
+        typer.Argument(
+            metavar="STOP",
+            help="Id of the stop or of its issue (at least its first 4 characters), or the run.",
+        ),
+    ],
+    reject: Annotated[
+        bool, typer.Option("--reject", help="Reject: the run is not stopped for this issue.")
+    ] = False,
+    why: WhyOption = "",
+    by: ByOption = None,
+    config: ConfigOption = None,
+    bus: BusOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Approve or reject a stop that waits for people.
+
+    A stop waits if its mode is ask, or if it is beyond a limit. The answer is signed with your key,
+    which must be among those that `tocsin actions` trusts.
+    """
+    from tocsin.console.context import read_context
+    from tocsin.console.person import this_person
+    from tocsin.console.stop.approve import StopReply, answer_stop, answered_json, answered_line
+
+    reply = StopReply(
+        text=stop,
+        verdict="reject" if reject else "approve",
+        by=this_person() if by is None else by,
+        why=why.strip(),
+    )
+    found = asyncio.run(answer_stop(read_context(config, bus), reply, os.environ, unix_ms()))
+    typer.echo(answered_json(found) if json_output else answered_line(found, reply))
+
+
+def stops_off(
+    why: WhyOption = "",
+    by: ByOption = None,
+    config: ConfigOption = None,
+    bus: BusOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Stop no run from now on.
+
+    Action services send no stop, and runs refuse those under way, a person's too, until `tocsin
+    stops on`. The switch is signed with your key, which services and runs must trust.
+    """
+    _switch(True, why, by, config, bus, json_output)
+
+
+def stops_on(
+    why: WhyOption = "",
+    by: ByOption = None,
+    config: ConfigOption = None,
+    bus: BusOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Stop runs again. What was not stopped meanwhile is not stopped now."""
+    _switch(False, why, by, config, bus, json_output)
+
+
+def stops_show(
+    config: ConfigOption = None, bus: BusOption = None, json_output: JsonOption = False
+) -> None:
+    """Show whether stops are on, and who switched them."""
+    from tocsin.console.context import read_context
+    from tocsin.console.stop.switch import read_switch, switch_json, switch_line
+
+    switched = asyncio.run(read_switch(read_context(config, bus), os.environ))
+    typer.echo(switch_json(switched) if json_output else switch_line(switched))
+
+
+def _switch(
+    off: bool,
+    why: str,
+    by: str | None,
+    config: ConfigOption,
+    bus: BusOption,
+    json_output: bool,
+) -> None:
+    from tocsin.console.context import read_context
+    from tocsin.console.person import this_person
+    from tocsin.console.stop.switch import switch_json, switch_line, switch_stops
+    from tocsin.schemas.records.stop_control import StopsSwitched
+
+    switched = StopsSwitched(
+        off=off, by=this_person() if by is None else by, why=why.strip(), at_ms=unix_ms()
+    )
+    asyncio.run(switch_stops(read_context(config, bus), switched, os.environ))
+    typer.echo(switch_json(switched) if json_output else switch_line(switched))

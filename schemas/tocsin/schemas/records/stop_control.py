@@ -1,0 +1,59 @@
+"""What people decide about stops: the switch for all of them, and approvals of single ones."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final, Literal
+
+from pydantic import Field
+
+from tocsin.schemas.records.events import EVENT_TYPES, Data, example
+from tocsin.schemas.records.fields import Id, Incarnation, Millis, RunId, Text, Word
+
+SWITCH_KEY: Final = "_all/stops"
+"""The key of the switch, on each partition of the control topic."""
+
+
+@EVENT_TYPES.register
+class StopsSwitched(Data):
+    """All stops are switched off, or on again. Signed; the newest record counts."""
+
+    model_config = example(
+        off=True, by="ana@node-1", why="the new rule is wrong", at_ms=1795258012300
+    )
+
+    event_type: ClassVar[str] = "tocsin.stops.switched"
+
+    off: bool = Field(description="whether nothing is stopped from now on")
+    by: Word = Field(max_length=200, description="who switched: user@host, or a name")
+    why: Text = ""
+    at_ms: Millis = Field(description="when, by the clock of who switched")
+
+
+@EVENT_TYPES.register
+class StopAnswered(Data):
+    """A person's answer to a stop that waits for approval. Signed."""
+
+    model_config = example(
+        run_id="gpt-2026-11-21",
+        incarnation="0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11",
+        delivery_id="7f8a4a1c-9f3b-5a2b-8a55-5b0c0c2b7d11",
+        verdict="approve",
+        by="ana@node-1",
+        why="the loss is lost",
+        at_ms=1795258012300,
+    )
+
+    event_type: ClassVar[str] = "tocsin.stop.answered"
+
+    run_id: RunId
+    incarnation: Incarnation
+    delivery_id: Id = Field(description="the stop that waits")
+    verdict: Literal["approve", "reject"]
+    by: Word = Field(max_length=200, description="who answers: user@host, or a name")
+    why: Text = ""
+    at_ms: Millis = Field(description="when, by the clock of who answers")
+
+    @property
+    def key(self) -> str:
+        """The key on the control topic."""
+        return f"{self.run_id}/{self.incarnation}/approval"

@@ -1,0 +1,59 @@
+"""An action service with its worker, on a bus, whose receivers accept everything."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+
+from tocsin.actions.config import decisions_of, routing_of
+from tocsin.actions.delivery.actions_service import ActionsService
+from tocsin.actions.delivery.receiver_queues import Notice, ReceiverQueue
+from tocsin.actions.delivery.retry import Outcome
+from tocsin.bus.port import Bus
+from tocsin.console.context import CommandContext
+from tocsin.console.views.bus_view import read_view
+from tocsin.emitter.stop.verification import read_keys
+from tocsin.runtime.worker import Worker, WorkerSettings
+from tocsin.schemas.key_folder import keys_folder
+from tocsin.schemas.records.deliveries import Delivery
+
+
+@asynccontextmanager
+async def working(
+    bus: Bus,
+    context: CommandContext,
+    environ: dict[str, str],
+    only_runs: Collection[str] | None = None,
+) -> AsyncIterator[ActionsService]:
+    """An action service whose receiver accepts everything."""
+
+    async def accept(notice: Notice) -> Outcome:
+        return Outcome(status=200)
+
+    service = ActionsService(
+        context.topics,
+        decisions_of(context.config, routing_of(context.config)),
+        {"chat": ReceiverQueue(accept), "stop": ReceiverQueue(accept)},
+        trusted=lambda: read_keys([keys_folder(environ)]),
+    )
+    worker = Worker(
+        bus,
+        service,
+        topics=context.topics,
+        group="actions" if only_runs is None else "helper",
+        only_runs=only_runs,
+        settings=WorkerSettings(checkpoint_s=0.05),
+    )
+    task = asyncio.create_task(worker.run())
+    await worker.ready.wait()
+    try:
+        yield service
+    finally:
+        worker.stop()
+        await task
+
+
+async def ledger(context: CommandContext, bus: Bus) -> dict[str, Delivery]:
+    view = await read_view(bus, context.topics)
+    return {one.key: one for one in view.deliveries}
