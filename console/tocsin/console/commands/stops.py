@@ -32,6 +32,7 @@ def register(app: typer.Typer) -> None:
     group.command("off", epilog=f'{example} off --why "the new rule is wrong"')(stops_off)
     group.command("on", epilog=f"{example} on")(stops_on)
     group.command("show", epilog=f"{example} show --json")(stops_show)
+    group.command("report", epilog=f"{example} report --json")(stops_report)
     app.add_typer(group, name="stops")
 
 
@@ -106,6 +107,37 @@ def stops_show(
 
     switched = asyncio.run(read_switch(read_context(config, bus), os.environ))
     typer.echo(switch_json(switched) if json_output else switch_line(switched))
+
+
+def stops_report(
+    config: ConfigOption = None, bus: BusOption = None, json_output: JsonOption = False
+) -> None:
+    """Report which runs each rule stopped, or would have stopped.
+
+    Counts what people answered to those issues (`tocsin ack`, `resolve`, `false-alarm`), and how
+    long the runs that were not stopped continued: what mode shadow or ask would have saved.
+    """
+    from tocsin.console.context import read_context
+    from tocsin.console.stop.report import METHOD, report_json, report_table, stops_of_rules
+    from tocsin.console.views.bus_view import read_view
+    from tocsin.console.views.terminal import standard_output
+    from tocsin.schemas.records.runs_view import RunsView
+
+    context = read_context(config, bus)
+
+    async def read() -> RunsView:
+        async with context.open_bus(create=False) as opened:
+            return await read_view(opened, context.topics)
+
+    rules = stops_of_rules(asyncio.run(read()))
+    if json_output:
+        typer.echo(report_json(rules))
+    elif rules:
+        console = standard_output()
+        console.print(report_table(rules))
+        console.print(METHOD, highlight=False, style="dim")
+    else:
+        typer.echo("no rule has decided to stop a run on this bus")
 
 
 def _switch(
