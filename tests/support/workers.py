@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shlex
 import signal
 import socket
 import sys
@@ -44,7 +45,7 @@ class Server:
     @property
     def gateway(self) -> str:
         """The specification of a worker, for `--tx`."""
-        return f"popen//python={sys.executable} -I -S {__file__} {self._path}"
+        return f"popen//python={shlex.join([sys.executable, '-I', '-S', __file__, self._path])}"
 
     def stop(self) -> None:
         """End it, and with it the workers that are left."""
