@@ -479,7 +479,7 @@ class ActionsService(Service):
             self._ledger.hold(delivery, waiting)
             return
         late = now_ms > stops.sent_from_ms(delivery) + stops.NOT_AFTER_MS
-        if delivery.kind == STOP and (delivery.attempts > 0 or late):
+        if delivery.kind == STOP and (stops.was_sent(delivery) or late):
             self._report(Attempted(delivery.delivery_id, None, now_ms))
             return
         instead = self._notices.instead(delivery, now_ms) or self._queues.gate(delivery, now_ms)

@@ -107,6 +107,12 @@ def sent_from_ms(stop: Delivery) -> int:
     return (approval.decided_ms if approval is not None else None) or stop.created_ms
 
 
+def was_sent(stop: Delivery) -> bool:
+    """Whether the command is on the bus. Not after attempts at which the bus was away: it may be,
+    and is the same when it is sent again."""
+    return any(not attempt.retry for attempt in stop.last_attempts)
+
+
 def give_up_ms(options: StopOptions, now_ms: int) -> int:
     """When a stop that was not confirmed is given up: after its last use and all escalation."""
     return now_ms + NOT_AFTER_MS + 4 * (options.grace // timedelta(milliseconds=1)) + _CONFIRM_MS

@@ -26,6 +26,7 @@ class Bench:
     def __init__(self, more: str = "") -> None:
         self.said: list[str] = []
         self.sent: list[Delivery] = []
+        self.outcomes: list[Outcome] = []
         self.actions = VirtualActions(
             {"chat": self._chat},
             more=more,
@@ -39,7 +40,7 @@ class Bench:
 
     def _stop(self, notice: Notice) -> Outcome:
         self.sent.append(notice.delivery)
-        return Outcome(sent=True)
+        return self.outcomes.pop(0) if self.outcomes else Outcome(sent=True)
 
     @property
     def stops(self) -> list[Delivery]:
@@ -222,3 +223,18 @@ async def test_beyond_a_limit_people_may_be_asked() -> None:
     stop = bench.stops[1]
     assert stop.waits_for_people
     assert stop.reason.startswith("beyond a limit: stops within an hour: 1")
+
+
+async def test_a_stop_that_was_not_on_the_bus_is_tried_again() -> None:
+    """The bus was away for a moment: until the command is on it, nobody can obey it."""
+    bench = Bench()
+    bench.outcomes = [Outcome(failure="bus away"), Outcome(failure="bus away")]
+    await bench.actions.take(issue())
+    await bench.actions.until(MINUTE_MS)
+
+    (stop,) = bench.stops
+    assert [attempt.result for attempt in stop.last_attempts] == ["bus away", "bus away", "sent"]
+    assert len({sent.delivery_id for sent in bench.sent}) == 1
+    # It is on the bus: it is not sent once more.
+    await bench.actions.until(30 * MINUTE_MS)
+    assert len(bench.sent) == 3
