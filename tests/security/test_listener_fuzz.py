@@ -45,10 +45,16 @@ from tocsin.schemas.topics import Topics, issue_partition
 
 SIGNER = StopSigner()
 CONTROL = Partition(Topics().control, issue_partition("r1"))
-HELLO: datagrams.Message = {
-    "kind": "hello", "role": "trainer", "pid": os.getpid(), "rank": 0, "incarnation": "i1",
-    "socket": "/nowhere",
-}  # fmt: skip
+
+
+def hello(**changes: str | int) -> datagrams.Message:
+    """Of this process, as it is when a test runs."""
+    said: datagrams.Message = {
+        "kind": "hello", "role": "trainer", "pid": os.getpid(), "rank": 0, "incarnation": "i1",
+        "socket": "/nowhere",
+    }  # fmt: skip
+    return {**said, **changes}
+
 
 quick = settings(
     max_examples=40,
@@ -214,7 +220,7 @@ def test_start(tmp_path: Path, records: list[Outgoing]) -> None:
         environ={"TOCSIN_STOP_KEYS": str(keys_in(tmp_path))},
         on_obeyed=lambda trainer, command: obeyed.set(),
     )
-    listener.members.heard(HELLO)
+    listener.members.heard(hello())
     listener.start()
     try:
         assert obeyed.wait(20)
@@ -285,8 +291,8 @@ def test_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @quick
 @given(st.lists(any_datagrams(), max_size=10))
-@example([json.dumps({**HELLO, "pid": -1}).encode()])
-@example([json.dumps({**HELLO, "pid": 2**80, "incarnation": "é"}).encode()])
+@example([json.dumps(hello(pid=-1)).encode()])
+@example([json.dumps(hello(pid=2**80, incarnation="é")).encode()])
 def test_who_belongs_to_the_job(raw: list[bytes]) -> None:
     members = Members("i1", process_lives)
     for message in map(datagrams.decode, raw):
@@ -296,11 +302,8 @@ def test_who_belongs_to_the_job(raw: list[bytes]) -> None:
             assert members.living(members.incarnation) is not None
             assert members.training_over() in (True, False)
             assert members.steps() >= 0
-    assert members.heard(HELLO)
+    assert members.heard(hello())
     assert [trainer.pid for trainer in members.living("i1")][-1:] == [os.getpid()]
-
-
-ORDER = StopOrder(pid=os.getpid(), rank=0, incarnation="i1", command_id="c", grace_s=60.0)
 
 
 @quick
@@ -322,7 +325,8 @@ def test_the_helpers_orders(lines: list[bytes]) -> None:
         for line in lines:
             orders.apply(line)
         assert orders.drain_s is None or 0 <= orders.drain_s < float("inf")
-        orders.apply(f"stop {ORDER.model_dump_json()}".encode())
+        own = StopOrder(pid=os.getpid(), rank=0, incarnation="i1", command_id="c", grace_s=60.0)
+        orders.apply(f"stop {own.model_dump_json()}".encode())
         enforcer = Enforcer("r1", lambda data: None)
         for order in orders.stops:
             if isinstance(order, StopOrder):

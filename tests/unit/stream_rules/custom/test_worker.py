@@ -11,6 +11,7 @@ import pytest
 
 from support.bus_records import data_of, die, read_all, send, work
 from support.custom import FILE, QUICK
+from support.waiting import SOON_S
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Partition, Record
 from tocsin.runtime.testing import CrashPoints
@@ -140,21 +141,19 @@ async def test_states_never_cover_more_than_was_told(bus: EmbeddedBus) -> None:
     assert last["mine"] == last["bad"] == last["_custom"] == len(run.records)
 
 
-async def test_a_built_in_issue_is_on_the_bus_within_a_second_while_a_custom_rule_loops(
+async def test_a_built_in_issue_is_on_the_bus_while_a_custom_rule_loops(
     bus: EmbeddedBus,
 ) -> None:
     run = a_run()
-    worker = worker_of(bus, "loop", CrashPoints(None), limits=Limits())
+    patient = Limits(call_s=10 * SOON_S, call_cpu_s=10 * SOON_S)
+    worker = worker_of(bus, "loop", CrashPoints(None), limits=patient)
     task = asyncio.create_task(worker.run())
     await send(bus, run.records)
-    loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(SOON_S):
             await worker.ready.wait()
-            began_s = loop.time()
             await send(bus, the_end(run))
             await found_by(bus, "nonfinite")
-        assert loop.time() - began_s < 1.0
     finally:
         worker.stop()
         await task
