@@ -8,7 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from support.restarts import told_with_restarts
+from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.records.issues import IssueFiring
+from tocsin.stream_rules.engine.configured_rules import rule_specs
 from tocsin.stream_rules.testing import RunBuilder, issues_of, only
 
 NAN = math.nan
@@ -156,3 +158,20 @@ def test_a_worker_that_is_restarted_remembers() -> None:
 
     assert told_with_restarts(run.records, specs, every=7) == uninterrupted
     assert any("restart_loop" in issue for issue in uninterrupted)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_configuration_may_name_the_rule(again: bool) -> None:
+    """Its input is the end of a run: no run ends without it."""
+    run = RunBuilder()
+    nan_at(run, 30)
+    if again:
+        restarted(run, 2)
+        nan_at(run, 30)
+    run.ended(outcome="stopped")
+    run.ended(role="launcher", outcome="stopped")
+
+    names = ("nonfinite", "restart_loop", "rule_has_no_input")
+    specs = rule_specs([RuleEntry(name=name, use=name) for name in names], defaults="none")
+
+    assert issues_of(run.records, "rule_has_no_input", specs=specs) == []

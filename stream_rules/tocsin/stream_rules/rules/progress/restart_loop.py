@@ -48,7 +48,7 @@ class RestartLoop(Rule[RestartLoopParams, _State]):
         severity="critical",
         stop_worthy=True,
         stops_because="each restart costs the same time again and ends the same way.",
-        inputs=(event(RunEnded, beside=True),),
+        inputs=(event(RunEnded),),
         comes="later",
         history_steps=0,
         remedy="Go back to an older checkpoint, skip the batches that follow it, or lower the "
