@@ -26,8 +26,14 @@ from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import EVENT_TYPES, Data, Event
 from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.issues import Issue
+from tocsin.schemas.records.runs import RunView
 from tocsin.schemas.records.wire import meta_of
-from tocsin.schemas.topics import ISSUE_PARTITIONS, Topics, issue_partition
+from tocsin.schemas.topics import (
+    ISSUE_PARTITIONS,
+    Topics,
+    issue_partition,
+    telemetry_partition,
+)
 
 _TOPICS = Topics()
 
@@ -76,10 +82,11 @@ class Simulation:
             },
             failures=FailureReports.from_config(config),
         )
-        self._service.attached(Attachment(nudge=lambda: None))
+        self._nudged = False
+        self._service.attached(Attachment(nudge=self._nudge))
 
     async def take(self, *events: Event[Data]) -> None:
-        """Read these from the issues topic, now."""
+        """Read these from the bus, now: issues, answers to them, and views of runs."""
         await self._round([self._record(event) for event in events])
 
     async def until(self, at_ms: int) -> None:
@@ -99,21 +106,28 @@ class Simulation:
         return attempt
 
     def _record(self, event: Event[Data]) -> Record:
-        assert isinstance(event.data, Issue | Feedback)
+        assert isinstance(event.data, Issue | Feedback | RunView)
         run_id = event.data.run_id
-        return self._numbered(run_id.encode(), event.encode(), meta_of(event).headers())
+        partition = Partition(_TOPICS.issues, issue_partition(run_id))
+        if isinstance(event.data, RunView):
+            partition = Partition(_TOPICS.runs, telemetry_partition(run_id))
+        return self._numbered(partition, run_id.encode(), event.encode(), meta_of(event).headers())
 
-    def _numbered(self, key: bytes, value: bytes, headers: Sequence[tuple[str, bytes]]) -> Record:
+    def _numbered(
+        self, partition: Partition, key: bytes, value: bytes, headers: Sequence[tuple[str, bytes]]
+    ) -> Record:
         self._offset += 1
-        partition = Partition(_TOPICS.issues, issue_partition(key.decode()))
         return Record(partition, self._offset, self.now_ms, key, value, tuple(headers))
+
+    def _nudge(self) -> None:
+        self._nudged = True
 
     async def _round(self, records: list[Record]) -> None:
         """Have the service work until nothing comes of it any more."""
         tick = Tick(self.now_ms, frozenset(range(ISSUE_PARTITIONS)))
         busy = True
         while busy:
-            attempts = len(self.sent)
+            self._nudged = False
             self._service.apply(records, tick)
             records, busy = [], False
             for made in self._service.outputs():
@@ -121,7 +135,9 @@ class Simulation:
                 if made.value is None:
                     continue
                 if made.partition.topic == _TOPICS.issues:
-                    records.append(self._numbered(made.key, made.value, made.headers))
+                    records.append(
+                        self._numbered(made.partition, made.key, made.value, made.headers)
+                    )
                 elif made.partition.topic == _TOPICS.actions:
                     delivery = EVENT_TYPES.decode(made.value).data
                     if isinstance(delivery, Delivery):
@@ -129,4 +145,4 @@ class Simulation:
             await self._service.checkpointed(self.now_ms)
             # An attempt waits for nothing, so each ends in one turn of the event loop.
             await asyncio.sleep(0)
-            busy = busy or len(self.sent) > attempts
+            busy = busy or self._nudged

@@ -160,13 +160,18 @@ def replay(
     Nothing is sent. The issues are those on the bus, or in a file. Silences of `tocsin silence` are
     not considered.
     """
-    from tocsin.console.configuration.rehearsal import rehearse, replay_json, replay_text
+    from tocsin.console.configuration.rehearsal import (
+        count_issues,
+        rehearse,
+        replay_json,
+        replay_text,
+    )
     from tocsin.console.context import read_configuration
 
     loaded = read_configuration(config)
     events = _events(config, bus, file, since, until)
     found = asyncio.run(rehearse(loaded.config, events, path=loaded.path))
-    typer.echo((replay_json if json_output else replay_text)(found, events=len(events)))
+    typer.echo((replay_json if json_output else replay_text)(found, events=count_issues(events)))
 
 
 def diff(
@@ -184,6 +189,7 @@ def diff(
     and suppressions that differ, for each run: `-` with OLD, `+` with NEW.
     """
     from tocsin.console.configuration.rehearsal import (
+        count_issues,
         diff_json,
         diff_text,
         differences,
@@ -199,7 +205,7 @@ def diff(
             await rehearse(before.config, events, path=before.path),
             await rehearse(after.config, events, path=after.path),
         )
-        return (diff_json if json_output else diff_text)(found, events=len(events))
+        return (diff_json if json_output else diff_text)(found, events=count_issues(events))
 
     typer.echo(asyncio.run(both()))
 
@@ -208,20 +214,30 @@ def _events(
     config: Path | None, bus: str | None, file: Path | None, since: str | None, until: str | None
 ) -> Sequence[Told]:
     from tocsin.console.configuration.rehearsal import read_dump
+    from tocsin.schemas.records.runs import RunView
 
     from_ms = 0 if since is None else _time_ms("--from", since)
     to_ms = None if until is None else _time_ms("--to", until)
     events = asyncio.run(_on_bus(config, bus)) if file is None else read_dump(file)
-    return [one for one in events if one[0] >= from_ms and (to_ms is None or one[0] <= to_ms)]
+    return [
+        (at_ms, event)
+        for at_ms, event in events
+        # A run may have started before.
+        if (at_ms >= from_ms or isinstance(event.data, RunView))
+        and (to_ms is None or at_ms <= to_ms)
+    ]
 
 
 async def _on_bus(config: Path | None, bus: str | None) -> Sequence[Told]:
+    from tocsin.console.configuration.rehearsal import starts_and_ends
     from tocsin.console.context import read_context
-    from tocsin.console.views.bus_view import read_issue_events
+    from tocsin.console.views.bus_view import read_issue_events, read_runs
 
     context = read_context(config, bus)
     async with context.open_bus(create=False) as opened:
-        return await read_issue_events(opened, context.topics)
+        issues = await read_issue_events(opened, context.topics)
+        runs = starts_and_ends(await read_runs(opened, context.topics))
+    return sorted([*runs, *issues], key=lambda one: one[0])
 
 
 def _time_ms(option: str, text: str) -> int:

@@ -22,13 +22,16 @@ from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import EVENT_TYPES, Data, Event
 from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.issues import Issue
+from tocsin.schemas.records.runs import RunView
+from tocsin.schemas.records.runs_view import RunsView
 from tocsin.schemas.text import plain_line, time_text
 
 AFTER_MS: Final = 3_600_000
 """How long after the last issue the clock goes on: for what waits then."""
 
 Told = tuple[int, Event[Data]]
-"""An issue or a person's answer, and when it was appended to the bus, Unix milliseconds."""
+"""An issue, a person's answer or a view of a run, and when it was appended to the bus, Unix
+milliseconds."""
 
 Result = Literal["sent", "stopped", "suppressed", "waits"]
 
@@ -106,6 +109,31 @@ async def rehearse(
         await simulation.take(event)
     await simulation.until(events[-1][0] + AFTER_MS if until_ms is None else until_ms)
     return [happened(one) for one in simulation.deliveries.values()]
+
+
+def starts_and_ends(runs: RunsView) -> list[Told]:
+    """When each training started and ended: nothing is repeated after its end. Pure.
+
+    Of their stops nothing is told: they are decided anew.
+    """
+    found: list[Told] = []
+    for view in (view for run in runs.seen.values() for view in run.views.values()):
+        over = view.model_copy(update={"stop": None, "ranks": (), "rules": {}, "capture": None})
+        began = {"state": "running", "ended_ms": None, "outcome": None, "exit_code": None}
+        found.append(_told(over.model_copy(update=began), view.started_ms))
+        if view.ended_ms is not None:
+            found.append(_told(over, view.ended_ms))
+    return found
+
+
+def _told(view: RunView, at_ms: int) -> Told:
+    name = f"{view.run_id}/{view.incarnation}/{view.state}"
+    return at_ms, Event.of(view, id=name[:200], source="/replay", time_ms=at_ms)
+
+
+def count_issues(events: Iterable[Told]) -> int:
+    """How many of them are about issues. Pure."""
+    return sum(isinstance(event.data, Issue | Feedback) for _, event in events)
 
 
 def happened(delivery: Delivery) -> Happened:

@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from support.issue_records import NOW_MS, issue
+from support.issue_records import NOW_MS, issue, runs_view, view
 from tocsin.actions.receivers.build import Receivers
+from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.actions.receivers.webhook.kind import Webhook
 from tocsin.console.__main__ import app
+from tocsin.console.configuration.rehearsal import count_issues, rehearse, starts_and_ends
+from tocsin.schemas.configuration.file import SectionRegistry, check_config
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.events import Event
 from tocsin.schemas.records.issues import IssueFiring
@@ -183,3 +186,47 @@ def test_a_line_that_is_no_event_is_named() -> None:
     assert str(run("replay", "--file", "issues.jsonl").exception).startswith(
         "issues.jsonl:2: event"
     )
+
+
+async def test_nothing_is_repeated_after_the_end_of_a_run() -> None:
+    text = CONFIG.replace("receivers:", "defaults: {repeat_interval: 60s}\nreceivers:", 1)
+    config, problems = check_config(text, "tocsin.yaml", SectionRegistry(ReceiverKinds()))
+    assert config is not None, problems
+    ended = view("gpt-1", ended=True).model_copy(
+        update={"started_ms": NOW_MS - 1_000, "ended_ms": NOW_MS + 150_000}
+    )
+    runs = runs_view(
+        ended,
+        # Nobody saw its end; the next one has started.
+        view("gpt-2").model_copy(update={"started_ms": NOW_MS - 1_000}),
+        view("gpt-2", training=1, next_offset=9).model_copy(update={"started_ms": NOW_MS + 90_000}),
+    )
+    events = [
+        (at_ms, Event.of(one, id=f"{one.issue_id}/{at_ms}", source="/x", time_ms=at_ms))
+        for at_ms, one in (
+            (NOW_MS, issue("gpt-1")),
+            (NOW_MS, issue("gpt-2")),
+            (NOW_MS + 100_000, issue("gpt-2", training=1)),
+        )
+    ]
+    told = sorted([*starts_and_ends(runs), *events], key=lambda one: one[0])
+
+    found = await rehearse(config, told, path=None, until_ms=NOW_MS + 290_000)
+
+    repeats = [
+        (one.run, (one.at_ms - NOW_MS) // 1_000)
+        for one in found
+        if one.what == "repeat" and one.result == "sent"
+    ]
+    assert sorted(repeats) == [
+        ("gpt-1", 60), ("gpt-1", 120), ("gpt-2", 60), ("gpt-2", 160), ("gpt-2", 220),
+        ("gpt-2", 280),
+    ]  # fmt: skip
+    held = [
+        (one.run, (one.at_ms - NOW_MS) // 1_000)
+        for one in found
+        if one.what == "repeat" and one.result == "suppressed"
+    ]
+    assert sorted(held) == [("gpt-1", 180), ("gpt-2", 120)]
+    assert [one.result for one in found if one.action == "stop"] == ["stopped"] * 3
+    assert count_issues(told) == 3
