@@ -10,6 +10,7 @@ from tocsin.actions.config import decisions_of, routing_of
 from tocsin.actions.delivery.actions_service import ActionsService
 from tocsin.actions.delivery.receiver_queues import Notice, ReceiverQueue
 from tocsin.actions.delivery.retry import Outcome
+from tocsin.actions.delivery.setup import Setup
 from tocsin.bus.port import Bus
 from tocsin.console.context import CommandContext
 from tocsin.console.views.bus_view import read_view
@@ -33,8 +34,10 @@ async def working(
 
     service = ActionsService(
         context.topics,
-        decisions_of(context.config, routing_of(context.config)),
-        {"chat": ReceiverQueue(accept), "stop": ReceiverQueue(accept)},
+        Setup(
+            decisions_of(context.config, routing_of(context.config)),
+            {"chat": ReceiverQueue(accept), "stop": ReceiverQueue(accept)},
+        ),
         trusted=lambda: read_keys([keys_folder(environ)]),
     )
     worker = Worker(

@@ -14,6 +14,7 @@ from tocsin.actions.delivery.circuit import CircuitPolicy
 from tocsin.actions.delivery.failures import FailureReports
 from tocsin.actions.delivery.receiver_queues import Notice, ReceiverQueue
 from tocsin.actions.delivery.retry import Outcome
+from tocsin.actions.delivery.setup import Setup
 from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.bus.port import Outgoing, Record
 from tocsin.runtime.metrics import Metrics
@@ -69,15 +70,18 @@ class VirtualActions:
         self.issues: list[Issue] = []
         self._keep = keep
         self._offset = 0
+        stop = {} if stops is None else {STOP: stops}
         self.service = ActionsService(
             TOPICS,
-            decisions_of(config, routing_of(config)),
-            {
-                name: ReceiverQueue(self._attempt(name, answer), give_up_ms, circuit=circuit)
-                for name, answer in {**answers, **({} if stops is None else {STOP: stops})}.items()
-            },
+            Setup(
+                decisions_of(config, routing_of(config)),
+                {
+                    name: ReceiverQueue(self._attempt(name, answer), give_up_ms, circuit=circuit)
+                    for name, answer in {**answers, **stop}.items()
+                },
+                FailureReports.from_config(config),
+            ),
             metrics=metrics,
-            failures=FailureReports.from_config(config),
             trusted=lambda: trusted,
         )
         self.service.attached(Attachment(nudge=lambda: None))

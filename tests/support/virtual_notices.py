@@ -14,6 +14,7 @@ from tocsin.actions.decision.silences import Silence
 from tocsin.actions.delivery.actions_service import ActionsService
 from tocsin.actions.delivery.receiver_queues import Notice, ReceiverQueue
 from tocsin.actions.delivery.retry import Outcome
+from tocsin.actions.delivery.setup import Setup
 from tocsin.bus.port import Outgoing, Record
 from tocsin.runtime.service import Tick
 from tocsin.schemas.configuration.sections import ActionEntry, RuleEntry
@@ -109,9 +110,8 @@ class VirtualNotices:
         entries = {rule: RuleEntry(name=rule, use=rule, actions=actions) for rule in self.rules}
         queue = ReceiverQueue(self._attempt, groups=not self.one_alert, one_alert=self.one_alert)
         routing = Routing(entries, kinds={RECEIVER: "email"})
-        return ActionsService(
-            TOPICS, Decisions(routing, times=self.times, silences=self.silences), {RECEIVER: queue}
-        )
+        decisions = Decisions(routing, times=self.times, silences=self.silences)
+        return ActionsService(TOPICS, Setup(decisions, {RECEIVER: queue}))
 
     async def _attempt(self, notice: Notice) -> Outcome:
         deliveries = (notice.delivery, *notice.others)

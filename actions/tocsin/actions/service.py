@@ -11,10 +11,11 @@ from pydantic import SecretStr
 
 from tocsin.actions.config import decisions_of, routing_of
 from tocsin.actions.decision.planned import STOP
-from tocsin.actions.delivery.actions_service import ActionsService, Setup
+from tocsin.actions.delivery.actions_service import ActionsService
 from tocsin.actions.delivery.failures import FailureReports
 from tocsin.actions.delivery.receiver_queues import ReceiverQueue
 from tocsin.actions.delivery.retry import RetryPolicy
+from tocsin.actions.delivery.setup import Setup
 from tocsin.actions.delivery.stop_publisher import StopPublisher
 from tocsin.actions.receivers.address_guard import AddressGuard, parse_networks
 from tocsin.actions.receivers.build import Receivers
@@ -118,16 +119,13 @@ def build_actions_service(
     setup = set_up(config, secrets, config_path)
     return ActionsService(
         topics,
-        setup.decisions,
-        setup.queues,
+        setup,
         requested_by=f"actions@{socket.gethostname()}"[:200],
         policy=policy,
         metrics=metrics,
         crash=crash,
         closers=[stops.close],
-        close_receivers=setup.close,
         find_queue=find_queue,
         set_up=set_up,
-        failures=setup.failures,
         trusted=trusted or (lambda: TrustedKeys([key.public])),
     )

@@ -17,6 +17,7 @@ from tocsin.actions.delivery.actions_service import ActionsService
 from tocsin.actions.delivery.failures import FailureReports
 from tocsin.actions.delivery.receiver_queues import Notice, ReceiverQueue
 from tocsin.actions.delivery.retry import Outcome
+from tocsin.actions.delivery.setup import Setup
 from tocsin.actions.receivers.build import receiver_queue
 from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.bus.port import Partition, Record
@@ -72,15 +73,17 @@ class Simulation:
         self._offset = 0
         self._service = ActionsService(
             _TOPICS,
-            decisions_of(config, routing_of(config, path=path)),
-            {
-                STOP: ReceiverQueue(self._attempt("requested")),
-                **{
-                    name: receiver_queue(kinds.kind_of(one), one, self._attempt("sent"))
-                    for name, one in config.receivers.items()
+            Setup(
+                decisions_of(config, routing_of(config, path=path)),
+                {
+                    STOP: ReceiverQueue(self._attempt("requested")),
+                    **{
+                        name: receiver_queue(kinds.kind_of(one), one, self._attempt("sent"))
+                        for name, one in config.receivers.items()
+                    },
                 },
-            },
-            failures=FailureReports.from_config(config),
+                FailureReports.from_config(config),
+            ),
         )
         self._nudged = False
         self._service.attached(Attachment(nudge=self._nudge))

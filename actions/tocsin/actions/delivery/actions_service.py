@@ -10,38 +10,27 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Final
 
-from pydantic import SecretStr
-
-from tocsin.actions.decision.decide import Decisions
 from tocsin.actions.decision.planned import STOP
 from tocsin.actions.delivery import stop as stops
-from tocsin.actions.delivery.approvals import asked
 from tocsin.actions.delivery.control_records import ControlRecords
-from tocsin.actions.delivery.failures import FailureReports
 from tocsin.actions.delivery.followed_runs import FollowedRuns
 from tocsin.actions.delivery.ledger import Ledger
-from tocsin.actions.delivery.notices import Change, Notices
+from tocsin.actions.delivery.ledger_writer import LedgerWriter
+from tocsin.actions.delivery.notices import Notices
 from tocsin.actions.delivery.planner import Intent, Planner
 from tocsin.actions.delivery.receiver_queues import Attempted, Notice, ReceiverQueue, ReceiverQueues
-from tocsin.actions.delivery.records import (
-    delivery_record,
-    new_delivery,
-    tombstone,
-)
-from tocsin.actions.delivery.retry import Decision, RetryPolicy, too_late
+from tocsin.actions.delivery.retry import Decision, RetryPolicy
+from tocsin.actions.delivery.setup import SetUp, Setup
 from tocsin.actions.delivery.stop_decisions import StopDecisions
 from tocsin.bus.port import BusUnavailable, Outgoing, Partition, Record
 from tocsin.runtime import metrics as names
 from tocsin.runtime.leased_runs import Skip
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.service import Attachment, Poison, Service, Tick
-from tocsin.schemas.configuration.file import Config
-from tocsin.schemas.configuration.sections import StopOptions
 from tocsin.schemas.errors import MalformedRecord, RecordError
 from tocsin.schemas.records.deliveries import REPEAT, Delivery
 from tocsin.schemas.records.events import clip
@@ -63,32 +52,6 @@ logger = logging.getLogger(__name__)
 _NOT_OURS_MS: Final = 2_000
 _AFTER_A_BUG_MS: Final = 60_000
 
-
-async def _nothing() -> None:
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """What another configuration means for the service.
-
-    Attributes:
-        decisions: what is to be done about an issue.
-        queues: by receiver, and `stop`.
-        failures: reports what could not be delivered.
-        close: closes the receivers.
-    """
-
-    decisions: Decisions
-    queues: Mapping[str, ReceiverQueue]
-    failures: FailureReports
-    close: Callable[[], Awaitable[None]]
-
-
-SetUp = Callable[[Config, Mapping[str, SecretStr], Path | None], Setup]
-"""What a configuration means, with the values of its secrets and its path. May block, and raise
-ConfigurationError."""
-
 InThread = Callable[[Callable[[], None]], Awaitable[None]]
 """Runs a call in the worker's thread."""
 
@@ -97,12 +60,10 @@ class ActionsService(Service):
     """A service for `tocsin.runtime.worker.Worker`; made by `tocsin.actions.service`.
 
     Args:
-        decisions: what is to be done about an issue.
-        queues: by receiver, and `stop`.
-        closers: called at the end, and before them `close_receivers`.
+        setup: what the configuration means.
+        closers: called at the end, after the receivers were closed.
         find_queue: makes the queue of a receiver that is not among them; may block.
         set_up: what another configuration would mean, for `use`.
-        failures: reports what could not be delivered.
         trusted: the keys of those whose silences count; may block.
     """
 
@@ -112,18 +73,15 @@ class ActionsService(Service):
     def __init__(
         self,
         topics: Topics,
-        decisions: Decisions,
-        queues: Mapping[str, ReceiverQueue],
+        setup: Setup,
         *,
         requested_by: str = "actions",
         policy: RetryPolicy | None = None,
         metrics: Metrics | None = None,
         crash: Callable[[str], None] = lambda name: None,
         closers: Sequence[Callable[[], Awaitable[None]]] = (),
-        close_receivers: Callable[[], Awaitable[None]] = _nothing,
         find_queue: Callable[[str], ReceiverQueue | None] = lambda name: None,
         set_up: SetUp | None = None,
-        failures: FailureReports = FailureReports(),  # noqa: B008  (frozen)
         trusted: Callable[[], TrustedKeys] = lambda: TrustedKeys(()),
     ) -> None:
         self.inputs = (topics.issues,)
@@ -131,25 +89,28 @@ class ActionsService(Service):
         self._only: frozenset[str] | None = None
         self._skip: Skip | None = None
         self._requested_by = requested_by
-        self._failures = failures
-        self._close_receivers = close_receivers
+        self._close_receivers = setup.close
         self.set_up = set_up
         self._metrics = metrics or Metrics()
         self._queues = ReceiverQueues(
-            queues, self._report, crash=crash, closers=closers, find=find_queue, metrics=metrics
+            setup.queues,
+            self._report,
+            crash=crash,
+            closers=closers,
+            find=find_queue,
+            metrics=metrics,
         )
         self._ledger = Ledger(policy)
+        self._writer = LedgerWriter(self._ledger, topics, setup.failures, self._metrics)
         self._control = ControlRecords(trusted)
         self._runs = FollowedRuns()
         self._planner = Planner(
-            decisions, self._ledger, self._queues.acknowledges, self._control, self._runs
+            setup.decisions, self._ledger, self._queues.acknowledges, self._control, self._runs
         )
         self._stops = StopDecisions(self._ledger, self._runs, self._control)
         issues = (topics.issues,) if self._planner.needs_issues else ()
         self.restores = (topics.actions, *issues)
-        # When the issue of a delivery was appended to the bus; not known after a restart.
-        self._appended_ms: dict[str, int] = {}
-        self._outputs: list[Outgoing] = []
+        self._silences_over: list[Outgoing] = []
         self._inbox: deque[Attempted] = deque()
         self._nudge: Callable[[], None] = lambda: None
         self._owned: frozenset[int] = frozenset()
@@ -198,8 +159,7 @@ class ActionsService(Service):
         """See `Service`."""
         self._ledger.drop(partitions)
         self._notices.release()
-        mine = {delivery.delivery_id for delivery in self._ledger.pending()}
-        self._appended_ms = {one: at for one, at in self._appended_ms.items() if one in mine}
+        self._writer.release()
         if not self._planner.needs_all_runs:
             self._runs.release(partitions)
         self._control.release(frozenset(partitions))
@@ -222,16 +182,15 @@ class ActionsService(Service):
             except Exception as error:
                 logger.exception("issue not understood", extra={"action": "actions"})
                 poison.append(Poison(record, MalformedRecord(f"{type(error).__name__} (a bug)")))
-        self._settle_stops(tick.now_ms)
+        self._writer.change(self._stops.settled(tick.now_ms), tick.now_ms)
         self._supersede_all(tick.now_ms)
-        self._outputs += self._control.silences.outdated(tick.now_ms)
-        outdated = self._ledger.outdated(tick.now_ms)
-        self._outputs += [tombstone(self._topics, settled) for settled in outdated]
+        self._silences_over += self._control.silences.outdated(tick.now_ms)
+        self._writer.remove_outdated(tick.now_ms)
         return poison
 
     def outputs(self) -> Sequence[Outgoing]:
         """See `Service`."""
-        outputs, self._outputs = self._outputs, []
+        outputs, self._silences_over = [*self._writer.take(), *self._silences_over], []
         self._unsaved = self._unsaved or bool(outputs)
         return outputs
 
@@ -299,7 +258,7 @@ class ActionsService(Service):
 
     def _decide_by(self, setup: Setup) -> None:
         self._planner.use(setup.decisions)
-        self._failures = setup.failures
+        self._writer.failures = setup.failures
 
     def _plan(self, record: Record, now_ms: int) -> None:
         event = read_event(record)
@@ -312,55 +271,35 @@ class ActionsService(Service):
         if self._only is not None and about.run_id not in self._only:
             return
         issue, intents = self._planner.intents(about, event, now_ms)
-        self._change(self._planner.withdrawn(issue, self._started), now_ms)
-        self._change(self._notices.answered(about, event), now_ms)
+        self._writer.change(self._planner.withdrawn(issue, self._started), now_ms)
+        self._writer.change(self._notices.answered(about, event), now_ms)
         for intent in intents:
             self._intend(intent, record.append_ms, now_ms)
 
     def _intend(self, intent: Intent, append_ms: int, now_ms: int) -> None:
         identity, planned, issue = intent.identity, intent.planned, intent.issue
-        why_not = planned.why_not or self._failures.why_not_notified(issue, planned.action)
-        queue = self._queues.get(planned.action)
+        why_not = planned.why_not or self._writer.failures.why_not_notified(issue, planned.action)
+        age_ms = now_ms - append_ms
         if planned.kind == STOP:
-            options = planned.options or StopOptions()
             if why_not is None and planned.asks is None:
-                for question, decision in self._stops.needless(issue):
-                    self._decide(question, decision, now_ms)
-            why_not = why_not or self._stops.why_not(identity, issue, now_ms - append_ms)
-            command = stops.stop_command(
-                issue, identity, options, requested_by=self._requested_by, now_ms=now_ms
-            )
-            payload, give_up_ms = command.encode(), stops.give_up_ms(options, now_ms)
+                self._writer.change(self._stops.needless(issue), now_ms)
+            why_not = why_not or self._stops.why_not(identity, issue, age_ms)
+            delivery = intent.stop(self._requested_by, now_ms)
         else:
-            if queue is None:
-                why_not = why_not or "the receiver is not there: its secret is missing"
-            else:
-                why_not = why_not or too_late(now_ms - append_ms, queue.give_up_ms)
-            payload = intent.event.encode()
-            give_up_ms = now_ms + (queue.give_up_ms if queue is not None else 0)
-        delivery = new_delivery(
-            identity, issue, planned, payload, now_ms=now_ms, give_up_ms=give_up_ms
-        )
-        if planned.asks is not None and planned.options is not None:
-            delivery = asked(delivery, planned.options.approve, planned.asks, now_ms)
+            why_not = why_not or self._queues.why_not(planned.action, age_ms)
+            queue = self._queues.get(planned.action)
+            delivery = intent.notice(0 if queue is None else queue.give_up_ms, now_ms)
         if why_not is not None:
-            self._decide(delivery, Decision("suppressed", why_not), now_ms)
+            self._writer.decide(delivery, Decision("suppressed", why_not), now_ms)
         else:
-            self._appended_ms[identity] = append_ms
-            self._change(self._notices.begun(delivery, intent, now_ms), now_ms)
+            self._writer.appended(identity, append_ms)
+            self._writer.change(self._notices.begun(delivery, intent, now_ms), now_ms)
             self._supersede(delivery, now_ms)
-
-    def _change(self, changes: Iterable[Change], now_ms: int) -> None:
-        for entry, decision in changes:
-            if decision is None:
-                self._put_out(self._ledger.write(entry))
-            else:
-                self._decide(entry, decision, now_ms)
 
     def _supersede(self, delivery: Delivery, now_ms: int) -> None:
         queue = self._queues.get(delivery.action)
         if queue is not None and queue.one_alert:
-            self._change(self._notices.superseded(delivery), now_ms)
+            self._writer.change(self._notices.superseded(delivery), now_ms)
 
     def _supersede_all(self, now_ms: int) -> None:
         """What another worker left: it may have ended while an earlier state was under way."""
@@ -386,11 +325,11 @@ class ActionsService(Service):
         if before is None:
             return
         if result.instead is not None:
-            self._decide(before, result.instead, now_ms)
-            self._change(self._notices.continued(before, now_ms, result.instead), now_ms)
+            self._writer.decide(before, result.instead, now_ms)
+            self._writer.change(self._notices.continued(before, now_ms, result.instead), now_ms)
             return
         if result.outcome is None:
-            self._decide(before, self._stops.gave_up(before, now_ms), now_ms)
+            self._writer.decide(before, self._stops.gave_up(before, now_ms), now_ms)
             return
         delivery = self._ledger.attempted(
             before,
@@ -401,12 +340,12 @@ class ActionsService(Service):
             suspended_until_ms=result.suspended_until_ms,
         )
         self._metrics.add(names.ATTEMPTS, kind=delivery.kind)
-        self._put_out(delivery, before)
+        self._writer.publish(delivery, now_ms, before)
         if result.works_again:
             self._ledger.recall(delivery.action, now_ms)
         self._supersede(delivery, now_ms)
         if delivery.final:
-            self._change(self._notices.continued(before, now_ms), now_ms)
+            self._writer.change(self._notices.continued(before, now_ms), now_ms)
         self._stops.may_be_final |= delivery.kind == STOP
 
     def _follow(self, record: Record, *, restored_in: int | None = None) -> None:
@@ -437,29 +376,7 @@ class ActionsService(Service):
         elif isinstance(data, Delivery):
             self._order_unchecked |= self._ledger.read(data)
             if data.final:
-                self._appended_ms.pop(data.delivery_id, None)
-
-    def _settle_stops(self, now_ms: int) -> None:
-        for stop, decision in self._stops.settled(now_ms):
-            self._decide(stop, decision, now_ms)
-        for before, (stop, ending) in self._stops.answered(now_ms):
-            if ending is None:
-                self._put_out(self._ledger.write(stop), before)
-            else:
-                self._decide(stop, ending, now_ms)
-
-    def _decide(self, delivery: Delivery, decision: Decision, now_ms: int) -> None:
-        self._put_out(self._ledger.decided(delivery, decision, now_ms), delivery)
-
-    def _put_out(self, delivery: Delivery, before: Delivery | None = None) -> None:
-        self._outputs.append(delivery_record(self._topics, delivery))
-        self._outputs += self._failures.records(self._topics, delivery, before, self._now_ms)
-        if delivery.final:
-            self._metrics.add(names.DELIVERIES, kind=delivery.kind, state=delivery.state)
-            since_ms = self._appended_ms.pop(delivery.delivery_id, delivery.created_ms)
-            if delivery.state == "delivered":
-                took_s = max(0, self._now_ms - since_ms) / 1000
-                self._metrics.observe(names.DELIVERY, took_s, kind=delivery.kind)
+                self._writer.forget(data)
 
     # -- sending (event loop) ------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Final
 
-from tocsin.actions.delivery.ledger import Ledger
+from tocsin.actions.delivery.ledger import Change, Ledger
 from tocsin.actions.delivery.retry import Decision
 from tocsin.actions.delivery.stop import renewed
 from tocsin.bus.port import Record
@@ -22,9 +22,6 @@ from tocsin.schemas.text import time_text
 
 MAX_ANSWERS: Final = 10_000
 """Answers that are remembered before their stop is known; the oldest are forgotten first."""
-
-Settled = tuple[Delivery, Decision | None]
-"""A stop in its new state, and the decision that ends it; None: it is to be sent."""
 
 
 def asked(stop: Delivery, options: ApproveOptions, why: str, now_ms: int) -> Delivery:
@@ -41,7 +38,7 @@ def asked(stop: Delivery, options: ApproveOptions, why: str, now_ms: int) -> Del
     return _reasoned(stop.model_copy(update=waits))
 
 
-def answered(stop: Delivery, answer: StopAnswered, now_ms: int) -> Settled | None:
+def answered(stop: Delivery, answer: StopAnswered, now_ms: int) -> Change | None:
     """What an answer makes of a stop that waits; None: it says nothing new."""
     approval = stop.approval
     if approval is None or answer.by in approval.by:
@@ -56,7 +53,7 @@ def answered(stop: Delivery, answer: StopAnswered, now_ms: int) -> Settled | Non
     return _reasoned(stop), None
 
 
-def timed_out(stop: Delivery, now_ms: int) -> Settled | None:
+def timed_out(stop: Delivery, now_ms: int) -> Change | None:
     """What becomes of a stop that waits when the time is up; None: it is not."""
     approval = stop.approval
     if approval is None or now_ms < approval.until_ms:
@@ -90,21 +87,20 @@ class Approvals:
         while len(self._answers) > MAX_ANSWERS:
             del self._answers[next(iter(self._answers))]
 
-    def settle(self, ledger: Ledger, now_ms: int) -> Iterator[tuple[Delivery, Settled]]:
-        """The stops that wait no more, or have one more answer: each before and after."""
+    def settle(self, ledger: Ledger, now_ms: int) -> Iterator[Change]:
+        """The stops that wait no more, or have one more answer."""
         for stop in ledger.waiting_stops():
-            before = stop
             for answer in self._answers.pop(stop.delivery_id, ()):
                 settled = answered(stop, answer, now_ms)
                 if settled is None:
                     continue
-                yield before, settled
-                before = stop = settled[0]
+                yield settled
+                stop = settled[0]
                 if settled[1] is not None or not stop.waits_for_people:
                     break
             else:
                 if (settled := timed_out(stop, now_ms)) is not None:
-                    yield before, settled
+                    yield settled
 
 
 def _released(stop: Delivery, why: str, now_ms: int) -> Delivery:
@@ -121,7 +117,7 @@ def _released(stop: Delivery, why: str, now_ms: int) -> Delivery:
     )
 
 
-def _ended(stop: Delivery, held: HeldBy, why: str) -> Settled:
+def _ended(stop: Delivery, held: HeldBy, why: str) -> Change:
     return stop.model_copy(update={"held": held}), Decision("suppressed", why)
 
 

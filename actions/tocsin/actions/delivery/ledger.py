@@ -28,6 +28,9 @@ KEEP_FINAL_MS: Final = 90 * 86_400_000
 MOST_FINAL: Final = 100_000
 """Final entries of notices that a worker keeps; beyond that the oldest are removed before."""
 
+Change = tuple[Delivery, Decision | None]
+"""An entry as it is to be written, or an entry of the ledger and what is decided about it."""
+
 _LAST_ATTEMPTS: Final = 8
 
 

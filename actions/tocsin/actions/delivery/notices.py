@@ -8,7 +8,7 @@ from typing import Final
 
 from tocsin.actions.delivery.followed_runs import FollowedRuns
 from tocsin.actions.delivery.grouping import next_repeat, placed
-from tocsin.actions.delivery.ledger import Ledger
+from tocsin.actions.delivery.ledger import Change, Ledger
 from tocsin.actions.delivery.order import SUPERSEDED, superseded, waits
 from tocsin.actions.delivery.planner import Intent, Planner
 from tocsin.actions.delivery.receiver_queues import ReceiverQueues
@@ -18,9 +18,6 @@ from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.issues import Issue, IssueOngoing, IssueResolved
 from tocsin.schemas.topics import issue_partition
-
-Change = tuple[Delivery, Decision | None]
-"""An entry as it is to be written, or an entry of the ledger and what is decided about it."""
 
 _MOST_BEGUN: Final = 10_000
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from tocsin.actions.decision.consequences import Noticed
 from tocsin.actions.decision.decide import Decisions, Known
@@ -14,12 +14,15 @@ from tocsin.actions.decision.open_issues import OpenIssues
 from tocsin.actions.decision.planned import STOP, Held, Planned
 from tocsin.actions.decision.silences import Silence
 from tocsin.actions.decision.stop_guards import HOUR_MS, Fleet
+from tocsin.actions.delivery.approvals import asked
 from tocsin.actions.delivery.control_records import ControlRecords
 from tocsin.actions.delivery.feedback import issue_after, planned_after
 from tocsin.actions.delivery.followed_runs import FollowedRuns
 from tocsin.actions.delivery.ledger import Ledger
-from tocsin.actions.delivery.records import issue_of, unpublished_event
+from tocsin.actions.delivery.records import issue_of, new_delivery, unpublished_event
 from tocsin.actions.delivery.retry import Decision
+from tocsin.actions.delivery.stop import give_up_ms, stop_command
+from tocsin.schemas.configuration.sections import StopOptions
 from tocsin.schemas.ids import delivery_id
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import Data, Event
@@ -35,6 +38,31 @@ class Intent:
     planned: Planned
     issue: Issue
     event: Event[Data]
+
+    def notice(self, lasts_ms: int, now_ms: int) -> Delivery:
+        """The entry of a notice that is given up after that time."""
+        return self._entry(self.event, now_ms + lasts_ms, now_ms)
+
+    def stop(self, requested_by: str, now_ms: int) -> Delivery:
+        """The entry of a stop, with its command; it may wait for people."""
+        planned, options = self.planned, self.planned.options or StopOptions()
+        command = stop_command(
+            self.issue, self.identity, options, requested_by=requested_by, now_ms=now_ms
+        )
+        stop = self._entry(command, give_up_ms(options, now_ms), now_ms)
+        if planned.asks is None:
+            return stop
+        return asked(stop, options.approve, planned.asks, now_ms)
+
+    def _entry(self, event: Event[Any], give_up_ms: int, now_ms: int) -> Delivery:
+        return new_delivery(
+            self.identity,
+            self.issue,
+            self.planned,
+            event.encode(),
+            now_ms=now_ms,
+            give_up_ms=give_up_ms,
+        )
 
 
 class Planner(Known):

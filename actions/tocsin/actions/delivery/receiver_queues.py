@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tocsin.actions.delivery.circuit import Circuit, CircuitPolicy
-from tocsin.actions.delivery.retry import Decision, Outcome
+from tocsin.actions.delivery.retry import Decision, Outcome, too_late
 from tocsin.runtime import metrics as names
 from tocsin.runtime.metrics import Metrics
 from tocsin.schemas.errors import RecordError
@@ -129,6 +129,13 @@ class ReceiverQueues:
         """Whether a receiver shows that somebody takes care of an alert. May block."""
         queue = self.get(action)
         return queue is not None and queue.acknowledges
+
+    def why_not(self, action: str, age_ms: int) -> str | None:
+        """Why a receiver gets no notice of an issue of that age; None if it does. May block."""
+        queue = self.get(action)
+        if queue is None:
+            return "the receiver is not there: its secret is missing"
+        return too_late(age_ms, queue.give_up_ms)
 
     def room(self, action: str) -> int:
         """How many deliveries that are due `gate` can be asked about now."""

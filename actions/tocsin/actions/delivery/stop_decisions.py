@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tocsin.actions.delivery.approvals import Settled
 from tocsin.actions.delivery.control_records import ControlRecords
 from tocsin.actions.delivery.followed_runs import FollowedRuns
-from tocsin.actions.delivery.ledger import Ledger
+from tocsin.actions.delivery.ledger import Change, Ledger
 from tocsin.actions.delivery.retry import Decision
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.issues import Issue
@@ -34,23 +33,12 @@ class StopDecisions:
             return other
         return self._runs.why_no_stop(issue, identity, age_ms)
 
-    def settled(self, now_ms: int) -> Iterator[tuple[Delivery, Decision]]:
-        """What the runs' newest views mean for the stops that were sent, and for questions."""
-        if not self.may_be_final:
-            return
-        self.may_be_final = False
-        for stop in self._ledger.sent_stops():
-            if (decision := self._runs.decide_stop(stop, now_ms)) is not None:
-                yield stop, decision
-        for stop in self._ledger.waiting_stops():
-            if (over := self._runs.why_over(stop)) is not None:
-                yield stop, Decision("suppressed", over)
+    def settled(self, now_ms: int) -> Iterator[Change]:
+        """What becomes of stops by what runs say now, by people's answers, or since none came."""
+        yield from self._by_runs(now_ms)
+        yield from self._control.approvals.settle(self._ledger, now_ms)
 
-    def answered(self, now_ms: int) -> Iterator[tuple[Delivery, Settled]]:
-        """What people's answers mean, and that none came in time."""
-        return self._control.approvals.settle(self._ledger, now_ms)
-
-    def needless(self, issue: Issue) -> Iterator[tuple[Delivery, Decision]]:
+    def needless(self, issue: Issue) -> Iterator[Change]:
         """The questions about a training that is stopped without one."""
         for stop in self._ledger.waiting_stops(issue.run_id, issue.incarnation):
             yield stop, Decision("suppressed", NEEDS_NOBODY)
@@ -69,3 +57,14 @@ class StopDecisions:
             why = "no answer from the run" + (", and never sent" if stop.attempts == 0 else "")
             return Decision("expired", why)
         return Decision("pending", stop.reason, stop.give_up_ms)
+
+    def _by_runs(self, now_ms: int) -> Iterator[Change]:
+        if not self.may_be_final:
+            return
+        self.may_be_final = False
+        for stop in self._ledger.sent_stops():
+            if (decision := self._runs.decide_stop(stop, now_ms)) is not None:
+                yield stop, decision
+        for stop in self._ledger.waiting_stops():
+            if (over := self._runs.why_over(stop)) is not None:
+                yield stop, Decision("suppressed", over)

@@ -1,0 +1,40 @@
+"""What a configuration means for the action service, the first one or one of a reload."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from tocsin.actions.decision.decide import Decisions
+from tocsin.actions.delivery.failures import FailureReports
+from tocsin.actions.delivery.receiver_queues import ReceiverQueue
+from tocsin.schemas.configuration.file import Config
+
+
+async def _nothing() -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """The parts of the service that follow from a configuration.
+
+    Attributes:
+        decisions: what is to be done about an issue.
+        queues: by receiver, and `stop`.
+        failures: reports what could not be delivered.
+        close: closes the receivers.
+    """
+
+    decisions: Decisions
+    queues: Mapping[str, ReceiverQueue]
+    failures: FailureReports = FailureReports()  # noqa: RUF009  (frozen)
+    close: Callable[[], Awaitable[None]] = _nothing
+
+
+SetUp = Callable[[Config, Mapping[str, SecretStr], Path | None], Setup]
+"""Reads a configuration, the values of its secrets and its path. May block, and raise
+ConfigurationError."""
