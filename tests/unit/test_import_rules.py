@@ -117,7 +117,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
         {"service", "simulation"},
     ),
     "console": (
-        {"__init__", "context", "person"},
+        {"__init__", "context", "person", "publication"},
         {"views", "configuration"},
         {"watch", "stop", "demo", "services", "catalog", "sagemaker"}
         | {"feedback", "dead_letters", "silences"},

@@ -31,8 +31,8 @@ class ControlRecords:
 
     def follow(self, record: Record) -> None:
         """Take a record of the control topic in. Commands to runs are not looked at."""
-        self.silences.follow(record)
         try:
+            self.silences.follow(record)
             self.switch.apply(record, self._trusted)
             self.approvals.follow(record)
         except (SignatureError, RecordError) as error:

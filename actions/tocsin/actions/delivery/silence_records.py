@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from typing import Final
 
 from tocsin.actions.decision.silences import Silence
-from tocsin.actions.delivery.signed_records import signed_records
 from tocsin.bus.port import Outgoing, Partition, Record
-from tocsin.schemas.errors import RecordError, SignatureError
-from tocsin.schemas.records.events import clip
 from tocsin.schemas.records.silences import SILENCES, SilenceSet
-from tocsin.schemas.records.wire import (
-    read_event,
-    read_signature,
-)
-from tocsin.schemas.signing import SigningKey, TrustedKeys
-from tocsin.schemas.topics import Topics
-
-logger = logging.getLogger(__name__)
+from tocsin.schemas.records.wire import read_event, read_signature
+from tocsin.schemas.signing import TrustedKeys
 
 KEEP_ENDED_MS: Final = 7 * 86_400_000
 """So long after its end a silence is still on the topic, for people who ask what it was."""
@@ -38,11 +28,6 @@ def read_silence(record: Record, trusted: TrustedKeys) -> SilenceSet | None:
     event = read_event(record)
     data = None if event is None else event.data
     return data if isinstance(data, SilenceSet) and data.key.encode() == record.key else None
-
-
-def silence_records(topics: Topics, silence: SilenceSet, key: SigningKey) -> list[Outgoing]:
-    """The signed records of a silence, one for each partition."""
-    return signed_records(topics, silence, silence.key, key, now_ms=silence.set_ms)
 
 
 class SilenceRecords:
@@ -71,19 +56,19 @@ class SilenceRecords:
             )
 
     def follow(self, record: Record) -> None:
-        """Take a record of the control topic in. Other commands are not looked at."""
+        """Take a record of the control topic in. Other commands are not looked at.
+
+        Raises:
+            SignatureError: it is a silence, and not signed by a trusted key.
+            RecordError: likewise, and cannot be read.
+        """
         if not record.key.startswith(SILENCES.encode()):
             return
         found = self._of.setdefault(record.partition, {})
         if record.value is None:
             found.pop(record.key.decode(errors="replace").removeprefix(SILENCES), None)
             return
-        try:
-            silence = read_silence(record, self._trusted())
-        except (SignatureError, RecordError) as error:
-            reason = clip(str(error), 300)
-            logger.warning("silence ignored", extra={"action": "actions", "reason": reason})
-            return
+        silence = read_silence(record, self._trusted())
         if silence is not None:
             found[silence.silence_id] = silence
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tocsin.console.commands.options import BusOption, ConfigOption, JsonOption
+from tocsin.console.commands.options import BusOption, ByOption, ConfigOption, JsonOption, WhyOption
 from tocsin.schemas.monotonic_clock import unix_ms
 
 if TYPE_CHECKING:
@@ -31,14 +31,6 @@ IssueArgument = Annotated[
         metavar="ISSUE",
         help="Id of an issue (at least its first 4 characters) or of a run (or its beginning).",
     ),
-]
-WhyOption = Annotated[
-    str,
-    typer.Option("--why", metavar="TEXT", help="Reason, shown to others.", show_default=False),
-]
-ByOption = Annotated[
-    str | None,
-    typer.Option("--by", metavar="NAME", help="Who answers [default: USER@HOST]."),
 ]
 
 
@@ -107,8 +99,8 @@ def _give(
 ) -> None:
     from tocsin.console.context import read_context
     from tocsin.console.feedback.send import Answer, as_json, as_text, give_feedback
-    from tocsin.console.person import this_person
+    from tocsin.console.person import person_named, reason_given
 
-    answer = Answer(issue=issue, kind=kind, by=this_person() if by is None else by, why=why)
+    answer = Answer(issue=issue, kind=kind, by=person_named(by), why=reason_given(why))
     feedback = asyncio.run(give_feedback(read_context(config, bus), answer, unix_ms()))
     typer.echo(as_json(feedback) if json_output else as_text(feedback))

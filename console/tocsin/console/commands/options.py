@@ -27,6 +27,13 @@ BusOption = Annotated[
         show_default=False,
     ),
 ]
+WhyOption = Annotated[
+    str,
+    typer.Option("--why", metavar="TEXT", help="Reason, shown to others.", show_default=False),
+]
+ByOption = Annotated[
+    str | None, typer.Option("--by", metavar="NAME", help="Your name [default: USER@HOST].")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 HttpOption = Annotated[
     str | None,

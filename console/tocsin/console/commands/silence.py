@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from tocsin.console.commands.options import BusOption, ConfigOption, JsonOption
+from tocsin.console.commands.options import BusOption, ByOption, ConfigOption, JsonOption, WhyOption
 from tocsin.schemas.monotonic_clock import unix_ms
 
 
@@ -18,11 +18,6 @@ class MutesOption(StrEnum):
 
     NOTIFY = "notify"
     STOP = "stop"
-
-
-ByOption = Annotated[
-    str | None, typer.Option("--by", metavar="NAME", help="Your name [default: USER@HOST].")
-]
 
 
 def register(app: typer.Typer) -> None:
@@ -49,7 +44,7 @@ def silence_add(
             "is repeated may match either pattern.",
         ),
     ],
-    why: Annotated[str, typer.Option("--why", metavar="TEXT", help="Reason, shown to others.")],
+    why: WhyOption,
     lasts: Annotated[
         str | None, typer.Option("--for", metavar="TIME", help="Duration, for example 30m, 2h, 1d.")
     ] = None,
@@ -82,7 +77,7 @@ def silence_add(
     which must be among those that `tocsin actions` trusts.
     """
     from tocsin.console.context import read_context
-    from tocsin.console.person import this_person
+    from tocsin.console.person import person_named
     from tocsin.console.silences.send import add_silence, as_json, read_request, silence_line
 
     now_ms = unix_ms()
@@ -90,7 +85,7 @@ def silence_add(
         match,
         lasts=lasts,
         until=until,
-        by=this_person() if by is None else by,
+        by=person_named(by),
         why=why,
         mutes=[one.value for one in mutes or ()],
         now_ms=now_ms,
@@ -134,7 +129,7 @@ def silence_expire(
 ) -> None:
     """End a silence now."""
     from tocsin.console.context import read_context
-    from tocsin.console.person import this_person
+    from tocsin.console.person import person_named
     from tocsin.console.silences.send import as_json, expire_silence, silence_line
 
     now_ms = unix_ms()
@@ -142,7 +137,7 @@ def silence_expire(
         expire_silence(
             read_context(config, bus),
             silence,
-            by=this_person() if by is None else by,
+            by=person_named(by),
             environ=os.environ,
             now_ms=now_ms,
         )

@@ -8,16 +8,8 @@ from typing import Annotated
 
 import typer
 
-from tocsin.console.commands.options import BusOption, ConfigOption, JsonOption
+from tocsin.console.commands.options import BusOption, ByOption, ConfigOption, JsonOption, WhyOption
 from tocsin.schemas.monotonic_clock import unix_ms
-
-WhyOption = Annotated[
-    str,
-    typer.Option("--why", metavar="TEXT", help="Reason, shown to others.", show_default=False),
-]
-ByOption = Annotated[
-    str | None, typer.Option("--by", metavar="NAME", help="Your name [default: USER@HOST].")
-]
 
 
 def register(app: typer.Typer) -> None:
@@ -59,14 +51,14 @@ def approve(
     which must be among those that `tocsin actions` trusts.
     """
     from tocsin.console.context import read_context
-    from tocsin.console.person import this_person
+    from tocsin.console.person import person_named, reason_given
     from tocsin.console.stop.approve import StopReply, answer_stop, answered_json, answered_line
 
     reply = StopReply(
         text=stop,
         verdict="reject" if reject else "approve",
-        by=this_person() if by is None else by,
-        why=why.strip(),
+        by=person_named(by),
+        why=reason_given(why),
     )
     found = asyncio.run(answer_stop(read_context(config, bus), reply, os.environ, unix_ms()))
     typer.echo(answered_json(found) if json_output else answered_line(found, reply))
@@ -149,12 +141,10 @@ def _switch(
     json_output: bool,
 ) -> None:
     from tocsin.console.context import read_context
-    from tocsin.console.person import this_person
+    from tocsin.console.person import person_named, reason_given
     from tocsin.console.stop.switch import switch_json, switch_line, switch_stops
     from tocsin.schemas.records.stop_control import StopsSwitched
 
-    switched = StopsSwitched(
-        off=off, by=this_person() if by is None else by, why=why.strip(), at_ms=unix_ms()
-    )
+    switched = StopsSwitched(off=off, by=person_named(by), why=reason_given(why), at_ms=unix_ms())
     asyncio.run(switch_stops(read_context(config, bus), switched, os.environ))
     typer.echo(switch_json(switched) if json_output else switch_line(switched))

@@ -15,6 +15,7 @@ from tocsin.console.dead_letters.letters import (
     letters_of,
     written_back,
 )
+from tocsin.console.publication import publish
 from tocsin.console.views.bus_view import read_all
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.deliveries import Delivery
@@ -85,11 +86,7 @@ async def redrive(
             records += found
             result.sent.append(letter.letter_id)
     if records:
-        producer = await bus.producer()
-        try:
-            await producer.publish(records)
-        finally:
-            await producer.close()
+        await publish(bus, records)
     return result
 
 

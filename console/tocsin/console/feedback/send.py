@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from tocsin.bus.port import Bus, Outgoing, Partition
+from tocsin.bus.port import Outgoing, Partition
 from tocsin.console.context import CommandContext
+from tocsin.console.publication import publish
 from tocsin.console.views.bus_view import read_view
 from tocsin.console.views.issues import feedback_facts
 from tocsin.console.views.selection import choose_issue
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.ids import new_id
 from tocsin.schemas.records.events import Event
-from tocsin.schemas.records.feedback import MAX_BY, Feedback
-from tocsin.schemas.records.fields import MAX_TEXT
+from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.runs import RunView
 from tocsin.schemas.records.wire import meta_of
@@ -31,21 +31,6 @@ class Answer:
     by: str
     why: str = ""
 
-    def __post_init__(self) -> None:
-        """Check what was typed.
-
-        Raises:
-            ConfigurationError: a text is empty or too long.
-        """
-        if not self.by.strip() or len(self.by) > MAX_BY or not self.by.isprintable():
-            raise ConfigurationError(
-                f"--by: expected a name of 1 to {MAX_BY} characters in one line, like ana@node-1"
-            )
-        if len(self.why) > MAX_TEXT:
-            raise ConfigurationError(
-                f"--why: expected at most {MAX_TEXT:,} characters, found {len(self.why):,}"
-            )
-
 
 async def give_feedback(context: CommandContext, answer: Answer, now_ms: int) -> Feedback:
     """Answer to an issue of the bus; returns once the record is there.
@@ -61,15 +46,13 @@ async def give_feedback(context: CommandContext, answer: Answer, now_ms: int) ->
                 f"no issues in run '{plain_line(found.run_id)}'; `tocsin issues` lists the issues"
             )
         feedback = feedback_on(found, answer, now_ms)
-        await _publish(bus, feedback_record(context.topics, feedback))
+        await publish(bus, [feedback_record(context.topics, feedback)])
     return feedback
 
 
 def feedback_on(issue: IssueFiring, answer: Answer, now_ms: int) -> Feedback:
     """The answer as a record. Its id is new. Pure but for that."""
-    return answer.kind.on(
-        issue, feedback_id=new_id(), by=answer.by.strip(), at_ms=now_ms, why=answer.why.strip()
-    )
+    return answer.kind.on(issue, feedback_id=new_id(), by=answer.by, at_ms=now_ms, why=answer.why)
 
 
 def feedback_record(topics: Topics, feedback: Feedback) -> Outgoing:
@@ -101,11 +84,3 @@ def as_text(feedback: Feedback) -> str:
 def as_json(feedback: Feedback) -> str:
     """The answer for programs."""
     return json.dumps({"version": 1, "feedback": feedback_facts(feedback)}, indent=2)
-
-
-async def _publish(bus: Bus, record: Outgoing) -> None:
-    producer = await bus.producer()
-    try:
-        await producer.publish([record])
-    finally:
-        await producer.close()

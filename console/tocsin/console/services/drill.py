@@ -22,6 +22,7 @@ from tocsin.actions.service import build_actions_service
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Bus
 from tocsin.console.context import CommandContext
+from tocsin.console.publication import publish
 from tocsin.console.services.workers import SOFTWARE
 from tocsin.console.views.bus_view import read_view
 from tocsin.console.views.issues import delivery_facts
@@ -181,6 +182,4 @@ def _chosen(config: Config, named: Sequence[str], *, or_all: bool) -> list[str]:
 
 async def _publish(bus: Bus, topics: Topics) -> None:
     now_ms = unix_ms()
-    producer = await bus.producer()
-    await producer.publish([issue_record(topics, drill_issue(now_ms), now_ms)])
-    await producer.close()
+    await publish(bus, [issue_record(topics, drill_issue(now_ms), now_ms)])

@@ -10,9 +10,11 @@ from typing import Final
 
 from rich.table import Table
 
-from tocsin.actions.delivery.silence_records import read_silence, silence_records
+from tocsin.actions.delivery.silence_records import read_silence
 from tocsin.bus.port import Bus, Partition
 from tocsin.console.context import CommandContext
+from tocsin.console.person import reason_given
+from tocsin.console.publication import publish_signed
 from tocsin.console.views.bus_view import read_all
 from tocsin.emitter.stop.verification import read_keys
 from tocsin.schemas.configuration.entries import parse_label_key
@@ -20,14 +22,11 @@ from tocsin.schemas.configuration.silences import Muted
 from tocsin.schemas.configuration.values import parse_duration, parse_moment
 from tocsin.schemas.errors import ConfigurationError, RecordError, SignatureError
 from tocsin.schemas.ids import new_id
-from tocsin.schemas.key_folder import keys_folder, own_key
-from tocsin.schemas.records.fields import MAX_TEXT
 from tocsin.schemas.records.silences import SilenceSet
 from tocsin.schemas.text import plain_line, time_text
 from tocsin.schemas.topics import ISSUE_PARTITIONS, Topics
 
 _SHORT: Final = 8
-_LONGEST_NAME: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,14 +67,12 @@ def read_request(
         raise ConfigurationError(f"{option}: {error}") from None
     if until_ms <= now_ms:
         raise ConfigurationError("the silence has ended before it starts: expected a later end")
-    if not why.strip() or len(why) > MAX_TEXT:
+    if not reason_given(why):
         raise ConfigurationError("--why: expected a few words; `tocsin why` shows them")
-    if not by.strip() or len(by) > _LONGEST_NAME or not by.isprintable():
-        raise ConfigurationError(f"--by: expected a name of 1 to {_LONGEST_NAME} characters")
     return SilenceRequest(
         match=_match(match),
         until_ms=until_ms,
-        by=by.strip(),
+        by=by,
         why=why.strip(),
         mutes=tuple(dict.fromkeys(mutes)) or ("notify",),
     )
@@ -222,9 +219,4 @@ async def _read(bus: Bus, context: CommandContext, environ: Mapping[str, str]) -
 async def _publish(
     bus: Bus, topics: Topics, silence: SilenceSet, environ: Mapping[str, str]
 ) -> None:
-    key = own_key(keys_folder(environ))
-    producer = await bus.producer()
-    try:
-        await producer.publish(silence_records(topics, silence, key))
-    finally:
-        await producer.close()
+    await publish_signed(bus, topics, silence, silence.key, environ, now_ms=silence.set_ms)

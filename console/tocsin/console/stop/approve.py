@@ -9,12 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from tocsin.actions.delivery.signed_records import signed_records
 from tocsin.bus.port import Bus
 from tocsin.console.context import CommandContext
+from tocsin.console.publication import publish_signed
 from tocsin.console.views.bus_view import read_view
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.schemas.key_folder import keys_folder, own_key
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.stop_control import StopAnswered
 from tocsin.schemas.text import plain_line
@@ -49,7 +48,6 @@ async def answer_stop(
         ConfigurationError: no stop that waits is meant, or several are; no key can be made.
         BusError: the bus does not answer.
     """
-    key = own_key(keys_folder(environ))
     async with context.open_bus(create=False) as bus:
         view = await read_view(bus, context.topics)
         stop = choose_stop(view.deliveries, reply.text)
@@ -62,16 +60,15 @@ async def answer_stop(
             why=reply.why,
             at_ms=now_ms,
         )
-        producer = await bus.producer()
-        try:
-            partitions = [issue_partition(stop.run_id)]
-            await producer.publish(
-                signed_records(
-                    context.topics, answer, answer.key, key, now_ms=now_ms, partitions=partitions
-                )
-            )
-        finally:
-            await producer.close()
+        await publish_signed(
+            bus,
+            context.topics,
+            answer,
+            answer.key,
+            environ,
+            now_ms=now_ms,
+            partitions=[issue_partition(stop.run_id)],
+        )
         return await _answered(bus, context.topics, stop)
 
 

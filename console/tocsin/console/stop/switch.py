@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from tocsin.actions.delivery.signed_records import signed_records
 from tocsin.bus.port import Partition
 from tocsin.console.context import CommandContext
+from tocsin.console.publication import publish_signed
 from tocsin.console.views.bus_view import read_all
 from tocsin.emitter.stop.verification import read_keys
 from tocsin.schemas.errors import RecordError, SignatureError
-from tocsin.schemas.key_folder import keys_folder, own_key
 from tocsin.schemas.records.stop_control import SWITCH_KEY, StopsSwitched
 from tocsin.schemas.stops_switch import StopsSwitch
 from tocsin.schemas.text import plain_line, time_text
@@ -27,15 +26,10 @@ async def switch_stops(
         ConfigurationError: the key cannot be read or made.
         BusError: the bus does not answer.
     """
-    key = own_key(keys_folder(environ))
     async with context.open_bus(create=False) as bus:
-        producer = await bus.producer()
-        try:
-            await producer.publish(
-                signed_records(context.topics, switched, SWITCH_KEY, key, now_ms=switched.at_ms)
-            )
-        finally:
-            await producer.close()
+        await publish_signed(
+            bus, context.topics, switched, SWITCH_KEY, environ, now_ms=switched.at_ms
+        )
 
 
 async def read_switch(context: CommandContext, environ: Mapping[str, str]) -> StopsSwitched | None:

@@ -43,7 +43,6 @@ def test_what_was_typed_is_read() -> None:
         ({"lasts": None, "until": "tomorrow"}, "--until tomorrow: expected a time with its zone"),
         ({"lasts": None, "until": "2026-01-01T00:00Z"}, "has ended before it starts"),
         ({"why": " "}, "--why: expected a few words"),
-        ({"by": "\n"}, "--by: expected a name"),
     ],
 )
 def test_a_mistake_is_a_sentence(given: dict[str, object], words: str) -> None:

@@ -1,0 +1,49 @@
+"""Puts records on a bus, for one command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from tocsin.bus.port import Bus, Outgoing, Partition
+from tocsin.schemas.ids import new_id
+from tocsin.schemas.key_folder import keys_folder, own_key
+from tocsin.schemas.records.events import Data, Event
+from tocsin.schemas.records.wire import meta_of, signature_headers
+from tocsin.schemas.topics import ISSUE_PARTITIONS, Topics
+
+
+async def publish(bus: Bus, records: Sequence[Outgoing]) -> None:
+    """Returns once the records are on the bus. Raises BusError: they may not be."""
+    producer = await bus.producer()
+    try:
+        await producer.publish(records)
+    finally:
+        await producer.close()
+
+
+async def publish_signed(
+    bus: Bus,
+    topics: Topics,
+    data: Data,
+    name: str,
+    environ: Mapping[str, str],
+    *,
+    now_ms: int,
+    partitions: Iterable[int] = range(ISSUE_PARTITIONS),
+) -> None:
+    """Put a person's decision on the control topic, signed by this user's key; `name` is the
+    record's key. Each partition gets a record with equal bytes.
+
+    Raises:
+        ConfigurationError: the user's key cannot be read or made.
+        BusError: the bus does not answer.
+    """
+    key = own_key(keys_folder(environ))
+    event = Event.of(data, id=new_id(), source="/people", time_ms=now_ms)
+    name_bytes, value = name.encode(), event.encode()
+    headers = meta_of(event).headers() + signature_headers(key.sign(name_bytes, value))
+    records = [
+        Outgoing(Partition(topics.control, number), name_bytes, value, headers)
+        for number in partitions
+    ]
+    await publish(bus, records)
