@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Final
 
 from tocsin.actions.decision.issue_labels import issue_labels
@@ -70,16 +69,15 @@ class Routing:
 
     def _all(self, issue: Issue) -> list[Planned]:
         planned: dict[str, Planned] = {}
-        for item in [*self._of_rule(issue), *self._of_notify(issue)]:
+        named = [*self._of_rule(issue), *self._of_notify(issue)]
+        for item in [*named, *self._another(issue, named)]:
             planned.setdefault(item.action, item)
-        if issue.use == ACTION_FAILED and not planned.keys() - {issue.subject.name}:
-            planned |= self._another(issue)
         return sorted(planned.values(), key=lambda item: item.kind != STOP)
 
     def _of_rule(self, issue: Issue) -> list[Planned]:
-        entry = self.rules.get(issue.rule)
-        if entry is not None and entry.actions is not None:
-            return [item for action in entry.actions for item in self._entry(action, issue)]
+        actions = self._actions(issue)
+        if actions is not None:
+            return [item for action in actions for item in self._entry(action, issue)]
         planned = self._of_routes(issue)
         if issue.severity == "critical" and issue.stop_worthy and _may_stop(issue):
             where = "default: stop for critical issues that are stop-worthy"
@@ -103,14 +101,21 @@ class Routing:
             for one in found
         ]
 
-    def _another(self, issue: Issue) -> dict[str, Planned]:
-        """Who reports that a receiver fails, if the configuration names nobody else for it."""
+    def _actions(self, issue: Issue) -> Sequence[ActionEntry] | None:
+        """The action list of an issue's rule; None: it has none."""
         entry = self.rules.get(issue.rule)
-        if entry is not None and entry.actions is not None:
-            return {}
+        return None if entry is None else entry.actions
+
+    def _another(self, issue: Issue, named: Iterable[Planned]) -> list[Planned]:
+        """Who reports that a receiver fails, if nobody else is named: the first other receiver."""
+        failing = issue.subject.name
+        if issue.use != ACTION_FAILED or self._actions(issue) is not None:
+            return []
+        if any(item.action != failing for item in named):
+            return []
         why = "default: a receiver that fails is reported by another one"
-        others = (name for name in self.kinds if name != issue.subject.name)
-        return {name: Planned(name, self.kind_of(name), why) for name in islice(others, 1)}
+        others = [name for name in self.kinds if name != failing]
+        return [Planned(name, self.kind_of(name), why) for name in others[:1]]
 
     def kind_of(self, receiver: str) -> str:
         """The kind of a receiver, by its name."""
