@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import uuid
 from pathlib import Path
 
 import pytest
 
+from support.buses import World
+from support.configured_buses import context_on
 from support.feedback import publish_issue
 from support.issue_records import issue
-from tocsin.console.context import CommandContext, read_context
+from tocsin.console.context import CommandContext
 from tocsin.console.feedback.send import Answer, give_feedback
 from tocsin.console.views.bus_view import read_view
 from tocsin.schemas.records.feedback import FeedbackFalseAlarm
 
 
-@pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
-def context(request: pytest.FixtureRequest, tmp_path: Path) -> CommandContext:
-    """Of a configuration with a bus of its own."""
-    url = f"embedded:{tmp_path / 'bus.db'}"
-    if request.param == "kafka":
-        url = request.getfixturevalue("kafka_url")
-    file = tmp_path / "tocsin.yaml"
-    prefix = f"t{uuid.uuid4().hex[:8]}"
-    file.write_text(f'version: 1\nbus: {{url: "{url}", prefix: {prefix}}}\n', encoding="utf-8")
-    return read_context(file, None, environ={})
+@pytest.fixture
+def context(world: World, tmp_path: Path) -> CommandContext:
+    return context_on(world, tmp_path)
 
 
 async def test_an_answer_is_on_the_bus_for_all_who_read_it(context: CommandContext) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import uuid
 from pathlib import Path
 
 import pytest
 
 from support.action_worker import ledger, working
+from support.buses import World
+from support.configured_buses import context_on
 from support.issue_records import issue, issue_record
 from support.waiting import until
 from tocsin.bus.port import Outgoing, Partition
-from tocsin.console.context import CommandContext, read_context
+from tocsin.console.context import CommandContext
 from tocsin.console.silences.send import (
     SilenceRequest,
     add_silence,
@@ -26,22 +27,15 @@ from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.records.deliveries import Delivery
 
-CONFIG = """version: 1
-bus: {{url: "{url}", prefix: {prefix}}}
-receivers: {{chat: {{type: webhook, url: "https://chat.test/"}}}}
+CONFIG = """
+receivers: {chat: {type: webhook, url: "https://chat.test/"}}
 rules: [nonfinite: [chat], loss_spike: [stop]]
 """
 
 
-@pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
-def context(request: pytest.FixtureRequest, tmp_path: Path) -> CommandContext:
-    url = f"embedded:{tmp_path / 'bus.db'}"
-    if request.param == "kafka":
-        url = request.getfixturevalue("kafka_url")
-    file = tmp_path / "tocsin.yaml"
-    text = CONFIG.format(url=url, prefix=f"t{uuid.uuid4().hex[:8]}")
-    file.write_text(text, encoding="utf-8")
-    return read_context(file, None, environ={})
+@pytest.fixture
+def context(world: World, tmp_path: Path) -> CommandContext:
+    return context_on(world, tmp_path, CONFIG)
 
 
 @pytest.fixture

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from pathlib import Path
 
 import pytest
 
 from support.action_worker import ledger, working
+from support.buses import World
+from support.configured_buses import context_on
 from support.issue_records import issue, issue_record
 from tocsin.bus.port import Bus, Outgoing, Partition
-from tocsin.console.context import CommandContext, read_context
+from tocsin.console.context import CommandContext
 from tocsin.console.stop.approve import StopReply, answer_stop, answered_line
 from tocsin.console.stop.switch import read_switch, switch_line, switch_stops
 from tocsin.schemas.errors import ConfigurationError
@@ -19,22 +20,15 @@ from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.stop_control import StopsSwitched
 
-CONFIG = """version: 1
-bus: {{url: "{url}", prefix: {prefix}}}
-defaults: {{mode: ask}}
-receivers: {{chat: {{type: webhook, url: "https://chat.test/"}}}}
+CONFIG = """
+defaults: {mode: ask}
+receivers: {chat: {type: webhook, url: "https://chat.test/"}}
 """
 
 
-@pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
-def context(request: pytest.FixtureRequest, tmp_path: Path) -> CommandContext:
-    url = f"embedded:{tmp_path / 'bus.db'}"
-    if request.param == "kafka":
-        url = request.getfixturevalue("kafka_url")
-    file = tmp_path / "tocsin.yaml"
-    text = CONFIG.format(url=url, prefix=f"t{uuid.uuid4().hex[:8]}")
-    file.write_text(text, encoding="utf-8")
-    return read_context(file, None, environ={})
+@pytest.fixture
+def context(world: World, tmp_path: Path) -> CommandContext:
+    return context_on(world, tmp_path, CONFIG)
 
 
 async def test_a_stop_is_approved_rejected_and_switched_off(
