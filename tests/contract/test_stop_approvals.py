@@ -67,6 +67,9 @@ async def test_a_stop_is_approved_rejected_and_switched_off(
                 "run run-2 is not stopped: ana@node rejected the stop: it is lost"
             )
 
+            # The clock of another machine is ahead.
+            ahead = StopsSwitched(off=False, by="ben@ahead", at_ms=unix_ms() + 300_000)
+            await switch_stops(context, ahead, ana)
             switched = StopsSwitched(off=True, by="ana@node", why="a bad rule", at_ms=unix_ms())
             await switch_stops(context, switched, ana)
             assert "off: no run is stopped (switched by ana@node" in switch_line(

@@ -69,7 +69,11 @@ class SilenceRecords:
             found.pop(record.key.decode(errors="replace").removeprefix(SILENCES), None)
             return
         silence = read_silence(record, self._trusted())
-        if silence is not None:
+        if silence is None:
+            return
+        known = found.get(silence.silence_id)
+        # An older one is sent once more: nobody may set a silence again that has been ended.
+        if known is None or silence.set_ms >= known.set_ms:
             found[silence.silence_id] = silence
 
     def outdated(self, now_ms: int) -> Iterator[Outgoing]:

@@ -146,5 +146,5 @@ def _switch(
     from tocsin.schemas.records.stop_control import StopsSwitched
 
     switched = StopsSwitched(off=off, by=person_named(by), why=reason_given(why), at_ms=unix_ms())
-    asyncio.run(switch_stops(read_context(config, bus), switched, os.environ))
+    switched = asyncio.run(switch_stops(read_context(config, bus), switched, os.environ))
     typer.echo(switch_json(switched) if json_output else switch_line(switched))

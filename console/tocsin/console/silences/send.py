@@ -126,7 +126,9 @@ async def expire_silence(
         if silence.until_ms <= now_ms:
             ended = time_text(silence.until_ms)
             raise ConfigurationError(f"silence {silence.silence_id[:_SHORT]} has ended at {ended}")
-        changes = {"until_ms": now_ms, "set_ms": now_ms, "ended_by": by}
+        # The newest record counts, and clocks differ.
+        set_ms = max(now_ms, silence.set_ms + 1)
+        changes = {"until_ms": now_ms, "set_ms": set_ms, "ended_by": by}
         silence = silence.model_copy(update=changes)
         await _publish(bus, context.topics, silence, environ)
     return silence

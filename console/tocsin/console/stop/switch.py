@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from tocsin.bus.port import Partition
+from tocsin.bus.port import Bus, Partition
 from tocsin.console.context import CommandContext
 from tocsin.console.publication import publish_signed
 from tocsin.console.views.bus_view import read_all
@@ -19,17 +19,24 @@ from tocsin.schemas.topics import ISSUE_PARTITIONS
 
 async def switch_stops(
     context: CommandContext, switched: StopsSwitched, environ: Mapping[str, str]
-) -> None:
+) -> StopsSwitched:
     """Put the switch on the bus, signed by this user's key; returns once it is there.
+
+    Returns:
+        What is there. The newest record counts, and clocks differ: it is later than the one before.
 
     Raises:
         ConfigurationError: the key cannot be read or made.
         BusError: the bus does not answer.
     """
     async with context.open_bus(create=False) as bus:
+        before = await _newest(bus, context, environ)
+        if before is not None and before.at_ms >= switched.at_ms:
+            switched = switched.model_copy(update={"at_ms": before.at_ms + 1})
         await publish_signed(
             bus, context.topics, switched, SWITCH_KEY, environ, now_ms=switched.at_ms
         )
+    return switched
 
 
 async def read_switch(context: CommandContext, environ: Mapping[str, str]) -> StopsSwitched | None:
@@ -38,16 +45,8 @@ async def read_switch(context: CommandContext, environ: Mapping[str, str]) -> St
     Raises:
         BusError: the bus does not answer.
     """
-    trusted = read_keys(context.trusted_paths(environ))
-    switch = StopsSwitch()
-    partitions = [Partition(context.topics.control, number) for number in range(ISSUE_PARTITIONS)]
     async with context.open_bus(create=False) as bus:
-        async for record in read_all(bus, partitions):
-            try:
-                switch.apply(record, lambda: trusted)
-            except (SignatureError, RecordError):
-                continue  # services ignore it, too
-    return switch.newest
+        return await _newest(bus, context, environ)
 
 
 def switch_line(switched: StopsSwitched | None) -> str:
@@ -65,3 +64,17 @@ def switch_json(switched: StopsSwitched | None) -> str:
     newest = None if switched is None else switched.model_dump(mode="json")
     on = switched is None or not switched.off
     return json.dumps({"version": 1, "on": on, "switched": newest}, indent=2, ensure_ascii=False)
+
+
+async def _newest(
+    bus: Bus, context: CommandContext, environ: Mapping[str, str]
+) -> StopsSwitched | None:
+    trusted = read_keys(context.trusted_paths(environ))
+    switch = StopsSwitch()
+    partitions = [Partition(context.topics.control, number) for number in range(ISSUE_PARTITIONS)]
+    async for record in read_all(bus, partitions):
+        try:
+            switch.apply(record, lambda: trusted)
+        except (SignatureError, RecordError):
+            continue  # services ignore it, too
+    return switch.newest
