@@ -341,6 +341,10 @@ class Ledger:
         for settled in [s for s in self._settled.values() if gone(s.run_id)]:
             self._history.drop(settled.issue_id)
         self._settled = {k: s for k, s in self._settled.items() if not gone(s.run_id)}
+        for heap in (self._old, self._old_stops):
+            # Else they would be there twice when the partitions come back.
+            heap[:] = [one for one in heap if one[1] in self._settled]
+            heapq.heapify(heap)
         self._handles.drop(gone)
         self._stops = {k: d for k, d in self._stops.items() if not gone(k[0])}
 

@@ -153,3 +153,20 @@ def test_no_more_messages_are_remembered_than_a_service_has_room_for() -> None:
     for number in range(MOST - 1):
         handles.learn(lines[0].model_copy(update={"handle": "1", "action": f"chat-{number}"}))
     assert [handles.of(one) for one in lines] == [None, "1"]
+
+
+def test_partitions_that_come_and_go_leave_nothing_behind() -> None:
+    ledger = Ledger()
+    final = attempted(Ledger(), delivery(), Outcome(status=204))
+    stop = ledger.decided(delivery("stop", run="run-2"), Decision("suppressed", "no"), NOW_MS)
+    mine = {issue_partition(final.run_id)}
+    assert issue_partition(stop.run_id) not in mine
+
+    for _ in range(3):
+        ledger.read(final)
+        ledger.drop(mine)
+    ledger.read(final)
+
+    # What a worker keeps to find its oldest entries; nothing else shows how many there are.
+    assert [identity for _, identity in ledger._old] == [final.delivery_id]
+    assert [one.key for one in ledger.outdated(NOW_MS + KEEP_FINAL_MS)] == [final.key, stop.key]
