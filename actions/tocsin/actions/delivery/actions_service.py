@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import replace
 from typing import Final
 
 from tocsin.actions.decision.planned import STOP
@@ -115,9 +114,8 @@ class ActionsService(Service):
         self._nudge: Callable[[], None] = lambda: None
         self._owned: frozenset[int] = frozenset()
         self._now_ms = 0
-        # Deliveries with an attempt whose result is not in the ledger yet; with what is under way
-        # in the same message, the one that stands for it.
-        self._started: dict[str, Sequence[str]] = {}
+        # Deliveries with an attempt whose result is not in the ledger yet.
+        self._started: set[str] = set()
         self._notices = Notices(
             self._ledger, self._planner, self._runs, self._queues, self._started
         )
@@ -310,18 +308,18 @@ class ActionsService(Service):
 
     def _settle_safely(self, result: Attempted, now_ms: int) -> None:
         """Settle one attempt; a fault of ours in it counts as a failed attempt of it alone."""
-        for identity in self._started.pop(result.delivery_id, (result.delivery_id,)):
-            self._started.pop(identity, None)
+        for identity in result.delivery_ids:
+            self._started.discard(identity)
             try:
-                self._settle(replace(result, delivery_id=identity), now_ms)
+                self._settle(identity, result, now_ms)
             except Exception:
                 logger.exception("attempt not settled", extra={"action": "actions"})
                 delivery = self._ledger.get(identity)
                 if delivery is not None:
                     self._ledger.postpone(delivery, now_ms + _AFTER_A_BUG_MS)
 
-    def _settle(self, result: Attempted, now_ms: int) -> None:
-        before = self._ledger.get(result.delivery_id)
+    def _settle(self, identity: str, result: Attempted, now_ms: int) -> None:
+        before = self._ledger.get(identity)
         if before is None:
             return
         if result.instead is not None:
@@ -395,22 +393,23 @@ class ActionsService(Service):
         if (waiting := self._notices.waits_for(delivery)) is not None:
             self._ledger.hold(delivery, waiting)
             return
-        late = now_ms > stops.sent_from_ms(delivery) + stops.NOT_AFTER_MS
-        if delivery.kind == STOP and (stops.was_sent(delivery) or late):
-            self._report(Attempted(delivery.delivery_id, None, now_ms))
+        alone = (delivery.delivery_id,)
+        if delivery.kind == STOP and stops.sent_no_more(delivery, now_ms):
+            self._report(Attempted(alone, None, now_ms))
             return
-        instead = self._notices.instead(delivery, now_ms) or self._queues.gate(delivery, now_ms)
-        if delivery.kind == STOP:
-            instead = self._stops.switched_off(delivery) or instead
+        instead = (
+            self._stops.switched_off(delivery)
+            or self._notices.instead(delivery, now_ms)
+            or self._queues.gate(delivery, now_ms)
+        )
         if instead is not None:
             if instead.next_attempt_ms is not None:
                 self._ledger.postpone(delivery, instead.next_attempt_ms)
             else:
-                self._report(Attempted(delivery.delivery_id, None, now_ms, instead=instead))
+                self._report(Attempted(alone, None, now_ms, instead=instead))
             return
         together = self._notices.message(delivery, now_ms)
-        identities = tuple(one.delivery_id for one in together)
-        self._started |= dict.fromkeys(identities, identities)
+        self._started.update(one.delivery_id for one in together)
         stop = self._ledger.stop_for(delivery)
         did = () if stop is None else (stops.sentence(*stop),)
         handle = self._ledger.handle(delivery)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from tocsin.actions.decision.stop_guards import HOUR_MS, TEAM, Fleet
-from tocsin.actions.delivery import stop as stops
-from tocsin.actions.delivery.retry import Decision
-from tocsin.schemas.records.deliveries import Delivery
+from tocsin.actions.delivery.stop import is_behind
 from tocsin.schemas.records.issues import Issue
 from tocsin.schemas.records.runs import RunView
 from tocsin.schemas.records.runs_view import RunSeen, RunsView
@@ -30,7 +28,7 @@ class FollowedRuns:
         return self._view.add(view, time_ms=time_ms)
 
     def end(self, run_id: str) -> None:
-        """The bus keeps this run no more."""
+        """Forget a run: the bus keeps it no more."""
         self._view.seen.pop(run_id, None)
 
     def release(self, partitions: Collection[int]) -> None:
@@ -41,16 +39,20 @@ class FollowedRuns:
 
     def has_ended(self, run_id: str, incarnation: str) -> bool:
         """Whether a training has ended or is lost, or another one of its run has started."""
-        run = self._view.seen.get(run_id)
+        run = self.get(run_id)
         return run is not None and (not run.running or run.incarnation != incarnation)
 
-    def why_no_stop(self, issue: Issue, delivery_id: str, age_ms: int) -> str | None:
-        """Why a run is not stopped for an issue; None if it is to be."""
-        run = self._view.seen.get(issue.run_id)
-        if run is not None and stops.is_behind(run, issue):
-            del self._view.seen[issue.run_id]
-            run = None
-        return stops.why_no_stop(run, issue.incarnation, delivery_id=delivery_id, age_ms=age_ms)
+    def get(self, run_id: str) -> RunSeen | None:
+        """A run by its newest view; None if nothing is known of it."""
+        return self._view.seen.get(run_id)
+
+    def of_issue(self, issue: Issue) -> RunSeen | None:
+        """The run of an issue; None if no view can know of that training yet."""
+        run = self.get(issue.run_id)
+        if run is not None and is_behind(run, issue):
+            self.end(issue.run_id)
+            return None
+        return run
 
     def fleet(self, run_id: str, stopped: Collection[tuple[str, str]], now_ms: int) -> Fleet:
         """What limits of stops count, without the run in question.
@@ -59,7 +61,7 @@ class FollowedRuns:
             stopped: run and incarnation of stops that were decided here within the hour, of which
                 the runs may say nothing yet.
         """
-        mine = self._view.seen.get(run_id)
+        mine = self.get(run_id)
         team = None if mine is None else _team(mine)
         running = sum(run.running for run in self._view.seen.values())
         of = {name for name, _ in stopped if name != run_id}
@@ -74,15 +76,6 @@ class FollowedRuns:
             team_stops=0 if team is None else teams.count(team),
             age_ms=None if mine is None or mine.view is None else now_ms - mine.view.started_ms,
         )
-
-    def why_over(self, stop: Delivery) -> str | None:
-        """Why there is nothing left to stop; None if the run may still be running."""
-        run = self._view.seen.get(stop.run_id)
-        return None if run is None else stops.why_over(run, stop.incarnation)
-
-    def decide_stop(self, stop: Delivery, now_ms: int) -> Decision | None:
-        """What the run's newest view makes of a stop that was sent; None if it says nothing."""
-        return stops.decide_stop(self._view.seen.get(stop.run_id), stop, now_ms)
 
 
 def _team(run: RunSeen) -> str | None:

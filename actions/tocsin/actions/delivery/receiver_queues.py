@@ -73,12 +73,13 @@ class Attempted:
     """What came of an attempt. Without an outcome: time to check what became of a delivery.
 
     Attributes:
+        delivery_ids: of all that is in one message.
         instead: what was decided in place of an attempt.
         suspended_until_ms: until then the receiver is left alone.
         works_again: whether it was left alone before this attempt.
     """
 
-    delivery_id: str
+    delivery_ids: Sequence[str]
     outcome: Outcome | None
     at_ms: int
     duration_ms: int = 0
@@ -230,13 +231,14 @@ class ReceiverQueues:
         self, queue: ReceiverQueue, notice: Notice, outcome: Outcome, duration_ms: int
     ) -> Attempted:
         identity, action = notice.delivery.delivery_id, notice.delivery.action
+        identities = (identity, *(one.delivery_id for one in notice.others))
         if queue.circuit is None:
-            return Attempted(identity, outcome, notice.now_ms, duration_ms)
+            return Attempted(identities, outcome, notice.now_ms, duration_ms)
         circuit = self._circuits.setdefault(action, Circuit(queue.circuit))
         works_again = circuit.attempted(identity, outcome, notice.now_ms + duration_ms)
         self._metrics.set(names.SUSPENDED, float(circuit.suspended), receiver=action)
         return Attempted(
-            identity,
+            identities,
             outcome,
             notice.now_ms,
             duration_ms,

@@ -107,6 +107,11 @@ def sent_from_ms(stop: Delivery) -> int:
     return (approval.decided_ms if approval is not None else None) or stop.created_ms
 
 
+def sent_no_more(stop: Delivery, now_ms: int) -> bool:
+    """Whether a stop is not sent (again): its command is on the bus, or is worth nothing now."""
+    return was_sent(stop) or now_ms > sent_from_ms(stop) + NOT_AFTER_MS
+
+
 def was_sent(stop: Delivery) -> bool:
     """Whether the command is on the bus. Not after attempts at which the bus was away: it may be,
     and is the same when it is sent again."""

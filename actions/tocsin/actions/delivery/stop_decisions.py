@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tocsin.actions.decision.planned import STOP
 from tocsin.actions.delivery.control_records import ControlRecords
 from tocsin.actions.delivery.followed_runs import FollowedRuns
 from tocsin.actions.delivery.ledger import Change, Ledger
 from tocsin.actions.delivery.retry import Decision
+from tocsin.actions.delivery.stop import decide_stop, why_no_stop, why_over
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.issues import Issue
 
@@ -31,7 +33,8 @@ class StopDecisions:
         """Why a run is not stopped for an issue of that age; None if it is to be."""
         if other := self._ledger.other_stop(issue.run_id, issue.incarnation, identity):
             return other
-        return self._runs.why_no_stop(issue, identity, age_ms)
+        run = self._runs.of_issue(issue)
+        return why_no_stop(run, issue.incarnation, delivery_id=identity, age_ms=age_ms)
 
     def settled(self, now_ms: int) -> Iterator[Change]:
         """What becomes of stops by what runs say now, by people's answers, or since none came."""
@@ -44,13 +47,13 @@ class StopDecisions:
             yield stop, Decision("suppressed", NEEDS_NOBODY)
 
     def switched_off(self, delivery: Delivery) -> Decision | None:
-        """What becomes of a stop while all stops are switched off."""
+        """What becomes of a stop while all stops are switched off; None for all else."""
         off = self._control.switch.off
-        return Decision("suppressed", off) if off else None
+        return Decision("suppressed", off) if off and delivery.kind == STOP else None
 
     def gave_up(self, stop: Delivery, now_ms: int) -> Decision:
         """What becomes of a stop whose time is up, or after which the run has ended."""
-        decision = self._runs.decide_stop(stop, now_ms) if stop.attempts > 0 else None
+        decision = self._by_run(stop, now_ms) if stop.attempts > 0 else None
         if decision is not None:
             return decision
         if now_ms >= stop.give_up_ms or stop.attempts == 0:
@@ -63,8 +66,12 @@ class StopDecisions:
             return
         self.may_be_final = False
         for stop in self._ledger.sent_stops():
-            if (decision := self._runs.decide_stop(stop, now_ms)) is not None:
+            if (decision := self._by_run(stop, now_ms)) is not None:
                 yield stop, decision
         for stop in self._ledger.waiting_stops():
-            if (over := self._runs.why_over(stop)) is not None:
+            run = self._runs.get(stop.run_id)
+            if run is not None and (over := why_over(run, stop.incarnation)) is not None:
                 yield stop, Decision("suppressed", over)
+
+    def _by_run(self, stop: Delivery, now_ms: int) -> Decision | None:
+        return decide_stop(self._runs.get(stop.run_id), stop, now_ms)
