@@ -72,9 +72,9 @@ class Decisions:
     def decide(self, issue: Issue, known: Known, now_ms: int) -> list[Planned]:
         """What to do about a state of an issue, stops first, and what holds or forbids it.
 
-        Who was told that an issue has started is told how it ends, whatever holds other notices by
-        then, and nobody else is. One whose notice was held is told of the issue when it next says
-        that it goes on, if nothing holds that notice.
+        Receivers that were notified of the start of an issue are notified of its end, whatever
+        holds other notices by then, and no others are. A receiver whose notice was held gets the
+        next update of the issue, if nothing holds that.
         """
         noticed = known.noticed(issue.issue_id)
         if issue.state == "resolved":
@@ -90,7 +90,7 @@ class Decisions:
         return [*checked, *self._asked(checked)]
 
     def told(self, noticed: Mapping[str, Noticed]) -> list[Planned]:
-        """Who is told that an issue is over: those who were told that it has started."""
+        """Who is notified of the end of an issue: those who were notified of its start."""
         quiet = self.routing.firing_only
         return [item for item in _told(noticed) if item.action not in quiet]
 

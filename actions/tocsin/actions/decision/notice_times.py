@@ -46,7 +46,7 @@ class NoticeTimes:
         )
 
     def of(self, route: RouteEntry | None) -> NoticeTimes:
-        """What holds for the notices of a route; None: of no route."""
+        """What applies to the notices of a route; None: of no route."""
         if route is None:
             return self
         wait, interval = route.group_wait, route.repeat_interval

@@ -67,7 +67,7 @@ class OpenIssues:
         self._earlier.setdefault(partition, []).append((offset, issue))
 
     def restored(self, partition: int, next_offset: int | None) -> None:
-        """The group goes on at `next_offset`: what came before it is known, and no more."""
+        """The group continues at `next_offset`: what came before it is known, and no more."""
         for offset, issue in self._earlier.pop(partition, ()):
             if next_offset is not None and offset < next_offset:
                 self.note(issue)

@@ -1,4 +1,4 @@
-"""A delivery that has failed is to be sent once more, because a person says so. Pure."""
+"""A delivery that has failed is sent once more, since a person asked for it. Pure."""
 
 from __future__ import annotations
 

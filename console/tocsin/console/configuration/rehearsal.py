@@ -27,7 +27,7 @@ from tocsin.schemas.records.runs_view import RunsView
 from tocsin.schemas.text import plain_line, time_text
 
 AFTER_MS: Final = 3_600_000
-"""How long after the last issue the clock goes on: for what waits then."""
+"""How long the clock continues after the last issue, for what waits then."""
 
 Told = tuple[int, Event[Data]]
 """An issue, a person's answer or a view of a run, and when it was appended to the bus, Unix
@@ -114,7 +114,7 @@ async def rehearse(
 def starts_and_ends(runs: RunsView) -> list[Told]:
     """When each training started and ended: nothing is repeated after its end. Pure.
 
-    Of their stops nothing is told: they are decided anew.
+    Their stops are left out: they are decided anew.
     """
     found: list[Told] = []
     for view in (view for run in runs.seen.values() for view in run.views.values()):

@@ -42,7 +42,7 @@ _SECOND_MS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a test did not find, or found and should not have; `place` is the line that says so."""
+    """What a test did not find, or found and should not have; `place` names its line."""
 
     place: str
     message: str

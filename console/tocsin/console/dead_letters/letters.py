@@ -107,7 +107,7 @@ def choose_letter(letters: Sequence[Letter], text: str) -> Letter:
 
 
 def written_back(letter: Letter, dlq: str, *, by: str, now_ms: int) -> tuple[Outgoing, Outgoing]:
-    """The record as it was, for its topic; and what says so, for the dead letters."""
+    """The record as it was, for its topic, and a note of that for the dead letters."""
     why, record = letter.why, letter.record
     theirs = {name for name, _ in why.headers()}
     marker = DeadLetter(
