@@ -24,6 +24,7 @@ from tocsin.console.commands import (
     demo,
     drill,
     feedback,
+    heartbeat,
     keys,
     node,
     rehearsal,
@@ -71,8 +72,8 @@ def _options(
 
 
 for _group in (
-    bus, run, demo, drill, workers, runs, stops, feedback, silence, keys, node, catalog, convert,
-    configuration, rehearsal,
+    bus, run, demo, drill, workers, heartbeat, runs, stops, feedback, silence, keys, node, catalog,
+    convert, configuration, rehearsal,
 ):  # fmt: skip
     # `--help` lists them in this order.
     _group.register(app)

@@ -28,6 +28,7 @@ DELIVERIES: Final = "tocsin_deliveries_total"
 ATTEMPTS: Final = "tocsin_delivery_attempts_total"
 PENDING: Final = "tocsin_deliveries_pending"
 SUSPENDED: Final = "tocsin_receiver_suspended"
+HEARTBEATS: Final = "tocsin_heartbeats_total"
 ROUND: Final = "tocsin_round_seconds"
 BUS_LAG: Final = "tocsin_bus_lag_seconds"
 DELIVERY: Final = "tocsin_delivery_seconds"
@@ -82,6 +83,11 @@ METRICS: Final[Mapping[str, Metric]] = {
         "gauge",
         "1 while a receiver is left alone, because it fails or because it is gone; else 0",
         ("receiver",),
+    ),
+    HEARTBEATS: _counter(
+        "Heartbeats, by result: sent, failed, or withheld because a worker makes no progress",
+        "service",
+        "result",
     ),
     RELOAD_SUCCESSFUL: Metric(
         "gauge", "1 if the configuration as it is now is in effect, 0 if it was refused"

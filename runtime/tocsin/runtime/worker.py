@@ -88,6 +88,8 @@ class Worker:
         self.metrics: Final = metrics or Metrics()
         self.ready: Final = asyncio.Event()
         """Set while partitions are owned and were polled once."""
+        self.last_round_ms: int | None = None
+        """When the last round ended: a worker that hangs, or reaches no bus, ends none."""
         self._service = service
         only = None if only_runs is None else frozenset(only_runs)
         self._attachment = Attachment(self.nudge, only, skip)
@@ -217,6 +219,7 @@ class Worker:
             self.ready.set()
         async with self._lock:
             await self._work()
+        self.last_round_ms = self._clock.now_ms()
         self._round_done.set()
 
     def _until_due_s(self) -> float:

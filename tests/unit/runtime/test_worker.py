@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -109,6 +110,33 @@ async def test_goes_on_from_the_snapshot_after_a_restart(bus: EmbeddedBus) -> No
     assert service.applied == 10
     assert (telemetry_partition("run-1"), 10) in service.restored_at
     assert await outputs_of(bus, "run-1") == list(expected_outputs("run-1", range(20)).items())
+
+
+class Hanging(FoldService):
+    """Hangs over the first records that it is given, until `free` is set."""
+
+    free = threading.Event()
+
+    def apply(self, records: Sequence[Record], tick: Tick) -> Sequence[Poison]:
+        if records:
+            self.free.wait(60)
+        return super().apply(records, tick)
+
+
+async def test_a_service_that_hangs_ends_no_round(bus: EmbeddedBus) -> None:
+    clock, service = FakeClock(1000), Hanging(TOPICS)
+    worker = make(bus, service, clock=clock)
+    assert worker.last_round_ms is None
+    async with running(worker):
+        await until(lambda: worker.last_round_ms == 1000, what="the first round")
+        await send(bus, "run-1", numbers(*range(10)))
+        worker.nudge()
+        await until(worker._lock.locked, what="a round with records")
+        clock.advance(s=300)
+        await asyncio.sleep(0.05)
+        assert worker.last_round_ms == 1000
+        service.free.set()
+        await until(lambda: worker.last_round_ms == 301_000, what="the end of the round")
 
 
 class Growing(FoldService):

@@ -46,7 +46,7 @@ AllowCidrOption = Annotated[
     typer.Option(
         "--allow-cidr",
         metavar="CIDR",
-        help="Private addresses that webhooks and chat may reach; may be repeated.",
+        help="Private addresses that webhooks, chat and heartbeats may reach; may be repeated.",
     ),
 ]
 AllowCommandOption = Annotated[

@@ -27,13 +27,19 @@ def register(app: typer.Typer) -> None:
     app.command(epilog=f"Example: tocsin actions {kafka} --allow-cidr 10.0.0.0/8")(actions)
 
 
-def rules(config: ConfigOption = None, bus: BusOption = None, http: HttpOption = None) -> None:
+def rules(
+    config: ConfigOption = None,
+    bus: BusOption = None,
+    http: HttpOption = None,
+    allow_cidr: AllowCidrOption = None,
+) -> None:
     """Start a rules worker: reads telemetry, reports issues. Workers share the load."""
     from tocsin.console.context import read_context
     from tocsin.console.services.workers import run_rules
 
     log_to_stderr()
-    raise typer.Exit(_work(run_rules(read_context(config, bus), http=http)))
+    context = read_context(config, bus)
+    raise typer.Exit(_work(run_rules(context, allow_cidr=allow_cidr or (), http=http)))
 
 
 def actions(

@@ -305,6 +305,14 @@ silences:
   #  why: known bad learning rates
   #  mutes: [notify]
 
+# Pings that show that tocsin works, to `tocsin heartbeat check` or another dead man's switch: it
+# alerts people when the pings stop. {sender}: name of the worker or run. runs: whether runs on an
+# embedded bus ping, too.
+heartbeat:
+  #url: http://127.0.0.1:9480/{sender}
+  #every: 60s
+  #runs: true
+
 # Files of the public keys whose stop commands a training process obeys. Default: all public keys in
 # ~/.config/tocsin/keys.
 stop:

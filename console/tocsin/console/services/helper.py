@@ -17,9 +17,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from tocsin.actions.receivers.address_guard import AddressGuard
 from tocsin.actions.service import build_actions_service
 from tocsin.bus.port import Bus, BusError, From, Lease, Producer
 from tocsin.console.context import CommandContext, read_context
+from tocsin.console.services.heartbeat import Heartbeat, run_name, target_of
 from tocsin.console.services.reload import (
     ActionsReload,
     ConfigurationWatch,
@@ -162,11 +164,23 @@ class Helper:
             for service in (self._rules, self._actions)
         ]
         rules, actions = self._workers
+        self._heartbeat = Heartbeat(
+            target_of(context),
+            sender=run_name(run_id),
+            service="run",
+            workers=self._workers,
+            guard=AddressGuard(private=True),
+            # The launcher orders to drain when the job is over; one that was killed does not.
+            is_over=lambda: orders.drain_s is not None,
+            run=True,
+            software=SOFTWARE,
+        )
         self.watch = ConfigurationWatch(
             context,
             prepare=[
                 RulesReload(rules, self._rules, context).prepare,
                 ActionsReload(actions, self._actions).prepare,
+                self._heartbeat.prepare,
             ],
             bus=bus,
             service=f"run {run_id}",
@@ -187,6 +201,7 @@ class Helper:
         if self._report is not None:
             reporting.append(asyncio.create_task(self._report.run(), name="node-report"))
         watching = asyncio.create_task(self.watch.run(), name="configuration")
+        beating = asyncio.create_task(self._heartbeat.run(), name="heartbeat")
         code = 0
         draining: list[asyncio.Task[bool]] = []
         try:
@@ -214,9 +229,10 @@ class Helper:
             await self._enforcement.close()
             self.watch.stop()
             await asyncio.wait({watching})
+            self._heartbeat.stop()
             for worker in self._workers:
                 worker.stop()
-            done = await asyncio.gather(*parts, watching, return_exceptions=True)
+            done = await asyncio.gather(*parts, watching, beating, return_exceptions=True)
             for task in (ended, *reporting, *draining):
                 task.cancel()
             await asyncio.wait([ended, *reporting, *draining])

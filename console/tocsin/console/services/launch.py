@@ -134,6 +134,10 @@ def _check_receivers(context: CommandContext, options: RunOptions, env: Mapping[
         ConfigurationError: a receiver or an address of `--notify` cannot be used.
         MissingExtra: what it needs is not installed.
     """
+    if context.embedded and context.config.heartbeat is not None:
+        from tocsin.console.services.heartbeat import target_of
+
+        target_of(context)
     if not options.notify and not (context.embedded and context.config.receivers):
         return
     # Not paid by who tells nobody.

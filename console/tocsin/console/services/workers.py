@@ -12,10 +12,12 @@ from importlib.metadata import version
 from typing import Final, TypeVar
 
 from tocsin.actions.delivery.actions_service import ActionsService
+from tocsin.actions.receivers.address_guard import AddressGuard, parse_networks
 from tocsin.actions.service import build_actions_service
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Bus
 from tocsin.console.context import CommandContext, check_custom_rules
+from tocsin.console.services.heartbeat import Heartbeat, sender_name, target_of
 from tocsin.console.services.notify_addresses import kept_addresses
 from tocsin.console.services.reload import (
     ActionsReload,
@@ -53,11 +55,13 @@ def trusted_keys(context: CommandContext) -> Callable[[], TrustedKeys]:
     return lambda: read_keys(context.trusted_paths(os.environ))
 
 
-async def run_rules(context: CommandContext, *, http: str | None = None) -> int:
+async def run_rules(
+    context: CommandContext, *, allow_cidr: Sequence[str] = (), http: str | None = None
+) -> int:
     """Telemetry in, issues out, until SIGTERM or SIGINT. The exit code.
 
     Raises:
-        ConfigurationError: a custom rule cannot be loaded.
+        ConfigurationError: a custom rule cannot be loaded, or a CIDR is wrong.
     """
 
     check_custom_rules(context)
@@ -68,7 +72,8 @@ async def run_rules(context: CommandContext, *, http: str | None = None) -> int:
     def reload(worker: Worker, service: RulesService) -> Prepare:
         return RulesReload(worker, service, context).prepare
 
-    return await _run(context, build, reload, group=f"{context.topics.prefix}-rules", http=http)
+    group = f"{context.topics.prefix}-rules"
+    return await _run(context, build, reload, group=group, allow_cidr=allow_cidr, http=http)
 
 
 async def run_actions(
@@ -109,7 +114,8 @@ async def run_actions(
     def reload(worker: Worker, service: ActionsService) -> Prepare:
         return ActionsReload(worker, service).prepare
 
-    return await _run(context, build, reload, group=f"{context.topics.prefix}-actions", http=http)
+    group = f"{context.topics.prefix}-actions"
+    return await _run(context, build, reload, group=group, allow_cidr=allow_cidr, http=http)
 
 
 async def _run(
@@ -118,8 +124,11 @@ async def _run(
     reload: Callable[[Worker, ServiceT], Prepare],
     *,
     group: str,
+    allow_cidr: Sequence[str],
     http: str | None,
 ) -> int:
+    guard = AddressGuard(private=context.embedded, allow=parse_networks(allow_cidr))
+    target = target_of(context)
     for line in context.warnings:
         logger.warning("%s", line, extra={"action": "start"})
     metrics = Metrics() if http is None else open_metrics()
@@ -141,16 +150,26 @@ async def _run(
                 settings=WorkerSettings(software=SOFTWARE),
                 crash=crash,
             )
+            heartbeat = Heartbeat(
+                target,
+                sender=sender_name(service.name, http),
+                service=service.name,
+                workers=[worker],
+                guard=guard,
+                is_over=stopping.is_set,
+                software=SOFTWARE,
+                metrics=metrics,
+            )
             watch = ConfigurationWatch(
                 context,
-                prepare=[reload(worker, service)],
+                prepare=[reload(worker, service), heartbeat.prepare],
                 bus=bus,
                 service=service.name,
                 metrics=metrics,
             )
-            parts: list[Part] = [watch, worker]
+            parts: list[Part] = [watch, worker, heartbeat]
             if http is not None:
-                host, port = _address(http)
+                host, port = http_address(http)
                 parts.append(HttpEndpoints(host, port, metrics, [worker.ready.is_set]))
             logger.info("working on %s as %s", bus.url, group, extra={"action": "start"})
             with reload_signal(watch):
@@ -178,7 +197,8 @@ def _held_by_its_helper(bus: Bus) -> Callable[[str], Awaitable[bool]]:
     return skip
 
 
-def _address(text: str) -> tuple[str, int]:
+def http_address(text: str) -> tuple[str, int]:
+    """What `--http` says. Raises ConfigurationError: it is no HOST:PORT."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit() or not 0 <= int(port) <= 65_535:
         raise ConfigurationError(f"--http {text}: expected HOST:PORT, for example 127.0.0.1:9464")

@@ -24,6 +24,7 @@ from tocsin.schemas.configuration.entries import (
     parse_secrets,
     parse_time_windows,
 )
+from tocsin.schemas.configuration.heartbeat import HeartbeatConfig
 from tocsin.schemas.configuration.inhibitions import InhibitEntry, inhibit_problems
 from tocsin.schemas.configuration.limits import LimitsConfig
 from tocsin.schemas.configuration.matches import MATCH_SCHEMA
@@ -116,6 +117,8 @@ class Config(Section):
     """Issues that are known, of which nobody is notified for some time."""
     limits: LimitsConfig = Field(default_factory=LimitsConfig)
     """How much tocsin may stop by itself."""
+    heartbeat: HeartbeatConfig | None = None
+    """Where workers and runs report that they still work. Absent: nowhere."""
     stop: StopTrust = Field(default_factory=StopTrust)
     """Public keys whose stop commands a training obeys."""
 
@@ -221,6 +224,7 @@ def _refuse_foreign(config: Config, shared: str) -> None:
     named = [
         *(["secrets"] if any(s.file is not None for s in config.secrets.values()) else []),
         *(["receivers"] if config.receivers else []),
+        *(["heartbeat"] if config.heartbeat else []),
         *(["stop.trusted_keys"] if config.stop.trusted_keys else []),
     ]
     if named:
@@ -374,6 +378,7 @@ def _parse(raw: Plain, problems: list[Problem], models: ReceiverModels | None) -
         "inhibit": parse_entries(InhibitEntry, raw.get("inhibit"), "inhibit", problems),
         "silences": parse_entries(SilenceEntry, raw.get("silences"), "silences", problems),
         "limits": _section(LimitsConfig, raw.get("limits"), "limits", problems),
+        "heartbeat": _optional(HeartbeatConfig, raw.get("heartbeat"), "heartbeat", problems),
         "stop": _section(StopTrust, raw.get("stop"), "stop", problems),
     }
     return Config.model_validate({key: value for key, value in given.items() if key in raw})
@@ -382,6 +387,13 @@ def _parse(raw: Plain, problems: list[Problem], models: ReceiverModels | None) -
 def _section(model: type[SectionT], raw: Plain, name: str, problems: list[Problem]) -> SectionT:
     """A section as its model; its defaults when it is empty or wrong."""
     return parse_model(model, {} if raw is None else raw, (name,), problems) or model()
+
+
+def _optional(
+    model: type[SectionT], raw: Plain, name: str, problems: list[Problem]
+) -> SectionT | None:
+    """A section that has no defaults; None when it is empty or wrong."""
+    return None if raw is None else parse_model(model, raw, (name,), problems)
 
 
 def _code_of_others(config: Config, shared: str) -> Iterator[Problem]:

@@ -9,7 +9,12 @@ from typing import Final
 from tocsin.schemas.configuration.problems import Loc, PlacedProblem, Problem
 from tocsin.schemas.configuration.sources import Sources
 
-_SECRET: Final[tuple[Loc, ...]] = (("receivers",), ("secrets",), ("bus", "sasl"))
+_SECRET: Final[tuple[Loc, ...]] = (
+    ("receivers",),
+    ("secrets",),
+    ("heartbeat",),
+    ("bus", "sasl"),
+)
 
 
 def hide_lines(

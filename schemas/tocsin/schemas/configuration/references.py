@@ -44,7 +44,7 @@ class NamedParts:
                     yield _unknown_receiver(name, loc, known)
         yield from self._unknown_windows(routes, receivers)
         secrets = self._names("secrets")
-        for section in ("bus", "receivers"):
+        for section in ("bus", "receivers", "heartbeat"):
             for loc, name in _secret_references(self._raw.get(section), (section,)):
                 if name not in secrets:
                     message = f"unknown secret {quoted(name)}"
