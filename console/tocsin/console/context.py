@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,7 +24,7 @@ from tocsin.schemas.configuration.file import (
 from tocsin.schemas.configuration.problems import ConfigProblems, Problem
 from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.configuration.settings import Settings, resolve_secrets, resolve_settings
-from tocsin.schemas.configuration.sources import Sources, read_files
+from tocsin.schemas.configuration.sources import CONFIG_VARIABLE, Sources, read_files
 from tocsin.schemas.topics import Topics
 
 
@@ -93,6 +94,32 @@ def read_context(
     secrets = resolve_secrets(loaded.config, env, folder=loaded.folder)
     again = partial(read_context, config, bus, labels=labels, environ=environ)
     return CommandContext(loaded, settings, secrets, again)
+
+
+def read_viewing_context(config: Path | None, bus: str | None) -> CommandContext:
+    """What a command needs that only shows what is on the bus.
+
+    Where nobody named the file, its problems do not keep anybody from looking: the defaults count
+    then, and a line on stderr says so.
+
+    Raises:
+        ConfigProblems: the file that was named has problems.
+        ConfigurationError: a flag, a variable or a secret is wrong.
+    """
+    try:
+        return read_context(config, bus)
+    except ConfigProblems as error:
+        if config is not None or os.environ.get(CONFIG_VARIABLE):
+            raise
+        settings = resolve_settings(Config(), os.environ, bus=bus)
+        count = len(error.problems)
+        print(
+            f"tocsin: the configuration here has {count} problem{'s' if count > 1 else ''} "
+            f"(`tocsin check`); reading {settings.bus.url}, --bus names another",
+            file=sys.stderr,
+        )
+    loaded = LoadedConfig(Config(), None, Path.cwd())
+    return CommandContext(loaded, settings, {}, partial(read_viewing_context, config, bus))
 
 
 def read_configuration(

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tocsin.console.context import read_context
+import pytest
+
+from tocsin.console.context import read_context, read_viewing_context
+from tocsin.schemas.configuration.problems import ConfigProblems
 
 
 def test_the_aliases_of_rules_are_read_as_the_rules_own_names(tmp_path: Path) -> None:
@@ -34,3 +37,27 @@ def test_the_flag_beats_the_environment_and_the_environment_the_file(tmp_path: P
         )
     ]
     assert urls == ["embedded:file.db", "embedded:environment.db", "embedded:flag.db"]
+
+
+def test_a_file_with_problems_keeps_nobody_from_looking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "tocsin.yaml"
+    file.write_text("version: 1\nreceivrs: {}\n")
+    monkeypatch.chdir(tmp_path)
+    for variable in ("TOCSIN_CONFIG", "TOCSIN_BUS"):
+        monkeypatch.delenv(variable, raising=False)
+
+    context = read_viewing_context(None, "embedded:other.db")
+
+    assert context.settings.bus.url == "embedded:other.db"
+    assert capsys.readouterr().err == (
+        "tocsin: the configuration here has 1 problem (`tocsin check`); reading "
+        "embedded:other.db, --bus names another\n"
+    )
+    # Whoever names the file means it.
+    with pytest.raises(ConfigProblems, match="unknown section"):
+        read_viewing_context(file, None)
+    monkeypatch.setenv("TOCSIN_CONFIG", str(file))
+    with pytest.raises(ConfigProblems):
+        read_viewing_context(None, None)

@@ -52,7 +52,7 @@ def status(
     json_output: JsonOption = False,
 ) -> None:
     """Show runs, their issues, and what was done about each issue."""
-    from tocsin.console.context import read_context
+    from tocsin.console.context import read_viewing_context
     from tocsin.console.views.bus_view import read_refused, read_view
     from tocsin.console.views.selection import choose_run
     from tocsin.console.views.status import print_status, status_json
@@ -62,7 +62,7 @@ def status(
 
     if run_id is not None:
         check_run_id(run_id)
-    context = read_context(config, bus)
+    context = read_viewing_context(config, bus)
 
     async def read() -> tuple[str, RunsView, Sequence[ConfigurationRefused]]:
         async with context.open_bus(create=False) as opened:
@@ -127,7 +127,7 @@ def issues(
     json_output: JsonOption = False,
 ) -> None:
     """List issues in order of occurrence, with what was done."""
-    from tocsin.console.context import read_context
+    from tocsin.console.context import read_viewing_context
     from tocsin.console.views.issue_commands import print_issues
     from tocsin.console.views.issues import IssueFilter
 
@@ -137,7 +137,7 @@ def issues(
         severity=None if severity is None else severity.value,
         state=state.value,
     )
-    context = read_context(config, bus)
+    context = read_viewing_context(config, bus)
     asyncio.run(print_issues(context, wanted, as_json=json_output, precision=precision))
 
 
@@ -158,7 +158,7 @@ def why(
     Prints where it started, the evidence, what to do, what was done, and which line of the
     configuration decided it. Given a run, explains its first critical issue, else its first issue.
     """
-    from tocsin.console.context import read_context
+    from tocsin.console.context import read_viewing_context
     from tocsin.console.views.issue_commands import print_story
 
     try:
@@ -168,7 +168,7 @@ def why(
             f"{issue[:200]!r}: expected the id of an issue, its beginning, or a run; "
             "`tocsin issues` lists them"
         ) from None
-    context = read_context(config, bus)
+    context = read_viewing_context(config, bus)
     asyncio.run(print_story(context, issue, as_json=json_output))
 
 
@@ -245,9 +245,9 @@ def watch(
     """Show all runs live: steps, losses, rules, issues, deliveries. Ctrl-C exits."""
     from rich.console import Console
 
-    from tocsin.console.context import read_context
+    from tocsin.console.context import read_viewing_context
     from tocsin.console.watch.screen import watch as show
 
     if run_id is not None:
         check_run_id(run_id)
-    raise typer.Exit(show(read_context(config, bus), run_id, once=once, console=Console()))
+    raise typer.Exit(show(read_viewing_context(config, bus), run_id, once=once, console=Console()))
