@@ -161,7 +161,7 @@ def _atoms(text: str) -> Iterator[_Atom]:
             continue
         if start == end:
             continue
-        if isinstance(token, yaml.ScalarToken) and token.style in ("|", ">"):
+        if _is_block_scalar(token):
             end = _end_of_block_scalar(text, start, end)
         marks = isinstance(token, yaml.BlockEntryToken | yaml.KeyToken | yaml.ValueToken)
         heads = depth == 0 and (marks or key_follows)
@@ -217,7 +217,7 @@ class _Page:
             self._lines.pop()
         last = self._last.token if self._last else None
         # The break at the end of the file would be one of its value.
-        open_end = self._read == len(self._text) and getattr(last, "style", None) in ("|", ">")
+        open_end = self._read == len(self._text) and _is_block_scalar(last)
         return "\n".join(self._lines if open_end else [*self._lines, ""]) if self._lines else ""
 
     def _continue(self, atom: _Atom, content: Sequence[str], *, first: bool) -> None:
@@ -227,7 +227,7 @@ class _Page:
         assert isinstance(atom.token, yaml.ScalarToken)
         assert self._line is not None
         style = atom.token.style
-        if style in ("|", ">"):
+        if _is_block_scalar(atom.token):
             lines = _block_lines(content, atom)
         else:
             if style:
@@ -251,6 +251,9 @@ class _Page:
             if comment:
                 self.comments.append(comment)
                 column = self._comment_column(len(row) - len(row.lstrip()), atom)
+                if self._last is not None and _is_block_scalar(self._last.token):
+                    # In the column of its lines it would be one of them.
+                    column = min(column, self._last.base)
                 self._lines.append(" " * column + comment)
             elif self._lines and self._lines[-1]:
                 self._lines.append("")
@@ -291,6 +294,10 @@ class _Page:
             if column < after.column:
                 blocks = after.blocks
         return next((b.new + column - b.old for b in reversed(blocks) if b.old <= column), 0)
+
+
+def _is_block_scalar(token: yaml.Token | None) -> bool:
+    return isinstance(token, yaml.ScalarToken) and token.style in ("|", ">")
 
 
 def _space(last: _Atom | None, atom: _Atom) -> str:

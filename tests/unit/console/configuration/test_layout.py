@@ -230,6 +230,13 @@ def files(draw: Any) -> tuple[str, list[str]]:
     return "\n".join(writer.lines) + writer.pick("", "\n", "\n\n"), writer.comments
 
 
+def test_a_comment_after_a_literal_text_does_not_become_a_line_of_it() -> None:
+    text = "a:\n b: 1\n c:\n - |\n    one\n\n   # a comment\n"
+    new = formatted(text, source="f")
+    assert value(new) == value(text)
+    assert new == "a:\n  b: 1\n  c:\n    - |\n      one\n\n    # a comment\n"
+
+
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(files())
 def test_any_file_keeps_its_comments_and_loads_to_the_same(file: tuple[str, list[str]]) -> None:
