@@ -41,11 +41,13 @@ def asked(stop: Delivery, options: ApproveOptions, why: str, now_ms: int) -> Del
 def answered(stop: Delivery, answer: StopAnswered, now_ms: int) -> Change | None:
     """What an answer makes of a stop that waits; None: it says nothing new."""
     approval = stop.approval
-    if approval is None or answer.by in approval.by:
+    if approval is None:
         return None
     if answer.verdict == "reject":
         why = f": {answer.why}" if answer.why else ""
         return _ended(stop, "rejected", f"{answer.by} rejected the stop{why}")
+    if answer.by in approval.by:
+        return None
     by = (*approval.by, answer.by)
     stop = stop.model_copy(update={"approval": approval.model_copy(update={"by": by})})
     if len(by) >= approval.quorum:

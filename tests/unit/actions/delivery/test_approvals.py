@@ -102,11 +102,12 @@ def test_a_quorum_is_of_different_people() -> None:
     assert settled[0].reason == "approved by ana, ben"
 
 
-def test_one_who_rejects_is_enough() -> None:
+@pytest.mark.parametrize("who", ["ana", "ben"])
+def test_one_who_rejects_is_enough_after_an_approval_of_their_own_too(who: str) -> None:
     first = answered(waiting(quorum=2), answer(by="ana"), NOW_MS + 1)
     assert first is not None
 
-    settled = answered(first[0], answer("reject", "ben", "a known spike"), NOW_MS + 2)
+    settled = answered(first[0], answer("reject", who, "a known spike"), NOW_MS + 2)
 
     assert settled is not None
     stop, decision = settled
@@ -114,7 +115,7 @@ def test_one_who_rejects_is_enough() -> None:
     assert decision is not None
     assert (decision.state, decision.reason) == (
         "suppressed",
-        "ben rejected the stop: a known spike",
+        f"{who} rejected the stop: a known spike",
     )
 
 
