@@ -175,21 +175,6 @@ class Episodes:
         """What a new outcome makes known, if anything. `severity` is the configuration's; `held`
         says that no run is to be stopped for it yet.
         """
-        reported = self._apply(outcome, at, name, meta, severity, held)
-        fault = None if reported is None else fault_of(reported.issue)
-        if fault and all(fault.incarnation != known.incarnation for known in self.faults):
-            self.faults = [*self.faults, fault][-MAX_FAULTS:]
-        return reported
-
-    def _apply(
-        self,
-        outcome: Outcome,
-        at: Moment,
-        name: str,
-        meta: RuleMeta,
-        severity: Severity | None,
-        held: bool,
-    ) -> Reported | None:
         episode = self.open.get(outcome.about)
         if isinstance(outcome, Clear):
             return self._clear(episode, outcome, at, name, meta) if episode else None
@@ -225,6 +210,12 @@ class Episodes:
         self.open[outcome.about] = episode
         episode.muted = not self._notify(episode, at, meta)
         return _report(IssueFiring, episode, at, name, meta)
+
+    def note_fault(self, issue: IssueFiring) -> None:
+        """Remember an issue if it is the first of its incarnation that is worth a stop."""
+        fault = fault_of(issue)
+        if fault and all(fault.incarnation != known.incarnation for known in self.faults):
+            self.faults = [*self.faults, fault][-MAX_FAULTS:]
 
     def _recall(self, episode: Episode, finding: Finding, at: Moment) -> None:
         """Make a new episode one of the issue that its condition had before, if it is the same."""

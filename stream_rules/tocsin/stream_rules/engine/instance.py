@@ -179,6 +179,8 @@ class Instance:
             for outcome in outcomes
         )
         reported = [one for one in taken if one is not None]
+        for one in reported:
+            shell.episodes.note_fault(one.issue)
         return [*reported, *shell.episodes.settle(at, name=spec.name, meta=spec.rule.meta)]
 
     def _by_part(
