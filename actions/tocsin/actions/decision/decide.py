@@ -17,6 +17,7 @@ from tocsin.actions.decision.stop_guards import Fleet, StopGuards
 from tocsin.actions.decision.time_windows import TimeWindows
 from tocsin.schemas.configuration.inhibitions import InhibitEntry
 from tocsin.schemas.configuration.receivers import ReceiverConfig
+from tocsin.schemas.configuration.silences import Muted
 from tocsin.schemas.records.deliveries import LATE
 from tocsin.schemas.records.issues import Issue, IssueOngoing
 
@@ -96,9 +97,7 @@ class Decisions:
 
     def held(self, item: Planned, issue: Issue, known: Known, now_ms: int) -> Held | None:
         """What keeps a notice from being sent now; the first stage that does."""
-        labels = issue_labels(issue)
-        silences = [*self.silences, *known.silences()]
-        if (held := silenced(silences, labels, "notify", now_ms)) is not None:
+        if (held := self._silenced(issue, "notify", known, now_ms)) is not None:
             return held
         if (held := self.inhibited(issue, known)) is not None:
             return held
@@ -127,9 +126,7 @@ class Decisions:
         if item.forbidden is not None:
             return item
         if item.kind == STOP:
-            silences = [*self.silences, *known.silences()]
-            held = silenced(silences, issue_labels(issue), "stop", now_ms)
-            if held is not None:
+            if (held := self._silenced(issue, "stop", known, now_ms)) is not None:
                 return replace(item, held=held)
             return self.guards.guarded(item, lambda: known.fleet(issue, now_ms), known.stops_off())
         if (held := self.held(item, issue, known, now_ms)) is not None:
@@ -137,6 +134,10 @@ class Decisions:
         if could_be_muted(self.inhibit, issue_labels(issue)):
             return replace(item, wait_ms=WAIT_MS)
         return item
+
+    def _silenced(self, issue: Issue, what: Muted, known: Known, now_ms: int) -> Held | None:
+        silences = [*self.silences, *known.silences()]
+        return silenced(silences, issue_labels(issue), what, now_ms)
 
     def _closed(self, item: Planned, now_ms: int) -> Held | None:
         place = self.routing.place
