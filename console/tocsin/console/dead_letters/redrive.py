@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tocsin.actions.delivery.records import delivery_record
-from tocsin.actions.delivery.redrive import redriven
 from tocsin.bus.port import Bus, Outgoing, Partition
 from tocsin.console.dead_letters.letters import (
     Letter,
     choose_letter,
     letters_of,
+    redriven,
     written_back,
 )
 from tocsin.console.publication import publish

@@ -4,7 +4,7 @@ import pytest
 
 from support.issue_records import NOW_MS, issue
 from tocsin.actions.delivery.ledger import KEEP_FINAL_MS, Ledger
-from tocsin.actions.delivery.redrive import redriven
+from tocsin.console.dead_letters.letters import redriven
 from tocsin.schemas.records.deliveries import Delivery
 
 LATER_MS = NOW_MS + 3 * 86_400_000
