@@ -6,7 +6,8 @@ from collections.abc import Callable
 from functools import partial
 
 from tocsin.bus.port import Outgoing, Partition
-from tocsin.schemas.ids import incarnation_id, issue_id
+from tocsin.schemas.ids import delivery_id, incarnation_id, issue_id
+from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.issues import (
@@ -59,6 +60,26 @@ def issue(
         first_step=3,
         at_ms=NOW_MS,
     )
+
+
+def delivery(about: IssueFiring, action: str = "ml", **changes: object) -> Delivery:
+    """A delivery about an issue that is to be sent, but for `changes`."""
+    fields: dict[str, object] = {
+        "delivery_id": delivery_id(about.issue_id, action, "firing", about.times),
+        "issue_id": about.issue_id,
+        "run_id": about.run_id,
+        "incarnation": about.incarnation,
+        "rule": about.rule,
+        "issue_state": "firing",
+        "action": action,
+        "kind": "stop" if action == "stop" else "webhook",
+        "state": "pending",
+        "reason": "to be sent",
+        "created_ms": NOW_MS,
+        "updated_ms": NOW_MS,
+        "give_up_ms": NOW_MS + 60_000,
+    }
+    return Delivery.model_validate(fields | changes)
 
 
 def feedback(kind: type[Feedback], value: IssueFiring, why: str = "") -> Feedback:

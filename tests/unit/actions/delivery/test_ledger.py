@@ -1,33 +1,16 @@
 from __future__ import annotations
 
-from support.issue_records import NOW_MS, issue
+from support.issue_records import NOW_MS, delivery, issue
 from tocsin.actions.delivery.ledger import KEEP_FINAL_MS, Ledger
 from tocsin.actions.delivery.message_handles import MOST, MessageHandles
 from tocsin.actions.delivery.retry import Decision, Outcome
-from tocsin.schemas.ids import delivery_id
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.topics import issue_partition
 
 
-def delivery(action: str = "ml", *, run: str = "run-1", episode: str = "1") -> Delivery:
+def pending(action: str = "ml", *, run: str = "run-1", episode: str = "1") -> Delivery:
     found = issue(run, episode=episode)
-    return Delivery(
-        delivery_id=delivery_id(found.issue_id, action, "firing"),
-        issue_id=found.issue_id,
-        run_id=run,
-        incarnation=found.incarnation,
-        rule=found.rule,
-        issue_state="firing",
-        action=action,
-        kind="stop" if action == "stop" else "webhook",
-        state="pending",
-        reason="to be sent",
-        created_ms=NOW_MS,
-        updated_ms=NOW_MS,
-        next_attempt_ms=NOW_MS,
-        give_up_ms=NOW_MS + 60_000,
-        event={"a": 1},
-    )
+    return delivery(found, action, next_attempt_ms=NOW_MS, event={"a": 1})
 
 
 def attempted(ledger: Ledger, old: Delivery, outcome: Outcome, now_ms: int = NOW_MS) -> Delivery:
@@ -36,7 +19,7 @@ def attempted(ledger: Ledger, old: Delivery, outcome: Outcome, now_ms: int = NOW
 
 def test_the_schedule_gives_each_delivery_once_until_its_next_state() -> None:
     ledger = Ledger()
-    first = ledger.write(delivery())
+    first = ledger.write(pending())
     assert ledger.due("ml", NOW_MS - 1, (), 10) == []
     assert ledger.next_due_ms() == NOW_MS
     assert ledger.due("ml", NOW_MS, (), 10) == [first]
@@ -48,7 +31,7 @@ def test_the_schedule_gives_each_delivery_once_until_its_next_state() -> None:
 
 def test_a_final_state_drops_the_event_and_leaves_the_schedule() -> None:
     ledger = Ledger()
-    final = attempted(ledger, ledger.write(delivery()), Outcome(status=204))
+    final = attempted(ledger, ledger.write(pending()), Outcome(status=204))
     assert (final.state, final.event, final.next_attempt_ms) == ("delivered", None, None)
     assert [attempt.result for attempt in final.last_attempts] == ["204"]
     assert ledger.open() == 0
@@ -58,14 +41,14 @@ def test_a_final_state_drops_the_event_and_leaves_the_schedule() -> None:
 
 def test_a_full_receiver_does_not_set_the_alarm_of_others() -> None:
     ledger = Ledger()
-    ledger.write(delivery("ml"))
-    later = delivery("chat").model_copy(update={"next_attempt_ms": NOW_MS + 50})
+    ledger.write(pending("ml"))
+    later = pending("chat").model_copy(update={"next_attempt_ms": NOW_MS + 50})
     ledger.write(later)
     assert ledger.next_due_ms(["ml"]) == NOW_MS + 50
 
 
 def test_reading_back_keeps_the_newer_state_whatever_the_order() -> None:
-    first = delivery()
+    first = pending()
     source = Ledger()
     second = attempted(source, source.write(first), Outcome(status=503))
     third = attempted(source, second, Outcome(status=200), NOW_MS + 1000)
@@ -80,7 +63,7 @@ def test_reading_back_keeps_the_newer_state_whatever_the_order() -> None:
 
 def test_only_the_last_attempts_are_kept() -> None:
     ledger = Ledger()
-    entry = ledger.write(delivery())
+    entry = ledger.write(pending())
     for i in range(12):
         entry = attempted(ledger, entry, Outcome(status=503), NOW_MS + i)
     assert entry.attempts == 12
@@ -90,7 +73,7 @@ def test_only_the_last_attempts_are_kept() -> None:
 
 def test_the_stop_of_an_incarnation_is_known_until_it_fails() -> None:
     ledger = Ledger()
-    entry = ledger.write(delivery("stop"))
+    entry = ledger.write(pending("stop"))
     other = ledger.other_stop(entry.run_id, entry.incarnation, "d")
     assert other == "the run is being stopped already, for another issue"
     sent = attempted(ledger, entry, Outcome(sent=True))
@@ -102,7 +85,7 @@ def test_the_stop_of_an_incarnation_is_known_until_it_fails() -> None:
 def test_forgetting_a_partition_drops_its_runs_alone() -> None:
     ledger = Ledger()
     runs = ["run-1", next(r for i in range(99) if issue_partition(r := f"x{i}") == 3)]
-    entries = [ledger.write(delivery(run=run)) for run in runs]
+    entries = [ledger.write(pending(run=run)) for run in runs]
     ledger.drop({issue_partition("run-1")})
     assert not ledger.knows(entries[0].delivery_id)
     assert list(ledger.pending()) == [entries[1]]
@@ -112,7 +95,7 @@ def test_forgetting_a_partition_drops_its_runs_alone() -> None:
 
 def test_final_entries_end_after_ninety_days() -> None:
     ledger = Ledger()
-    final = attempted(ledger, ledger.write(delivery("stop")), Outcome(status=200))
+    final = attempted(ledger, ledger.write(pending("stop")), Outcome(status=200))
     assert ledger.outdated(NOW_MS + KEEP_FINAL_MS - 1) == []
     (gone,) = ledger.outdated(NOW_MS + KEEP_FINAL_MS)
     assert gone.key == final.key
@@ -123,7 +106,7 @@ def test_final_entries_end_after_ninety_days() -> None:
 def test_memory_is_flat_over_many_deliveries() -> None:
     ledger = Ledger()
     for i in range(2_000):
-        entry = ledger.write(delivery(episode=str(i)))
+        entry = ledger.write(pending(episode=str(i)))
         entry = ledger.due("ml", NOW_MS, (), 10)[0]
         attempted(ledger, entry, Outcome(status=503))
         attempted(ledger, entry, Outcome(status=200))
@@ -133,21 +116,21 @@ def test_memory_is_flat_over_many_deliveries() -> None:
 
 
 def test_a_message_is_known_by_its_handle_after_a_restart() -> None:
-    source, first = Ledger(), delivery("chat")
+    source, first = Ledger(), pending("chat")
     final = attempted(source, source.write(first), Outcome(status=200, handle="C1/2.3"))
     assert (final.state, final.handle) == ("delivered", "C1/2.3")
     ledger = Ledger()
     ledger.read(Delivery.model_validate_json(final.model_dump_json()))
-    assert ledger.handle(delivery("chat")) == "C1/2.3"
-    assert ledger.handle(delivery("ml")) is None
-    assert ledger.handle(delivery("chat", episode="2")) is None
+    assert ledger.handle(pending("chat")) == "C1/2.3"
+    assert ledger.handle(pending("ml")) is None
+    assert ledger.handle(pending("chat", episode="2")) is None
     ledger.drop({issue_partition(first.run_id)})
     assert ledger.handle(first) is None
 
 
 def test_no_more_messages_are_remembered_than_a_service_has_room_for() -> None:
     handles = MessageHandles()
-    lines = [delivery("chat", episode=str(number)) for number in range(2)]
+    lines = [pending("chat", episode=str(number)) for number in range(2)]
     for one in lines:
         handles.learn(one.model_copy(update={"handle": "1"}))
     for number in range(MOST - 1):
@@ -157,8 +140,8 @@ def test_no_more_messages_are_remembered_than_a_service_has_room_for() -> None:
 
 def test_partitions_that_come_and_go_leave_nothing_behind() -> None:
     ledger = Ledger()
-    final = attempted(Ledger(), delivery(), Outcome(status=204))
-    stop = ledger.decided(delivery("stop", run="run-2"), Decision("suppressed", "no"), NOW_MS)
+    final = attempted(Ledger(), pending(), Outcome(status=204))
+    stop = ledger.decided(pending("stop", run="run-2"), Decision("suppressed", "no"), NOW_MS)
     mine = {issue_partition(final.run_id)}
     assert issue_partition(stop.run_id) not in mine
 

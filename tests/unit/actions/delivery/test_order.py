@@ -4,35 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from support.issue_records import NOW_MS, issue
+from support.issue_records import delivery, issue
 from tocsin.actions.delivery.order import superseded, waits
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.issues import IssueState
 
 
-def delivery(state: IssueState, times: int = 1, attempts: int = 0) -> Delivery:
-    return Delivery(
+def state_of(state: IssueState, times: int = 1, attempts: int = 0) -> Delivery:
+    return delivery(
+        issue(),
         delivery_id=f"{state}-{times}",
-        issue_id=issue().issue_id,
-        run_id="run-1",
-        incarnation=issue().incarnation,
-        rule="nonfinite",
         issue_state=state,
         issue_times=times,
-        action="ml",
         kind="pagerduty",
-        state="pending",
-        reason="to be sent",
-        created_ms=NOW_MS,
-        updated_ms=NOW_MS,
-        give_up_ms=NOW_MS,
         attempts=attempts,
     )
 
 
-FIRING, ONGOING, RESOLVED = delivery("firing"), delivery("ongoing"), delivery("resolved")
-AGAIN = delivery("firing", times=2)
-RETRIED = delivery("firing", attempts=1)
+FIRING, ONGOING, RESOLVED = state_of("firing"), state_of("ongoing"), state_of("resolved")
+AGAIN = state_of("firing", times=2)
+RETRIED = state_of("firing", attempts=1)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 from pydantic import JsonValue
 
-from support.issue_records import NOW_MS, TOPICS, incarnation, issue, view
+from support.issue_records import NOW_MS, TOPICS, delivery, incarnation, issue, view
 from tocsin.actions.delivery import stop as stops
 from tocsin.schemas.configuration.sections import StopOptions
 from tocsin.schemas.errors import MalformedRecord, SignatureError
@@ -32,19 +32,11 @@ def command(*, now_ms: int = NOW_MS) -> dict[str, JsonValue]:
 
 
 def sent(next_attempt_ms: int | None = None) -> Delivery:
-    return Delivery(
+    return delivery(
+        ISSUE,
+        "stop",
         delivery_id=COMMAND_ID,
-        issue_id=ISSUE.issue_id,
-        run_id=ISSUE.run_id,
-        incarnation=ISSUE.incarnation,
-        rule=ISSUE.rule,
-        issue_state="firing",
-        action="stop",
-        kind="stop",
-        state="pending",
         reason="sent",
-        created_ms=NOW_MS,
-        updated_ms=NOW_MS,
         attempts=1,
         next_attempt_ms=next_attempt_ms or NOW_MS + 900_000,
         give_up_ms=NOW_MS + 900_000,

@@ -2,24 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from support.issue_records import NOW_MS, issue
+from support.issue_records import NOW_MS, delivery, issue
 from tocsin.actions.delivery.ledger import KEEP_FINAL_MS, Ledger
 from tocsin.console.dead_letters.letters import redriven
 from tocsin.schemas.records.deliveries import Delivery
 
 LATER_MS = NOW_MS + 3 * 86_400_000
-FAILED = Delivery(
+FAILED = delivery(
+    issue(),
     delivery_id="d-1",
-    issue_id=issue().issue_id,
-    run_id="run-1",
-    incarnation=issue().incarnation,
-    rule="nonfinite",
-    issue_state="firing",
-    action="ml",
-    kind="webhook",
     state="expired",
     reason="given up after 300 attempts",
-    created_ms=NOW_MS,
     updated_ms=NOW_MS + 60_000,
     give_up_ms=NOW_MS + 60_000,
     attempts=300,

@@ -8,9 +8,8 @@ import json
 import pytest
 from rich.console import Console
 
-from support.issue_records import NOW_MS, feedback, issue, runs_view, view
+from support.issue_records import NOW_MS, delivery, feedback, issue, runs_view, view
 from tocsin.console.stop.report import report_json, report_table, stops_of_rules
-from tocsin.schemas.ids import delivery_id
 from tocsin.schemas.records.deliveries import Delivery, DeliveryState, HeldBy
 from tocsin.schemas.records.feedback import FeedbackAcknowledged, FeedbackFalseAlarm
 from tocsin.schemas.records.issues import IssueFiring
@@ -22,22 +21,7 @@ HOUR_MS = 3_600_000
 def stop(
     about: IssueFiring, state: DeliveryState = "suppressed", held: HeldBy | None = "shadow"
 ) -> Delivery:
-    return Delivery(
-        delivery_id=delivery_id(about.issue_id, "stop", "firing", 1),
-        issue_id=about.issue_id,
-        run_id=about.run_id,
-        incarnation=about.incarnation,
-        rule=about.rule,
-        issue_state="firing",
-        action="stop",
-        kind="stop",
-        state=state,
-        held=held,
-        reason="a test says so",
-        created_ms=NOW_MS,
-        updated_ms=NOW_MS,
-        give_up_ms=NOW_MS,
-    )
+    return delivery(about, "stop", state=state, held=held, reason="a test says so")
 
 
 def ended(run: str, after_h: float, *, ranks: int) -> RunView:
