@@ -55,6 +55,18 @@ class Group(Model):
     )
 
 
+class SchedulerJob(Model):
+    """What the scheduler calls the job that a training runs in: enough to end exactly this one."""
+
+    kind: Word = Field(
+        max_length=32, description="slurm, kubernetes, sagemaker, batch, ray, or a kind of your own"
+    )
+    names: Mapped[Word] = Field(
+        default_factory=dict,
+        description="ids as the scheduler gave them: job, restarts, namespace, uid, …",
+    )
+
+
 @EVENT_TYPES.register
 class RunStarted(RunData):
     """A launcher has started a job, or a rank has begun to train."""
@@ -85,6 +97,9 @@ class RunStarted(RunData):
     event_type: ClassVar[str] = "tocsin.run.started"
 
     job_id: str = Field(max_length=200)
+    scheduler: SchedulerJob | None = Field(
+        default=None, description="the scheduler's own names for the job; None outside of one"
+    )
     restart_count: Whole = Field(
         default=0,
         description="how often torchelastic has restarted the job, and 1,000 for each requeue",
@@ -387,6 +402,9 @@ class RunView(RunData):
 
     state: RunState
     labels: Labels = Field(default_factory=dict)
+    scheduler: SchedulerJob | None = Field(
+        default=None, description="the scheduler's own names for the job; None outside of one"
+    )
     node: Word = ""
     command: Text = ""
     started_ms: Millis = 0
