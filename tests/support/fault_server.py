@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from urllib.parse import unquote
@@ -35,6 +35,8 @@ class FaultServer:
     """Set from the beginning; while it is cleared, no request is answered."""
 
     scheme: str = "http"
+    body: Callable[[Seen], str] = lambda _: "the body says: SECRET-IN-BODY"
+    """What is answered to a request, beside its status."""
 
     def url(self, path: str) -> str:
         return f"{self.scheme}://127.0.0.1:{self.port}{path}"
@@ -68,7 +70,8 @@ async def fault_server(context: ssl.SSLContext | None = None) -> AsyncIterator[F
             for name, _, value in (line.partition(": ") for line in head[1:] if line)
         }
         body = await reader.readexactly(int(headers.get("content-length", "0")))
-        state.seen.append(Seen(path, headers, body))
+        seen = Seen(path, headers, body)
+        state.seen.append(seen)
         state.arrived.set()
         await state.answers.wait()
         what, _, query = path.partition("?")
@@ -102,8 +105,8 @@ async def fault_server(context: ssl.SSLContext | None = None) -> AsyncIterator[F
             extra += f"Retry-After: {unquote(query.removeprefix('after='))}\r\n"
         if status.startswith("3"):
             extra += f"Location: {state.url('/status/200')}\r\n"
-        text = "" if status == "204" else "the body says: SECRET-IN-BODY"
-        length = "" if status == "204" else f"Content-Length: {len(text)}\r\n"
+        text = "" if status == "204" else state.body(seen)
+        length = "" if status == "204" else f"Content-Length: {len(text.encode())}\r\n"
         writer.write(f"HTTP/1.1 {status} whatever\r\n{extra}{length}\r\n{text}".encode())
         await writer.drain()
         return True

@@ -26,7 +26,7 @@ TIMEOUT_S: Final = 10
 
 AT_ONCE: Final = 4
 
-Service = Literal["sns", "lambda", "sqs", "events", "logs"]
+Service = Literal["sns", "lambda", "sqs", "events", "logs", "sagemaker", "batch"]
 
 
 class ClientFactory(Protocol):

@@ -24,7 +24,7 @@ from tocsin.schemas.errors import ConfigurationError
 if TYPE_CHECKING:
     import aiohttp
 
-Method = Literal["POST", "PATCH", "PUT"]
+Method = Literal["GET", "POST", "PATCH", "PUT"]
 
 TIMEOUT_S: Final = 15.0
 """For one attempt as a whole."""
@@ -66,19 +66,31 @@ class HttpPoster:
         self,
         method: Method,
         url: SecretStr,
-        body: Mapping[str, JsonValue],
+        body: Mapping[str, JsonValue] | None = None,
         token: SecretStr | None = None,
+        *,
+        headers: Mapping[str, SecretStr] | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> tuple[Outcome, JsonValue]:
-        """One attempt with JSON, and the JSON that is answered; None if it is none.
+        """One attempt, with JSON if there is a body, and the JSON that is answered; None if it is
+        none.
 
-        Of an answer only ids may be kept: nothing of it belongs into an outcome.
+        Of an answer only ids and states may be kept: nothing of it belongs into an outcome.
+
+        Args:
+            tls: as for `post`.
         """
-        headers = {} if token is None else {"authorization": f"Bearer {token.get_secret_value()}"}
+        sent = {name: value.get_secret_value() for name, value in (headers or {}).items()}
+        if body is not None:
+            sent["content-type"] = "application/json; charset=utf-8"
+        if token is not None:
+            sent["authorization"] = f"Bearer {token.get_secret_value()}"
         outcome, answer = await self._exchange(
             method,
             url,
-            json.dumps(body, ensure_ascii=False).encode(),
-            {"content-type": "application/json; charset=utf-8", **headers},
+            None if body is None else json.dumps(body, ensure_ascii=False).encode(),
+            sent,
+            tls=tls,
             read=LONGEST_ANSWER,
         )
         try:
@@ -90,7 +102,7 @@ class HttpPoster:
         self,
         method: Method,
         url: SecretStr,
-        body: bytes,
+        body: bytes | None,
         headers: Mapping[str, str],
         *,
         tls: ssl.SSLContext | None = None,
@@ -194,8 +206,10 @@ async def _start(response: aiohttp.ClientResponse, most: int) -> bytes:
     return found
 
 
-def http_url(url: SecretStr, receiver: str) -> SecretStr:
-    """The URL of a receiver, checked where it comes from a secret.
+def http_url(url: SecretStr, what: str) -> SecretStr:
+    """The URL of a receiver or a target, checked where it comes from a secret.
+
+    `what` it is, with its name, begins the message.
 
     Raises:
         ConfigurationError: it is no http(s) URL; the message does not repeat it.
@@ -203,12 +217,14 @@ def http_url(url: SecretStr, receiver: str) -> SecretStr:
     try:
         parse_http_url(url.get_secret_value())
     except ValueError as error:
-        raise ConfigurationError(f"receiver {receiver!r}: {error}") from None
+        raise ConfigurationError(f"{what}: {error}") from None
     return url
 
 
-def tls_context(config: TlsConfig, *, folder: Path, receiver: str) -> ssl.SSLContext:
+def tls_context(config: TlsConfig, *, folder: Path, what: str) -> ssl.SSLContext:
     """What a server is checked with, and what it is shown. Reads the files: may block.
+
+    `what` needs it, with its name, begins the message.
 
     Raises:
         ConfigurationError: a file cannot be used. The message shows nothing of it.
@@ -226,7 +242,7 @@ def tls_context(config: TlsConfig, *, folder: Path, receiver: str) -> ssl.SSLCon
     except (OSError, ssl.SSLError) as error:
         why = error.strerror if error.filename or not isinstance(error, ssl.SSLError) else None
         raise ConfigurationError(
-            f"receiver {receiver!r}: cannot use the TLS files {', '.join(filter(None, paths))}: "
+            f"{what}: cannot use the TLS files {', '.join(filter(None, paths))}: "
             f"{why or 'expected PEM files, the key without a password'}"
         ) from None
     return context

@@ -36,7 +36,7 @@ class Alertmanager(JsonKind[AlertmanagerReceiver]):
         if url is None:
             return None
         token = value_of(config.token, context.secrets)
-        base = http_url(url, name).get_secret_value().rstrip("/")
+        base = http_url(url, f"receiver {name!r}").get_secret_value().rstrip("/")
         expires_ms = config.expires_after // timedelta(milliseconds=1)
         headers = {} if token is None else bearer(token)
         return JsonTarget(SecretStr(base + _PATH), partial(alerts_of, expires_ms), headers)

@@ -25,7 +25,7 @@ class GoAlert(JsonKind[GoAlertReceiver]):
     ) -> JsonTarget | None:
         """None without its URL."""
         url = value_of(config.url, context.secrets)
-        return None if url is None else JsonTarget(http_url(url, name), alert_of)
+        return None if url is None else JsonTarget(http_url(url, f"receiver {name!r}"), alert_of)
 
 
 def alert_of(notice: Notice) -> JsonValue:

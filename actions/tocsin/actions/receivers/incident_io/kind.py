@@ -27,7 +27,7 @@ class IncidentIo(JsonKind[IncidentIoReceiver]):
         url, token = (value_of(one, context.secrets) for one in (config.url, config.token))
         if url is None or token is None:
             return None
-        return JsonTarget(http_url(url, name), alert_event, bearer(token))
+        return JsonTarget(http_url(url, f"receiver {name!r}"), alert_event, bearer(token))
 
 
 def alert_event(notice: Notice) -> JsonValue:

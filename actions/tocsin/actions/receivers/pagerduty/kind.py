@@ -34,7 +34,7 @@ class PagerDuty(JsonKind[PagerDutyReceiver]):
         key, url = (value_of(one, context.secrets) for one in (config.routing_key, config.url))
         if key is None or url is None:
             return None
-        return JsonTarget(http_url(url, name), partial(event_of, key))
+        return JsonTarget(http_url(url, f"receiver {name!r}"), partial(event_of, key))
 
 
 def event_of(routing_key: SecretStr, notice: Notice) -> JsonValue:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from functools import partial
-from typing import Final
 from urllib.parse import urlsplit
-
-from pydantic import SecretStr
 
 from tocsin.actions.receivers.http import HttpPoster, http_url, tls_context
 from tocsin.actions.receivers.kind import Address, ReceiverContext, ReceiverKind
@@ -26,17 +22,16 @@ from tocsin.actions.receivers.webhook.bodies import (
     templated,
 )
 from tocsin.actions.receivers.webhook.config import BodyName, WebhookReceiver
+from tocsin.actions.receivers.webhook.endpoint import (
+    header_problems,
+    header_values,
+    signing_keys,
+    tls_problems,
+)
 from tocsin.actions.receivers.webhook.sender import WebhookSender, WebhookTarget
-from tocsin.actions.receivers.webhook.signature import webhook_key
 from tocsin.schemas.configuration.problems import Loc, Problem
 from tocsin.schemas.configuration.settings import value_of
 from tocsin.schemas.configuration.values import parse_http_url
-from tocsin.schemas.errors import ConfigurationError
-
-_HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
-_OURS: Final = frozenset(
-    {"content-type", "content-length", "host", "transfer-encoding", "connection", "user-agent"}
-)
 
 
 class Webhook(ReceiverKind[WebhookReceiver, WebhookTarget]):
@@ -48,23 +43,11 @@ class Webhook(ReceiverKind[WebhookReceiver, WebhookTarget]):
 
     def check(self, config: WebhookReceiver, loc: Loc) -> Iterator[Problem]:
         """Headers that are none, ours, or there twice; TLS files without TLS; a wrong template."""
-        plain = isinstance(config.url, str) and urlsplit(config.url).scheme != "https"
-        if config.tls is not None and plain:
-            yield Problem((*loc, "tls"), "expected an https:// URL with it", at="key")
+        yield from tls_problems(config.tls, (config.url,), loc)
         kind = "" if config.template is None else config.template.content_type
         json_body = is_json(kind)
         yield from template_findings(config.template, escape_for(kind), loc, json_body=json_body)
-        seen: set[str] = set()
-        for header in config.headers:
-            here = (*loc, "headers", header)
-            low = header.lower()
-            if not _HEADER.fullmatch(header):
-                yield Problem(here, "expected the name of an HTTP header", "header", at="key")
-            elif low in _OURS or low.startswith(("webhook-", "ce-")):
-                yield Problem(here, f"the header {low!r} is set by tocsin", "header", at="key")
-            elif low in seen:
-                yield Problem(here, f"the header {low!r} is there already", "header", at="key")
-            seen.add(low)
+        yield from header_problems(config.headers, loc)
 
     def address(self, text: str) -> Address | None:
         """An http(s) URL."""
@@ -82,31 +65,15 @@ class Webhook(ReceiverKind[WebhookReceiver, WebhookTarget]):
         url = value_of(config.url, context.secrets)
         if url is None:
             return None
-        keys: list[SecretStr] = []
-        if config.sign is not None:
-            for reference in (config.sign.key, config.sign.previous_key):
-                key = value_of(reference, context.secrets)
-                if key is not None:
-                    keys.append(webhook_key(key, what))
-            if not keys:
-                raise ConfigurationError(f"{what}: it is to be signed, but there is no key")
-        headers: dict[str, SecretStr] = {}
-        for header, text in config.headers.items():
-            if (value := value_of(text, context.secrets)) is not None:
-                if not value.get_secret_value().isprintable():
-                    raise ConfigurationError(
-                        f"{what}: the header {header!r} has a line break or control character"
-                    )
-                headers[header] = value
         return WebhookTarget(
             name,
-            http_url(url, name),
-            headers,
-            tuple(keys),
+            http_url(url, what),
+            header_values(config.headers, context.secrets, what),
+            () if config.sign is None else signing_keys(config.sign, context.secrets, what),
             body=_body_of(name, config),
             tls=None
             if config.tls is None
-            else tls_context(config.tls, folder=context.folder, receiver=name),
+            else tls_context(config.tls, folder=context.folder, what=what),
         )
 
     def sender(self, context: ReceiverContext) -> WebhookSender:

@@ -12,7 +12,7 @@ from tocsin.actions.delivery.receiver_queues import Notice
 from tocsin.actions.delivery.retry import Outcome
 from tocsin.actions.receivers.http import HttpPoster
 from tocsin.actions.receivers.webhook.bodies import BodyOf, structured
-from tocsin.actions.receivers.webhook.signature import sign
+from tocsin.actions.receivers.webhook.signature import signed_headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +39,16 @@ class WebhookSender:
         delivery_id = notice.delivery.delivery_id
         body = target.body(notice)
         headers = {name: value.get_secret_value() for name, value in target.headers.items()}
-        timestamp_s = notice.now_ms // 1000
         headers |= {
             **body.headers,
             "content-type": body.content_type,
-            "webhook-id": delivery_id,
-            "webhook-timestamp": str(timestamp_s),
+            **signed_headers(
+                target.keys,
+                id=delivery_id,
+                timestamp_s=notice.now_ms // 1000,
+                body=body.content,
+            ),
         }
-        if target.keys:
-            headers["webhook-signature"] = sign(
-                target.keys, id=delivery_id, timestamp_s=timestamp_s, body=body.content
-            )
         return await self._poster.post(target.url, body.content, headers, tls=target.tls)
 
     async def close(self) -> None:

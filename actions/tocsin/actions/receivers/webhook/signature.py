@@ -39,6 +39,16 @@ def sign(keys: Sequence[SecretStr], *, id: str, timestamp_s: int, body: bytes) -
     return " ".join(f"v1,{base64.b64encode(value).decode()}" for value in signatures)
 
 
+def signed_headers(
+    keys: Sequence[SecretStr], *, id: str, timestamp_s: int, body: bytes
+) -> dict[str, str]:
+    """The headers of Standard Webhooks; without a key, all but the signature."""
+    headers = {"webhook-id": id, "webhook-timestamp": str(timestamp_s)}
+    if keys:
+        headers["webhook-signature"] = sign(keys, id=id, timestamp_s=timestamp_s, body=body)
+    return headers
+
+
 def _raw(secret: SecretStr) -> bytes:
     text = secret.get_secret_value()
     if text.startswith(_PREFIX):

@@ -159,7 +159,7 @@ def test_tls_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     for file in ("bad.pem", "locked.pem", "none.pem"):
         for config in (TlsConfig(ca=Path(file)), _client(file)):
             with pytest.raises(ConfigurationError) as caught:
-                tls_context(config, folder=tmp_path, receiver="ml")
+                tls_context(config, folder=tmp_path, what="receiver 'ml'")
             assert "receiver 'ml'" in str(caught.value)
             assert file in str(caught.value)
             assert "SECRET" not in str(caught.value)
