@@ -47,6 +47,8 @@ class TargetJob:
         run_id: the run.
         incarnation: the one that the stop is for. Another one must go on.
         scheduler: what the scheduler calls this incarnation's job, as the run recorded it.
+        started_ms: when this incarnation started, Unix ms by the clock of its node; 0 if it is not
+            known. A job that the backend began clearly after it is another one.
         delivery_id: the stop. Equal in each attempt, so a backend can drop repeats.
         reason: why, one line, without secrets; backends that keep a reason are given it.
     """
@@ -54,6 +56,7 @@ class TargetJob:
     run_id: str
     incarnation: str
     scheduler: SchedulerJob
+    started_ms: int
     delivery_id: str
     reason: str
 
@@ -116,19 +119,27 @@ class TargetKind(Generic[ConfigT]):
 
     Attributes:
         config: the model of what may be configured; its `type` is the kind's name.
-        scheduler: which jobs it can end: `SchedulerJob.kind`.
+        scheduler: which jobs it can end: `SchedulerJob.kind`; "" if its configuration says it.
         extra: the extra of tocsin that holds `libraries`.
         libraries: modules that must be installed.
     """
 
     config: type[ConfigT]
-    scheduler: str
+    scheduler: str = ""
     extra: str = "actions"
     libraries: Sequence[str] = ()
 
     def check(self, config: ConfigT, loc: Loc) -> Iterable[Problem]:
         """What is wrong with a target at `loc` beyond its shape. Pure."""
         return ()
+
+    def warnings(self, config: ConfigT, loc: Loc) -> Iterable[Problem]:
+        """What works in a target at `loc`, though hardly as meant. Pure."""
+        return ()
+
+    def can_end(self, config: ConfigT, scheduler: SchedulerJob) -> bool:
+        """Whether a target with this configuration can end such a job. Pure."""
+        return scheduler.kind == self.scheduler
 
     def target(self, name: str, config: ConfigT, context: TargetContext) -> Target:
         """The backend as it is configured. May read files; connects to nobody.
