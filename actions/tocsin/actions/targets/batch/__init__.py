@@ -1,0 +1,1 @@
+"""AWS Batch: jobs and children of array jobs, by id and attempt."""
