@@ -80,7 +80,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
     "schemas": (
         {"errors", "exit_codes", "monotonic_clock", "process"},
         {"ids", "topics", "signing"},
-        {"records", "key_folder"},
+        {"records", "key_folder", "links"},
         {"text", "stops_switch"},
         {"configuration"},
         {"__init__"},
@@ -119,8 +119,9 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
     "console": (
         {"__init__", "context", "person", "publication"},
         {"views", "configuration"},
-        {"watch", "stop", "demo", "services", "catalog", "sagemaker"}
-        | {"feedback", "dead_letters", "silences"},
+        {"feedback", "dead_letters", "silences", "stop"},
+        {"links"},
+        {"watch", "demo", "services", "catalog", "sagemaker"},
         {"commands"},
         {"__main__"},
     ),

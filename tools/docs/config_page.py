@@ -84,9 +84,9 @@ warning, and does not load rules from files.
 `tocsin rules`, `tocsin actions` and the helper of `tocsin run` read the configuration again when a
 file has changed, within about five seconds, or at once after SIGHUP.
 
-- At once: receivers, secrets, `routes`, `silences`, `inhibit`, `time_windows`, and the actions of
-  rules. A notice that was decided before is still sent. Inhibitions know the issues that come after
-  the change.
+- At once: receivers, secrets, `routes`, `silences`, `inhibit`, `time_windows`, `public_url`, and
+  the actions of rules. A notice that was decided before is still sent. Inhibitions know the issues
+  that come after the change.
 - For new runs, and at the next start of a job: rules that are added, removed or switched off, and
   `params`, `preset`, `severity` and `match`. A job that is running keeps its rules until the worker
   restarts.

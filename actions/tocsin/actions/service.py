@@ -12,6 +12,7 @@ from pydantic import SecretStr
 from tocsin.actions.config import decisions_of, routing_of
 from tocsin.actions.decision.planned import STOP
 from tocsin.actions.delivery.actions_service import ActionsService
+from tocsin.actions.delivery.answer_links import AnswerLinks
 from tocsin.actions.delivery.failures import FailureReports
 from tocsin.actions.delivery.receiver_queues import ReceiverQueue
 from tocsin.actions.delivery.retry import RetryPolicy
@@ -52,6 +53,7 @@ def build_actions_service(
     environ: Mapping[str, str] | None = None,
     kinds: ReceiverKinds | None = None,
     trusted: Callable[[], TrustedKeys] | None = None,
+    links: bool = False,
     crash: Callable[[str], None] = no_crash,
 ) -> ActionsService:
     """The action service for one worker.
@@ -73,6 +75,7 @@ def build_actions_service(
         environ: the environment, if not this process's own: `TOCSIN_SMTP` names a mail server.
         kinds: the kinds of receivers, if not those of tocsin and of installed packages.
         trusted: the keys of those whose silences count, if not `key` alone; may block.
+        links: whether messages have links by which people answer, if there is a `public_url`.
         crash: points at which a test may end the process: `attempting`, `attempted`.
 
     Raises:
@@ -110,7 +113,8 @@ def build_actions_service(
         opened = receivers
         failures = FailureReports.from_config(config)
         decisions = decisions_of(config, routing, limited=not embedded)
-        return Setup(decisions, queues, failures, receivers.close)
+        answers = AnswerLinks(config.public_url, key) if links else AnswerLinks()
+        return Setup(decisions, queues, failures, receivers.close, answers)
 
     def find_queue(name: str) -> ReceiverQueue | None:
         found = None if addresses is None else addresses.find(name)

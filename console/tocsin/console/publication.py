@@ -30,16 +30,18 @@ async def publish_signed(
     *,
     now_ms: int,
     partitions: Iterable[int] = range(ISSUE_PARTITIONS),
+    event_id: str | None = None,
 ) -> None:
     """Put a person's decision on the control topic, signed by this user's key; `name` is the
-    record's key. Each partition gets a record with equal bytes.
+    record's key, `event_id` that of its event, if not a new one. Each partition gets a record with
+    equal bytes.
 
     Raises:
         ConfigurationError: the user's key cannot be read or made.
         BusError: the bus does not answer.
     """
     key = own_key(keys_folder(environ))
-    event = Event.of(data, id=new_id(), source="/people", time_ms=now_ms)
+    event = Event.of(data, id=event_id or new_id(), source="/people", time_ms=now_ms)
     name_bytes, value = name.encode(), event.encode()
     headers = meta_of(event).headers() + signature_headers(key.sign(name_bytes, value))
     records = [

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
 
 from tocsin.runtime.metrics import Metrics
 from tocsin.schemas.errors import ConfigurationError, MissingExtra
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+Pages = Callable[["web.Application"], None]
+"""Adds pages to an application."""
+
+LONGEST_BODY: Final = 8_192
+"""Bytes of a request's body."""
+
+_IDLE_S: Final = 30.0
+"""After that a connection is closed on which no whole request has come."""
 
 
 def open_metrics() -> Metrics:
@@ -19,17 +32,26 @@ def open_metrics() -> Metrics:
 
 
 class HttpEndpoints:
-    """A part for `serve`. Listens where it is told and answers GET alone.
+    """A part for `serve`. Listens where it is told.
 
     Args:
         ready: each says whether its part of the service is ready.
+        pages: adds the pages of the service.
+        idle_s: how long a connection may take for a request.
 
     Raises:
         MissingExtra: aiohttp is not installed.
     """
 
     def __init__(
-        self, host: str, port: int, metrics: Metrics, ready: Sequence[Callable[[], bool]] = ()
+        self,
+        host: str,
+        port: int,
+        metrics: Metrics,
+        ready: Sequence[Callable[[], bool]] = (),
+        *,
+        pages: Pages | None = None,
+        idle_s: float = _IDLE_S,
     ) -> None:
         try:
             import aiohttp.web  # noqa: F401
@@ -39,6 +61,8 @@ class HttpEndpoints:
         self._port = port
         self._metrics = metrics
         self._ready = ready
+        self._pages = pages
+        self._idle_s = idle_s
         self._stopping = asyncio.Event()
         self.listening = asyncio.Event()
         self.port = port
@@ -65,11 +89,15 @@ class HttpEndpoints:
                 text="ready\n" if is_ready else "starting\n", status=200 if is_ready else 503
             )
 
-        app = web.Application()
+        app = web.Application(client_max_size=LONGEST_BODY)
         app.add_routes(
             [web.get("/metrics", metrics), web.get("/healthz", healthz), web.get("/readyz", readyz)]
         )
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        if self._pages is not None:
+            self._pages(app)
+        runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=1.0, keepalive_timeout=self._idle_s
+        )
         await runner.setup()
         try:
             site = web.TCPSite(runner, self._host, self._port)

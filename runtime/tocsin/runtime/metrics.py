@@ -28,6 +28,7 @@ DELIVERIES: Final = "tocsin_deliveries_total"
 ATTEMPTS: Final = "tocsin_delivery_attempts_total"
 PENDING: Final = "tocsin_deliveries_pending"
 SUSPENDED: Final = "tocsin_receiver_suspended"
+LINKS: Final = "tocsin_answer_links_total"
 HEARTBEATS: Final = "tocsin_heartbeats_total"
 ROUND: Final = "tocsin_round_seconds"
 BUS_LAG: Final = "tocsin_bus_lag_seconds"
@@ -84,6 +85,7 @@ METRICS: Final[Mapping[str, Metric]] = {
         "1 while a receiver is left alone, because it fails or because it is gone; else 0",
         ("receiver",),
     ),
+    LINKS: _counter("Requests for pages of links, by result: shown, answered or refused", "result"),
     HEARTBEATS: _counter(
         "Heartbeats, by result: sent, failed, or withheld because a worker makes no progress",
         "service",

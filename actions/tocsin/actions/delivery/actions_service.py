@@ -89,6 +89,7 @@ class ActionsService(Service):
         self._skip: Skip | None = None
         self._requested_by = requested_by
         self._close_receivers = setup.close
+        self._links = setup.links
         self.set_up = set_up
         self._metrics = metrics or Metrics()
         self._queues = ReceiverQueues(
@@ -244,12 +245,18 @@ class ActionsService(Service):
         """The deliveries (of one run) that are not final, without repeats."""
         return [one for one in self._ledger.pending(run_id) if one.occasion != REPEAT]
 
+    @property
+    def public_url(self) -> str | None:
+        """Where people reach the pages that links in messages lead to; None: no links."""
+        return self._links.public_url
+
     async def use(self, setup: Setup, in_thread: InThread) -> None:
         """Go on with another configuration. What was decided by the old one stays decided."""
         close_old, self._close_receivers = self._close_receivers, setup.close
         # A receiver is there before anything is decided to be sent to it.
         self._queues.add(setup.queues)
         await in_thread(lambda: self._decide_by(setup))
+        self._links = setup.links
         self._queues.keep(setup.queues, close_old)
 
     # -- deciding (worker's thread) ------------------------------------------------------------
@@ -413,7 +420,8 @@ class ActionsService(Service):
         stop = self._ledger.stop_for(delivery)
         did = () if stop is None else (stops.sentence(*stop),)
         handle = self._ledger.handle(delivery)
-        self._queues.start(Notice(delivery, now_ms, did, handle, together[1:]))
+        notice = Notice(delivery, now_ms, did, handle, together[1:], self._links.url)
+        self._queues.start(notice)
 
     async def _is_skipped(self, run_id: str) -> bool:
         try:

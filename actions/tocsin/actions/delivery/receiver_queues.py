@@ -35,6 +35,7 @@ class Notice:
         did: what tocsin has done about the issue so far, one sentence each.
         handle: what the service calls the message about an earlier state of the issue.
         others: what is delivered in the same message.
+        answer_url: the link by which the receiver of one of them answers; empty: it has none.
     """
 
     delivery: Delivery
@@ -42,6 +43,7 @@ class Notice:
     did: Sequence[str] = ()
     handle: str | None = None
     others: Sequence[Delivery] = ()
+    answer_url: Callable[[Delivery], str] = lambda delivery: ""
 
 
 Attempt = Callable[[Notice], Awaitable[Outcome]]

@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from tocsin.actions.decision.decide import Decisions
+from tocsin.actions.delivery.answer_links import AnswerLinks
 from tocsin.actions.delivery.failures import FailureReports
 from tocsin.actions.delivery.receiver_queues import ReceiverQueue
 from tocsin.schemas.configuration.file import Config
@@ -27,12 +28,14 @@ class Setup:
         queues: by receiver, and `stop`.
         failures: reports what could not be delivered.
         close: closes the receivers.
+        links: makes the links by which people answer.
     """
 
     decisions: Decisions
     queues: Mapping[str, ReceiverQueue]
     failures: FailureReports = FailureReports()  # noqa: RUF009  (frozen)
     close: Callable[[], Awaitable[None]] = _nothing
+    links: AnswerLinks = AnswerLinks()  # noqa: RUF009  (frozen)
 
 
 SetUp = Callable[[Config, Mapping[str, SecretStr], Path | None], Setup]

@@ -62,6 +62,7 @@ class Message:
         rows: the details, the most important ones first.
         series: what the picture is drawn from; its last values are in `rows`, too.
         first_step: where the issue began, to be marked in the picture.
+        answer_url: where people answer; empty: nowhere.
     """
 
     issue_id: str
@@ -74,6 +75,7 @@ class Message:
     rows: tuple[Row, ...]
     series: Series | None
     first_step: int | None
+    answer_url: str = ""
 
     @property
     def word(self) -> str:
@@ -89,6 +91,8 @@ class Message:
         """The message as plain text: the headline, an empty line, and a line for each row."""
         lines = [f"{self.word}: {self.headline}", ""]
         lines += [f"{row.label + ':':<{_LABEL_WIDTH}}{row.value}" for row in self.rows]
+        if self.answer_url:
+            lines += [f"{'Answer:':<{_LABEL_WIDTH}}{self.answer_url}"]
         return "\n".join(lines) + "\n"
 
 
@@ -111,7 +115,8 @@ def message_for(notice: Notice) -> Message:
         message = replace(message, headline=f"Repeated: {message.headline}")
     if notice.others:
         message = _of_several(message, [one for one, _ in found])
-    return replace(message, rows=(*message.rows, *_why_sent(delivery)))
+    rows = (*message.rows, *_why_sent(delivery))
+    return replace(message, rows=rows, answer_url=notice.answer_url(delivery))
 
 
 def gravest_first(notice: Notice) -> list[tuple[Issue, Delivery]]:

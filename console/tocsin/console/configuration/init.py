@@ -305,6 +305,10 @@ silences:
   #  why: known bad learning rates
   #  mutes: [notify]
 
+# Where people reach `tocsin actions --http`, through a proxy with TLS: messages then have a link by
+# which they approve stops, acknowledge and resolve issues.
+#public_url: https://tocsin.example.com
+
 # Pings that show that tocsin works, to `tocsin heartbeat check` or another dead man's switch: it
 # alerts people when the pings stop. {sender}: name of the worker or run. runs: whether runs on an
 # embedded bus ping, too.

@@ -17,6 +17,7 @@ from tocsin.actions.service import build_actions_service
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Bus
 from tocsin.console.context import CommandContext, check_custom_rules
+from tocsin.console.links.server import LinkPages
 from tocsin.console.services.heartbeat import Heartbeat, sender_name, target_of
 from tocsin.console.services.notify_addresses import kept_addresses
 from tocsin.console.services.reload import (
@@ -27,7 +28,7 @@ from tocsin.console.services.reload import (
     reload_signal,
 )
 from tocsin.emitter.stop.verification import read_keys
-from tocsin.runtime.http import HttpEndpoints, open_metrics
+from tocsin.runtime.http import HttpEndpoints, Pages, open_metrics
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.service import Service
 from tocsin.runtime.shutdown import Part, serve, stop_signals
@@ -107,6 +108,7 @@ async def run_actions(
             config_path=context.loaded.path,
             metrics=metrics,
             trusted=trusted_keys(context),
+            links=True,
             software=SOFTWARE,
             crash=crash,
         )
@@ -114,8 +116,26 @@ async def run_actions(
     def reload(worker: Worker, service: ActionsService) -> Prepare:
         return ActionsReload(worker, service).prepare
 
+    def pages(bus: Bus, service: ActionsService, metrics: Metrics) -> Pages:
+        return LinkPages(
+            bus,
+            context.topics,
+            public_url=lambda: service.public_url,
+            trusted=trusted_keys(context),
+            environ=os.environ,
+            metrics=metrics,
+        ).add_to
+
+    if context.config.public_url is not None and http is None:
+        logger.warning(
+            "messages have links to %s, which this worker does not serve: it has no --http",
+            context.config.public_url,
+            extra={"action": "start"},
+        )
     group = f"{context.topics.prefix}-actions"
-    return await _run(context, build, reload, group=group, allow_cidr=allow_cidr, http=http)
+    return await _run(
+        context, build, reload, group=group, allow_cidr=allow_cidr, http=http, pages=pages
+    )
 
 
 async def _run(
@@ -126,6 +146,7 @@ async def _run(
     group: str,
     allow_cidr: Sequence[str],
     http: str | None,
+    pages: Callable[[Bus, ServiceT, Metrics], Pages] | None = None,
 ) -> int:
     guard = AddressGuard(private=context.embedded, allow=parse_networks(allow_cidr))
     target = target_of(context)
@@ -170,7 +191,8 @@ async def _run(
             parts: list[Part] = [watch, worker, heartbeat]
             if http is not None:
                 host, port = http_address(http)
-                parts.append(HttpEndpoints(host, port, metrics, [worker.ready.is_set]))
+                own = None if pages is None else pages(bus, service, metrics)
+                parts.append(HttpEndpoints(host, port, metrics, [worker.ready.is_set], pages=own))
             logger.info("working on %s as %s", bus.url, group, extra={"action": "start"})
             with reload_signal(watch):
                 return await serve(parts, stopping)

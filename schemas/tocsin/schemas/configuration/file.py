@@ -35,6 +35,7 @@ from tocsin.schemas.configuration.problems import (
     did_you_mean,
     quoted,
 )
+from tocsin.schemas.configuration.public_url import PublicUrl, read_public_url
 from tocsin.schemas.configuration.receivers import ReceiverConfig, ReceiverModels
 from tocsin.schemas.configuration.redaction import hide_lines
 from tocsin.schemas.configuration.references import NamedParts, named_twice
@@ -117,6 +118,8 @@ class Config(Section):
     """Issues that are known, of which nobody is notified for some time."""
     limits: LimitsConfig = Field(default_factory=LimitsConfig)
     """How much tocsin may stop by itself."""
+    public_url: PublicUrl | None = Field(default=None, examples=["https://tocsin.example.com"])
+    """Where people reach `tocsin actions --http`: messages then have a link for answers."""
     heartbeat: HeartbeatConfig | None = None
     """Where workers and runs report that they still work. Absent: nowhere."""
     stop: StopTrust = Field(default_factory=StopTrust)
@@ -225,6 +228,7 @@ def _refuse_foreign(config: Config, shared: str) -> None:
         *(["secrets"] if any(s.file is not None for s in config.secrets.values()) else []),
         *(["receivers"] if config.receivers else []),
         *(["heartbeat"] if config.heartbeat else []),
+        *(["public_url"] if config.public_url else []),
         *(["stop.trusted_keys"] if config.stop.trusted_keys else []),
     ]
     if named:
@@ -378,6 +382,7 @@ def _parse(raw: Plain, problems: list[Problem], models: ReceiverModels | None) -
         "inhibit": parse_entries(InhibitEntry, raw.get("inhibit"), "inhibit", problems),
         "silences": parse_entries(SilenceEntry, raw.get("silences"), "silences", problems),
         "limits": _section(LimitsConfig, raw.get("limits"), "limits", problems),
+        "public_url": read_public_url(raw.get("public_url"), problems),
         "heartbeat": _optional(HeartbeatConfig, raw.get("heartbeat"), "heartbeat", problems),
         "stop": _section(StopTrust, raw.get("stop"), "stop", problems),
     }

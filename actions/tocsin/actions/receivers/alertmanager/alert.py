@@ -28,7 +28,8 @@ def labels_of(issue: Issue, severity: str) -> dict[str, JsonValue]:
 
 def annotations_of(message: Message) -> dict[str, JsonValue]:
     """What people read."""
-    return {"summary": message.title, "description": message.text()}
+    answer: dict[str, JsonValue] = {"answer": message.answer_url} if message.answer_url else {}
+    return {"summary": message.title, "description": message.text(), **answer}
 
 
 def began_ms(issue: Issue, now_ms: int) -> int:

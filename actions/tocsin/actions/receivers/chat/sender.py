@@ -54,12 +54,14 @@ class ChatSender:
         url = target.url.get_secret_value()
         own = words_of(target.template, notice, "")
         title, body = escaped(url, message.title), escaped(url, body_of(message))
+        answer = f"\nAnswer: {message.answer_url}" if message.answer_url else ""
         if target.editable is not None:
-            text = own or f"{title}\n{body}"
-            return await self._keep_one(target.editable, notice, message, text, url)
+            longest = target.editable.longest
+            text = own or clip(f"{title}\n{body}", longest - len(answer)) + answer
+            return await self._keep_one(target.editable, notice, message, clip(text, longest), url)
         if own:
             return await self._process.deliver(url, "", clip(own, _BODY))
-        return await self._process.deliver(url, title, body)
+        return await self._process.deliver(url, title, body + answer)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -73,7 +75,6 @@ class ChatSender:
         An edit that is made twice changes nothing, so it comes first: an attempt after one that
         failed half-way tells people once.
         """
-        text = clip(text, chat.longest)
         if (handle := notice.handle) is not None:
             edited = await self._ask(chat, chat.edit(handle, text))
             if _later(edited):

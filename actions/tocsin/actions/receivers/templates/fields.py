@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from tocsin.actions.delivery.receiver_queues import Notice
@@ -46,6 +47,7 @@ def fields_of_issue(
     message = message or message_of(issue, did)
     evidence = issue.evidence
     return {
+        "answer_url": message.answer_url,
         "caused_by": issue.consequence_of or "",
         "delivery": delivery,
         "did": tuple(map(plain_line, did)),
@@ -102,4 +104,13 @@ def sample_issues() -> Sequence[Issue]:
 def sample_fields() -> Sequence[Mapping[str, Any]]:
     """The fields of sample issues, for checks of templates."""
     did = ["It asked the run to stop."]
-    return [fields_of_issue(issue, did, "sample") for issue in sample_issues()]
+    answer_url = "https://tocsin.example.com/answer/sample"
+    return [
+        fields_of_issue(
+            issue,
+            did,
+            "sample",
+            message=replace(message_of(issue, did), answer_url=answer_url),
+        )
+        for issue in sample_issues()
+    ]

@@ -40,18 +40,25 @@ BodyOf = Callable[[Notice], Body]
 
 def structured(notice: Notice) -> Body:
     """A CloudEvent in structured mode: all of it is in the body."""
-    return Body(_json(event_of(notice.delivery)), "application/cloudevents+json; charset=utf-8")
+    return Body(_json(_event(notice)), "application/cloudevents+json; charset=utf-8")
 
 
 def binary(notice: Notice) -> Body:
     """A CloudEvent in binary mode: its data is the body, its attributes are headers."""
-    event = event_of(notice.delivery)
+    event = _event(notice)
     headers = {
         f"ce-{name}": quote(str(value), safe=_AS_IS)
         for name, value in event.items()
         if name not in ("data", "datacontenttype")
     }
     return Body(_json(event.get("data")), _JSON, headers)
+
+
+def _event(notice: Notice) -> dict[str, JsonValue]:
+    """The CloudEvent; `answerurl` is where people answer."""
+    event = event_of(notice.delivery)
+    answer_url = notice.answer_url(notice.delivery)
+    return {**event, "answerurl": answer_url} if answer_url else event
 
 
 def alertmanager_v4(receiver: str, notice: Notice) -> Body:

@@ -1,0 +1,42 @@
+"""The link in a message by which people answer to its issue. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from tocsin.schemas.links import PATH, Link
+from tocsin.schemas.records.deliveries import DRILL, Delivery
+from tocsin.schemas.signing import SigningKey
+
+LASTS: Final = timedelta(days=3)
+"""Over a weekend. Less than all records by which the bus knows that a link was used."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerLinks:
+    """Makes links. Without a URL or a key there are none.
+
+    Attributes:
+        public_url: where people reach the pages, without a slash at its end.
+        key: signs the links; who serves the pages must trust it.
+    """
+
+    public_url: str | None = None
+    key: SigningKey | None = None
+
+    def url(self, delivery: Delivery) -> str:
+        """The link for the receiver of a notice; the same in each attempt. Empty: it has none."""
+        over = delivery.issue_state == "resolved" or delivery.occasion == DRILL
+        if self.public_url is None or self.key is None or over:
+            return ""
+        link = Link(
+            verb="open",
+            run_id=delivery.run_id,
+            incarnation=delivery.incarnation,
+            issue_id=delivery.issue_id,
+            person=delivery.action,
+            until_ms=delivery.created_ms + LASTS // timedelta(milliseconds=1),
+        )
+        return f"{self.public_url}{PATH}{link.token(self.key)}"
