@@ -37,17 +37,15 @@ class Maintenance:
     compacted: int = 0
     offsets: int = 0
     pages_freed: int = 0
-    longest_slice_ms: float = 0.0
     more: bool = False
 
 
 class _Budget:
-    """The milliseconds of one call, and the longest transaction within it."""
+    """The milliseconds of one call, and how much to do in its next transaction."""
 
     def __init__(self, budget_ms: float) -> None:
         self._ends = time.perf_counter() + budget_ms / 1_000
         self.amount = 4
-        self.longest_ms = 0.0
 
     @contextmanager
     def slice(self) -> Iterator[None]:
@@ -55,7 +53,6 @@ class _Budget:
         began = time.perf_counter()
         yield
         took_ms = (time.perf_counter() - began) * 1_000
-        self.longest_ms = max(self.longest_ms, took_ms)
         if took_ms > _SLICE_MS:
             self.amount = max(1, self.amount // 2)
         elif took_ms < _SLICE_MS / 3:
@@ -92,7 +89,7 @@ def _work(db: sqlite3.Connection, budget: _Budget, now_ms: int) -> Maintenance:
         offsets, done = _forget_offsets(db, budget)
     if done:
         pages, done = _vacuum(db, budget)
-    return Maintenance(expired, compacted, offsets, pages, budget.longest_ms, not done)
+    return Maintenance(expired, compacted, offsets, pages, not done)
 
 
 def _expire(db: sqlite3.Connection, budget: _Budget, now_ms: int) -> tuple[int, bool]:
