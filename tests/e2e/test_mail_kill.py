@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import sys
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import pytest
 from support.forking import Forked
 from support.issue_records import TOPICS, issue, issue_record
 from support.site import SCRIPTS, Site, helpers_of
-from support.smtp_server import Mailbox, smtp_server, smtp_thread
+from support.smtp_server import Mailbox, hold_port, smtp_server, smtp_thread
 from support.waiting import wait_until
 from tocsin.actions.receivers.notify_option import parse_addresses
 from tocsin.bus.embedded.bus import EmbeddedBus
@@ -46,14 +45,6 @@ rules:
 """
 
 
-def free_port() -> int:
-    """A port of this machine on which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def mail_delivery(site: Site, run_id: str) -> Delivery | None:
     """The newest state of the run's mail, from the bus."""
 
@@ -74,7 +65,8 @@ def mail_delivery(site: Site, run_id: str) -> Delivery | None:
 
 
 def test_a_mail_outlives_its_helper_and_the_servers_absence(embedded_site: Site) -> None:
-    port, run_id = free_port(), "mailed"
+    held, run_id = hold_port(), "mailed"
+    port = held.getsockname()[1]
     embedded_site.config.write_text(CONFIG.format(url=embedded_site.bus_url, port=port))
     running = embedded_site.start(
         sys.executable, str(SCRIPTS / "tiny_cnn.py"), "--steps", "100000",
@@ -97,7 +89,7 @@ def test_a_mail_outlives_its_helper_and_the_servers_absence(embedded_site: Site)
         assert before.last_attempts[0].result == "connection refused"
         for helper in helpers_of(running):
             helper.kill()
-        with smtp_thread(port) as mailbox:
+        with smtp_thread(held) as mailbox:
             wait_until(delivered, timeout_s=90, what="the mail is final")
             running.process.terminate()
             finished = running.finish()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -75,6 +76,13 @@ class Mailbox:
         return AuthResult(success=good, handled=False)
 
 
+def hold_port() -> socket.socket:
+    """A port of this machine that nobody else gets; connections to it are refused."""
+    held = socket.socket()
+    held.bind(("127.0.0.1", 0))
+    return held
+
+
 @asynccontextmanager
 async def smtp_server(
     *,
@@ -82,10 +90,14 @@ async def smtp_server(
     tls: ssl.SSLContext | None = None,
     login: bool = False,
     without: Sequence[str] = (),
-    port: int = 0,
+    bound: socket.socket | None = None,
 ) -> AsyncIterator[Mailbox]:
-    """Listen on a free port of 127.0.0.1, in this event loop; `without` some ways to log in."""
+    """Listen on a free port of 127.0.0.1, in this event loop; `without` some ways to log in.
+
+    `bound` is a socket that holds the port already, and refuses connections until now.
+    """
     mailbox = Mailbox()
+    held = bound or hold_port()
 
     def protocol() -> SMTP:
         return SMTP(
@@ -102,7 +114,7 @@ async def smtp_server(
         )
 
     server = await asyncio.get_running_loop().create_server(
-        protocol, "127.0.0.1", port, ssl=tls, start_serving=True
+        protocol, sock=held, ssl=tls, start_serving=True
     )
     mailbox.port = server.sockets[0].getsockname()[1]
     try:
@@ -113,13 +125,13 @@ async def smtp_server(
 
 
 @contextmanager
-def smtp_thread(port: int = 0) -> Iterator[Mailbox]:
+def smtp_thread(bound: socket.socket | None = None) -> Iterator[Mailbox]:
     """The same in a thread of its own, for tests without an event loop."""
     up, over = threading.Event(), asyncio.Event()
     found: list[tuple[Mailbox, asyncio.AbstractEventLoop]] = []
 
     async def serve() -> None:
-        async with smtp_server(port=port) as mailbox:
+        async with smtp_server(bound=bound) as mailbox:
             found.append((mailbox, asyncio.get_running_loop()))
             up.set()
             await over.wait()
