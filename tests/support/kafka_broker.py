@@ -89,11 +89,13 @@ def free_ports(count: int) -> list[int]:
 class Broker:
     """One broker and controller in one process, with its data in `folder`.
 
-    `users` (name to password) are let in at a second port, by SCRAM-SHA-256 or PLAIN.
+    `users` (name to password) are let in at a second port, by SCRAM-SHA-256 or PLAIN. With `acls`
+    they may do only what was granted; at the first port all is permitted.
     """
 
     folder: Path
     users: Mapping[str, str] = field(default_factory=dict)
+    acls: bool = False
     process: subprocess.Popen[bytes] | None = None
     port: int = 0
     guarded_port: int = 0
@@ -228,5 +230,11 @@ class Broker:
                 "org.apache.kafka.common.security.scram.ScramLoginModule required;",
                 f"{jaas}.plain.sasl.jaas.config="
                 f"org.apache.kafka.common.security.plain.PlainLoginModule required {logins};",
+            ]
+        if self.acls:
+            lines += [
+                "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+                "super.users=User:ANONYMOUS",
+                "allow.everyone.if.no.acl.found=false",
             ]
         return lines
