@@ -17,19 +17,23 @@ from pathlib import Path
 
 import pytest
 
-from support.actions_process import KILL_AFTER_CPU_S
+from support.actions_process import KILL_AFTER_CPU_S, STOP_MODE
 from support.fault_server import fault_server
 from support.forking import Forked
 from support.issue_records import TOPICS, issue, issue_record, view, view_record
 from tocsin.actions.receivers.notify_option import parse_addresses
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Partition, Record
+from tocsin.console.publication import publish_signed
 from tocsin.runtime.testing import CRASH_AT, CRASH_POINTS
 from tocsin.schemas.ids import delivery_id
+from tocsin.schemas.key_folder import keys_folder
+from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import EVENT_TYPES
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.runs import StopView
+from tocsin.schemas.records.stop_control import StopAnswered
 from tocsin.schemas.topics import issue_partition
 
 TESTS = Path(__file__).parents[1]
@@ -44,15 +48,17 @@ async def process(
     *,
     crash_at: str | None = None,
     kill_after_cpu_s: float | None = None,
+    mode: str = "enforce",
+    deadline_s: int = 120,
 ) -> int:
     """How a worker ended that delivers to these URLs; 0 if it had nothing left to do."""
-    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+    environment = {**os.environ, "PYTHONPATH": str(TESTS), STOP_MODE: mode}
     environment.pop(CRASH_AT, None)
     if crash_at is not None:
         environment[CRASH_AT] = crash_at
     if kill_after_cpu_s is not None:
         environment[KILL_AFTER_CPU_S] = str(kill_after_cpu_s)
-    words = (f"embedded:{bus}", urls, str(keys), "run-1", "120")
+    words = (f"embedded:{bus}", urls, str(keys), "run-1", str(deadline_s))
     child = Forked([sys.executable, "-m", "support.actions_process", *words], env=environment)
     return await asyncio.to_thread(child.wait, 150)
 
@@ -122,6 +128,61 @@ async def crash_and_check(tmp_path: Path, point: str, path: str, passes: tuple[i
         }
         assert set(server.ids()) == hooks, "equal ids on repeats, and no other"
         commands = {(r.key, r.value, r.headers) for r in await read(bus, TOPICS.control)}
+        assert len(commands) == 1, "a stop that is sent again is the same to the byte"
+
+
+@pytest.mark.parametrize("point", POINTS)
+async def test_a_stop_that_people_approve_is_sent_once(tmp_path: Path, point: str) -> None:
+    """Workers die at the point while they ask, and again when the answer has come."""
+    about, person = ISSUES[0], {"XDG_CONFIG_HOME": str(tmp_path)}
+    stop_id = delivery_id(about.issue_id, "stop", "firing")
+    async with EmbeddedBus(tmp_path / "bus.db") as bus:
+
+        async def work(crash_at: str | None = None, deadline_s: int = 120) -> int:
+            return await process(
+                bus.path,
+                "",
+                keys_folder(person),
+                mode="ask",
+                crash_at=crash_at,
+                deadline_s=deadline_s,
+            )
+
+        async def newest() -> Delivery | None:
+            found = await entries(bus)
+            return found[-1] if found else None
+
+        await bus.init(TOPICS.specs())
+        producer = await bus.producer()
+        await producer.publish([issue_record(about)])
+        crash_at: str | None = f"{point}:1"
+        while (asked := await newest()) is None or not asked.waits_for_people:
+            assert await work(crash_at, deadline_s=1) in (137, 1)
+            crash_at = None
+        assert not await read(bus, TOPICS.control), "nothing is sent before somebody answers"
+
+        exited = StopView(state="exited", command_id=stop_id, how="edge", exit_code=79)
+        await producer.publish([view_record(view(stop=exited))])
+        answer = StopAnswered(
+            run_id=asked.run_id,
+            incarnation=asked.incarnation,
+            delivery_id=stop_id,
+            verdict="approve",
+            by="ana@node-1",
+            at_ms=unix_ms(),
+        )
+        await publish_signed(bus, TOPICS, answer, answer.key, person, now_ms=unix_ms())
+        # With the issue behind it, a worker may come to no further point of its own loop.
+        assert await work(f"{point}:1") in ((137,) if point.startswith("attempt") else (137, 0))
+        assert await work() == 0
+
+        found = [entry for entry in await entries(bus) if entry.delivery_id == stop_id]
+        assert [entry.state for entry in found if entry.final] == ["delivered"]
+        commands = {
+            (r.key, r.value, r.headers)
+            for r in await read(bus, TOPICS.control)
+            if r.key.endswith(b"/stop")
+        }
         assert len(commands) == 1, "a stop that is sent again is the same to the byte"
 
 

@@ -1,9 +1,9 @@
 """An action worker as a process: `python -m support.actions_process BUS URLS KEYS RUN DEADLINE_S`.
 
 It serves one run and ends once all issues are taken in and all deliveries are final; with `-` for
-RUN it is a member of the group `actions`, on the bus whose prefix `TOCSIN_PREFIX` names. Dies where
-`TOCSIN_CRASH_AT` says, or after as much processor time as `TOCSIN_KILL_AFTER_CPU_S` says, at
-whatever it is doing then.
+RUN it is a member of the group `actions`, on the bus whose prefix `TOCSIN_PREFIX` names. Stops have
+the mode `TOCSIN_STOP_MODE`. Dies where `TOCSIN_CRASH_AT` says, or after as much processor time as
+`TOCSIN_KILL_AFTER_CPU_S` says, at whatever it is doing then.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tocsin.schemas.key_folder import own_key
 from tocsin.schemas.topics import Topics
 
 KILL_AFTER_CPU_S = "TOCSIN_KILL_AFTER_CPU_S"
+STOP_MODE = "TOCSIN_STOP_MODE"
 
 
 async def main(where: str, urls: str, keys: Path, run: str, deadline_s: float) -> int:
@@ -33,7 +34,7 @@ async def main(where: str, urls: str, keys: Path, run: str, deadline_s: float) -
     async with World(kind, where).bus() as bus:
         service = build_actions_service(
             topics,
-            Config(),
+            Config.model_validate({"defaults": {"mode": os.environ.get(STOP_MODE, "enforce")}}),
             bus=bus,
             key=own_key(keys),
             secrets={},
