@@ -30,6 +30,7 @@ def main() -> int:
         ["short_steps.py"],
         ["start.py"],
         ["sampler.py"],
+        ["agreement.py"],
         ["stop_latency.py"],
         ["delivery.py"],
         *([["stop_latency.py", "--bus", kafka]] if kafka else []),
