@@ -6,7 +6,7 @@
 .DEFAULT_GOAL := help
 
 help:
-	@echo 'make demo     watch two real trainings, one of which goes bad and is stopped (under two minutes)'
+	@echo 'make demo     watch three real trainings: one is left alone, one is stopped, one asks first (under two minutes)'
 	@echo 'make test     all tests; those on Kafka start a real broker if Java 17 and Maven are there'
 	@echo 'make check    what CI runs: lint, types, tests'
 	@echo 'make first-ten-minutes  type what README.md shows, in a fresh environment, and see whether it is true'

@@ -19,7 +19,8 @@ MOMENTS: Final[Mapping[str, Sequence[str]]] = {
     "healthy": (),
     "nan": ("step 40 begins", "issue: nonfinite", "stop decided", "training loop left", "job gone"),
     "diverge": (
-        "step 40 begins", "issue: loss_diverged", "stop decided", "training loop left", "job gone",
+        "step 40 begins", "issue: loss_diverged", "people are asked", "stop approved",
+        "training loop left", "job gone",
     ),
     "stall": (
         "step 40 begins", "issue: stalled-soon", "stop decided", "SIGTERM to the job",
@@ -33,7 +34,7 @@ MOMENTS: Final[Mapping[str, Sequence[str]]] = {
 @pytest.mark.parametrize(
     ("site", "scenarios"),
     [
-        ("embedded", ("nan",)),
+        ("embedded", ("nan", "diverge")),
         pytest.param("embedded", tuple(MOMENTS), marks=pytest.mark.torture),
         pytest.param("kafka", tuple(MOMENTS), marks=[pytest.mark.kafka, pytest.mark.torture]),
     ],
@@ -67,7 +68,7 @@ def _show(site: Site, *scenarios: str) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (folder,) = set(re.findall(r"logs: (/\S+/tocsin-demo-\w+)$", done.stdout, re.MULTILINE))
-    for name in scenarios or ("healthy", "nan"):
+    for name in scenarios or ("healthy", "nan", "diverge"):
         (closing,) = re.findall(
             rf"^({name} (?:completed|stopped) after .*?)(?=^\w+ \w+ after |  tocsin )",
             done.stdout,

@@ -1,6 +1,6 @@
 """Makes the picture of the README: `python tools/docs/demo_picture.py docs/images/demo.svg`.
 
-It runs `tocsin demo` for real, keeps the telling lines of what that printed, and draws them as a
+It runs the demo for real, keeps the telling lines of what that printed, and draws them as a
 terminal.
 """
 
@@ -17,8 +17,9 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
-from tocsin.console.demo.demo import FAULT_STEP, Demo
+from tocsin.console.demo.demo import FAULT_STEP, Demo, ScenarioName
 
+SCENARIOS: Final[tuple[ScenarioName, ...]] = ("healthy", "nan")
 WIDTH: Final = 104
 """Of the terminal, characters."""
 
@@ -46,7 +47,7 @@ def telling(lines: Iterable[Text]) -> Iterator[Text]:
 def svg_of(lines: Iterable[Text]) -> str:
     """A terminal with these lines, each cut where it is longer than the terminal is wide. Pure."""
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
-    console.print(Text.assemble(("$ ", "dim"), ("tocsin demo", "bold")))
+    console.print(Text.assemble(("$ ", "dim"), (f"tocsin demo {' '.join(SCENARIOS)}", "bold")))
     for line in lines:
         console.print(line, no_wrap=True, overflow="ellipsis", highlight=False)
     svg = console.export_svg(title="tocsin demo", unique_id="demo")
@@ -67,7 +68,7 @@ def main() -> int:
         color_system="truecolor",
         legacy_windows=False,
     )
-    demo = Demo(["healthy", "nan"], None, console)
+    demo = Demo(SCENARIOS, None, console)
     as_announced = asyncio.run(demo.run())
     path = Path(sys.argv[1])
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -32,7 +32,7 @@ def demo(
         typer.Argument(
             metavar="SCENARIO",
             help="Scenarios to run side by side: healthy, nan, diverge, stall [default: healthy "
-            "nan].",
+            "nan diverge].",
             show_default=False,
         ),
     ] = None,
@@ -52,7 +52,7 @@ def demo(
 
     from tocsin.console.demo.demo import Demo, ScenarioName
 
-    chosen = scenarios or (ScenarioOption.HEALTHY, ScenarioOption.NAN)
+    chosen = scenarios or (ScenarioOption.HEALTHY, ScenarioOption.NAN, ScenarioOption.DIVERGE)
     names: list[ScenarioName] = [scenario.value for scenario in dict.fromkeys(chosen)]
 
     async def play() -> bool:

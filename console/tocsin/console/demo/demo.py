@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,7 @@ DRAIN_S: Final = 60
 """How long the mail is waited for: drawing its first plot takes seconds on a busy machine."""
 
 HOOK_VARIABLE: Final = "TOCSIN_DEMO_HOOK_KEY"
+_QUESTION: Final = re.compile(r"stop the job\? `tocsin (?P<words>approve \w+)`")
 _TRAININGS: Final = "tocsin.console.demo.trainings"
 
 ScenarioName = Literal["healthy", "nan", "diverge", "stall"]
@@ -73,6 +75,7 @@ SCENARIOS: Final[Mapping[ScenarioName, Scenario]] = {
         ("--steps", "200", "--print-every", "50"),
     ),
     "nan": _resnet("nan", "red", "nan_batch", "its batch holds a corrupt image, NaN", "nonfinite"),
+    # Its stop asks first.
     "diverge": _resnet(
         "diverge", "yellow", "diverge", "the learning rate goes from 0.05 to 50", "loss_diverged"
     ),
@@ -90,7 +93,7 @@ receivers:
   demo-mail: {{type: email, to: [you@example.com], smtp: {{host: 127.0.0.1, port: {smtp_port}}}}}
 rules:
   - nonfinite: [stop, demo-hook, demo-mail]
-  - loss_diverged: [stop, demo-hook, demo-mail]
+  - loss_diverged: [{{stop: {{mode: ask, approve: {{timeout: 5m}}}}}}, demo-hook, demo-mail]
   - exploding_gradient: [demo-hook, demo-mail]
   # Made impatient, so that nobody waits for five minutes; a loop that hangs needs the signals.
   - name: stalled-soon
@@ -174,7 +177,7 @@ class Demo:
                 "TOCSIN_CONFIG": str(config),
                 # A variable of the user's would come before the file.
                 "TOCSIN_BUS": self._url,
-                # Two trainings share the machine: one thread each.
+                # The trainings share the machine: one thread each.
                 "OMP_NUM_THREADS": "1",
             }
             self._announce(receiver.url, mailbox.port)
@@ -227,14 +230,31 @@ class Demo:
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         )  # fmt: skip
         assert process.stdout is not None
-        async for line in process.stdout:
-            text = escape(line.decode(errors="replace").rstrip())
-            self._console.print(
-                f"[{scenario.style}]{scenario.name:>8}[/] {text}", highlight=False, soft_wrap=True
-            )
+        async with asyncio.TaskGroup() as answers:
+            async for line in process.stdout:
+                text = line.decode(errors="replace").rstrip()
+                self._console.print(
+                    f"[{scenario.style}]{scenario.name:>8}[/] {escape(text)}",
+                    highlight=False,
+                    soft_wrap=True,
+                )
+                if (question := _QUESTION.search(text)) is not None:
+                    words = question["words"].split()
+                    answers.create_task(self._answer(words, environ), name="answer")
         exit_code = await process.wait()
         facts = json.loads(summary.read_text()) if summary.exists() else {}
         return Ended(scenario, run_id, exit_code, facts)
+
+    async def _answer(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
+        """What a person would type to approve a stop, and what it prints."""
+        self._say(f"you would decide now; the demo approves for you: tocsin {' '.join(words)}")
+        approval = await asyncio.create_subprocess_exec(
+            *python_command("tocsin.console", *words), "--why", "the loss is lost",
+            env=environ, stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        )  # fmt: skip
+        printed, _ = await approval.communicate()
+        self._say(printed.decode(errors="replace").strip())
 
     async def _moments(
         self, bus: Bus, ended: Ended, receiver: DemoReceiver, mailbox: DemoMailbox

@@ -73,16 +73,15 @@ def timeline(
         for mail in mails
         if mail.issue_id in issue_ids
     ]
-    return sorted(moments, key=lambda moment: moment.at_ms)
+    # An entry of the ledger is written again whenever it changes.
+    return sorted(dict.fromkeys(moments), key=lambda moment: moment.at_ms)
 
 
 def _moment(append_ms: int, data: Data) -> Moment | None:
     if isinstance(data, IssueFiring) and data.state == "firing":
         return Moment(append_ms, f"issue: {data.rule}", data.reason)
     if isinstance(data, Delivery) and data.kind == "stop" and data.state == "pending":
-        return (
-            Moment(data.created_ms, "stop decided", data.decided_by) if not data.attempts else None
-        )
+        return _decision(data)
     if isinstance(data, StopAcknowledged):
         return Moment(append_ms, f"stop acknowledged by the {data.role}", "")
     if isinstance(data, StopLeft):
@@ -94,3 +93,14 @@ def _moment(append_ms: int, data: Data) -> Moment | None:
     if isinstance(data, StopExited):
         return Moment(append_ms, "job gone", f"{exit_text(data.how)}, exit code {data.exit_code}")
     return None
+
+
+def _decision(stop: Delivery) -> Moment | None:
+    if stop.attempts:
+        return None
+    if stop.waits_for_people:
+        return Moment(stop.created_ms, "people are asked", stop.decided_by)
+    approval = stop.approval
+    if approval is not None and approval.decided_ms is not None:
+        return Moment(approval.decided_ms, "stop approved", f"by {', '.join(approval.by)}")
+    return Moment(stop.created_ms, "stop decided", stop.decided_by)
