@@ -18,7 +18,6 @@ from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.actions.receivers.run_addresses import RunAddresses
 from tocsin.schemas.configuration.file import Config, SectionValidator
 from tocsin.schemas.configuration.problems import Loc, Problem, did_you_mean, quoted
-from tocsin.schemas.configuration.receivers import ReceiverConfig
 from tocsin.schemas.configuration.sources import Sources, read_files
 from tocsin.schemas.configuration.values import format_duration
 from tocsin.schemas.errors import ConfigurationError
@@ -120,15 +119,15 @@ def routing_of(
         stops_off,
         places(path),
         kinds,
-        [name for name, item in config.receivers.items() if not _sends_resolved(config, item)],
+        {
+            name: item.send_resolved
+            for name, item in config.receivers.items()
+            if item.send_resolved is not None
+        },
+        config.defaults.send_resolved,
         of_its_run,
         config.routes,
     )
-
-
-def _sends_resolved(config: Config, receiver: ReceiverConfig) -> bool:
-    own = receiver.send_resolved
-    return config.defaults.send_resolved if own is None else own
 
 
 def places(path: Path | None) -> Callable[[Loc], str]:

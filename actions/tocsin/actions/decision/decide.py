@@ -90,10 +90,9 @@ class Decisions:
         checked = [self._checked(item, issue, known, now_ms) for item in planned]
         return [*checked, *self._asked(checked)]
 
-    def told(self, noticed: Mapping[str, Noticed]) -> list[Planned]:
+    def told(self, issue: Issue, noticed: Mapping[str, Noticed]) -> list[Planned]:
         """Who is notified of the end of an issue: those who were notified of its start."""
-        quiet = self.routing.firing_only
-        return [item for item in _told(noticed) if item.action not in quiet]
+        return [item for item in self._routed(issue, noticed) if self._sends_resolved(item)]
 
     def held(self, item: Planned, issue: Issue, known: Known, now_ms: int) -> Held | None:
         """What keeps a notice from being sent now; the first stage that does."""
@@ -157,13 +156,22 @@ class Decisions:
         if issue.muted:
             return
         told = set()
-        for item in _told(noticed):
+        for item in self._routed(issue, noticed):
             told.add(item.action)
-            quiet = item.action in self.routing.firing_only
-            yield replace(item, forbidden=NOT_RESOLVED) if quiet else item
+            sends = self._sends_resolved(item)
+            yield item if sends else replace(item, forbidden=NOT_RESOLVED)
         for item in self.routing.plan(issue):
             if item.action not in told:
                 yield replace(item, forbidden=NOT_TOLD)
+
+    def _routed(self, issue: Issue, noticed: Mapping[str, Noticed]) -> Iterator[Planned]:
+        """Who was told of an issue, each with the route by which they would be now."""
+        routes = {item.action: item.route for item in self.routing.notices(issue)}
+        for item in _told(noticed):
+            yield replace(item, route=routes.get(item.action))
+
+    def _sends_resolved(self, item: Planned) -> bool:
+        return self.routing.sends_resolved(item.action, item.route)
 
     def _late(
         self, issue: Issue, noticed: Mapping[str, Noticed], known: Known, now_ms: int

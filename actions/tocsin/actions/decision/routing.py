@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -28,7 +28,8 @@ class Routing:
         notify: names of the receivers that `--notify` made.
         notify_of: which ones count for this issue's run alone, with their kinds.
         kinds: of the receivers, those of `--notify` included.
-        firing_only: receivers that get no notice when an issue resolves.
+        send_resolved: whether receivers are notified when an issue resolves, of those that say so.
+        resolved_by_default: whether the others are, where their route says nothing.
         stops_off: why no stop is sent (`--no-stop`); None if stops are on.
         place: where a part of the config file is.
         routes: decide where a rule has no action list, or `by_route` in it.
@@ -39,7 +40,8 @@ class Routing:
     stops_off: str | None = None
     place: Place = lambda loc: ".".join(map(str, loc))
     kinds: Mapping[str, str] = field(default_factory=dict)
-    firing_only: Collection[str] = ()
+    send_resolved: Mapping[str, bool] = field(default_factory=dict)
+    resolved_by_default: bool = True
     notify_of: Callable[[Issue], Sequence[tuple[str, str]]] = lambda issue: ()
     routes: Sequence[RouteEntry] = ()
 
@@ -60,8 +62,19 @@ class Routing:
         return [
             item
             for item in planned
-            if issue.state != "resolved" or item.action not in self.firing_only
+            if issue.state != "resolved" or self.sends_resolved(item.action, item.route)
         ]
+
+    def sends_resolved(self, receiver: str, route: RouteEntry | None) -> bool:
+        """Whether a receiver is notified of the end of an issue: its route decides, then the
+        receiver's own setting, then the default.
+
+        `route`: the one by which such an issue is notified; None: no route asks for it.
+        """
+        of_route = None if route is None else route.send_resolved
+        if of_route is not None:
+            return of_route
+        return self.send_resolved.get(receiver, self.resolved_by_default)
 
     def notices(self, issue: Issue) -> list[Planned]:
         """Whom an issue of this severity notifies, in whatever state it is."""

@@ -278,6 +278,7 @@ routes:
   #  group_by: [run, team]
   #  group_wait: 30s
   #  repeat_interval: 1h
+  #  send_resolved: false
   #- {name: rest, notify: [ml-hook]}
 
 # Issues that explain others: while an issue that matches `when` is open, issues of its run that

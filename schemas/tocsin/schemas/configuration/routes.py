@@ -76,6 +76,9 @@ class RouteEntry(Entry):
     duration."""
     repeat_interval: RepeatInterval | None = Field(default=None, examples=["1h"])
     """How often to repeat a notice; absent: `defaults.repeat_interval`. Unit: a duration."""
+    send_resolved: bool | None = Field(default=None, examples=[False])
+    """Whether to notify when an issue resolves, too, whatever a receiver says of it; absent:
+    `send_resolved` of the receiver, else `defaults.send_resolved`."""
 
     _listed: bool = PrivateAttr(default=False)
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from support.issue_records import issue
-from tocsin.actions.config import places, receiver_problems, routing_of
+from tocsin.actions.config import decisions_of, places, receiver_problems, routing_of
+from tocsin.actions.decision.consequences import Noticed
 from tocsin.actions.decision.planned import Planned
 from tocsin.actions.decision.routing import Routing
 from tocsin.actions.receivers.notify_option import parse_addresses
@@ -172,6 +173,40 @@ rules:
     assert kinds[2][1] == "email"
     assert actions(routing.plan(issue(resolved=True)))[0] == "hook"
     assert len(routing.plan(issue(resolved=True))) == 2
+
+
+@pytest.mark.parametrize(
+    ("route", "receiver", "default", "sent"),
+    [
+        (None, None, "true", True),
+        (None, None, "false", False),
+        (None, "true", "false", True),
+        (None, "false", "true", False),
+        ("true", "false", "false", True),
+        ("false", "true", "true", False),
+    ],
+)
+def test_the_route_says_whether_the_end_is_sent_then_the_receiver_then_the_defaults(
+    route: str | None, receiver: str | None, default: str, sent: bool
+) -> None:
+    own = f", send_resolved: {receiver}" if receiver else ""
+    of_route = f", send_resolved: {route}" if route else ""
+    text = f"""
+defaults: {{send_resolved: {default}}}
+receivers:
+  mail: {{type: email, to: [me@example.com]{own}}}
+routes:
+  - {{notify: [mail]{of_route}}}
+"""
+    config = config_of(text)
+    routing = routing_of(config)
+    over = issue(resolved=True)
+
+    assert actions(routing.plan(over)) == (["mail"] if sent else [])
+    told = {"mail": Noticed("email", "config: routes.0", told=True, open=True)}
+    assert [one.action for one in decisions_of(config, routing).told(over, told)] == (
+        ["mail"] if sent else []
+    )
 
 
 def test_a_decision_names_its_line(tmp_path: Path) -> None:
