@@ -39,6 +39,7 @@ from tocsin.runtime.testing import CrashPoints
 from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.key_folder import keys_folder, own_key
+from tocsin.schemas.records.configurations import run_worker
 from tocsin.schemas.records.events import Data
 from tocsin.schemas.records.frames import Speaker
 from tocsin.schemas.signing import SigningKey
@@ -183,7 +184,7 @@ class Helper:
                 self._heartbeat.prepare,
             ],
             bus=bus,
-            service=f"run {run_id}",
+            service=run_worker(run_id),
             was_here=False,
         )
 

@@ -25,7 +25,11 @@ from tocsin.runtime.worker import Worker
 from tocsin.schemas.configuration.problems import ConfigProblems
 from tocsin.schemas.configuration.sources import config_files
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.schemas.records.configurations import MOST_PROBLEMS, ConfigurationRefused
+from tocsin.schemas.records.configurations import (
+    MOST_PROBLEMS,
+    WORKERS_PARTITION,
+    ConfigurationRefused,
+)
 from tocsin.schemas.records.events import Event, clip
 from tocsin.schemas.records.wire import meta_of
 from tocsin.schemas.topics import Topics
@@ -267,4 +271,4 @@ def _problems(error: ConfigurationError) -> list[str]:
 
 
 def _partition(topics: Topics) -> Partition:
-    return Partition(topics.control, 0)
+    return Partition(topics.control, WORKERS_PARTITION)

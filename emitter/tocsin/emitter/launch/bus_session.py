@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Final
 
-from tocsin.bus.port import BusError, Reader, Record, RunBus, Writer
+from tocsin.bus.port import BusError, Partition, Reader, Record, RunBus, Writer
 from tocsin.bus.reading import read_to_end
 from tocsin.emitter.launch.options import LaunchOptions
 from tocsin.emitter.launch.own_run import open_reader, partitions_of
@@ -41,6 +41,7 @@ class Watch:
         publisher: Publisher,
         producer: Writer,
         view: Reader,
+        partitions: Sequence[Partition],
         options: LaunchOptions,
         print_line: Callable[[str], None],
         left: Callable[[float], float],
@@ -51,7 +52,7 @@ class Watch:
         self._view = view
         self._options = options
         self._topics = Topics(options.bus_prefix)
-        self._partitions = partitions_of(self._topics, options.run_id)
+        self._partitions = partitions
         self._print_line = print_line
         self._left = left
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -81,12 +82,14 @@ class Watch:
             await stack.enter_async_context(_bounded(bus, left))
             if bus.url.startswith("embedded:"):
                 await bus.init(topics.specs())
-            view = await open_reader(bus, topics, options.run_id)
+            helped = bus.url.startswith("embedded:")
+            partitions = partitions_of(topics, options.run_id, helped=helped)
+            view = await open_reader(bus, partitions)
             stack.push_async_callback(_close, view, left)
             producer = await bus.producer()
             stack.push_async_callback(_close, producer, left)
         publisher = Publisher(topics, options.run_id, observe=options.observe)
-        return cls(bus, publisher, producer, view, options, print_line, left)
+        return cls(bus, publisher, producer, view, partitions, options, print_line, left)
 
     def listen_to_processes(
         self, runtime: Path, heard: Callable[[datagrams.Message], object]

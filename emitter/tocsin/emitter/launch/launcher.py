@@ -44,6 +44,7 @@ from tocsin.schemas.errors import TocsinError
 from tocsin.schemas.ids import incarnation_id
 from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.process.own_python import python_environment
+from tocsin.schemas.records.configurations import ConfigurationRefused
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import Data
 from tocsin.schemas.records.frames import Speaker
@@ -365,6 +366,9 @@ class _Launch:
     def _take_record(self, record: Record) -> None:
         news = self._own.apply(record, self._members.incarnations(), unix_ms())
         if news is None:
+            return
+        if isinstance(news, ConfigurationRefused):
+            self.note(messages.refused_line(news), wrong=True)
             return
         if isinstance(news, IssueFiring) and (news.state != "ongoing" or news.turned_critical):
             self.note(messages.issue_line(news), wrong=news.severity != "info")

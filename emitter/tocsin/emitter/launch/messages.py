@@ -10,7 +10,8 @@ from typing import Final
 from tocsin.emitter.launch.summary import Summary
 from tocsin.emitter.plan.collections import FLOOR
 from tocsin.emitter.process.isolation import switched_off
-from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.configurations import ConfigurationRefused
+from tocsin.schemas.records.deliveries import STOPPED, Delivery
 from tocsin.schemas.records.events import Data
 from tocsin.schemas.records.issues import SHORT_ID, Issue, gravest
 from tocsin.schemas.records.runs import CaptureFigures
@@ -52,12 +53,20 @@ def delivery_line(delivery: Delivery) -> str | None:
             "stopped then" if delivery.approval.on_timeout == "stop" else "not stopped without it"
         )
         return f"  stop the job? `{command}` stops it; waits until {until}, {then}"
-    if not delivery.final:
+    if not delivery.final or (delivery.occasion == STOPPED and delivery.state == "delivered"):
         return None
     if delivery.kind == "stop":
         return f"  not stopped: {plain_line(delivery.reason)}" if delivery.held else None
     about = f"{delivery.rule} -> {delivery.action}: {delivery.state} ({delivery.reason})"
     return f"  {plain_line(about)}"
+
+
+def refused_line(refused: ConfigurationRefused) -> str:
+    """The configuration has changed, and cannot be used."""
+    more = len(refused.problems) - 1 + refused.more
+    also = f" ({more:,} more: tocsin check)" if more else ""
+    first = plain_line(refused.problems[0])
+    return f"new configuration refused, the old one stays in effect: {first}{also}"
 
 
 def stop_line(

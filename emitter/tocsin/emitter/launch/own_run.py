@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
 from tocsin.bus.port import LATEST, From, Partition, Reader, Record, RunBus
+from tocsin.schemas.records.configurations import WORKERS_PARTITION, ConfigurationRefused
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.issues import Issue, IssueFiring, IssueOngoing
 from tocsin.schemas.records.runs import CaptureFigures, RunView
@@ -60,9 +61,11 @@ class OwnRun:
 
     def apply(
         self, record: Record, incarnations: AbstractSet[str], now_ms: int
-    ) -> Issue | Delivery | RunView | None:
-        """Fold in a record of any of the three topics; what it says if it is news of this job."""
+    ) -> Issue | Delivery | RunView | ConfigurationRefused | None:
+        """Fold in a record of any of the topics; what it says if it is news of this job."""
         data = event_data(record)
+        if isinstance(data, ConfigurationRefused):
+            return data if data.is_of_run(self._run_id) else None
         if not isinstance(data, IssueFiring | Delivery | RunView) or data.run_id != self._run_id:
             return None
         if data.incarnation not in incarnations:
@@ -124,19 +127,22 @@ class OwnRun:
         )
 
 
-def partitions_of(topics: Topics, run_id: str) -> tuple[Partition, Partition, Partition]:
-    """Where runs, issues and actions hold what is about this run."""
+def partitions_of(topics: Topics, run_id: str, *, helped: bool) -> tuple[Partition, ...]:
+    """Where runs, issues and actions hold what is about this run.
+
+    `helped`: it has a helper, which may refuse a configuration.
+    """
     few = issue_partition(run_id)
-    return (
+    about = (
         Partition(topics.runs, telemetry_partition(run_id)),
         Partition(topics.issues, few),
         Partition(topics.actions, few),
     )
+    return (*about, Partition(topics.control, WORKERS_PARTITION)) if helped else about
 
 
-async def open_reader(bus: RunBus, topics: Topics, run_id: str) -> Reader:
-    """A reader of what is appended from now on. Raises what `bus.reader` does."""
-    partitions = partitions_of(topics, run_id)
+async def open_reader(bus: RunBus, partitions: Sequence[Partition]) -> Reader:
+    """A reader of what is appended there from now on. Raises what `bus.reader` does."""
     reader = await bus.reader(dict.fromkeys(partitions, LATEST))
     # The end is pinned now: a reader may look it up only when it polls first.
     for partition, end in (await reader.ends(partitions)).items():

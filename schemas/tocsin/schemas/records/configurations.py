@@ -14,13 +14,21 @@ MOST_PROBLEMS: Final = 20
 
 KEY_PREFIX: Final = b"_workers/"
 
+WORKERS_PARTITION: Final = 0
+"""Of the control topic."""
+
+
+def run_worker(run_id: str) -> str:
+    """What the helper of a run is called, without its host."""
+    return f"run {run_id}"
+
 
 @EVENT_TYPES.register
 class ConfigurationRefused(Data):
     """A worker goes on with its old configuration, since the new one cannot be used.
 
-    On the first partition of the control topic, under the worker's name; its tombstone follows when
-    the worker has taken over a configuration, or has ended.
+    On the partition `WORKERS_PARTITION` of the control topic, under the worker's name; its
+    tombstone follows when the worker has taken over a configuration, or has ended.
     """
 
     model_config = example(
@@ -38,6 +46,10 @@ class ConfigurationRefused(Data):
         min_length=1, max_length=MOST_PROBLEMS, description="each with file, line and column"
     )
     more: int = Field(default=0, ge=0, description="how many problems are not listed")
+
+    def is_of_run(self, run_id: str) -> bool:
+        """Whether the worker is the helper of that run."""
+        return self.worker.startswith(f"{run_worker(run_id)}@")
 
     @property
     def key(self) -> bytes:

@@ -6,6 +6,7 @@ from tocsin.bus.port import Partition, Record
 from tocsin.emitter.launch import messages
 from tocsin.emitter.launch.own_run import UNANSWERED_MS, OwnRun
 from tocsin.emitter.launch.summary import StopFigures, Summary
+from tocsin.schemas.records.configurations import ConfigurationRefused, run_worker
 from tocsin.schemas.records.deliveries import Delivery, DeliveryState
 from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.issues import IssueFiring, IssueOngoing, IssueResolved, Origin, Subject
@@ -228,6 +229,24 @@ def test_the_end_says_who_stopped_the_run_and_which_issue_to_read() -> None:
     stopping = command(issue_id=second.issue_id)
     line = "9 steps watched, 2 issues; tocsin why 22222222 --config 'my file.yaml'"
     assert end_line(9, [first, second], stop=stopping, again=["--config", "my file.yaml"]) == line
+
+
+def test_a_refused_configuration_is_news_of_the_run_whose_helper_refused_it() -> None:
+    own = OwnRun("r1")
+    refused = ConfigurationRefused(
+        worker=f"{run_worker('r1')}@node-1",
+        at_ms=1,
+        problems=("tocsin.yaml:5:5: unknown rule 'nonfinit'", "tocsin.yaml:6:5: other"),
+        more=1,
+    )
+    assert own.apply(record(refused), frozenset(), 0) == refused
+    for worker in (f"{run_worker('r10')}@node-1", "rules@node-1"):
+        other = refused.model_copy(update={"worker": worker})
+        assert own.apply(record(other), MINE, 0) is None
+    assert messages.refused_line(refused) == (
+        "new configuration refused, the old one stays in effect: tocsin.yaml:5:5: unknown rule "
+        "'nonfinit' (2 more: tocsin check)"
+    )
 
 
 def test_the_lines_about_a_stop() -> None:
