@@ -54,6 +54,7 @@ PROBLEM_CODES: Final[Mapping[str, str]] = {
 
 WARNING_CODES: Final[Mapping[str, str]] = {
     "no_rules": "No rule is on.",
+    "question_not_shown": "The receiver that is to ask people for approval shows no question.",
     "stop_without_input": "A rule with a stop action reads only what is not captured.",
     "unused_receiver": "No rule or route names this receiver.",
 }

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.console.context import section_registry
 from tocsin.emitter.plan.collections import CollectionPlan, Schedule
 from tocsin.emitter.plan.settings import capture_settings
@@ -397,6 +398,18 @@ def _stops_without_input(
                 yield action, entry.name, sorted({one.pattern for one in inputs})
 
 
+def _questions(config: Config) -> Iterator[tuple[ActionEntry, str]]:
+    """Stops that people are to approve, and receivers that do not show them the question."""
+    kinds = ReceiverKinds()
+    for entry in config.rules:
+        for action in entry.actions or ():
+            via = None if action.options is None else action.options.approve.via
+            if via is not None:
+                receiver = config.receivers[via]
+                if not kinds.kind_of(receiver).shows_question(receiver):
+                    yield action, via
+
+
 def _warnings(
     config: Config, sources: Sources, customs: Mapping[str, RuleSpec]
 ) -> Sequence[PlacedProblem]:
@@ -406,6 +419,8 @@ def _warnings(
     found = []
     named = {action.receiver for rule in config.rules for action in rule.actions or ()}
     named |= {name for route in config.routes for name, _ in route.named()}
+    options = (action.options for rule in config.rules for action in rule.actions or ())
+    named |= {one.approve.via for one in options if one is not None}
     for name in config.receivers:
         if name not in named:
             message = f"nothing is sent to the receiver {name!r}: no rule or route names it"
@@ -416,6 +431,11 @@ def _warnings(
         message = f"{rule!r} never stops a run: {' and '.join(collections)} are not captured"
         hint = f"capture: {{collections: {{{collections[0]}: {{every: 10}}}}}}"
         found.append(warning(action.loc, "stop_without_input", message, hint))
+    for action, via in _questions(config):
+        loc = (*action.loc, "stop", "approve", "via")
+        message = f"{via!r} does not show the question whether to stop the run"
+        hint = "a receiver of the type email or chat"
+        found.append(warning(loc, "question_not_shown", message, hint))
     if not specs:
         message = "no rule is on: nothing is watched"
         found.append(warning(("defaults", "rules"), "no_rules", message, "rules: all"))

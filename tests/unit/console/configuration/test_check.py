@@ -272,6 +272,63 @@ def test_json_has_everything_but_lines_of_the_file(tmp_path: Path) -> None:
     ]
 
 
+HOOKS = """\
+  mail: {type: email, to: [me@example.com]}
+  events: {type: webhook, url: "https://e.example/x"}
+  page: {type: webhook, url: "https://e.example/x", body: alertmanager-v4}
+  own: {type: webhook, url: "https://e.example/x", template: {text: '{"text": "{headline}"}'}}
+  full: {type: webhook, url: "https://e.example/x", template: {text: '{"x": "{text}"}'}}
+  room: {type: chat, url: "slack://a/b/c"}
+  phone: {type: sms, to: ["+15550100"]}
+  queue: {type: sqs, queue: "https://sqs.eu-west-1.amazonaws.com/1/q"}
+"""
+
+
+@pytest.mark.parametrize(
+    ("via", "shown"),
+    [
+        ("mail", True),
+        ("events", False),
+        ("page", True),
+        ("own", False),
+        ("full", True),
+        ("room", True),
+        ("phone", False),
+        ("queue", False),
+    ],
+)
+def test_a_receiver_that_shows_no_question_is_warned_of(
+    tmp_path: Path, via: str, shown: bool
+) -> None:
+    stop = f"{{stop: {{mode: ask, approve: {{via: {via}}}}}}}"
+    text = f"version: 1\nreceivers:\n{HOOKS}rules:\n  - nonfinite: [{stop}]\n"
+
+    checked = check_file(written(tmp_path, text), {}, tmp_path)
+
+    assert not checked.problems
+    assert f"the receiver {via!r}" not in as_text(checked), "it is used: it gets the question"
+    found = [one for one in checked.warnings if one.code == "question_not_shown"]
+    message = f"{via!r} does not show the question whether to stop the run"
+    assert [(one.line, one.message) for one in found] == ([] if shown else [(12, message)])
+
+
+def test_routes_and_repeats_that_cannot_work_are_found_at_their_lines(tmp_path: Path) -> None:
+    text = (
+        "version: 1\nreceivers: {a: {type: email, to: [me@example.com]}}\nroutes:\n"
+        "  - {name: all, notify: [a]}\n"
+        "  - {name: vision, match: {team: vision}, notify: [a]}\n"
+        "  - {name: slow, notify: [a], group_wait: 2m, repeat_interval: 1m}\n"
+    )
+
+    found = check_file(written(tmp_path, text), {}, tmp_path).problems
+
+    assert sorted((one.line, one.code) for one in found) == [
+        (5, "unreachable_route"),
+        (6, "repeat_before_message"),
+        (6, "unreachable_route"),
+    ]
+
+
 def test_a_stop_of_a_rule_whose_input_is_not_captured_is_warned_of(tmp_path: Path) -> None:
     rules = "rules:\n  - dead_relu: [stop]\n  - vanishing_gradient: [stop]\n  - nonfinite: [stop]\n"
     off = "capture: {collections: {activations: off}}\n"

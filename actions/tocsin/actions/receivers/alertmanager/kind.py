@@ -28,6 +28,10 @@ class Alertmanager(JsonKind[AlertmanagerReceiver]):
     called = "a receiver of the type alertmanager"
     one_alert = True
 
+    def shows_question(self, config: AlertmanagerReceiver) -> bool:
+        """See `ReceiverKind`: the message has all details."""
+        return True
+
     def target(
         self, name: str, config: AlertmanagerReceiver, context: ReceiverContext
     ) -> JsonTarget | None:

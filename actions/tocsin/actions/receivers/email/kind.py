@@ -52,6 +52,10 @@ class Email(ReceiverKind[EmailReceiver, EmailTarget]):
         )
         return EmailTarget(name=name, to=config.to, server=server, sender=config.sender)
 
+    def shows_question(self, config: EmailReceiver) -> bool:
+        """See `ReceiverKind`: the message has all details."""
+        return True
+
     def groups(self, target: EmailTarget | None) -> bool:
         """See `ReceiverKind`."""
         return True

@@ -20,6 +20,10 @@ class GoAlert(JsonKind[GoAlertReceiver]):
     called = "a receiver of the type goalert"
     one_alert = True
 
+    def shows_question(self, config: GoAlertReceiver) -> bool:
+        """See `ReceiverKind`: the message has all details."""
+        return True
+
     def target(
         self, name: str, config: GoAlertReceiver, context: ReceiverContext
     ) -> JsonTarget | None:

@@ -20,6 +20,10 @@ class IncidentIo(JsonKind[IncidentIoReceiver]):
     called = "a receiver of the type incident_io"
     one_alert = True
 
+    def shows_question(self, config: IncidentIoReceiver) -> bool:
+        """See `ReceiverKind`: the message has all details."""
+        return True
+
     def target(
         self, name: str, config: IncidentIoReceiver, context: ReceiverContext
     ) -> JsonTarget | None:

@@ -13,7 +13,11 @@ from tocsin.actions.receivers.kind import ReceiverContext, ReceiverKind
 from tocsin.actions.receivers.recipients import named_twice
 from tocsin.actions.receivers.sms.config import SmsReceiver
 from tocsin.actions.receivers.sms.sender import SmsSender, SmsTarget
-from tocsin.actions.receivers.templates.template import template_findings, usable_template
+from tocsin.actions.receivers.templates.template import (
+    names_actions,
+    template_findings,
+    usable_template,
+)
 from tocsin.schemas.configuration.problems import Loc, Problem
 from tocsin.schemas.configuration.settings import value_of
 from tocsin.schemas.errors import ConfigurationError
@@ -61,6 +65,10 @@ class Sms(ReceiverKind[SmsReceiver, SmsTarget]):
     def groups(self, target: SmsTarget | None) -> bool:
         """See `ReceiverKind`."""
         return True
+
+    def shows_question(self, config: SmsReceiver) -> bool:
+        """See `ReceiverKind`: only a text of the user's own has it."""
+        return names_actions(config.template)
 
     def sender(self, context: ReceiverContext) -> SmsSender:
         """One for all receivers of short messages."""

@@ -40,6 +40,9 @@ Escape = Callable[[str], str]
 
 _FIELD: Final = re.compile(r"\{([a-z_]+)(?:\.([^{}\"'\s]{1,64}))?\}")
 
+_ACTIONS: Final = re.compile(r"\{\s*text\b|\b(did|rows)\b")
+"""The fields with what tocsin has done about an issue."""
+
 
 class TemplateFault(Exception):
     """What is wrong with a template, at a line and column (from 1) of its text."""
@@ -132,6 +135,11 @@ def template_findings(
             hint = 'put text between quotes: {"text": "{headline}"}'
             yield Problem(here, f"filled with a sample issue, {why}", "template", hint)
             return
+
+
+def names_actions(config: TemplateConfig | None) -> bool:
+    """Whether a template has a field that says what tocsin does about an issue. Pure."""
+    return config is not None and _ACTIONS.search(config.text) is not None
 
 
 def words_of(template: Template | None, notice: Notice, standard: str) -> str:

@@ -11,6 +11,7 @@ from tocsin.actions.receivers.kind import Address, ReceiverContext, ReceiverKind
 from tocsin.actions.receivers.templates.template import (
     escape_for,
     is_json,
+    names_actions,
     template_findings,
     usable_template,
 )
@@ -75,6 +76,10 @@ class Webhook(ReceiverKind[WebhookReceiver, WebhookTarget]):
             if config.tls is None
             else tls_context(config.tls, folder=context.folder, what=what),
         )
+
+    def shows_question(self, config: WebhookReceiver) -> bool:
+        """See `ReceiverKind`: a CloudEvent is the issue alone."""
+        return config.body == "alertmanager-v4" or names_actions(config.template)
 
     def sender(self, context: ReceiverContext) -> WebhookSender:
         """One session for all webhooks."""
