@@ -18,7 +18,7 @@ from tocsin.actions.decision.planned import STOP
 from tocsin.actions.simulation import Simulation
 from tocsin.schemas.configuration.file import Config
 from tocsin.schemas.errors import ConfigurationError, RecordError
-from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.deliveries import REPEAT, Delivery
 from tocsin.schemas.records.events import EVENT_TYPES, Data, Event
 from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.issues import Issue
@@ -58,11 +58,14 @@ class Happened:
     why: str
     decided_by: str
 
-    def line(self) -> str:
-        """For people, without the run."""
+    def line(self, more: Sequence[Happened] = ()) -> str:
+        """For people, without the run; `more` are later ones that differ in their time alone."""
         why = f": {self.why}" if self.why else ""
         by = f" ({self.decided_by})" if self.decided_by else ""
-        text = f"{self.rule} {self.severity} {self.what} → {self.action}{why}{by}"
+        what = self.what
+        if more:
+            what = f"{what} {1 + len(more):,} times until {time_text(more[-1].at_ms)}"
+        text = f"{self.rule} {self.severity} {what} → {self.action}{why}{by}"
         return f"{time_text(self.at_ms)}  {self.result:<11}{plain_line(text)}"
 
 
@@ -202,16 +205,25 @@ def read_dump(path: Path) -> list[Told]:
 
 
 def replay_text(all_happened: Iterable[Happened], *, events: int) -> str:
-    """For people: by run, in the order of time."""
+    """For people: by run, in the order of time; a line for all repeats with the same result."""
     ordered = sorted(all_happened, key=lambda one: (one.run, one.at_ms))
     out = []
     for run, group in groupby(ordered, key=lambda one: one.run):
         out.append(plain_line(f"run {run}"))
-        out += [f"  {one.line()}" for one in group]
+        out += [f"  {first.line(more)}" for first, *more in _folded(group)]
     counts = {name: sum(one.result == name for one in ordered) for name in _COUNTED}
     told = ", ".join(f"{count:,} {_COUNTED[name]}" for name, count in counts.items() if count)
     out.append(f"{events:,} issue records: {told or 'nothing would be sent'}")
     return "\n".join(out)
+
+
+def _folded(of_run: Iterable[Happened]) -> Iterable[list[Happened]]:
+    """What happened to a run, in the order of time; repeats of which the same becomes together."""
+    found: dict[object, list[Happened]] = {}
+    for one in of_run:
+        same = (one.rule, one.severity, one.action, one.result, one.why, one.decided_by)
+        found.setdefault(same if one.what == REPEAT else one.identity, []).append(one)
+    return found.values()
 
 
 _COUNTED: Final[Mapping[str, str]] = {

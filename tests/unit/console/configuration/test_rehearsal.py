@@ -142,6 +142,22 @@ def test_past_issues_are_replayed_in_virtual_time_and_no_receiver_is_made() -> N
     ]  # fmt: skip
 
 
+def test_repeats_are_one_line_with_their_count() -> None:
+    text = CONFIG.replace("receivers:", "defaults: {repeat_interval: 10m}\nreceivers:", 1)
+    Path("tocsin.yaml").write_text(text)
+    dump((0, issue("gpt-1")), (1, issue("gpt-1", "disk_full", severity="warning")))
+
+    found = said("replay", "--file", "issues.jsonl")
+    facts = json.loads("\n".join(said("replay", "--file", "issues.jsonl", "--json")))
+
+    repeats = [line for line in found if " repeat " in line and " waits " not in line]
+    assert [" ".join(line.split()[3:]).partition(" (")[0] for line in repeats] == [
+        "sent nonfinite critical repeat 6 times until 2026-11-21 11:46:52 UTC → chat",
+        "sent disk_full warning repeat 6 times until 2026-11-21 11:46:53 UTC → chat",
+    ]
+    assert sum(one["what"] == "repeat" for one in facts["deliveries"]) == 14
+
+
 def test_two_configurations_are_compared_run_by_run() -> None:
     dump((0, issue("gpt-1")), (5, issue("gpt-2", "overfit", severity="warning")))
     Path("new.yaml").write_text(
