@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from support.issue_records import TOPICS, issue_record
 from tocsin.actions.decision.decide import Decisions
 from tocsin.actions.decision.notice_times import NoticeTimes
+from tocsin.actions.decision.planned import STOP
 from tocsin.actions.decision.routing import Routing
 from tocsin.actions.decision.silences import Silence
 from tocsin.actions.delivery.actions_service import ActionsService
@@ -26,6 +27,10 @@ from tocsin.schemas.topics import ISSUE_PARTITIONS
 ALL = frozenset(range(ISSUE_PARTITIONS))
 RECEIVER = "mail"
 START_MS = 1_795_258_000_000
+
+
+async def _asked_to_stop(notice: Notice) -> Outcome:
+    return Outcome(sent=True)
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,12 @@ class VirtualNotices:
     """The next ones; when there is none, each message is delivered."""
     ledger: list[Outgoing] = field(default_factory=list)
     one_alert: bool = False
+    stops: bool = False
+    """Whether issues stop their run, too."""
+    edits: bool = False
+    """Whether the receiver can edit its messages."""
+    notices: list[Notice] = field(default_factory=list)
+    """As the receiver got them."""
     silences: tuple[Silence, ...] = ()
     unsaved: int | None = None
     """How long the ledger was when the first message of this moment was sent, if nothing was read
@@ -106,15 +117,23 @@ class VirtualNotices:
         return found
 
     def _new(self) -> ActionsService:
-        actions = (ActionEntry(kind="receiver", receiver=RECEIVER),)
+        stop = [ActionEntry(kind="stop")] if self.stops else []
+        actions = (*stop, ActionEntry(kind="receiver", receiver=RECEIVER))
         entries = {rule: RuleEntry(name=rule, use=rule, actions=actions) for rule in self.rules}
-        queue = ReceiverQueue(self._attempt, groups=not self.one_alert, one_alert=self.one_alert)
+        queue = ReceiverQueue(
+            self._attempt,
+            groups=not self.one_alert and not self.edits,
+            one_alert=self.one_alert,
+            edits=self.edits,
+        )
         routing = Routing(entries, kinds={RECEIVER: "email"})
         decisions = Decisions(routing, times=self.times, silences=self.silences)
-        return ActionsService(TOPICS, Setup(decisions, {RECEIVER: queue}))
+        queues = {RECEIVER: queue, STOP: ReceiverQueue(_asked_to_stop)}
+        return ActionsService(TOPICS, Setup(decisions, queues))
 
     async def _attempt(self, notice: Notice) -> Outcome:
         deliveries = (notice.delivery, *notice.others)
+        self.notices.append(notice)
         if self.unsaved is None:
             self.unsaved = len(self.ledger)
         keys = tuple(sorted(one.key for one in deliveries))

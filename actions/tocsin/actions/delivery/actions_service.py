@@ -181,7 +181,8 @@ class ActionsService(Service):
             except Exception as error:
                 logger.exception("issue not understood", extra={"action": "actions"})
                 poison.append(Poison(record, MalformedRecord(f"{type(error).__name__} (a bug)")))
-        self._writer.change(self._stops.settled(tick.now_ms), tick.now_ms)
+        settled = self._stops.settled(tick.now_ms)
+        self._writer.change(self._notices.ended(settled, tick.now_ms), tick.now_ms)
         self._supersede_all(tick.now_ms)
         self._silences_over += self._control.silences.outdated(tick.now_ms)
         self._writer.remove_outdated(tick.now_ms)
@@ -277,7 +278,7 @@ class ActionsService(Service):
             return
         issue, intents = self._planner.intents(about, event, now_ms)
         self._writer.change(self._planner.withdrawn(issue, self._started), now_ms)
-        self._writer.change(self._notices.answered(about, event), now_ms)
+        self._writer.change(self._notices.answered(about, event, now_ms), now_ms)
         for intent in intents:
             self._intend(intent, record.append_ms, now_ms)
 
@@ -287,7 +288,8 @@ class ActionsService(Service):
         age_ms = now_ms - append_ms
         if planned.kind == STOP:
             if why_not is None and planned.asks is None:
-                self._writer.change(self._stops.needless(issue), now_ms)
+                needless = self._stops.needless(issue)
+                self._writer.change(self._notices.ended(needless, now_ms), now_ms)
             why_not = why_not or self._stops.why_not(identity, issue, age_ms)
             delivery = intent.stop(self._requested_by, now_ms)
         else:
@@ -330,11 +332,13 @@ class ActionsService(Service):
         if before is None:
             return
         if result.instead is not None:
-            self._writer.decide(before, result.instead, now_ms)
+            change = (before, result.instead)
+            self._writer.change(self._notices.ended([change], now_ms), now_ms)
             self._writer.change(self._notices.continued(before, now_ms, result.instead), now_ms)
             return
         if result.outcome is None:
-            self._writer.decide(before, self._stops.gave_up(before, now_ms), now_ms)
+            change = (before, self._stops.gave_up(before, now_ms))
+            self._writer.change(self._notices.ended([change], now_ms), now_ms)
             return
         delivery = self._ledger.attempted(
             before,
@@ -345,6 +349,8 @@ class ActionsService(Service):
             suspended_until_ms=result.suspended_until_ms,
         )
         self._metrics.add(names.ATTEMPTS, kind=delivery.kind)
+        if delivery.final:
+            self._writer.change(self._notices.stopped(before, now_ms), now_ms)
         self._writer.publish(delivery, now_ms, before)
         if result.works_again:
             self._ledger.recall(delivery.action, now_ms)
@@ -420,7 +426,8 @@ class ActionsService(Service):
         stop = self._ledger.stop_for(delivery)
         did = () if stop is None else (stops.sentence(*stop),)
         handle = self._ledger.handle(delivery)
-        notice = Notice(delivery, now_ms, did, handle, together[1:], self._links.url)
+        stopped = None if stop is None else stop[0]
+        notice = Notice(delivery, now_ms, did, handle, together[1:], self._links.url, stopped)
         self._queues.start(notice)
 
     async def _is_skipped(self, run_id: str) -> bool:

@@ -127,6 +127,10 @@ class Ledger:
         found = (self._pending.get(identity) for identity in self._stops.values())
         return [stop for stop in found if stop is not None and stop.attempts > 0]
 
+    def stop_of(self, run_id: str, incarnation: str) -> Delivery | None:
+        """The stop of a training that is not final."""
+        return self._pending.get(self._stops.get((run_id, incarnation), ""))
+
     def stops_since(self, since_ms: int) -> list[tuple[str, str]]:
         """Run and incarnation of the stops that were sent, or are about to be, since then."""
         found: list[tuple[str, str]] = []
@@ -251,7 +255,7 @@ class Ledger:
             "next_attempt_ms": decision.next_attempt_ms,
         }
         if decision.state != "pending":
-            changes |= {"event": None, "next_attempt_ms": None}
+            changes |= {"event": None, "issue_event": None, "next_attempt_ms": None}
         return self.write(delivery.model_copy(update=changes))
 
     def actions(self) -> list[str]:

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
+from tocsin.actions.decision.planned import STOP, Planned
 from tocsin.actions.delivery.followed_runs import FollowedRuns
 from tocsin.actions.delivery.grouping import next_repeat, placed
 from tocsin.actions.delivery.ledger import Change, Ledger
 from tocsin.actions.delivery.order import SUPERSEDED, superseded, waits
 from tocsin.actions.delivery.planner import Intent, Planner
 from tocsin.actions.delivery.receiver_queues import ReceiverQueues
+from tocsin.actions.delivery.records import new_delivery
 from tocsin.actions.delivery.retry import Decision
-from tocsin.schemas.records.deliveries import LATE, NEW, REPEAT, WORSE, Delivery
-from tocsin.schemas.records.events import Data, Event
+from tocsin.schemas.ids import delivery_id
+from tocsin.schemas.records.deliveries import (
+    FINAL_STATES,
+    LATE,
+    NEW,
+    REPEAT,
+    STOPPED,
+    WORSE,
+    Delivery,
+)
+from tocsin.schemas.records.events import EVENT_TYPES, Data, Event
 from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.issues import Issue, IssueOngoing, IssueResolved
 from tocsin.schemas.topics import issue_partition
@@ -22,6 +33,7 @@ from tocsin.schemas.topics import issue_partition
 _MOST_BEGUN: Final = 10_000
 
 _ENDED: Final = Decision("suppressed", "the run has ended")
+_NOTHING_TO_EDIT: Final = Decision("suppressed", "there is no message that can be edited")
 
 
 class Notices:
@@ -84,9 +96,19 @@ class Notices:
             wait_ms = before.repeats.wait_ms if before.repeats is not None else 0
             yield self._placed(repeat, before.group, wait_ms, now_ms), None
 
-    def answered(self, about: Issue | Feedback, event: Event[Data]) -> Iterator[Change]:
-        """What a state of an issue, or an answer to it, makes of the repeats of its notices."""
+    def answered(
+        self, about: Issue | Feedback, event: Event[Data], now_ms: int
+    ) -> Iterator[Change]:
+        """What a state of an issue, or an answer to it, makes of the repeats of its notices, and of
+        what its stop knows of it."""
         issue = about.issue if isinstance(about, Feedback) else about
+        stop = self._ledger.stop_of(issue.run_id, issue.incarnation)
+        if isinstance(about, Issue) and stop is not None and stop.issue_id == issue.issue_id:
+            newest = json.loads(event.encode())
+            if newest != stop.issue_event:
+                # Of two states with as many attempts, the one that was written later counts.
+                changes = {"issue_event": newest, "updated_ms": max(now_ms, stop.updated_ms)}
+                yield stop.model_copy(update=changes), None
         if isinstance(about, Feedback):
             yield from self._withdrawn(issue, about.text)
         elif isinstance(about, IssueResolved):
@@ -95,7 +117,41 @@ class Notices:
             newest = json.loads(event.encode())
             for repeat in self._ledger.repeats(issue.issue_id):
                 if repeat.delivery_id not in self._started:
-                    yield repeat.model_copy(update={"event": newest}), None
+                    changes = {"event": newest, "updated_ms": max(now_ms, repeat.updated_ms)}
+                    yield repeat.model_copy(update=changes), None
+
+    def ended(self, changes: Iterable[Change], now_ms: int) -> Iterator[Change]:
+        """Changes of stops, each end of one with what it makes of messages before it."""
+        for stop, decision in changes:
+            if decision is not None and decision.state in FINAL_STATES:
+                yield from self.stopped(stop, now_ms)
+            yield stop, decision
+
+    def stopped(self, stop: Delivery, now_ms: int) -> Iterator[Change]:
+        """The notices that edit into messages how a stop has ended.
+
+        To be written before the end of the stop, which is their only cause. A stop that nobody was
+        told of ends without a word, and so does one of an earlier time of its issue.
+        """
+        if stop.kind != STOP or stop.issue_event is None:
+            return
+        event = EVENT_TYPES.decode(json.dumps(stop.issue_event).encode())
+        issue = event.data
+        if not isinstance(issue, Issue) or issue.times != stop.issue_times:
+            return
+        for action, told in self._ledger.noticed(issue.issue_id).items():
+            queue = self._queues.get(action)
+            identity = delivery_id(issue.issue_id, action, STOPPED, issue.times)
+            if not told.told or queue is None or not queue.edits or self._ledger.knows(identity):
+                continue
+            planned = Planned(action, told.kind, told.decided_by, occasion=STOPPED)
+            give_up_ms = now_ms + queue.give_up_ms
+            yield (
+                new_delivery(
+                    identity, issue, planned, event.encode(), now_ms=now_ms, give_up_ms=give_up_ms
+                ),
+                None,
+            )
 
     def superseded(self, delivery: Delivery) -> Iterator[Change]:
         """What the newest state of an issue makes wrong, where an issue is one alert."""
@@ -105,7 +161,9 @@ class Notices:
                 yield old, Decision("suppressed", SUPERSEDED)
 
     def instead(self, delivery: Delivery, now_ms: int) -> Decision | None:
-        """What becomes of a repeat that is due without an attempt; None: send it."""
+        """What becomes of a notice that is due without an attempt; None: send it."""
+        if delivery.occasion == STOPPED:
+            return _NOTHING_TO_EDIT if self._ledger.handle(delivery) is None else None
         if delivery.occasion != REPEAT:
             return None
         if self._runs.has_ended(delivery.run_id, delivery.incarnation):

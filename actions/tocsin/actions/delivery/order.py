@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final, get_args
 
-from tocsin.schemas.records.deliveries import ACKNOWLEDGED, REPEAT, Delivery
+from tocsin.schemas.records.deliveries import ACKNOWLEDGED, REPEAT, STOPPED, Delivery
 from tocsin.schemas.records.issues import IssueState
 
 SUPERSEDED: Final = "superseded: a later state of the issue is sent instead"
@@ -18,7 +18,7 @@ _STATES: Final[Sequence[IssueState]] = get_args(IssueState)
 
 
 _FIRST: Final = (0, 0, False)
-_FOLLOW: Final = frozenset({ACKNOWLEDGED, REPEAT})
+_FOLLOW: Final = frozenset({ACKNOWLEDGED, REPEAT, STOPPED})
 """Occasions of notices that follow the one of the same state, and do not replace it."""
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pydantic_core import from_json
+
 from tocsin.actions.decision.consequences import Noticed
 from tocsin.actions.decision.decide import Decisions, Known
 from tocsin.actions.decision.inhibitions import OpenIssue
@@ -50,6 +52,7 @@ class Intent:
             self.issue, self.identity, options, requested_by=requested_by, now_ms=now_ms
         )
         stop = self._entry(command, give_up_ms(options, now_ms), now_ms)
+        stop = stop.model_copy(update={"issue_event": from_json(self.event.encode())})
         if planned.asks is None:
             return stop
         return asked(stop, options.approve, planned.asks, now_ms)

@@ -15,7 +15,7 @@ from tocsin.actions.delivery.retry import Decision, Outcome, too_late
 from tocsin.runtime import metrics as names
 from tocsin.runtime.metrics import Metrics
 from tocsin.schemas.errors import RecordError
-from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.deliveries import Delivery, DeliveryState
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +36,7 @@ class Notice:
         handle: what the service calls the message about an earlier state of the issue.
         others: what is delivered in the same message.
         answer_url: the link by which the receiver of one of them answers; empty: it has none.
+        stop: the state of the stop of its run; None if there is none.
     """
 
     delivery: Delivery
@@ -44,6 +45,7 @@ class Notice:
     handle: str | None = None
     others: Sequence[Delivery] = ()
     answer_url: Callable[[Delivery], str] = lambda delivery: ""
+    stop: DeliveryState | None = None
 
 
 Attempt = Callable[[Notice], Awaitable[Outcome]]
@@ -59,6 +61,7 @@ class ReceiverQueue:
         acknowledges: it shows that somebody takes care of an alert.
         circuit: when it is left alone for a while; None: never.
         groups: it is sent the issues of a group in one message.
+        edits: its messages can be edited, so that nobody is notified.
     """
 
     attempt: Attempt
@@ -68,6 +71,7 @@ class ReceiverQueue:
     acknowledges: bool = False
     circuit: CircuitPolicy | None = None
     groups: bool = False
+    edits: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,7 @@ def receiver_queue(
         kind.acknowledges,
         CircuitPolicy(config.circuit_breaker.failures, config.circuit_breaker.probe_every // _MS),
         kind.groups(target),
+        kind.edits(target),
     )
 
 

@@ -137,6 +137,17 @@ class ReceiverKind(Generic[ConfigT, TargetT]):
         """
         return False
 
+    def edits(self, target: TargetT | None) -> bool:
+        """Whether a sender edits the message about an issue there, without notifying anybody.
+
+        It then gets notices with the occasion `stopped`. `target` is None where it is not known.
+        """
+        return False
+
+    def shows_question(self, config: ConfigT) -> bool:
+        """Whether people see in its messages that a stop waits for their approval. Pure."""
+        return False
+
     def sender(self, context: ReceiverContext) -> Sender[TargetT]:
         """The sender of a service."""
         raise NotImplementedError

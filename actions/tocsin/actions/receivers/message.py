@@ -5,14 +5,14 @@ Nothing here is escaped: a channel escapes what it is handed, in the way of that
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
 from tocsin.actions.delivery.receiver_queues import Notice
 from tocsin.actions.delivery.records import issue_of
-from tocsin.schemas.records.deliveries import REPEAT, Delivery
+from tocsin.schemas.records.deliveries import REPEAT, STOPPED, Delivery, DeliveryState
 from tocsin.schemas.records.events import clip
 from tocsin.schemas.records.issues import SEVERITIES, Issue, IssueState, Series, Severity
 from tocsin.schemas.text import (
@@ -40,6 +40,15 @@ _WHY_SENT: Final = {
     "resolved": "the issue is over",
     "drill": "a drill",
     "late": "the issue continues; what held its first notice does so no more",
+    "stopped": "the stop of its run has ended",
+}
+
+_STOPS: Final[Mapping[DeliveryState, str]] = {
+    "pending": "stop requested",
+    "delivered": "run stopped",
+    "rejected": "stop refused",
+    "expired": "stop not confirmed",
+    "suppressed": "run not stopped",
 }
 
 
@@ -113,6 +122,11 @@ def message_for(notice: Notice) -> Message:
     message = message_of(issue, notice.did)
     if delivery.occasion == REPEAT:
         message = replace(message, headline=f"Repeated: {message.headline}")
+    elif delivery.occasion == STOPPED and notice.stop is not None:
+        how = _STOPS[notice.stop]
+        title = clip(f"{how}; {message.title}", _SUBJECT)
+        headline = f"{how.capitalize()}. {message.headline}"
+        message = replace(message, title=title, headline=headline)
     if notice.others:
         message = _of_several(message, [one for one, _ in found])
     rows = (*message.rows, *_why_sent(delivery))

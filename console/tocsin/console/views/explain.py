@@ -18,7 +18,7 @@ from tocsin.console.views.stop_history import (
     history_lines,
     stop_history,
 )
-from tocsin.schemas.records.deliveries import ACKNOWLEDGED, LATE, REPEAT, Delivery
+from tocsin.schemas.records.deliveries import ACKNOWLEDGED, LATE, REPEAT, STOPPED, Delivery
 from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.issues import IssueFiring, Series
 from tocsin.schemas.records.runs import RunView
@@ -206,7 +206,7 @@ def _occasion(delivery: Delivery) -> str:
     """What sets a delivery apart from the first one to its receiver; empty for that."""
     if delivery.occasion == REPEAT:
         return f"repeat {delivery.repeat:,}"
-    if delivery.occasion in (ACKNOWLEDGED, LATE):
+    if delivery.occasion in (ACKNOWLEDGED, LATE, STOPPED):
         return delivery.occasion
     return "" if delivery.issue_state == "firing" else delivery.issue_state
 

@@ -11,7 +11,7 @@ from typing import Final, Literal
 from rich.table import Table
 from rich.text import Text
 
-from tocsin.schemas.records.deliveries import REPEAT, Delivery
+from tocsin.schemas.records.deliveries import REPEAT, STOPPED, Delivery
 from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.issues import IssueFiring, Severity
 from tocsin.schemas.records.runs_view import RunsView
@@ -72,8 +72,8 @@ def issue_table(view: RunsView, wanted: IssueFilter, *, ids: bool = True) -> Tab
         return None
     done: dict[str, list[str]] = {}
     for delivery in view.deliveries:
-        # `tocsin why` lists the repeats: there may be many.
-        if delivery.occasion != REPEAT:
+        # `tocsin why` lists the repeats, of which there may be many, and edits after a stop.
+        if delivery.occasion not in (REPEAT, STOPPED):
             done.setdefault(delivery.issue_id, []).append(f"{delivery.action}: {_state(delivery)}")
     table = Table(box=None)
     if ids:

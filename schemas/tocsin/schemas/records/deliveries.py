@@ -28,6 +28,7 @@ RESOLVED: Final = "resolved"
 ACKNOWLEDGED: Final = "acknowledged"
 LATE: Final = "late"
 DRILL: Final = "drill"
+STOPPED: Final = "stopped"
 HeldBy = Literal[
     "silence",
     "inhibition",
@@ -117,7 +118,8 @@ class Delivery(Data):
         max_length=32,
         description="why it is sent: the issue is `new`, `worse`, `resolved` or `acknowledged` by "
         "a person, this is a `repeat`, a `drill`, or `late`: the first notice, because an earlier "
-        "one was held; empty in entries of earlier releases",
+        "one was held, or `stopped`: its message is edited, since the stop of its run has ended; "
+        "empty in entries of earlier releases",
     )
     severity: Severity | None = Field(default=None, description="of the issue in this state")
     group: Word = Field(
@@ -171,6 +173,11 @@ class Delivery(Data):
         description="the issue's CloudEvent, so that a retry needs no other record; "
         "left out when final",
     )
+    issue_event: dict[str, Any] | None = Field(
+        default=None,
+        description="of a stop: the newest CloudEvent of its issue, so that messages can show how "
+        "the stop has ended; left out when final",
+    )
 
     @property
     def key(self) -> str:
@@ -178,7 +185,7 @@ class Delivery(Data):
         first.
         """
         about: str = self.issue_state
-        if self.occasion in (ACKNOWLEDGED, LATE):
+        if self.occasion in (ACKNOWLEDGED, LATE, STOPPED):
             about = self.occasion
         elif self.occasion == REPEAT:
             about = f"{self.issue_state}/repeat/{self.repeat}"

@@ -881,6 +881,35 @@ async def test_one_message_is_edited_by_the_worker_that_comes_after_a_restart(
     assert [state.handle for state in (await bench.ledger())["ml/firing"]][-1] == first[0]
 
 
+async def test_the_message_shows_that_the_run_was_stopped(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"version: 1\nreceivers: {{ml: {{type: chat, url: 'tgram://{BOT}/42'}}}}\n"
+    chat, problems = check_config(text, "tocsin.yaml", SectionRegistry(ReceiverKinds()))
+    assert chat is not None, problems
+    config = bench.config(actions="[stop, ml]").model_copy(update={"receivers": chat.receivers})
+    command_id = delivery_id(issue().issue_id, "stop", "firing")
+    async with editable_chats() as chats:
+        here = Telegram(SecretStr(BOT), "42", base=chats.url)
+        monkeypatch.setattr(chat_kind, "editable_chat", lambda url: here)
+        async with bench.worker(config) as (worker, service):
+            await bench.send(view_record(view()), issue_record(issue()))
+            assert await worker.caught_up(10)
+            assert not await service.drain(0.1)
+        async with bench.worker(config) as (worker, service):
+            assert await worker.caught_up(10)
+            exited = StopView(state="exited", command_id=command_id, how="edge", exit_code=79)
+            await bench.send(view_record(view(ended=True, stop=exited, next_offset=2)))
+            assert await service.drain(10, "run-1")
+
+    ((_, message),) = chats.messages.items()
+    assert message.text.startswith("run stopped; critical: nonfinite in run-1")
+    assert "What tocsin did: It stopped the run." in message.text
+    view_now = await read_view(bench.bus, TOPICS)
+    story = list(story_lines(story_of(view_now, {}, view_now.issues[0])))
+    assert any(str(line).strip().startswith("ml (stopped)") for line in story), story
+
+
 async def test_after_a_restart_an_open_issue_still_explains_others(bench: Bench) -> None:
     entry = InhibitEntry(when={"rule": ("nonfinite",)}, mute={"rule": ("loss_spike",)})
     told = ActionEntry(kind="receiver", receiver="ml")

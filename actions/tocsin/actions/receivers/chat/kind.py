@@ -14,7 +14,11 @@ from tocsin.actions.receivers.chat.sender import ChatSender, ChatTarget, escaped
 from tocsin.actions.receivers.chat.urls import chat_fault, is_chat
 from tocsin.actions.receivers.http import HttpPoster
 from tocsin.actions.receivers.kind import Address, ReceiverContext, ReceiverKind
-from tocsin.actions.receivers.templates.template import template_findings, usable_template
+from tocsin.actions.receivers.templates.template import (
+    names_actions,
+    template_findings,
+    usable_template,
+)
 from tocsin.schemas.configuration.problems import Loc, Problem
 from tocsin.schemas.configuration.settings import value_of
 from tocsin.schemas.errors import ConfigurationError
@@ -69,6 +73,14 @@ class Chat(ReceiverKind[ChatReceiver, ChatTarget]):
     def groups(self, target: ChatTarget | None) -> bool:
         """Whether its messages stay as they are: one that is edited is about one issue."""
         return target is None or target.editable is None
+
+    def edits(self, target: ChatTarget | None) -> bool:
+        """See `ReceiverKind`."""
+        return target is not None and target.editable is not None
+
+    def shows_question(self, config: ChatReceiver) -> bool:
+        """See `ReceiverKind`: a text of the user's own may leave it out."""
+        return config.template is None or names_actions(config.template)
 
     def sender(self, context: ReceiverContext) -> ChatSender:
         """One for all chat receivers."""

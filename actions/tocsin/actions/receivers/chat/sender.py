@@ -16,6 +16,7 @@ from tocsin.actions.receivers.chat.editable import Ask, EditableChat
 from tocsin.actions.receivers.http import HttpPoster
 from tocsin.actions.receivers.message import ALSO, Message, message_for
 from tocsin.actions.receivers.templates.template import Template, words_of
+from tocsin.schemas.records.deliveries import STOPPED
 from tocsin.schemas.records.events import clip
 
 _BODY: Final = 1_500
@@ -73,12 +74,16 @@ class ChatSender:
         """Post the message about an issue, or edit it and tell those who have seen it.
 
         An edit that is made twice changes nothing, so it comes first: an attempt after one that
-        failed half-way tells people once.
+        failed half-way tells people once. How a stop has ended is edited in, and no more: that is
+        no reason to call people, nor to post anew what somebody has removed.
         """
+        quiet = notice.delivery.occasion == STOPPED
         if (handle := notice.handle) is not None:
             edited = await self._ask(chat, chat.edit(handle, text))
-            if _later(edited):
+            if _later(edited) or (quiet and not _good(edited)):
                 return edited
+            if quiet:
+                return replace(edited, handle=handle)
             if _good(edited):
                 title = escaped(url, message.title)
                 told = await self._tell(chat, handle, message, text, title)

@@ -27,6 +27,10 @@ class PagerDuty(JsonKind[PagerDutyReceiver]):
     one_alert = True
     acknowledges = True
 
+    def shows_question(self, config: PagerDutyReceiver) -> bool:
+        """See `ReceiverKind`: the message has all details."""
+        return True
+
     def target(
         self, name: str, config: PagerDutyReceiver, context: ReceiverContext
     ) -> JsonTarget | None:

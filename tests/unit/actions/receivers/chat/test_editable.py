@@ -33,6 +33,7 @@ from tocsin.actions.receivers.chat.editable import (
 )
 from tocsin.actions.receivers.chat.sender import ChatSender, ChatTarget
 from tocsin.actions.receivers.http import HttpPoster
+from tocsin.schemas.records.deliveries import STOPPED
 from tocsin.schemas.records.issues import IssueFiring
 
 FIRED, WORSE = issue(severity="warning"), issue(raised_from="warning")
@@ -110,6 +111,36 @@ async def test_the_first_message_shows_the_newest_state(
         assert said == [worse], "an edit notifies nobody, so what is worse is said again"
     key = next(iter(chats.messages))
     assert all(one.to == key for one in rest if name != "discord")
+
+
+@pytest.mark.parametrize("name", URLS)
+async def test_how_a_stop_has_ended_is_edited_in_without_a_word_to_anybody(
+    chats: EditableChats, sender: ChatSender, name: str
+) -> None:
+    to = target(chats, name)
+    posted = await send(sender, to, FIRED)
+    shown = {key: one.text for key, one in chats.messages.items()}
+    found = notice(FIRED, kind="chat", did="It stopped the run.")
+    ended = replace(
+        found,
+        delivery=found.delivery.model_copy(update={"occasion": STOPPED}),
+        handle=posted.handle,
+        stop="delivered",
+    )
+
+    outcome = await sender.send(to, ended)
+
+    assert (state(outcome), outcome.handle) == ("delivered", posted.handle)
+    assert chats.messages.keys() == shown.keys()
+    first, *rest = chats.messages
+    assert chats.messages[first].text.startswith("run stopped; warning: nonfinite in run-1")
+    assert [chats.messages[key].text for key in rest] == [shown[key] for key in rest]
+
+    chats.answers = [404]
+    assert state(await sender.send(to, ended)) == "rejected"
+    chats.answers = [503]
+    assert state(await sender.send(to, ended)) == "pending"
+    assert chats.messages.keys() == shown.keys(), "nothing is posted anew"
 
 
 @pytest.mark.parametrize("name", URLS)
