@@ -133,6 +133,11 @@ class Running:
         """What the job has printed so far."""
         return "".join(self._printed["stdout"])
 
+    @property
+    def stderr(self) -> str:
+        """What tocsin and the job have printed there so far."""
+        return "".join(self._printed["stderr"])
+
     def finish(self, timeout_s: float = HANGS_S) -> Finished:
         """Wait for its end; on a timeout kill it and fail with what it had printed."""
         try:

@@ -48,7 +48,7 @@ async def test_the_end_stands_behind_what_the_job_has_written_and_nobody_has_rea
         publisher = Publisher(TOPICS, "r1")
         view = cast(Any, None)  # nothing is read
         producer = await bus.producer()
-        watch = Watch(cast(Any, bus), publisher, producer, view, options, print, as_wanted)
+        watch = Watch(cast(Any, bus), publisher, producer, view, (), options, print, as_wanted)
         watch.begin("publish", publisher.run(watch.producer))
         publisher.publish(beat(1))
         assert await publisher.flush(5.0)
