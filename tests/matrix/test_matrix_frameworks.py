@@ -27,7 +27,14 @@ from tocsin.emitter.api import Run
 from tocsin.emitter.hooks import torch_patches
 from tocsin.emitter.stop import exit_points
 from tocsin.emitter.training.context import current
-from tocsin.schemas.records.runs import CaptureDegraded, CheckpointWritten, PhaseMark, RunEnded
+from tocsin.schemas.records.program_facts import TrainingPlanned
+from tocsin.schemas.records.runs import (
+    CaptureDegraded,
+    CheckpointWritten,
+    PhaseMark,
+    RunEnded,
+    RunStarted,
+)
 from tocsin.schemas.records.stops import StopLeft
 from tocsin.stream_rules.testing import issues_of
 
@@ -116,6 +123,10 @@ def logged(found: Said, name: str, mode: str = "train") -> dict[int, float]:
     ]
     assert len(cells) == len(dict(cells))
     return dict(cells)
+
+
+def planned(found: Said) -> list[tuple[int | None, int | None, str]]:
+    return [(p.total_steps, p.done_steps, p.source) for p in found.of(TrainingPlanned)]
 
 
 def marks(found: Said, name: str) -> list[tuple[str, int | None]]:
@@ -229,6 +240,7 @@ def test_lightning(
         evaluated = {s: c["loss"] for s, c in called.steps("eval").items() if "loss" in c}
         assert evaluated == pytest.approx(logged(called, "val_loss", "eval"))
     losses = made[-1].losses
+    assert planned(called) == [(EPOCHS * BATCHES, 0, "lightning")]
     steps = called.steps()
     assert [steps[i]["loss"] for i in range(len(losses))] == pytest.approx(losses, rel=1e-6)
     # As often as loggers do; the mean over an epoch has a name of its own.
@@ -359,10 +371,39 @@ def test_the_trainer_of_hugging_face(tmp_path: Path) -> None:
     assert {s for s, mode, _ in plain.rows if mode == "eval"} == {2, 5}
     assert marks(called, "evaluation") == [(e, s) for s in (2, 5) for e in ("begin", "end")]
     for found in (plain, called):
+        assert planned(found) == [(6, 0, "transformers")]
         (written,) = found.of(CheckpointWritten)
         assert Path(written.checkpoint.path).name == "checkpoint-6"
         assert (written.checkpoint.step, written.checkpoint.finite) == (5, True)
         assert written.duration_s > 0
+
+
+def test_a_trainer_that_resumes_tells_from_where(tmp_path: Path) -> None:
+    with unwatched():
+        hugging_face(tmp_path, []).train()
+    kept = tmp_path / "out" / "checkpoint-6"
+    with captured(tmp_path):
+        hugging_face(tmp_path, [], max_steps=8).train(resume_from_checkpoint=str(kept))
+
+    found = said(tmp_path)
+    assert planned(found) == [(8, 6, "transformers")]
+    assert {Path(path).parent for path in found.of(RunStarted)[0].loaded} == {kept}
+
+
+def test_a_fit_that_resumes_tells_from_where(tmp_path: Path) -> None:
+    lightning = needed("lightning.pytorch")
+    with unwatched():
+        module = digits(lightning, functional=True, losses=[])
+        lightning_trainer(lightning, tmp_path, []).fit(module, loader())
+    (kept,) = (tmp_path / "kept").iterdir()
+    with captured(tmp_path):
+        module = digits(lightning, functional=True, losses=[])
+        trainer = lightning_trainer(lightning, tmp_path, [], max_epochs=EPOCHS + 1)
+        trainer.fit(module, loader(), ckpt_path=kept)
+
+    found = said(tmp_path)
+    assert planned(found) == [((EPOCHS + 1) * BATCHES, EPOCHS * BATCHES, "lightning")]
+    assert str(kept) in found.of(RunStarted)[0].loaded
 
 
 def test_a_stop_ends_the_trainer_in_good_order(watched: Path) -> None:

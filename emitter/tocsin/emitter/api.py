@@ -38,6 +38,7 @@ from tocsin.emitter.training.user_arrays import as_array, frame_of
 from tocsin.schemas.configuration.capture import capture_config
 from tocsin.schemas.configuration.file import load_config, shared_config
 from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.records.fields import MAX_INT
 from tocsin.schemas.records.runs import Outcome
 
 if TYPE_CHECKING:
@@ -122,6 +123,35 @@ class Run:
             training = self._session.training
             if training is not None:
                 training.check("optimizer_step")
+
+    def plan(self, total_steps: int | None = None, *, done_steps: int | None = None) -> None:
+        """Say how many optimizer steps are planned, to estimate what a stop saves.
+
+        The Trainer of Hugging Face and Lightning are asked for it; a loop of your own can call
+        this, at any time and again.
+
+        Args:
+            total_steps: planned steps of the whole training, over all its restarts.
+            done_steps: of those, steps made before this process started: it continues from there.
+
+        Raises:
+            ConfigurationError: a number is not a whole number of this range.
+        """
+        for name, number, least in (
+            ("total_steps", total_steps, 1),
+            ("done_steps", done_steps, 0),
+        ):
+            whole = isinstance(number, int) and not isinstance(number, bool)
+            if number is not None and not (whole and least <= number <= MAX_INT):
+                raise ConfigurationError(
+                    f"plan: {name}: expected a whole number of at least {least}, found {number!r}"
+                )
+        if not self._finished:
+            self._isolation.run(
+                "api",
+                self._say_after_begin,
+                lambda: self._training().plan(total_steps, done_steps, "run.plan"),
+            )
 
     def loss(self, name: str, value: SupportsFloat) -> None:
         """Record one of several losses as `loss.NAME` of the current step.
@@ -256,6 +286,14 @@ class Run:
         training = self._session.begin(*ranks_here())
         self._session.announce({})
         return training
+
+    def _say_after_begin(self, call: Callable[[], None]) -> None:
+        """Do it now, or once a training has begun: its model and optimizer are not known before."""
+        torch_patches = sys.modules.get("tocsin.emitter.hooks.torch_patches")
+        if torch_patches is not None and self._session.training is None:
+            self._keep(call)
+        else:
+            self._say(call)
 
     def _say(self, call: Callable[[], None]) -> None:
         """Do it now, or once the ranks of this job know which training they are in."""

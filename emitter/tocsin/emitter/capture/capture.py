@@ -22,6 +22,7 @@ from torch import nn
 from tocsin.emitter.capture.step_records import AT_ONCE, Draft, Reporter
 from tocsin.emitter.capture.surroundings import Around
 from tocsin.emitter.model import discovery
+from tocsin.emitter.model.devices import devices_of
 from tocsin.emitter.model.optimizers import Optimizers, Watched
 from tocsin.emitter.model.shared_losses import BackwardSharing
 from tocsin.emitter.plan.collections import CollectionPlan
@@ -167,6 +168,10 @@ class Capture:
                 "numpy": np.__version__,
                 "cuda": torch.version.cuda if torch.cuda.is_available() else None,
             },
+            "devices": self.training.isolation.run(
+                "devices", devices_of, self.parameters(), self.optimizers.root
+            )
+            or {},
         }
 
     def _tell_sharing(self, step: int) -> None:

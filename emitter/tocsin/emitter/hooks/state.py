@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from tocsin.emitter.hooks.checkpoint_reads import Loads
 from tocsin.emitter.hooks.checkpoint_writes import Saves
 from tocsin.emitter.hooks.fast_path import QuickSteps
+from tocsin.emitter.hooks.framework_plans import plan_of_framework
 from tocsin.emitter.hooks.loop_state import LoopState
 from tocsin.emitter.hooks.uncompiled import leave_uncompiled
 from tocsin.emitter.model.mesh_names import is_distributed
@@ -59,6 +61,7 @@ class Hooks(LoopState):
         self.forked = False
         self.quick: Final = QuickSteps(self)
         self.saves: Final = Saves(self)
+        self.loads: Final = Loads(self)
         self.used: Final[weakref.WeakSet[torch.optim.Optimizer]] = weakref.WeakSet()
         """Optimizers of trainings that are over, as far as they are alive."""
 
@@ -92,7 +95,8 @@ class Hooks(LoopState):
         self.isolation.run("checkpoints", self.saves.follow_frameworks)
         self.isolation.run("compiler", leave_uncompiled)
         session.before_end = capture.close
-        session.announce(capture.shape())
+        session.announce({**capture.shape(), "loaded": self.loads.drain()})
+        self.isolation.run("plan", plan_of_framework, capture.training)
         if capture.training.identity.world_size > 1:
             for parameter in capture.parameters():
                 self.watch_local(parameter)

@@ -17,7 +17,7 @@ Where they sit, and why there:
 - the iterators of data loaders: that something goes on between two steps, and how long it waits;
 - the constructor of DistributedDataParallel: the rank's own gradients, before they are averaged;
 - the constructor of learning-rate schedules: how often they are stepped;
-- `torch.save`, and what frameworks have beside and above it.
+- `torch.save`, and what frameworks have beside and above it; `torch.load`, before the first step.
 
 The only thing that leaves the isolation is the stop, on purpose, at an edge.
 """
@@ -310,6 +310,7 @@ def _watch_all(module: torch.nn.Module) -> None:
 
 def _save() -> None:
     hooks.saves.install()
+    hooks.loads.install()
 
 
 def _in_child() -> None:

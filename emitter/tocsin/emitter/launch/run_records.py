@@ -39,6 +39,7 @@ def run_started(
         versions=run_facts.versions({}),
         heartbeat_s=HEARTBEAT_S,
         stop=stop,
+        ends_by_ms=run_facts.ends_by_ms(os.environ),
     )
 
 

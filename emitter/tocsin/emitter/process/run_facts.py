@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from tocsin.schemas.records.events import clip
+from tocsin.schemas.records.fields import MAX_MILLIS
 
 MASK: Final = "***"
 _PLACE: Final = "@@@"
@@ -132,6 +133,19 @@ def versions(more: Mapping[str, str | None]) -> dict[str, str]:
     with contextlib.suppress(metadata.PackageNotFoundError):
         found["tocsin"] = metadata.version("tocsin")
     return found | {name: text for name, text in more.items() if text}
+
+
+def ends_by_ms(environ: Mapping[str, str]) -> int | None:
+    """When the scheduler ends the job, Unix milliseconds; None: it has not told.
+
+    Slurm tells its time limit since 22.05.
+    """
+    told = environ.get("SLURM_JOB_END_TIME", "")
+    if not told.isascii() or not told.isdigit():
+        return None
+    end_ms = 1000 * int(told)
+    # A job without a limit has one in a hundred years or so.
+    return end_ms if end_ms <= MAX_MILLIS else None
 
 
 def script_folder() -> Path:

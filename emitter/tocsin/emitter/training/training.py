@@ -42,6 +42,7 @@ from tocsin.emitter.stop import exit_points, verification
 from tocsin.schemas.monotonic_clock import unix_ms, unix_us
 from tocsin.schemas.records.events import Data, clip
 from tocsin.schemas.records.frames import TensorFrame
+from tocsin.schemas.records.program_facts import TrainingPlanned
 from tocsin.schemas.records.runs import (
     CaptureDegraded,
     CaptureFigures,
@@ -70,6 +71,8 @@ class Shape(TypedDict, total=False):
     tensors: int
     parameters: int
     versions: Mapping[str, str | None]
+    devices: Mapping[str, int]
+    loaded: tuple[str, ...]
 
 
 class Training:
@@ -159,6 +162,15 @@ class Training:
     def emit(self, data: Data) -> None:
         """Put an event on the telemetry topic; never waits."""
         self.sender.publish(data)
+
+    def plan(self, total_steps: int | None, done_steps: int | None, source: str) -> None:
+        """Say how many steps are planned, over all incarnations, and how many of them were made
+        before this one; None: not known. `source` is who says so.
+        """
+        planned = TrainingPlanned(
+            **self.who, total_steps=total_steps, done_steps=done_steps, source=source
+        )
+        self.emit(planned)
 
     def row(
         self, columns: Sequence[str], values: Sequence[float], *, step: int, urgent: bool = False
@@ -305,6 +317,9 @@ class Training:
             collections=self.settings.collections,
             heartbeat_s=HEARTBEAT_S,
             stop=stop_state(os.environ),
+            devices=dict(shape.get("devices", {})),
+            loaded=shape.get("loaded", ()),
+            ends_by_ms=run_facts.ends_by_ms(os.environ),
         )
 
     def _report(self, probe: str, reason: str) -> None:

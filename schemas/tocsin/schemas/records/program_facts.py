@@ -10,7 +10,7 @@ from pydantic import Field
 
 from tocsin.schemas.records.collections import Mode
 from tocsin.schemas.records.events import EVENT_TYPES, example
-from tocsin.schemas.records.fields import Step, Whole, Word
+from tocsin.schemas.records.fields import Positive, Step, Whole, Word
 from tocsin.schemas.records.real import Real
 from tocsin.schemas.records.runs import RunData
 
@@ -177,3 +177,28 @@ class ModeSeen(RunData):
     first: Word = Field(default="", max_length=500, description="name of the first of them")
     kind: Word = Field(default="", max_length=100, description="its class")
     step: Step = Field(description="the step in progress; in an evaluation the last one")
+
+
+@EVENT_TYPES.register
+class TrainingPlanned(RunData):
+    """How many steps a training is to make, from its framework or from `run.plan`."""
+
+    model_config = example(
+        run_id="gpt-2026-11-21",
+        incarnation="0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11",
+        total_steps=10000,
+        done_steps=4000,
+        source="transformers",
+    )
+
+    event_type: ClassVar[str] = "tocsin.run.planned"
+
+    total_steps: Positive | None = Field(
+        default=None, description="over all incarnations; None: not known"
+    )
+    done_steps: Whole | None = Field(
+        default=None, description="of those, made before this incarnation; None: not known"
+    )
+    source: Word = Field(
+        default="", max_length=64, description="who says so: transformers, lightning, run.plan"
+    )

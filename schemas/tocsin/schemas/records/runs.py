@@ -24,6 +24,7 @@ from tocsin.schemas.records.fields import (
     Whole,
     Word,
 )
+from tocsin.schemas.records.goodput import Goodput, Outlook
 from tocsin.schemas.records.real import Real
 
 Role = Literal["launcher", "trainer"]
@@ -123,6 +124,16 @@ class RunStarted(RunData):
     )
     stop: Literal["trusted_key", "no_trusted_key", "off"] = Field(
         default="off", description="whether a stop would be obeyed"
+    )
+    devices: Mapped[Positive] = Field(
+        default_factory=dict,
+        description="accelerators that this rank trains on: name -> how many; none on a CPU",
+    )
+    loaded: Many[Text] = Field(
+        default=(), description="the last files that were loaded before the first step, by torch"
+    )
+    ends_by_ms: Millis | None = Field(
+        default=None, description="when the scheduler ends the job; None: not known"
     )
 
 
@@ -418,6 +429,13 @@ class RunView(RunData):
     issues: Whole = Field(default=0, description="episodes so far")
     stop: StopView | None = None
     capture: CaptureFigures | None = Field(default=None, description="over all ranks")
+    devices: Mapped[Positive] = Field(
+        default_factory=dict, description="accelerators of all ranks: name -> how many"
+    )
+    goodput: Goodput | None = Field(
+        default=None, description="where the time went, over all incarnations so far"
+    )
+    outlook: Outlook | None = None
     next_offset: Whole = Field(default=0, description="telemetry up to here is in this view")
 
 

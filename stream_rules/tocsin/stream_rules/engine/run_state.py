@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -10,7 +11,8 @@ from tocsin.schemas.errors import MalformedRecord
 from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.fields import MAX_ENTRIES
 from tocsin.schemas.records.frames import Frame, StepFrame, SystemFrame, TensorFrame
-from tocsin.schemas.records.program_facts import OptimizersSeen
+from tocsin.schemas.records.goodput import Goodput, Outlook
+from tocsin.schemas.records.program_facts import OptimizersSeen, TrainingPlanned
 from tocsin.schemas.records.runs import (
     VERIFIED_STEPS,
     CaptureFigures,
@@ -27,6 +29,7 @@ from tocsin.schemas.records.stop_progress import answered
 from tocsin.schemas.records.stops import StopAnswer
 from tocsin.schemas.records.wire import Meta
 from tocsin.stream_rules.engine.causes import Causes
+from tocsin.stream_rules.reading.goodput_ledger import GoodputLedger
 from tocsin.stream_rules.reading.rank_parts import Parts
 from tocsin.stream_rules.reading.restarts import FAILED, Fault, Restarts
 
@@ -58,6 +61,7 @@ class RankState:
     heartbeat_ms: int = 10_000
     outcome: Outcome | None = None
     capture: CaptureFigures | None = None
+    devices: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -105,6 +109,8 @@ class RunState:
     causes: Causes = field(default_factory=Causes)
     parts: Parts = field(default_factory=Parts)
     restarts: Restarts = field(default_factory=Restarts)
+    goodput: GoodputLedger = field(default_factory=GoodputLedger)
+    planned: Outlook = field(default_factory=Outlook)
 
     # -- records in ------------------------------------------------------------------------
 
@@ -161,15 +167,32 @@ class RunState:
             fresh.launcher, fresh.labels = self.launcher, self.labels
             fresh.node, fresh.command = self.node, self.command
             fresh.started_ms = self.started_ms
+            fresh.planned = Outlook(ends_by_ms=self.planned.ends_by_ms)
+        fresh.goodput = self._next_accounts(fresh.incarnation, now_ms, same_job=launched_here)
         # A process that trains twice goes on counting.
         fresh.sequences = dict(list(self.sequences.items())[-_BOOTS:])
         for name in self.__slots__:
             setattr(self, name, getattr(fresh, name))
 
+    def _next_accounts(self, incarnation: str, now_ms: int, *, same_job: bool) -> GoodputLedger:
+        heard_ms = self.heard_ms if self.ended_ms is None else self.ended_ms
+        if same_job and self.ranks:
+            heard_ms = max(rank.last_heard_ms for rank in self.ranks.values())
+        return self.goodput.next(
+            incarnation,
+            now_ms,
+            until_ms=heard_ms,
+            over=self.ended or self.lost,
+            completed=self._completed,
+            same_job=same_job,
+        )
+
     def learn(self, value: Value, meta: Meta, now_ms: int) -> None:
         """Take in a value of the incarnation at hand."""
         self.heard_ms = now_ms
         self.lost = False
+        if isinstance(value, StepFrame | Event):
+            self.goodput.learn(value, now_ms)
         if isinstance(value, Event):
             if isinstance(value.data, RunData):
                 self._learn_event(value.data, meta, now_ms)
@@ -215,6 +238,32 @@ class RunState:
         return max(
             (r.last_step for r in self.ranks.values() if r.last_step is not None), default=None
         )
+
+    @property
+    def accounts(self) -> Goodput | None:
+        """Where the time of the run went so far, over all its incarnations."""
+        until_ms = self.heard_ms if self.ended_ms is None else self.ended_ms
+        over = self.ended or self.lost
+        return self.goodput.goodput(until_ms, over=over, completed=self._completed)
+
+    @property
+    def outlook(self) -> Outlook:
+        """What the incarnation at hand has planned, and what a step takes."""
+        return self.planned.model_copy(update={"step_s": self.goodput.step_s()})
+
+    @property
+    def devices(self) -> dict[str, int]:
+        """The accelerators of all ranks: name -> how many."""
+        found: Counter[str] = Counter()
+        for rank in self.ranks.values():
+            found.update(rank.devices)
+        return dict(found.most_common(MAX_ENTRIES))
+
+    @property
+    def _completed(self) -> bool:
+        if self.outcome is not None:
+            return self.outcome == "completed"
+        return bool(self.ranks) and all(r.outcome == "completed" for r in self.ranks.values())
 
     @property
     def leaving(self) -> bool:
@@ -276,6 +325,8 @@ class RunState:
                 rank.capture = data.capture or rank.capture
         elif isinstance(data, OptimizersSeen):
             self.losses = data.losses
+        elif isinstance(data, TrainingPlanned):
+            self._plan(data)
         elif isinstance(data, CheckpointWritten):
             self.checkpoints = [*self.checkpoints, data.checkpoint][-_CHECKPOINTS:]
         elif isinstance(data, RunEnded):
@@ -286,11 +337,18 @@ class RunState:
             self.labels = {**self.labels, **data.labels}
         self.node = self.node or data.node
         self.command = self.command or data.command
+        if data.ends_by_ms is not None:
+            self.planned = self.planned.model_copy(update={"ends_by_ms": data.ends_by_ms})
         if rank is not None:
             rank.heartbeat_ms = round(1000 * data.heartbeat_s)
+            rank.devices = data.devices
             self.trains = True
             self.optimizers = max(self.optimizers, data.optimizers)
             self.collections = sorted({*self.collections, *data.collections})[:MAX_COLLECTIONS]
+
+    def _plan(self, data: TrainingPlanned) -> None:
+        told = data.model_dump(include={"total_steps", "done_steps", "source"}, exclude_none=True)
+        self.planned = self.planned.model_copy(update=told)
 
     def _ended(self, data: RunEnded, rank: RankState | None, now_ms: int) -> None:
         if rank is None:

@@ -47,5 +47,8 @@ def run_view(run: RunEngine | Earlier, *, next_offset: int) -> RunView:
         capture=CaptureFigures.joined(
             rank.capture for _, rank in ranks if rank.capture is not None
         ),
+        devices=state.devices,
+        goodput=state.accounts,
+        outlook=state.outlook,
         next_offset=next_offset,
     )

@@ -41,6 +41,15 @@ def test_git_commit_of_a_folder_inside(tmp_path: Path) -> None:
     assert run_facts.git_commit(inside) is None
 
 
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [("1795257600", 1795257600000), ("", None), ("NONE", None), ("99999999999999", None)],
+)
+def test_the_time_limit_of_slurm(told: str, expected: int | None) -> None:
+    assert run_facts.ends_by_ms({"SLURM_JOB_END_TIME": told}) == expected
+    assert run_facts.ends_by_ms({}) is None
+
+
 def test_run_ids_by_precedence() -> None:
     slurm = {"SLURM_JOB_ID": "7", "TOCSIN_RUN_ID": "set"}
     assert identity.resolve_run_id("asked", slurm) == "asked"

@@ -38,6 +38,7 @@ from tocsin.schemas.records.program_facts import (
     LossInputsSeen,
     ModeSeen,
     OptimizersSeen,
+    TrainingPlanned,
 )
 from tocsin.schemas.records.runs import (
     CaptureDegraded,
@@ -240,6 +241,13 @@ EVENTS: dict[str, Data] = {
         first="features.1",
         kind="BatchNorm2d",
         step=499,
+    ),
+    "tocsin.run.planned-v1": TrainingPlanned(
+        run_id=RUN,
+        incarnation=INCARNATION,
+        total_steps=10_000,
+        done_steps=4_000,
+        source="transformers",
     ),
     "tocsin.run.optimizers-v1": OptimizersSeen(
         run_id=RUN, incarnation=INCARNATION, optimizers=2, losses=1, step=1
